@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from atomr_accel import Device, GpuRef, System
-from atomr_accel.device.batches.batch import Later
-from atomr_accel.libraries.dnn.graph._operations import Operations
-from atomr_accel.libraries.dnn.graph.user_graph import Node, Plan
+from atomr_accel.device.batches.batch import BatchResult
+from atomr_accel.libraries.dnn.graph._operations import GraphOperations
+from atomr_accel.libraries.dnn.graph.user_graph import GraphPlan, GraphTensor
 from atomr_accel.libraries.dnn.wire._nodes import NODES
 from atomr_accel.libraries.flash_attention._facade import AttnProbs
 from atomr_accel.libraries.nvrtc.kernel import Kernel
 from atomr_accel.libraries.rng.generator import Generator
-from atomr_accel.ops import Awaited, Collected, Described, Request
+from atomr_accel.ops import AsRequests, Awaited, Collected, Request
 
 from .harness import BACKEND, on_shared
 
@@ -121,8 +121,8 @@ async def test_in_a_batch_calls_give_their_results_at_once(device: Device) -> No
         launching.launch(1, 1, a)
         batch.launch(kernel, 1, 1, a)
         assert_type(batch.zeros(3), GpuRef)
-        got = assert_type(batch.get(a), Later[np.ndarray[Any, Any]])
-        later = assert_type(batch.run(seven), Later[int])
+        got = assert_type(batch.get(a), BatchResult[np.ndarray[Any, Any]])
+        later = assert_type(batch.run(seven), BatchResult[int])
     assert got.value[0, 0] == 3
     assert assert_type(later.value, int) == 7
 
@@ -157,10 +157,10 @@ async def test_requests_say_what_they_are_answered_with(device: Device) -> None:
     assert_type(requests.fft.fft(a), Request[GpuRef])
     assert_type(requests.cub.reduce(a, lambda x, y: x + y), Request[GpuRef])
     generator = requests.using(device.rng.default_rng(7))
-    assert_type(generator, Generator[Described])
+    assert_type(generator, Generator[AsRequests])
     assert_type(generator.normal(size=8), Request[GpuRef])
     kernel = requests.using(await device.nvrtc.compile(INC, "inc", cpu=inc))
-    assert_type(kernel, Kernel[Described])
+    assert_type(kernel, Kernel[AsRequests])
     assert_type(kernel.launch(1, 1, a), Request[None])
     product = assert_type(await device.blas.ref.ask(gemm), GpuRef)
     np.testing.assert_array_equal(await device.get(product), np.eye(16))
@@ -194,7 +194,7 @@ async def test_attention_with_lse_gives_two_results(device: Device) -> None:
 
 
 def test_type_checkers_know_the_operations_of_graphs() -> None:
-    known = Operations.__annotations__
+    known = GraphOperations.__annotations__
     assert known.keys() == NODES.keys()
     assert {name: row for name, row in known.items() if row == "One"}.keys() == {
         name for name, row in NODES.items() if len(row.outputs) == 1
@@ -206,10 +206,10 @@ async def test_build_arguments_decide_the_type_of_a_plans_result(device: Device)
     x = await device.put(np.array([-1, 2], np.float32))
     graph = device.dnn.graph()
     tensor = graph.tensor((2,), "float32", name="x")
-    y, z = assert_type(tensor * 2, Node), assert_type(graph.relu(tensor), Node)
-    one = assert_type(await graph.build(y), Plan[Awaited, GpuRef])
-    two = assert_type(await graph.build(y, z), Plan[Awaited, tuple[GpuRef, ...]])
-    unknown = assert_type(await graph.build(), Plan[Awaited, GpuRef | tuple[GpuRef, ...]])
+    y, z = assert_type(tensor * 2, GraphTensor), assert_type(graph.relu(tensor), GraphTensor)
+    one = assert_type(await graph.build(y), GraphPlan[Awaited, GpuRef])
+    two = assert_type(await graph.build(y, z), GraphPlan[Awaited, tuple[GpuRef, ...]])
+    unknown = assert_type(await graph.build(), GraphPlan[Awaited, GpuRef | tuple[GpuRef, ...]])
 
     assert_type(await one(x=x), GpuRef)
     assert len(assert_type(await two(x=x), tuple[GpuRef, ...])) == 2
@@ -221,14 +221,14 @@ async def test_build_arguments_decide_the_type_of_a_plans_result(device: Device)
 
     for collector in device.batch(), device.record():
         async with collector as program:
-            assert_type(program.using(one), Plan[Collected, GpuRef])
+            assert_type(program.using(one), GraphPlan[Collected, GpuRef])
             assert_type(program.using(one)(x=x), GpuRef)
             assert len(assert_type(program.using(two)(x=x), tuple[GpuRef, ...])) == 2
             assert_type(program.dnn.run(one, x=x), GpuRef)
             assert len(assert_type(program.dnn.run(two, x=x), tuple[GpuRef, ...])) == 2
 
     requests = device.requests
-    assert_type(requests.using(one), Plan[Described, GpuRef])
+    assert_type(requests.using(one), GraphPlan[AsRequests, GpuRef])
     assert_type(requests.using(one)(x=x), Request[GpuRef])
     assert_type(requests.dnn.run(one, x=x), Request[GpuRef])
     request = assert_type(requests.dnn.run(two, x=x), Request[tuple[GpuRef, ...]])
@@ -255,12 +255,12 @@ async def test_arrays_of_other_libraries_become_refs(device: Device) -> None:
     refs = assert_type(await device.run(two_arrays), tuple[GpuRef, ...])
     assert [type(ref) for ref in refs] == [GpuRef, GpuRef]
     async with device.batch() as batch:
-        number = assert_type(batch.run(seven), Later[int])
-        assert_type(batch.run(whatever), Later[Any])
-        array = assert_type(batch.run(an_array), Later[GpuRef])
-        arrays = assert_type(batch.run(two_arrays), Later[tuple[GpuRef, ...]])
+        number = assert_type(batch.run(seven), BatchResult[int])
+        assert_type(batch.run(whatever), BatchResult[Any])
+        array = assert_type(batch.run(an_array), BatchResult[GpuRef])
+        arrays = assert_type(batch.run(two_arrays), BatchResult[tuple[GpuRef, ...]])
         unchanged = batch.run(arrays_of_numpy)
-        assert_type(unchanged, Later[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]])
+        assert_type(unchanged, BatchResult[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]])
     assert number.value == 7
     assert type(array.value) is GpuRef
     assert len(arrays.value) == 2

@@ -63,7 +63,7 @@ class MailboxStatistics:
     overflow: Overflow
 
 
-class Told:
+class TellEntry:
     """A message without an asker, with the context variables of its sender."""
 
     __slots__ = ("context", "message")
@@ -128,10 +128,10 @@ class Sending(Ask):
         assert self.task is not None  # who was cancelled is in line no more
         context = self.task.context
         self.reply(None)
-        return Told(self.message, context.copy())
+        return TellEntry(self.message, context.copy())
 
 
-Entry: TypeAlias = Message[Any] | Told | Ask
+Entry: TypeAlias = Message[Any] | TellEntry | Ask
 
 
 def message_of(entry: Entry) -> Message[Any]:

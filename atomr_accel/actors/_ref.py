@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, final
 
 import trio
 
-from ._mailbox import Ask, Sending, Told
+from ._mailbox import Ask, Sending, TellEntry
 from .messages import Message
 from .util import NoPublicConstructor
 
@@ -87,7 +87,7 @@ class ActorRef(metaclass=NoPublicConstructor):
             raise self._cell.elsewhere()
         context, task = copy_context(), inbox.task
         same = task is not None and context == task.context
-        entry = message if same else Told(message, context)
+        entry = message if same else TellEntry(message, context)
         if urgent or len(inbox.queue) >= inbox.limit:
             if not self._cell.accept(entry, urgent=urgent):
                 raise inbox.full()
@@ -120,7 +120,7 @@ class ActorRef(metaclass=NoPublicConstructor):
         await trio.lowlevel.checkpoint_if_cancelled()
         inbox = self._inbox
         context = copy_context()
-        if self._cell.accept(Told(message, context), urgent=urgent):
+        if self._cell.accept(TellEntry(message, context), urgent=urgent):
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         sending = Sending(message, trio.lowlevel.current_task(), inbox.line)

@@ -59,7 +59,7 @@ class SupervisorState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartChild:
     """Start the child's task. Answer with ``started`` or ``exited``.
 
     The cause is the failure, its own or a sibling's, that it is started again after.
@@ -95,7 +95,7 @@ class Removed:
     failure: BaseException | None = None
 
 
-class Verdict(enum.Enum):
+class FailureOutcome(enum.Enum):
     """Outcome of a child's failure, for the log."""
 
     RESTARTING = "it will be restarted"
@@ -103,12 +103,12 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportFailure:
     """A failure was dealt with and will be raised nowhere: put it on record."""
 
     name: str
     failure: BaseException
-    verdict: Verdict
+    verdict: FailureOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +132,13 @@ class Finished:
     """All children are gone and the supervisor has stopped. The last action of all."""
 
 
-Action: TypeAlias = Start | Stop | Wake | Removed | Report | Raise | Escalate | Finished
+Action: TypeAlias = StartChild | Stop | Wake | Removed | ReportFailure | Raise | Escalate | Finished
 
 
 # --- the machine -------------------------------------------------------------------
 
 
-class _Mark(enum.Enum):
+class _StopAction(enum.Enum):
     """Action after a child that is being stopped has left."""
 
     RESTART = "restart"
@@ -165,7 +165,7 @@ class Child:
         self.place = place
         """Grows in the order in which children were added."""
         self.state = ChildState.WAITING
-        self.mark: _Mark | None = None
+        self.mark: _StopAction | None = None
         self.was_up = False
         """True if its first start is complete. Before that, a failure goes to its starter."""
         self.due = 0.0
@@ -272,7 +272,7 @@ class SupervisionMachine:
         """
         child = self.children[name]
         if child.was_up:
-            child.mark = _Mark.REMOVE
+            child.mark = _StopAction.REMOVE
         return child.was_up
 
     def stop(self, name: str, now: float) -> list[Action]:
@@ -280,7 +280,7 @@ class SupervisionMachine:
         child = self.children[name]
         if self.state is not SupervisorState.RUNNING:
             return []  # its turn will come
-        child.mark = _Mark.REMOVE
+        child.mark = _StopAction.REMOVE
         if child.state not in _ALIVE:
             return self._remove(child) + self._settle(now)
         return self._stop(child) + self._settle(now)
@@ -315,21 +315,21 @@ class SupervisionMachine:
             return self._escalate(child, failure, f"child {name!r} failed")
         if stopping:
             return self._forgiven(child, failure, directive, now)
-        if child.mark is _Mark.REMOVE:
+        if child.mark is _StopAction.REMOVE:
             return self._remove(child, failure)
         if child.spec.restart is RestartType.TEMPORARY or (
             directive is Directive.STOP and child.mark is None
         ):
-            report = Report(name, failure, Verdict.GONE)
+            report = ReportFailure(name, failure, FailureOutcome.GONE)
             return [report, *self._ended(child, failed=True)]
         actions: list[Action] = []
-        if child.mark is _Mark.RESTART:  # its restart is under way: no second one to count
+        if child.mark is _StopAction.RESTART:  # its restart is under way: no second one to count
             self._wait(child, child.due, child.cause)
         else:
             actions = self._restart(child, failure, now, alone=directive is Directive.RESUME)
             if self.state is not SupervisorState.RUNNING:
                 return actions  # one too many: it will be raised
-        return [Report(name, failure, Verdict.RESTARTING), *actions]
+        return [ReportFailure(name, failure, FailureOutcome.RESTARTING), *actions]
 
     def _forgiven(
         self, child: Child, failure: BaseException, directive: Directive, now: float
@@ -346,12 +346,12 @@ class SupervisionMachine:
             reason = self._one_too_many(child, now)
             if reason is not None:
                 return self._escalate(child, failure, reason)
-        return [Report(child.spec.name, failure, Verdict.GONE), *self._remove(child)]
+        return [ReportFailure(child.spec.name, failure, FailureOutcome.GONE), *self._remove(child)]
 
     def _returned(self, child: Child, now: float) -> list[Action]:
-        if child.mark is _Mark.REMOVE:
+        if child.mark is _StopAction.REMOVE:
             return self._remove(child)
-        if child.mark is _Mark.RESTART:
+        if child.mark is _StopAction.RESTART:
             # A temporary child whose first start this cuts short still has a starter.
             if child.spec.restart is RestartType.TEMPORARY and child.was_up:
                 return self._remove(child)
@@ -406,13 +406,13 @@ class SupervisionMachine:
                 continue
             if other.state in _ALIVE:
                 if other.mark is None:
-                    other.mark = _Mark.RESTART
+                    other.mark = _StopAction.RESTART
                 other.due = due
                 other.cause = cause
             else:
                 self._wait(other, due, cause)
         self._to_stop = [
-            other.spec.name for other in self.children.values() if other.mark is _Mark.RESTART
+            other.spec.name for other in self.children.values() if other.mark is _StopAction.RESTART
         ]
         return []
 
@@ -462,14 +462,14 @@ class SupervisionMachine:
             self._restarting[child.place] = child
         del self._waiting[self._turn(child)]
         cause, child.cause = child.cause, None
-        return [Start(child.spec.name, cause)]
+        return [StartChild(child.spec.name, cause)]
 
     def _stop(self, child: Child) -> list[Action]:
         if child.state is ChildState.STOPPING:
             return []
         child.state = ChildState.STOPPING
         self._restarting.pop(child.place, None)
-        return [Stop(child.spec.name, child.mark is _Mark.RESTART)]
+        return [Stop(child.spec.name, child.mark is _StopAction.RESTART)]
 
     def _remove(self, child: Child, failure: BaseException | None = None) -> list[Action]:
         name = child.spec.name
@@ -505,7 +505,7 @@ class SupervisionMachine:
         """A group restart goes on: stop in reverse order, one at a time, then start likewise."""
         while self._to_stop:
             child = self.children.get(self._to_stop[-1])
-            if child is not None and child.mark is _Mark.RESTART:
+            if child is not None and child.mark is _StopAction.RESTART:
                 return self._stop(child)
             self._to_stop.pop()
         actions: list[Action] = []
@@ -554,7 +554,7 @@ class SupervisionMachine:
         assert all(child in known for child in self._waiting.values())
         assert all(child in known for child in self._restarting.values())
         if self._wave:
-            marked = {c.spec.name for c in self.children.values() if c.mark is _Mark.RESTART}
+            marked = {c.spec.name for c in self.children.values() if c.mark is _StopAction.RESTART}
             assert marked <= set(self._to_stop), "a child that is to be stopped is forgotten"
         assert len(self._window) <= self.intensity.restarts + 1
         if self.state is SupervisorState.STOPPED:

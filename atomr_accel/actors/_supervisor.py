@@ -18,15 +18,15 @@ from ._supervision import (
     Child,
     ChildState,
     Escalate,
+    FailureOutcome,
     Finished,
     Raise,
     Removed,
-    Report,
-    Start,
+    ReportFailure,
+    StartChild,
     Stop,
     SupervisionMachine,
     SupervisorState,
-    Verdict,
     Wake,
 )
 from .blocks import opens
@@ -71,7 +71,7 @@ class SupervisorStatistics:
     """Children's failures so far, whatever became of them."""
 
 
-class Family(Protocol):
+class ChildObserver(Protocol):
     """Receiver of the events of a supervisor's children: a parent in the tree of actors."""
 
     def child_starting(self, name: str, cause: BaseException | None) -> None:
@@ -102,7 +102,7 @@ class Family(Protocol):
         """True if the supervisor, or a node above it, is being stopped."""
 
 
-class _Slot:
+class _ChildSlot:
     """The running side of one child."""
 
     __slots__ = ("failure", "gone", "leave_by", "not_started", "scope", "spec", "starter", "value")
@@ -126,7 +126,7 @@ class _TaskStatus:
 
     __slots__ = ("_scope", "_slot", "_supervisor", "called")
 
-    def __init__(self, supervisor: Supervisor, slot: _Slot, scope: trio.CancelScope) -> None:
+    def __init__(self, supervisor: Supervisor, slot: _ChildSlot, scope: trio.CancelScope) -> None:
         self._supervisor = supervisor
         self._slot = slot
         self._scope = scope
@@ -165,14 +165,14 @@ class Supervisor(metaclass=NoPublicConstructor):
         name: str,
         nursery: trio.Nursery,
         supervision: Supervision,
-        family: Family | None = None,
+        family: ChildObserver | None = None,
     ) -> None:
         self._name = name
         self._nursery = nursery
         self._machine = SupervisionMachine(supervision)
         self._escalation = supervision.escalation
         self._family = family
-        self._slots: dict[str, _Slot] = {}
+        self._slots: dict[str, _ChildSlot] = {}
         self._stopped = trio.Event()
         # One task sleeps until the next moment of interest; there is none without one.
         self._alarm: trio.CancelScope | None = None
@@ -214,14 +214,14 @@ class Supervisor(metaclass=NoPublicConstructor):
         await trio.lowlevel.checkpoint_if_cancelled()
         return await self._wait_started(self._begin(spec))
 
-    def _begin(self, spec: ChildSpec) -> _Slot:
+    def _begin(self, spec: ChildSpec) -> _ChildSlot:
         actions = self._machine.add(spec, trio.current_time())
-        slot = self._slots[spec.name] = _Slot(spec)
+        slot = self._slots[spec.name] = _ChildSlot(spec)
         self._perform(actions)
         return slot
 
     @trio.lowlevel.enable_ki_protection
-    async def _wait_started(self, slot: _Slot) -> Any:
+    async def _wait_started(self, slot: _ChildSlot) -> Any:
         assert slot.starter is not None
         try:
             await slot.starter.wait()
@@ -244,7 +244,7 @@ class Supervisor(metaclass=NoPublicConstructor):
             # The tracebacks have this frame in them.
             failure = slot.starter = slot.value = slot.not_started = slot.failure = None
 
-    async def _take_back(self, slot: _Slot) -> None:
+    async def _take_back(self, slot: _ChildSlot) -> None:
         if self._slots.get(slot.spec.name) is slot:
             gone = self._stop(slot)
             with trio.CancelScope(shield=True):
@@ -301,7 +301,7 @@ class Supervisor(metaclass=NoPublicConstructor):
 
     # --- events for the machine
 
-    def _child_started(self, slot: _Slot, value: Any) -> None:
+    def _child_started(self, slot: _ChildSlot, value: Any) -> None:
         actions = self._machine.started(slot.spec.name, trio.current_time())
         if slot.starter is not None and slot.leave_by is None:
             slot.value = value
@@ -309,7 +309,7 @@ class Supervisor(metaclass=NoPublicConstructor):
             slot.starter = None
         self._perform(actions)
 
-    def _stop(self, slot: _Slot) -> trio.Event:
+    def _stop(self, slot: _ChildSlot) -> trio.Event:
         if slot.gone is None:
             slot.gone = trio.Event()
         self._perform(self._machine.stop(slot.spec.name, trio.current_time()))
@@ -347,7 +347,7 @@ class Supervisor(metaclass=NoPublicConstructor):
             await self._stopped.wait()
 
     @trio.lowlevel.enable_ki_protection
-    async def _run(self, slot: _Slot, scope: trio.CancelScope) -> None:
+    async def _run(self, slot: _ChildSlot, scope: trio.CancelScope) -> None:
         """The task of a child, from one start to the exit that belongs to it."""
         failure: BaseException | None = None
         actions: list[Action] = []
@@ -391,7 +391,7 @@ class Supervisor(metaclass=NoPublicConstructor):
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case Start(name, cause):
+                case StartChild(name, cause):
                     slot = self._slots[name]
                     if self._family is not None:
                         self._family.child_starting(name, cause)
@@ -413,7 +413,7 @@ class Supervisor(metaclass=NoPublicConstructor):
                     self._removed(self._slots.pop(name), failure)
                     if self._family is not None:
                         self._family.child_removed(name)
-                case Report(name, failure, verdict):
+                case ReportFailure(name, failure, verdict):
                     self._report(name, failure, verdict)
                 case Raise(failure):
                     if self._family is not None:
@@ -429,7 +429,7 @@ class Supervisor(metaclass=NoPublicConstructor):
                     self._nursery.cancel_scope.cancel()
                     self._end()
 
-    def _removed(self, slot: _Slot, failure: BaseException | None) -> None:
+    def _removed(self, slot: _ChildSlot, failure: BaseException | None) -> None:
         name = slot.spec.name
         if slot.starter is not None:
             if failure is None:
@@ -440,7 +440,7 @@ class Supervisor(metaclass=NoPublicConstructor):
             if slot.gone is not None and slot.gone.statistics().tasks_waiting:
                 slot.failure = failure
             else:  # whoever stopped it did not stay to see this
-                self._report(name, failure, Verdict.GONE)
+                self._report(name, failure, FailureOutcome.GONE)
         if slot.gone is not None:
             slot.gone.set()
 
@@ -450,9 +450,9 @@ class Supervisor(metaclass=NoPublicConstructor):
             self._wake_at = math.inf
             self._alarm.cancel()
 
-    def _report(self, name: str, failure: BaseException, verdict: Verdict) -> None:
+    def _report(self, name: str, failure: BaseException, verdict: FailureOutcome) -> None:
         extra = fields(failure, actor=self._path_of(name))
-        if verdict is Verdict.RESTARTING:
+        if verdict is FailureOutcome.RESTARTING:
             # As text: a record that is kept would keep all that the failure's frames have.
             text = "%s: child %r failed, %s: %s"
             _log.warning(text, self._name, name, verdict.value, repr(failure), extra=extra)
@@ -514,7 +514,7 @@ class Supervisor(metaclass=NoPublicConstructor):
                         self._set_alarm(slot.leave_by)
         self._alarm = None
 
-    def _overdue(self, slot: _Slot) -> None:
+    def _overdue(self, slot: _ChildSlot) -> None:
         slot.leave_by = math.inf
         _log.warning(
             "%s: child %r has not left %g s after it was cancelled; still waiting",

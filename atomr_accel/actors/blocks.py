@@ -13,7 +13,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Block(_AsyncGeneratorContextManager[T]):
+class _ManagedBlock(_AsyncGeneratorContextManager[T]):
     """A block that ``asynccontextmanager`` makes, with errors for any other use."""
 
     if not TYPE_CHECKING:  # to checkers any attribute would be there
@@ -44,6 +44,6 @@ def opens(
 
     @functools.wraps(function)
     def open_block(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T]:
-        return _Block(function, args, kwargs)  # type: ignore[arg-type]
+        return _ManagedBlock(function, args, kwargs)  # type: ignore[arg-type]
 
     return open_block

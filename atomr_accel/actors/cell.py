@@ -12,7 +12,7 @@ import trio
 
 from ._actor import Actor, Restarted, Terminated
 from ._errors import ActorRestarted, ActorStopped, NameTaken, SupervisorStopped, UnhandledMessage
-from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics, Told, message_of
+from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics, TellEntry, message_of
 from ._policy import ChildSpec, RestartType, Supervision
 from ._ref import ActorRef
 from ._supervision import ChildState
@@ -63,7 +63,7 @@ class Condition(NamedTuple):
     generation: int | None = None
 
 
-class Node:
+class TreeNode:
     """A place in the tree that can have children: the root, or an actor's cell."""
 
     __slots__ = ("_nursery", "_serial", "_supervision", "children", "path", "supervisor", "system")
@@ -167,7 +167,7 @@ class Node:
     @property
     def stopping(self) -> bool:
         """True if this node or one above it is being stopped."""
-        node: Node = self
+        node: TreeNode = self
         while True:
             if node._nursery is None or (node.supervisor and node.supervisor._is_stopping):
                 return True
@@ -202,7 +202,7 @@ class Node:
         """Do nothing: only actors have a parent that decides about their failures."""
 
 
-class Cell(Node):
+class Cell(TreeNode):
     """One actor, from its first start to its end, through all its restarts."""
 
     __slots__ = (
@@ -236,7 +236,7 @@ class Cell(Node):
 
     def __init__(
         self,
-        parent: Node,
+        parent: TreeNode,
         name: str,
         actor_type: type[Actor],
         args: tuple[Any, ...],
@@ -528,7 +528,7 @@ class Cell(Node):
                     continue
                 self._current = entry
                 message, context = entry.message, entry.task.context
-            elif type(entry) is Told:
+            elif type(entry) is TellEntry:
                 message, context = entry.message, entry.context
             else:
                 message, context = entry, None  # type: ignore[assignment]
@@ -659,7 +659,7 @@ class Cell(Node):
     def _stopped_error(self) -> ActorStopped:
         error = ActorStopped(f"{self.path} has stopped", path=self.path)
         # An actor that ended with its parent did not fail itself: the parent's failure is why.
-        node: Node = self
+        node: TreeNode = self
         while isinstance(node, Cell) and node._failure is None:
             node = node.parent
         error.__cause__ = node._failure if isinstance(node, Cell) else None

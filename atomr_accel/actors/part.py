@@ -16,12 +16,12 @@ from ._errors import UnhandledMessage
 from ._mailbox import Entry, Mailbox, message_of
 from ._policy import ChildSpec, RestartType, Supervision
 from ._supervision import ChildState
-from .cell import Cell, Node
+from .cell import Cell, TreeNode
 
 Run = Callable[..., Awaitable[None]]
 
 
-class _Status:
+class _PartStatus:
     """Object that a part's function gets as ``task_status``."""
 
     __slots__ = ("_part", "_status")
@@ -56,7 +56,7 @@ class Part(Cell):
 
     __slots__ = ("_kind", "_run", "followers")
 
-    def __init__(self, parent: Node, name: str, kind: str, run: Run | None) -> None:
+    def __init__(self, parent: TreeNode, name: str, kind: str, run: Run | None) -> None:
         super().__init__(
             parent,
             name,
@@ -111,7 +111,7 @@ class Part(Cell):
         """The whole of one life. The parent's supervisor runs it, once for each."""
         assert self._run is not None
         try:
-            await self._run(task_status=_Status(self, task_status))
+            await self._run(task_status=_PartStatus(self, task_status))
         except Exception:
             self._failing(unprompted=not self._halted)
             raise
@@ -125,7 +125,7 @@ async def start_part(part: Part) -> None:
     await part.parent.start(part, ChildSpec(part.name, part.run))
 
 
-def place(parent: Node, name: str, kind: str) -> Part:
+def place(parent: TreeNode, name: str, kind: str) -> Part:
     """Put up a part that has no task of its own."""
     part = parent.children[name] = Part(parent, name, kind, None)
     return part

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar, final
 from weakref import WeakKeyDictionary
 
 
-class Loaded(Protocol):
+class LoadedMember(Protocol):
     """A member that has requests. It stays the same object as long as it takes part."""
 
     @property
@@ -20,7 +20,7 @@ class Loaded(Protocol):
         ...
 
 
-Member = TypeVar("Member", bound=Loaded)
+Member = TypeVar("Member", bound=LoadedMember)
 
 
 @final
@@ -28,7 +28,7 @@ class RoundRobin:
     """Each in turn."""
 
     def __init__(self) -> None:
-        self._turns: WeakKeyDictionary[Loaded, int] = WeakKeyDictionary()
+        self._turns: WeakKeyDictionary[LoadedMember, int] = WeakKeyDictionary()
         self._turn = 0
 
     def choose(self, members: Sequence[Member], hints: object = None, /) -> Member:

@@ -25,7 +25,7 @@ from ._ref import ActorRef
 from ._supervision import ChildState
 from ._supervisor import Supervisor, SupervisorStatistics
 from .blocks import opens
-from .cell import Cell, Node
+from .cell import Cell, TreeNode
 from .instrument import Instrument, Instruments
 from .logs import fields
 from .messages import Message
@@ -101,7 +101,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
     ) -> None:
         self.name = name
         self._instruments = instruments
-        self._root = Node(self, "", supervision)
+        self._root = TreeNode(self, "", supervision)
         self._root._nursery = nursery
         self._supervisor = Supervisor._create(name, nursery, supervision, self._root)
         self._root.supervisor = self._supervisor
@@ -209,7 +209,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
 
     def tree(self) -> ActorTree:
         """The system and all its actors at this moment."""
-        below: dict[Node, tuple[ActorTree, ...]] = {}
+        below: dict[TreeNode, tuple[ActorTree, ...]] = {}
         for node in reversed(_nodes(self._root)):  # whoever is below comes first
             below[node] = tuple(_drawn(cell, below.pop(cell)) for cell in node.children.values())
         return ActorTree(
@@ -298,7 +298,7 @@ def _drawn(cell: Cell, children: tuple[ActorTree, ...]) -> ActorTree:
     )
 
 
-def _nodes(root: Node) -> list[Node]:
+def _nodes(root: TreeNode) -> list[TreeNode]:
     """A node and all below it, each before its children."""
     nodes = [root]
     for node in nodes:

@@ -26,14 +26,14 @@ from ._documents import BenchDocument, MeasurementPart, RivalPart
 from ._errors import ExitCode, Refusal
 from ._output import Toned, path_text, time_of
 from ._unlogged import unlogged
-from .host._rivals import MANY, RIVALS, Answer, Question, Task, data_of
+from .host._rivals import MANY, RIVALS, Answer, RivalQuestion, Task, data_of
 
 if TYPE_CHECKING:
     import argparse
 
     from .. import Device
     from ..lanes import Isolation
-    from ._output import Output
+    from ._output import CommandOutput
 
 _WARM: Final = 2
 _RIVAL_SECONDS: Final = 300.0
@@ -187,7 +187,7 @@ _RIVALS_CALL_IT: Final = {"batch": "many"}
 """Measurements of rivals that stand in for ours."""
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: CommandOutput) -> int:
     """Measure, ask rivals, compare.
 
     Raises:
@@ -231,7 +231,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     return ExitCode.OK
 
 
-def _listed(out: Output) -> int:
+def _listed(out: CommandOutput) -> int:
     out.table("Measurements", ("name", "what"), [(m.name, m.of_size("n")) for m in MEASUREMENTS])
     parts = [
         MeasurementPart(
@@ -323,7 +323,7 @@ def _asked(
         if (name := _RIVALS_CALL_IT.get(m.name, m.name)) != "return"
     }
     on_gpu = args.device if device.startswith("cuda") else None
-    question = Question(rival, on_gpu, list(tasks.values()))
+    question = RivalQuestion(rival, on_gpu, list(tasks.values()))
     try:
         answer = ask_child("_rivals", msgspec.json.encode(question), _RIVAL_SECONDS)
         return msgspec.json.decode(answer, type=Answer)
@@ -358,7 +358,7 @@ def _part(
 # --- for people ----------------------------------------------------------------------------
 
 
-def _show(document: BenchDocument, out: Output) -> None:
+def _show(document: BenchDocument, out: CommandOutput) -> None:
     names = list(document.rivals)
     rows = []
     for part in document.measurements:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ._output import Cell, Output
+    from ._output import Cell, CommandOutput
 
 KINDS: Final = {
     "cub": "CUB's algorithms, compiled for dtypes and operators",
@@ -46,7 +46,7 @@ _OURS: Final = re.compile(r"[0-9a-f]{64}|\..+")
 """Names of files in a cache, and of those that are not written to their end."""
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: CommandOutput) -> int:
     """List, verify or clear.
 
     Returns:
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     return ExitCode.OK if document.ok else ExitCode.WRONG
 
 
-class _Kind:
+class _FileKind:
     """A kind of file that this package keeps, and its folder."""
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -100,7 +100,7 @@ class _Kind:
             self.problem = f"not used: {error.strerror}"
 
 
-def _wanted(base: Path | None, names: Sequence[str]) -> list[_Kind]:
+def _wanted(base: Path | None, names: Sequence[str]) -> list[_FileKind]:
     there = set(KINDS)
     if base is not None and not base.is_symlink():
         with suppress(OSError):  # empty or unreadable: the kinds report it
@@ -114,10 +114,10 @@ def _wanted(base: Path | None, names: Sequence[str]) -> list[_Kind]:
             )
     if base is None:
         return []
-    return [_Kind(name, base / name) for name in sorted(names or there)]
+    return [_FileKind(name, base / name) for name in sorted(names or there)]
 
 
-def _files(kind: _Kind) -> Iterator[tuple[Path, int]]:
+def _files(kind: _FileKind) -> Iterator[tuple[Path, int]]:
     """Yield the files of a kind, with their sizes; skip files that are not part of a cache."""
     if kind.name == _BY_THE_VENDOR and kind.problem is None:
         for where, _, names in os.walk(kind.folder):
@@ -139,7 +139,7 @@ def _files(kind: _Kind) -> Iterator[tuple[Path, int]]:
 
 
 def _done(
-    kind: _Kind, args: argparse.Namespace, count: Callable[[], None]
+    kind: _FileKind, args: argparse.Namespace, count: Callable[[], None]
 ) -> tuple[KindPart, bool]:
     """Carry out the action on one kind; return the result and whether a problem remains."""
     look = args.action == "verify" or args.damaged
@@ -211,7 +211,7 @@ def _foreign(environ: Mapping[str, str]) -> list[KindPart]:
     return parts
 
 
-def _show(document: CacheDocument, out: Output) -> None:
+def _show(document: CacheDocument, out: CommandOutput) -> None:
     if document.folder is None:
         out.line("nothing is kept: ATOMR_CACHE_DIR is empty, or there is no home", "note")
     else:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._errors import AccelError, LibraryMissing, Unsupported
 from ..libraries.registry import catalogue
-from ..ops import Check
+from ..ops import LibraryCheck
 from ._documents import CheckPart
 
 if TYPE_CHECKING:
@@ -32,17 +32,17 @@ async def _run(device: Device, rng: np.random.Generator) -> Pair:
     return np.array(await device.run(sum, x.tolist())), np.array(sum(x.tolist()))
 
 
-def checks() -> tuple[tuple[str, Check], ...]:
+def checks() -> tuple[tuple[str, LibraryCheck], ...]:
     """Return all checks with the names of their libraries, in the order in which they are made."""
     of_libraries = ((name, each.check) for name, each in catalogue().all.items())
     return (
-        ("memory", Check("put, copy and get", 0.0, _memory)),
+        ("memory", LibraryCheck("put, copy and get", 0.0, _memory)),
         *((name, check) for name, check in of_libraries if check is not None),
-        ("run", Check("a function in the host", 0.0, _run)),
+        ("run", LibraryCheck("a function in the host", 0.0, _run)),
     )
 
 
-async def checked(device: Device, library: str, check: Check) -> CheckPart:
+async def checked(device: Device, library: str, check: LibraryCheck) -> CheckPart:
     """Make one check.
 
     Args:

@@ -20,7 +20,7 @@ from ._vendor import ask_vendor
 if TYPE_CHECKING:
     import argparse
 
-    from ._output import Output
+    from ._output import CommandOutput
 
 _TONES: Final[dict[Level, Tone]] = {
     "ok": "good",
@@ -40,7 +40,7 @@ _PINNED_LIMIT: Final = 1 << 30
 """The default of ``open_device(pinned_limit=)``."""
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: CommandOutput) -> int:
     """Examine the machine, and print the findings.
 
     Returns:

@@ -11,11 +11,11 @@ from typing import Any, Final, Literal
 import msgspec
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DocumentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of a document."""
 
 
-class Document(Part, frozen=True, kw_only=True, tag_field="document"):
+class Document(DocumentPart, frozen=True, kw_only=True, tag_field="document"):
     """Base of printed documents."""
 
 
@@ -36,7 +36,7 @@ class ErrorDocument(Document, frozen=True, kw_only=True, tag="error"):
 # --- probe ---------------------------------------------------------------------------------
 
 
-class DriverPart(Part, frozen=True, kw_only=True):
+class DriverPart(DocumentPart, frozen=True, kw_only=True):
     """A GPU driver.
 
     Attributes:
@@ -50,7 +50,7 @@ class DriverPart(Part, frozen=True, kw_only=True):
     problem: str | None
 
 
-class GpuPart(Part, frozen=True, kw_only=True):
+class GpuPart(DocumentPart, frozen=True, kw_only=True):
     """A GPU, as its driver reports it.
 
     Attributes:
@@ -70,7 +70,7 @@ class GpuPart(Part, frozen=True, kw_only=True):
     mig: bool | None = None
 
 
-class LibraryPart(Part, frozen=True, kw_only=True):
+class LibraryPart(DocumentPart, frozen=True, kw_only=True):
     """A useful library or package.
 
     Attributes:
@@ -90,7 +90,7 @@ class LibraryPart(Part, frozen=True, kw_only=True):
     problem: str | None = None
 
 
-class CheckPart(Part, frozen=True, kw_only=True):
+class CheckPart(DocumentPart, frozen=True, kw_only=True):
     """A result of a library, compared with NumPy's.
 
     Attributes:
@@ -115,7 +115,7 @@ class CheckPart(Part, frozen=True, kw_only=True):
     detail: str | None = None
 
 
-class OpenedPart(Part, frozen=True, kw_only=True):
+class OpenedPart(DocumentPart, frozen=True, kw_only=True):
     """A device that was to be opened.
 
     Attributes:
@@ -166,7 +166,7 @@ class ProbeDocument(Document, frozen=True, kw_only=True, tag="probe"):
 Level = Literal["ok", "note", "warning", "problem"]
 
 
-class FindingPart(Part, frozen=True, kw_only=True):
+class FindingPart(DocumentPart, frozen=True, kw_only=True):
     """A finding about one aspect of the machine.
 
     Attributes:
@@ -198,7 +198,7 @@ class DoctorDocument(Document, frozen=True, kw_only=True, tag="doctor"):
 # --- libraries -----------------------------------------------------------------------------
 
 
-class LibraryRow(Part, frozen=True, kw_only=True):
+class LibraryRow(DocumentPart, frozen=True, kw_only=True):
     """A library of devices.
 
     Attributes:
@@ -231,7 +231,7 @@ class LibrariesDocument(Document, frozen=True, kw_only=True, tag="libraries"):
 # --- top -----------------------------------------------------------------------------------
 
 
-class HardwarePart(Part, frozen=True, kw_only=True):
+class HardwarePart(DocumentPart, frozen=True, kw_only=True):
     """A GPU, as NVML reports it; unknown values are None.
 
     Attributes:
@@ -255,7 +255,7 @@ class HardwarePart(Part, frozen=True, kw_only=True):
     throttled: list[str] = []
 
 
-class ProgramPart(Part, frozen=True, kw_only=True):
+class ProgramPart(DocumentPart, frozen=True, kw_only=True):
     """A running program with a dashboard.
 
     Attributes:
@@ -286,7 +286,7 @@ class TopDocument(Document, frozen=True, kw_only=True, tag="top"):
 # --- bench ---------------------------------------------------------------------------------
 
 
-class RivalPart(Part, frozen=True, kw_only=True):
+class RivalPart(DocumentPart, frozen=True, kw_only=True):
     """Time of a rival.
 
     Attributes:
@@ -300,7 +300,7 @@ class RivalPart(Part, frozen=True, kw_only=True):
     ratio: float
 
 
-class MeasurementPart(Part, frozen=True, kw_only=True):
+class MeasurementPart(DocumentPart, frozen=True, kw_only=True):
     """One measurement.
 
     Attributes:
@@ -380,7 +380,7 @@ class DashboardDocument(Document, frozen=True, kw_only=True, tag="dashboard"):
 # --- cache ---------------------------------------------------------------------------------
 
 
-class KindPart(Part, frozen=True, kw_only=True):
+class KindPart(DocumentPart, frozen=True, kw_only=True):
     """Files of one kind.
 
     Attributes:

@@ -12,10 +12,10 @@ from ._errors import ExitCode, Refusal
 if TYPE_CHECKING:
     import argparse
 
-    from ._output import Output
+    from ._output import CommandOutput
 
 
-def run(_args: argparse.Namespace, out: Output) -> int:
+def run(_args: argparse.Namespace, out: CommandOutput) -> int:
     """Print a table of the libraries.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ._vendor import Told
+    from ._vendor import VendorAnswer
 
 UNLIMITED: Final = resource.RLIM_INFINITY
 
@@ -27,7 +27,7 @@ class Machine:
         limits: soft and hard limits, by the names of ``resource``, instead of this process's.
     """
 
-    told: Told
+    told: VendorAnswer
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from ._arguments import COMMANDS, parser
 from ._errors import CannotWrite, ExitCode, Misunderstood, Refusal, writing
-from ._output import Output
+from ._output import CommandOutput
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
 
-class _Module(Protocol):
-    def run(self, args: argparse.Namespace, out: Output) -> int: ...
+class _CommandModule(Protocol):
+    def run(self, args: argparse.Namespace, out: CommandOutput) -> int: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,14 +64,14 @@ def _run(argv: Sequence[str] | None) -> int:
     except Misunderstood as error:
         words = sys.argv[1:] if argv is None else argv
         names = {command.name for command in COMMANDS}
-        out = Output(as_json="--json" in words)
+        out = CommandOutput(as_json="--json" in words)
         if not out.as_json and sys.stderr is not None:
             sys.stderr.write(error.usage)
         out.refuse(next((w for w in words if w in names), ""), str(error), error.code)
         return error.code
-    out = Output(as_json=args.json)
+    out = CommandOutput(as_json=args.json)
     try:
-        command = cast("_Module", import_module(f"._{args.command}", __package__))
+        command = cast("_CommandModule", import_module(f"._{args.command}", __package__))
         return command.run(args, out)
     except Refusal as refusal:
         out.refuse(args.command, str(refusal), refusal.code)

@@ -41,7 +41,7 @@ _LEAST_LAST: Final = 20
 
 
 @final
-class Output:
+class CommandOutput:
     """Destination for the results of a command.
 
     Args:

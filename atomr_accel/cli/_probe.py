@@ -14,7 +14,7 @@ from trio import move_on_after
 from .. import AccelError, DeviceLost, __version__, open_device
 from .._install import install_command
 from ..backends.registry import BUILT_IN, GROUP
-from ..ops import Check
+from ..ops import LibraryCheck
 from ._checks import checked, checks
 from ._documents import CheckPart, GpuPart, LibraryPart, OpenedPart, ProbeDocument
 from ._errors import ExitCode, Refusal
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ..lanes import Isolation
-    from ._output import Output
-    from ._vendor import Told
+    from ._output import CommandOutput
+    from ._vendor import VendorAnswer
 
 _TONES: Final[dict[str, Tone]] = {
     "ok": "good",
@@ -48,7 +48,7 @@ _TONES: Final[dict[str, Tone]] = {
 _BAD: Final = {"wrong", "failed", "missing"}
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: CommandOutput) -> int:
     """Open the devices, run the checks, and print the results.
 
     Returns:
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     return ExitCode.OK if document.ok else ExitCode.WRONG
 
 
-def chosen(names: Sequence[str] | None) -> tuple[tuple[str, Check], ...]:
+def chosen(names: Sequence[str] | None) -> tuple[tuple[str, LibraryCheck], ...]:
     """Return the checks of some libraries; all of them by default.
 
     Raises:
@@ -90,7 +90,9 @@ def chosen(names: Sequence[str] | None) -> tuple[tuple[str, Check], ...]:
     return tuple((name, check) for name, check in every if names is None or name in names)
 
 
-def places(backend: str, indices: Sequence[int] | None, told: Told) -> list[tuple[str, int]]:
+def places(
+    backend: str, indices: Sequence[int] | None, told: VendorAnswer
+) -> list[tuple[str, int]]:
     """Return the devices to probe: ``all`` are those of the driver, and the CPU."""
     if backend in {"all", "auto"}:
         gpus = [("cuda", gpu.index) for gpu in told.gpus]
@@ -108,7 +110,7 @@ async def _look(
     backend: str,
     index: int,
     args: argparse.Namespace,
-    making: Iterable[tuple[str, Check]],
+    making: Iterable[tuple[str, LibraryCheck]],
     opened: list[OpenedPart],
     results: list[CheckPart],
     done: Callable[[], None],
@@ -123,7 +125,7 @@ async def _look(
         part = OpenedPart(device=name, opened=problem is None, seconds=seconds, problem=problem)
         opened.append(part)
 
-    waiting: tuple[str, Check] | None = None
+    waiting: tuple[str, LibraryCheck] | None = None
     with move_on_after(args.seconds) as scope, suppress(DeviceLost):
         try:
             # A kernel that hangs is ended by its deadline, so that closing waits for nothing.
@@ -165,7 +167,7 @@ def _isolation(word: str) -> Isolation:
 
 
 def _document(
-    told: Told,
+    told: VendorAnswer,
     wanted: list[tuple[str, int]],
     opened: list[OpenedPart],
     results: list[CheckPart],
@@ -207,7 +209,7 @@ def _has_major(major: int) -> bool:
     return found is not None and found.startswith(f"{major}.")
 
 
-def advice(told: Told, parts: list[LibraryPart], opened: list[OpenedPart]) -> list[str]:
+def advice(told: VendorAnswer, parts: list[LibraryPart], opened: list[OpenedPart]) -> list[str]:
     """Return steps to install or change something, the most urgent first."""
     said = []
     driver = told.driver
@@ -230,7 +232,7 @@ def advice(told: Told, parts: list[LibraryPart], opened: list[OpenedPart]) -> li
 # --- for people ----------------------------------------------------------------------------
 
 
-def _show(document: ProbeDocument, out: Output) -> None:
+def _show(document: ProbeDocument, out: CommandOutput) -> None:
     out.line(f"atomr_accel {document.version}, Python {document.python}, {document.platform}")
     driver = document.driver
     version = f"version {driver.version or 'unknown'}, up to CUDA {driver.cuda}"

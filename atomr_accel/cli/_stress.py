@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .. import Device, GpuRef
     from ..lanes import Isolation
     from ..testing import FaultName
-    from ._output import Output
+    from ._output import CommandOutput
 
 _ROWS, _DEPTH, _COLUMNS = 32, 48, 40
 _LARGEST: Final = 8
@@ -59,7 +59,7 @@ Standby = Literal["auto", "warm", "hot"]
 
 
 @dataclass(slots=True)
-class Tally:
+class EventTally:
     """Counts of events so far.
 
     Attributes:
@@ -90,7 +90,7 @@ class Tally:
             self.broken_at = None
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: CommandOutput) -> int:
     """Load, break, compare, judge.
 
     Returns:
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
             "a fault under --isolation thread is final; add --no-faults, or leave it at process",
             ExitCode.USAGE,
         )
-    tally = Tally()
+    tally = EventTally()
     before = _descriptors()
     began = time.perf_counter()
     name = ""
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
     return ExitCode.WRONG if reasons else ExitCode.OK
 
 
-def judged(tally: Tally, leaked_descriptors: int, *, faults: bool) -> list[str]:
+def judged(tally: EventTally, leaked_descriptors: int, *, faults: bool) -> list[str]:
     """Why a device is unsound; nothing if it is sound."""
     reasons = {
         f"{tally.wrong} results were wrong": tally.wrong,
@@ -161,7 +161,9 @@ def judged(tally: Tally, leaked_descriptors: int, *, faults: bool) -> list[str]:
 # --- a session -----------------------------------------------------------------------------
 
 
-async def _session(args: argparse.Namespace, tally: Tally, advance: Callable[[float], None]) -> str:
+async def _session(
+    args: argparse.Namespace, tally: EventTally, advance: Callable[[float], None]
+) -> str:
     """Open the device, and do it all. Returns the device's name."""
     isolation: Isolation = "thread" if args.isolation == "thread" else "process"
     standby: Standby | None = None if args.standby == "none" else args.standby
@@ -209,7 +211,7 @@ async def _tell_time(advance: Callable[[float], None]) -> None:
 
 async def _warmed(device: Device, weights: GpuRef, data: np.ndarray[Any, Any]) -> None:
     """Do one round of each kind, so that libraries have allocated the memory that they keep."""
-    await _round(device, weights, data, np.random.default_rng(0), Tally())
+    await _round(device, weights, data, np.random.default_rng(0), EventTally())
 
 
 async def _used(device: Device, warm: Callable[[], Awaitable[object]]) -> int:
@@ -227,7 +229,7 @@ async def _client(
     weights: GpuRef,
     data: np.ndarray[Any, Any],
     seeds: list[int],
-    tally: Tally,
+    tally: EventTally,
 ) -> None:
     """Compute again and again; faults cost a round, and nothing else may."""
     rng = np.random.default_rng(seeds)
@@ -248,7 +250,7 @@ async def _round(
     weights: GpuRef,
     data: np.ndarray[Any, Any],
     rng: np.random.Generator,
-    tally: Tally,
+    tally: EventTally,
 ) -> None:
     """Put, multiply by sealed weights, scale by a kernel, sort, get, and compare."""
     x = rng.integers(-_LARGEST, _LARGEST, (_ROWS, _DEPTH)).astype("f4")
@@ -270,7 +272,7 @@ async def _round(
 # --- what breaks it ------------------------------------------------------------------------
 
 
-async def _breaker(device: Device, seed: int, every: float, tally: Tally) -> None:
+async def _breaker(device: Device, seed: int, every: float, tally: EventTally) -> None:
     """Break the device at times and in ways that follow from the seed."""
     chance = random.Random(seed)  # noqa: S311 (to be the same again)
     while True:
@@ -282,7 +284,7 @@ WAYS: Final = (*FAULTS, "kill_host", "hang")
 """Ways to break a device: kernels by name, killing the host, and a hang."""
 
 
-async def _break(device: Device, way: str, tally: Tally) -> None:
+async def _break(device: Device, way: str, tally: EventTally) -> None:
     """Break a device in one way, and count that."""
     tally.breaking = True
     if way == "kill_host":
@@ -301,7 +303,7 @@ async def _break(device: Device, way: str, tally: Tally) -> None:
 # --- for people ----------------------------------------------------------------------------
 
 
-def _show(document: StressDocument, out: Output) -> None:
+def _show(document: StressDocument, out: CommandOutput) -> None:
     faults = sum(document.faults.values())
     rows: list[tuple[str, str | int]] = [
         ("results", f"{document.rounds} right, {document.wrong} wrong"),

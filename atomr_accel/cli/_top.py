@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..dashboard import RunningDashboard
     from ..telemetry import GpuReading
-    from ._output import Output
+    from ._output import CommandOutput
 
 _SECONDS: Final = 5.0
 """Limit of the wait for an answer; a program that takes longer is busy."""
@@ -46,7 +46,7 @@ Block = tuple[str, Sequence[str], Sequence[Sequence[Cell]]]
 """A table: its title, columns and rows."""
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: CommandOutput) -> int:
     """Look once, or until Ctrl-C or the end of the programs.
 
     Raises:
@@ -276,7 +276,7 @@ def _live(
     args: argparse.Namespace,
     read: Callable[[], list[HardwarePart]],
     first: TopDocument,
-    out: Output,
+    out: CommandOutput,
 ) -> None:
     """On a terminal with rich, one screen that changes; otherwise one look after the other."""
     console = out.console()

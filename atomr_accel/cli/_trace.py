@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ..actors import ActorSystem
-    from ._output import Output
+    from ._output import CommandOutput
 
 
-def run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: CommandOutput) -> int:
     """Run the program.
 
     Returns:

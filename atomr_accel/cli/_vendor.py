@@ -11,7 +11,7 @@ _SECONDS = 60.0
 """Limit of the wait; a driver that wakes GPUs, or a cold disk, takes its time."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class VendorAnswer(msgspec.Struct, frozen=True):
     """The answer.
 
     Attributes:
@@ -25,10 +25,10 @@ class Told(msgspec.Struct, frozen=True):
     libraries: dict[str, dict[str, str | None]]
 
 
-def ask_vendor() -> Told:
+def ask_vendor() -> VendorAnswer:
     """Ask; if the child fails, that is the driver's problem."""
     try:
-        return msgspec.json.decode(ask_child("_vendor", b"", _SECONDS), type=Told)
+        return msgspec.json.decode(ask_child("_vendor", b"", _SECONDS), type=VendorAnswer)
     except ChildFailed as failure:
         problem = f"looking at it failed: {failure}"
-        return Told(DriverPart(version=None, cuda=None, problem=problem), [], {})
+        return VendorAnswer(DriverPart(version=None, cuda=None, problem=problem), [], {})

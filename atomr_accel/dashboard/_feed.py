@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from ._history import History
+from ._history import DashboardHistory
 from ._patch import Json, encode, merge_patch
-from ._state import Observer
+from ._state import SystemObserver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,9 +50,9 @@ class Feed:
         nvml: NvmlMonitor | None = None,
         patterns: Mapping[str, HasStatistics] | None = None,
     ) -> None:
-        self._observer = Observer(system, nvml, patterns)
+        self._observer = SystemObserver(system, nvml, patterns)
         self._nvml = nvml
-        self.history: Final = History()
+        self.history: Final = DashboardHistory()
         self._actors: dict[str, Json] = {}
         self._actors_due = 0.0
         self._state: State = {}

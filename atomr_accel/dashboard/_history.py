@@ -158,7 +158,7 @@ def _milliseconds(latencies: list[int], share: float) -> float | None:
 
 
 @final
-class History(DeviceInstrument):
+class DashboardHistory(DeviceInstrument):
     """Events and curves of a system, kept with or without pages."""
 
     sampled = True

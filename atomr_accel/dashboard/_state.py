@@ -57,7 +57,7 @@ _AT_ONCE: Final = 64
 """Actors that are looked at in one turn of trio's loop, in a fraction of a millisecond."""
 
 
-class Observer:
+class SystemObserver:
     """Observes a system, and keeps the parts that have not changed since the last time.
 
     Attributes:

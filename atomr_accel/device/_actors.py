@@ -24,7 +24,7 @@ from ..actors.part import Part, start_part
 from ..libraries.registry import catalogue
 from ..ops import Pending, Request, perform, result, submit
 from ._failures import is_passing
-from ._place import library_of
+from ._tree_node import library_of
 from .context import Context
 
 if TYPE_CHECKING:

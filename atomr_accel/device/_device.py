@@ -10,13 +10,13 @@ from .._errors import said_of
 from ..lanes import uninterrupted
 from ..libraries.facades import Libraries
 from ..memory import GpuRef, ref_error
-from ..ops import Awaited, witnessed
+from ..ops import Awaited, recorded_call
 from ._event import Event
 from ._requests import Requests
 from ._retry import T, Ts, retry
 from .batches.batch import Batch
 from .batches.record import Recording
-from .data._methods import MemoryMethods, moving_on
+from .data._methods import MemoryMethods, transfers_of
 from .data.transfer import TransferStatistics
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         self._ref = ref
         self._host_calls = core.host_calls
         self._add_libraries(core)
-        self.sparse._moving = moving_on(core)
+        self.sparse._transfers = transfers_of(core)
         self.requests: Final = Requests(core, self)
 
     def __repr__(self) -> str:
@@ -203,7 +203,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         lane: str = ...,
         init: Callable[[], object] | None = ...,
     ) -> T: ...
-    @witnessed
+    @recorded_call
     async def run(
         self,
         function: Callable[..., object],
@@ -290,7 +290,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         """
         return await retry(self._core, function, args, attempts)
 
-    @witnessed
+    @recorded_call
     async def close_lane(self, lane: str) -> None:
         """End a lane of ``run``: its state, its thread and all its objects in the host.
 

@@ -40,7 +40,7 @@ _PIECES: Final = "of which memory takes pieces of 2 MiB and more"
 
 @final
 @uninterrupted
-class Growth:
+class SlabGrowth:
     """The slabs of a device: one is made, or given back, at a time."""
 
     def __init__(self, core: DeviceCore) -> None:
@@ -208,7 +208,7 @@ class Growth:
         """A new slab of the first of ``sizes`` there is room for; None in another context."""
         if sealed and self._core.info is not None and not self._core.info.exports_memory:
             raise Unsupported("this platform cannot export device memory, so nothing can be sealed")
-        if sealed and self._core.whole is not None:
+        if sealed and self._core.original is not None:
             raise Unsupported("what warm_up makes goes with it, so it cannot seal anything")
 
         async def create() -> Slab | None:

@@ -21,7 +21,7 @@ _MOST_RECORDINGS: Final = 64
 
 @final
 @uninterrupted
-class History:
+class PreparationHistory:
     """The plans, kernels and recordings that were prepared last.
 
     Attributes:

@@ -12,7 +12,7 @@ import trio
 from .._errors import ContextPoisoned, DeviceLost
 from ..actors import Directive
 from ..actors.deciders import leaves
-from ..lanes import Gate, HostDied, fail_some, uninterrupted
+from ..lanes import HostDied, StaggeredEvent, fail_some, uninterrupted
 from ._failures import is_passing, restarted, taken_down, told
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..lanes import Op, Port
     from ..wire import DeviceInfo
-    from ._prepared import Prepared
+    from ._prepared import PreparedHost
     from .context import Context
     from .core import DeviceCore
 
@@ -45,7 +45,7 @@ class Lifecycle:
         self._faulted: int = 0  # the generation that it has ended
         self.over_how: str = "it was stopped"
         self._failing: Context | None = None
-        self._opened = Gate()
+        self._opened = StaggeredEvent()
         self._end: DeviceLost | None = None
         self._untold = False  # whether the present generation is still to be reported
         self._watchers: Final[set[trio.MemorySendChannel[int]]] = set()
@@ -92,11 +92,11 @@ class Lifecycle:
             raise DeviceLost(str(self._end)) from self._end.__cause__
 
     def release(self, context: Context) -> None:
-        """Close the gate of a companion: its host is another's from now on."""
+        """Close the gate of a shadow: its host is another's from now on."""
         core = self._core
         if core.serving is context:
             core.serving, core.ports = None, {}
-            self._opened = Gate()
+            self._opened = StaggeredEvent()
 
     def detach(self, fault: ContextPoisoned) -> None:
         """Close the gate: the context has failed.
@@ -131,7 +131,7 @@ class Lifecycle:
                 port.end(context.not_finished)
             core.ports = {}
             if self._end is None:
-                self._opened = Gate()
+                self._opened = StaggeredEvent()
 
     def _answer_some(self, context: Context) -> None:
         if self._failing is context and self._core.in_flight:
@@ -152,7 +152,7 @@ class Lifecycle:
         if context is not None:
             await context.wait_ended()
 
-    def discard(self, prepared: Prepared, companion: DeviceCore | None = None) -> None:
+    def discard(self, prepared: PreparedHost, shadow: DeviceCore | None = None) -> None:
         """End an unused host completely."""
         terminating = self._core.reaper.terminating
         prepared.host.kill()
@@ -161,12 +161,12 @@ class Lifecycle:
         for port in prepared.ports.values():
             port.end(_no_host)
             port.close()
-        if companion is not None:
-            while companion.in_flight:
-                fail_some(companion.in_flight, _no_host)
-            companion.memory.abandon()
-            companion.host_calls.forget()
-            companion.lifecycle.finish()
+        if shadow is not None:
+            while shadow.in_flight:
+                fail_some(shadow.in_flight, _no_host)
+            shadow.memory.abandon()
+            shadow.host_calls.forget()
+            shadow.lifecycle.finish()
 
     # --- generations pass ----------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class Lifecycle:
         core.pinned.close(self._end)
 
     def finish(self) -> None:
-        """End a companion. Later calls of it raise ``DeviceLost``."""
+        """End a shadow. Later calls of it raise ``DeviceLost``."""
         memory = self._core.memory
         memory.over = "was there for its warm_up, which is over"
         self._end = DeviceLost(f"{self._core.name} {memory.over}")

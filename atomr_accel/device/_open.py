@@ -34,7 +34,6 @@ from ..memory import MemoryScope
 from ._actors import DeviceActor
 from ._device import Device
 from ._requests import Requests
-from ._room import StandbyMode
 from ._run import HostCalls
 from ._settings import (
     Completion,
@@ -46,6 +45,7 @@ from ._settings import (
     stream_plan,
 )
 from ._standby import Standby
+from ._standby_budget import StandbyMode
 from .batches.batch import Batch
 from .batches.collector import offer_library, offered
 from .batches.record import Recording
@@ -172,7 +172,7 @@ async def open_device(
     priorities: Mapping[str, int] | None = None,
     completion: Completion | None = None,
     deterministic: bool = False,
-    prompt: bool = True,
+    low_latency: bool = True,
     affinity: Literal["near"] | Iterable[int] | None = "near",
     sanitizer: SanitizerTool | None = None,
     instruments: Iterable[Instrument] = (),
@@ -241,7 +241,7 @@ async def open_device(
             fastest algorithms: those that differ from run to run, or with ``autotune`` those that
             measure fastest. With ``deterministic=True`` neither happens, and ``autotune`` raises
             ``ValueError``. Small products and some gradients take longer.
-        prompt: send ops and take answers between the turns of trio's loop, by an instrument of
+        low_latency: send ops and take answers between the turns of trio's loop, by an instrument of
             trio. Also shorten the interpreter's switch interval while ops are in flight, unless the
             program has set its own. With False tasks send and receive, and the interval is not
             changed. Answers then come a turn later, or up to 5 ms later if another thread computes.
@@ -294,7 +294,7 @@ async def open_device(
         "priorities": priorities,
         "completion": completion,
         "deterministic": deterministic,
-        "prompt": prompt,
+        "low_latency": low_latency,
         "affinity": affinity,
         "sanitizer": sanitizer,
     }
@@ -418,7 +418,7 @@ async def _open_in(
         op_deadline=given["op_deadline"],
         memory_limit=given["memory_limit"],
         pinned_limit=given["pinned_limit"],
-        prompt=given["prompt"],
+        low_latency=given["low_latency"],
         sanitizer=given["sanitizer"],
     )
     given["affinity"] = cores_of(given["affinity"], isolation)
@@ -471,7 +471,7 @@ async def _spawn(
         op_deadline=given["op_deadline"],
         plan=plan,
         memory_limit=given["memory_limit"],
-        prompt=given["prompt"],
+        low_latency=given["low_latency"],
         affinity=given["affinity"],
         sanitizer=_sanitizer_of(backend, given["sanitizer"]),
         instruments=system._instruments,

@@ -48,7 +48,7 @@ MOST_UNMAPPED: Final = 1024
 
 @final
 @uninterrupted
-class Prepared:
+class PreparedHost:
     """A host on its way to serve a device.
 
     Args:
@@ -166,7 +166,7 @@ class Prepared:
         failed: dict[str, Exception] = {}
         rest = list(specs)
         while rest:
-            some = rest[: 1 if core.one_by_one else MOST_DESCRIPTORS]
+            some = rest[: 1 if core.starts_lanes_serially else MOST_DESCRIPTORS]
             del rest[: len(some)]
             try:
                 await self._start_some(core, some, failed)
@@ -218,7 +218,7 @@ class Prepared:
                         sock,
                         core.in_flight,
                         device=core,
-                        prompt=core.prompt,
+                        low_latency=core.low_latency,
                     )
                     core.add_lane(spec, lane.index)
         finally:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Reaper:
     """Waits for the ends of hosts that were killed, and runs callbacks that had to wait for them.
 
-    A device and its companions share one.
+    A device and its shadows share one.
 
     Attributes:
         terminating: hosts that were killed and may not have ended yet.

@@ -14,7 +14,7 @@ from typing import (
 )
 
 from ..libraries.array.evaluate import Evaluating
-from ..ops import Described, Home
+from ..ops import AsRequests, DeviceView
 from ._proxy import Proxy
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from ..libraries.array.evaluate import Fused
     from ..libraries.dnn.attention.paged import PagedKVCache
-    from ..libraries.dnn.graph.user_graph import Plan
+    from ..libraries.dnn.graph.user_graph import GraphPlan
     from ..libraries.dnn.rnn.facade import Rnn
     from ..libraries.facades import Libraries
     from ..libraries.nvrtc.kernel import Kernel
     from ..libraries.nvrtc.module import Module
     from ..libraries.rng.generator import Generator
     from ..libraries.sparse.direct import SparseLU
-    from ..ops import Facade, Witness, Workspaces, WorkspaceSet
+    from ..ops import CallRecorder, Facade, Workspaces, WorkspaceSet
     from .core import DeviceCore
 
 R = TypeVar("R")
@@ -37,15 +37,15 @@ P = ParamSpec("P")
 
 
 @final
-class Requests(Evaluating[Described], Proxy[Described]):
+class Requests(Evaluating[AsRequests], Proxy[AsRequests]):
     """The libraries of a device, with methods that make requests and send nothing.
 
     ``device.requests.blas.gemm(a, b)`` is a message, which an actor answers with a ``GpuRef``:
     ``await device.blas.ref.ask(request)``. Arguments are checked when the request is executed.
     """
 
-    driver: Final = Described
-    _hidden = frozenset(name for name in (*dir(Home), "ref", "traced") if name[0] != "_")
+    call_mode: Final = AsRequests
+    _hidden = frozenset(name for name in (*dir(DeviceView), "ref", "traced") if name[0] != "_")
 
     def __init__(self, core: DeviceCore, libraries: Libraries[Any]) -> None:
         super().__init__(core)
@@ -53,22 +53,22 @@ class Requests(Evaluating[Described], Proxy[Described]):
         self._share_libraries(libraries, self)
 
     @overload
-    def using(self, made: Fused[Any, P, R]) -> Fused[Described, P, R]: ...
+    def using(self, made: Fused[Any, P, R]) -> Fused[AsRequests, P, R]: ...
     @overload
-    def using(self, made: Generator[Any]) -> Generator[Described]: ...
+    def using(self, made: Generator[Any]) -> Generator[AsRequests]: ...
     @overload
-    def using(self, made: Kernel[Any]) -> Kernel[Described]: ...
+    def using(self, made: Kernel[Any]) -> Kernel[AsRequests]: ...
     @overload
-    def using(self, made: Module[Any]) -> Module[Described]: ...
+    def using(self, made: Module[Any]) -> Module[AsRequests]: ...
     @overload
-    def using(self, made: Plan[Any, R]) -> Plan[Described, R]: ...
+    def using(self, made: GraphPlan[Any, R]) -> GraphPlan[AsRequests, R]: ...
     @overload
-    def using(self, made: PagedKVCache[Any]) -> PagedKVCache[Described]: ...
+    def using(self, made: PagedKVCache[Any]) -> PagedKVCache[AsRequests]: ...
     @overload
-    def using(self, made: Rnn[Any]) -> Rnn[Described]: ...
+    def using(self, made: Rnn[Any]) -> Rnn[AsRequests]: ...
     @overload
-    def using(self, made: SparseLU[Any]) -> SparseLU[Described]: ...
-    def using(self, made: Facade[Any]) -> Facade[Described]:
+    def using(self, made: SparseLU[Any]) -> SparseLU[AsRequests]: ...
+    def using(self, made: Facade[Any]) -> Facade[AsRequests]:
         """Return an object of a library, such as a kernel, with methods that make requests.
 
         Args:
@@ -77,7 +77,7 @@ class Requests(Evaluating[Described], Proxy[Described]):
         Raises:
             TypeError: ``made`` was not made by a library of this device.
         """
-        described: Facade[Described] = self._use(made)
+        described: Facade[AsRequests] = self._use(made)
         return described
 
     @property
@@ -87,9 +87,9 @@ class Requests(Evaluating[Described], Proxy[Described]):
     # --- what facades ask for -------------------------------------------------------------
 
     @property
-    def witness(self) -> Witness | None:
+    def recorder(self) -> CallRecorder | None:
         """Object that gets the program's calls, or None."""
-        return self._core.witness
+        return self._core.recorder
 
     @property
     def ports(self) -> Mapping[str, Any]:

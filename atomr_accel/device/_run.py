@@ -20,15 +20,15 @@ from .._dtypes import DTYPES
 from .._errors import AccelError, GpuRefStale, said_of
 from ..libraries.run.wire.messages import (
     Buffer,
-    Call,
+    CallFunction,
     Fetch,
-    Forget,
+    ForgetCall,
     Initialize,
     Keep,
     Left,
     Supply,
 )
-from ..libraries.run.wire.pickling import TakesLong, TooMuch, dumps, loads
+from ..libraries.run.wire.pickling import PickleTooLarge, TakesLong, dumps, loads
 from ..memory import Block, GpuRef, block_at, repeats
 from ..ops import LaneSpec, Request, require_readable
 from ..wire import SLAB_SHIFT, CloseLane
@@ -61,7 +61,7 @@ _PICKLERS: Final = 4
 _PIECE: Final = 1 << 17
 """Bytes of arguments that travel in one message."""
 
-_RESULTS: Final = LaneSpec("results", _EXECUTORS, blocks=True)
+_RESULTS: Final = LaneSpec("results", _EXECUTORS, own_thread=True)
 """Fetches what calls have left, also while their own lanes are busy with others."""
 
 _PLAIN: Final = (bool, int, float, complex, str, bytes)
@@ -86,14 +86,14 @@ _numbers: Final = itertools.count(1)
 
 
 @final
-class _Packed:
+class _PackedCall:
     """A function and its arguments, pickled but for the buffers in them."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], *, quick: bool) -> None:
         self.refs: list[GpuRef] = []
         try:
             self.data, self.parts = dumps((function, args), self._take, most=MOST, quick=quick)
-        except TooMuch:
+        except PickleTooLarge:
             raise ValueError(
                 f"the function and its arguments may be {MOST} bytes when pickled, and are more; "
                 "put large arrays on the device and pass the refs"
@@ -108,9 +108,9 @@ class _Packed:
 
     def lies_in(self, slabs: set[int]) -> bool:
         """Return True if all its buffers are in the given slabs."""
-        return all(ref._place.address >> SLAB_SHIFT in slabs for ref in self.refs)
+        return all(ref._addressable_block.address >> SLAB_SHIFT in slabs for ref in self.refs)
 
-    def kept(self) -> _Packed:
+    def kept(self) -> _PackedCall:
         """This, for a later time: without memory that others may change."""
         self.parts = [np.array(part) for part in self.parts]
         return self
@@ -146,7 +146,7 @@ class _Packed:
 
 
 @final
-class _Lane:
+class _RunLane:
     """The program's record of a lane: its state, the state's origin, and its users.
 
     Attributes:
@@ -165,8 +165,8 @@ class _Lane:
     """
 
     def __init__(self, name: str) -> None:
-        self.spec = LaneSpec(name, _EXECUTORS, blocks=True)
-        self.init: _Packed | None = None
+        self.spec = LaneSpec(name, _EXECUTORS, own_thread=True)
+        self.init: _PackedCall | None = None
         self.source: object = None
         self.number = 0
         self.good = False
@@ -184,17 +184,17 @@ class _Lane:
         if not self.users and self.idle is not None:
             self.idle.set()
 
-    def packed(self, source: object) -> _Packed | None:
+    def packed(self, source: object) -> _PackedCall | None:
         """Return the packed form of ``source`` if it made the state, else None."""
         return self.init if self.init is not None and _same(source, self.source) else None
 
-    def has(self, core: DeviceCore, init: _Packed) -> bool:
+    def has(self, core: DeviceCore, init: _PackedCall) -> bool:
         """Return True if the state exists and was made by ``init``."""
         failed = self.made is not None and self.made.answered and self.made.error is not None
         return init is self.init and self.epoch is core.memory.epoch and not failed
 
     def initialize(
-        self, core: DeviceCore, port: Port, init: _Packed, source: object
+        self, core: DeviceCore, port: Port, init: _PackedCall, source: object
     ) -> tuple[int, list[Block], list[Block]]:
         """Make the state for later calls, unless it exists.
 
@@ -230,7 +230,7 @@ class _Lane:
 
         made.when_answered(answered)
 
-    def repeat(self, core: DeviceCore, port: Port, other: _Lane) -> bool:
+    def repeat(self, core: DeviceCore, port: Port, other: _RunLane) -> bool:
         """Make the state of a lane, if it was made before and needs only memory mapped here."""
         if other.init is None or not other.good or other.init is self.init:
             return False
@@ -245,7 +245,7 @@ class _Lane:
         port = ports.get(self.spec.name)
         return port is not None and (self.made is None or self.made.port is port)
 
-    def take_over(self, core: DeviceCore, other: _Lane) -> None:
+    def take_over(self, core: DeviceCore, other: _RunLane) -> None:
         """Have the state that another host has made, which is the device's own now."""
         made = other.made
         if made is None or other.init is None or (made.answered and made.error is not None):
@@ -264,7 +264,7 @@ class HostCalls:
 
     def __init__(self, core: DeviceCore) -> None:
         self._core = core
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[str, _RunLane] = {}
         self._threads = trio.CapacityLimiter(_PICKLERS)
         self._called: set[tuple[str, str | None]] = set()
 
@@ -370,29 +370,29 @@ class HostCalls:
             if lane.epoch is before and lane.init is not None and lane.init.lies_in(mapped):
                 lane.epoch = self._core.memory.epoch
 
-    def take_over(self, companion: HostCalls, ports: Mapping[str, Port]) -> None:
+    def take_over(self, shadow: HostCalls, ports: Mapping[str, Port]) -> None:
         """Go on with the states that were made in a host that is the device's own now.
 
         Args:
-            companion: who made them.
+            shadow: who made them.
             ports: the host's lanes.
         """
-        for lane, other in companion._lanes.items():
+        for lane, other in shadow._lanes.items():
             if other.spec.name in self._core.lanes and other.is_of(ports):
                 self._known(lane).take_over(self._core, other)
-        companion.forget()
+        shadow.forget()
 
     def forget(self) -> None:
         """Drop all objects of the program, because the host is over."""
         self._lanes.clear()
 
-    def _known(self, lane: str) -> _Lane:
+    def _known(self, lane: str) -> _RunLane:
         known = self._lanes.get(lane)
         if known is None:
-            known = self._lanes[lane] = _Lane("run" if lane == "run" else f"run.{lane}")
+            known = self._lanes[lane] = _RunLane("run" if lane == "run" else f"run.{lane}")
         return known
 
-    def _closed(self, lane: str, known: _Lane) -> None:
+    def _closed(self, lane: str, known: _RunLane) -> None:
         """End a lane that has no more calls."""
         self._core.remove_lane(known.spec.name)
         self._lanes.pop(lane, None)
@@ -403,7 +403,7 @@ class HostCalls:
 
     async def _run(
         self,
-        known: _Lane,
+        known: _RunLane,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         init: Callable[[], Any] | None,
@@ -426,7 +426,7 @@ class HostCalls:
         epoch = core.memory.epoch
         ticket = next(_numbers)
         supplies = packed.supply(core, port, name, ticket)
-        call = Call(ticket, state, packed.data, buffers, current_traceparent())
+        call = CallFunction(ticket, state, packed.data, buffers, current_traceparent())
         op = core.submit(port, name, call, reads, writes)
         try:
             data, arrays, sizes = await op.wait()
@@ -458,11 +458,11 @@ class HostCalls:
             return loads(data, parts, refs.__getitem__)
         return await self._in_thread(partial(loads, data, parts, refs.__getitem__))
 
-    async def _pack(self, function: Callable[..., Any], args: tuple[Any, ...]) -> _Packed:
+    async def _pack(self, function: Callable[..., Any], args: tuple[Any, ...]) -> _PackedCall:
         """Pickle a function and arguments, in a thread if it would block the loop for long."""
         with suppress(TakesLong):
-            return _Packed(function, args, quick=True)
-        return await self._in_thread(partial(_Packed, function, args, quick=False))
+            return _PackedCall(function, args, quick=True)
+        return await self._in_thread(partial(_PackedCall, function, args, quick=False))
 
     async def _in_thread(self, function: Callable[[], _T]) -> _T:
         return await in_thread(function, self._threads, abandon=True)
@@ -496,7 +496,7 @@ class HostCalls:
         await Bulk(core, data, submit, upload=False).run()
         return data
 
-    def _note(self, known: _Lane, function: object) -> None:
+    def _note(self, known: _RunLane, function: object) -> None:
         """Update standbys after the first call of a function, which may have imported modules."""
         called = known.spec.name, getattr(function, "__qualname__", None)
         new = self._core.standby is not None and called not in self._called
@@ -508,7 +508,7 @@ class HostCalls:
         if self._core.memory.epoch is not epoch:
             raise GpuRefStale(f"the result of {name} is gone: {self._core.name} was rebuilt")
 
-    def _abandoned(self, known: _Lane, port: Port, epoch: Epoch, ticket: int) -> None:
+    def _abandoned(self, known: _RunLane, port: Port, epoch: Epoch, ticket: int) -> None:
         """End a call whose caller has left."""
         self._forget(port, epoch, ticket)
         known.leave()
@@ -516,7 +516,7 @@ class HostCalls:
     def _forget(self, port: Port, epoch: Epoch, ticket: int) -> None:
         """Have the host drop the objects that it keeps for a call."""
         if self._core.memory.epoch is epoch:
-            self._core.submit(port, "run: forget", Forget(ticket))
+            self._core.submit(port, "run: forget", ForgetCall(ticket))
 
 
 def _check_plain(what: str, function: object) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..lanes import Isolation
     from ..wire import Affinity
     from ._device import Device
-    from ._room import StandbyMode
+    from ._standby_budget import StandbyMode
 
 StreamStrategy = Literal["shared", "per_actor", "pooled", "single"]
 Completion = Literal["polled", "blocking", "hybrid", "callback"]
@@ -55,7 +55,7 @@ class DeviceSettings(TypedDict, total=False):
     priorities: Mapping[str, int] | None
     completion: Completion | None
     deterministic: bool
-    prompt: bool
+    low_latency: bool
     affinity: Literal["near"] | Iterable[int] | None
     sanitizer: SanitizerTool | None
 
@@ -79,7 +79,7 @@ def check_settings(
     op_deadline: object,
     memory_limit: object,
     pinned_limit: object,
-    prompt: object,
+    low_latency: object,
     sanitizer: object,
 ) -> None:
     """Refuse what ``open_device`` cannot mean.
@@ -115,8 +115,8 @@ def check_settings(
         # Less would hold nothing, since memory comes in slabs.
         _whole_number("memory_limit", memory_limit, least=GRANULARITY, unit=" of bytes")
     _whole_number("pinned_limit", pinned_limit, unit=" of bytes")
-    if not isinstance(prompt, bool):
-        raise TypeError(f"prompt must be True or False, not {_said(prompt)}")
+    if not isinstance(low_latency, bool):
+        raise TypeError(f"low_latency must be True or False, not {_said(low_latency)}")
     if sanitizer is not None:
         _one_of("sanitizer", sanitizer, get_args(SanitizerTool), beside="None")
         if isolation != "process":

@@ -1,9 +1,9 @@
 """Standby hosts, prepared in advance, so that a rebuild finds one.
 
 A **warm** one has done all steps that touch no device: interpreter, imports, loading vendor
-libraries. A **hot** one has opened the device, too, as its companion: sealed memory is mapped, the
+libraries. A **hot** one has opened the device, too, as its shadow: sealed memory is mapped, the
 lanes in use run, and the states of ``device.run`` are made. A context of its own serves the
-companion (``DeviceCore.companion``), until another context takes the host over.
+shadow (``DeviceCore.shadow``), until another context takes the host over.
 
 ::
 
@@ -30,11 +30,11 @@ import trio
 from .._errors import AccelError
 from ..actors import Backoff
 from ..lanes import END_SECONDS, HostDied, uninterrupted
-from ..libraries.programs.wire.messages import Forget
+from ..libraries.programs.wire.messages import ForgetProgram
 from ..wire import StickyFault
-from ._history import History
-from ._room import NoRoomError, Room
-from ._spare import Spare
+from ._history import PreparationHistory
+from ._standby_budget import NoRoomError, Room
+from ._standby_host import Spare
 from .batches._in_advance import own
 from .batches.record import PROGRAMS
 
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from ..lanes import HostHandle, Op, Port
     from ..wire import Message
     from ._device import Device
-    from ._prepared import Prepared
-    from ._room import StandbyMode
+    from ._prepared import PreparedHost
+    from ._standby_budget import StandbyMode
     from .batches.record import Recording
     from .core import DeviceCore
 
@@ -97,8 +97,8 @@ class StandbyStatistics:
     died: int
 
 
-Taken = tuple["Prepared", "DeviceCore | None", bool]
-"""A host, the companion that was served there, if any, and whether it was ready."""
+Taken = tuple["PreparedHost", "DeviceCore | None", bool]
+"""A host, the shadow that was served there, if any, and whether it was ready."""
 
 
 @final
@@ -122,7 +122,7 @@ class Standby:
     ) -> None:
         self._core = core
         self._room: Final = Room(core, mode)
-        self._history: Final = History()
+        self._history: Final = PreparationHistory()
         self._kept: Final = kept
         self._warm_up: Final = warm_up
         self._spares: Final = self._room.spares
@@ -191,7 +191,7 @@ class Standby:
             if recording is not None:
                 own(recording)
             else:  # it is gone: dropped at once
-                self._core.keep(PROGRAMS.name, "program.forget", Forget(number))
+                self._core.keep(PROGRAMS.name, "program.forget", ForgetProgram(number))
         captured.clear()
 
     def prepare_again(self) -> None:
@@ -208,13 +208,13 @@ class Standby:
     def _blocks(self, lane: str) -> bool:
         """Return True if a lane has a thread of its own."""
         known = self._core.lanes.get(lane)
-        return known is not None and known[0].blocks
+        return known is not None and known[0].own_thread
 
     def statistics(self) -> StandbyStatistics:
         """A snapshot."""
         warm = self._room.mode == "warm"
         wanted = [spare for spare in self._best_first() if warm or spare.hot]
-        ready = [s for s in wanted if s.step == "ready" and (warm or s.companion is not None)]
+        ready = [s for s in wanted if s.step == "ready" and (warm or s.shadow is not None)]
         return StandbyStatistics(
             mode=self._room.mode,
             state=wanted[0].step if wanted else "waiting",
@@ -244,15 +244,15 @@ class Standby:
                 continue
             with trio.CancelScope(shield=True):
                 if spare.context is not None and not await spare.context.handed_over():
-                    self._core.lifecycle.discard(prepared, spare.companion)
+                    self._core.lifecycle.discard(prepared, spare.shadow)
                     continue
-            if spare.companion is not None:
+            if spare.shadow is not None:
                 for name, port in list(prepared.ports.items()):
                     if self._closed_meanwhile(spare, port):
-                        _end_lane(prepared, spare.companion, name)
+                        _end_lane(prepared, spare.shadow, name)
             self._room.mode = self._room.wanted
             self._used += 1
-            return prepared, spare.companion, ready
+            return prepared, spare.shadow, ready
         await trio.lowlevel.checkpoint()
         return None
 
@@ -286,7 +286,7 @@ class Standby:
         given_up = [
             spare
             for spare in self._spares
-            if spare.prepared is not None and (descriptors or spare.companion is not None)
+            if spare.prepared is not None and (descriptors or spare.shadow is not None)
         ]
         if not given_up:
             return False
@@ -314,7 +314,7 @@ class Standby:
         """Wake the standbys to prepare more. Until then none is ready."""
         for spare in self._spares:
             if spare.step == "ready":
-                spare.step = "loading" if spare.companion is None else "mapping"
+                spare.step = "loading" if spare.shadow is None else "mapping"
             spare.wake.set()
 
     def _note_ready(self, spare: Spare) -> None:
@@ -340,7 +340,7 @@ class Standby:
             for spare in others[: max(0, wanting)]:
                 spare.hot = True
             for spare in self._spares:
-                if spare.hot and spare.companion is None:
+                if spare.hot and spare.shadow is None:
                     spare.wake.set()
 
     async def _keep(self) -> None:
@@ -385,12 +385,12 @@ class Standby:
             await trio.sleep(delay)
 
 
-def _end_lane(prepared: Prepared, companion: DeviceCore, name: str) -> None:
+def _end_lane(prepared: PreparedHost, shadow: DeviceCore, name: str) -> None:
     """End a lane that the device has closed, once all its ops here are over."""
     port = prepared.ports.pop(name, None)
     if port is not None:
         port.end(_lane_closed)
-        for op in [op for op in companion.in_flight.values() if op.port is port]:
+        for op in [op for op in shadow.in_flight.values() if op.port is port]:
             port.fail(op, _lane_closed)
         port.close()
 

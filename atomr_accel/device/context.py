@@ -16,8 +16,8 @@ import trio
 
 from .._errors import AccelError, ContextPoisoned, DeviceUnavailable, KernelHung
 from ..lanes import (
-    Gate,
     HostDied,
+    StaggeredEvent,
     describe_exit,
     fail_some,
     first_error,
@@ -26,7 +26,7 @@ from ..lanes import (
 )
 from ..wire import Preload, Probe, StickyFault
 from ._failures import is_short, lacks_descriptors, short_of, taken_down
-from ._prepared import Prepared
+from ._prepared import PreparedHost
 from .core import Startup
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ _log = logging.getLogger("atomr_accel.device")
 
 
 @final
-class _Start:
+class _StartingLane:
     """A lane that is being started.
 
     Attributes:
@@ -79,28 +79,28 @@ class Context:
     """Runs one host from its start to its end, or until another context takes it over.
 
     Args:
-        core: the device, or a companion that prepares a standby.
+        core: the device, or a shadow that prepares a standby.
         prepared: its host, if it has one.
 
     Attributes:
         prepared: its host.
     """
 
-    prepared: Prepared
+    prepared: PreparedHost
 
-    def __init__(self, core: DeviceCore, prepared: Prepared | None = None) -> None:
+    def __init__(self, core: DeviceCore, prepared: PreparedHost | None = None) -> None:
         self._core = core
         if prepared is not None:
             self.prepared = prepared
-        self._companion: DeviceCore | None = None
+        self._shadow: DeviceCore | None = None
         self._opening = trio.Lock()
-        self._starts: dict[str, _Start] = {}
+        self._starts: dict[str, _StartingLane] = {}
         self._handed_over = self._over = False
         self._generation: Final = core.memory.generation
         self._fault: ContextPoisoned | None = None
         self._found: tuple[Fault, str] | None = None
         self._dead = trio.Event()
-        self._ended = Gate()
+        self._ended = StaggeredEvent()
         self._nursery: trio.Nursery
 
     @trio.lowlevel.enable_ki_protection
@@ -112,8 +112,8 @@ class Context:
         core.failed_starts += 1  # until this one is up
         self._begun = trio.current_time()
         core.reserve.use()
-        if self._core.whole is None:
-            self.prepared = await self._take_standby() or Prepared(await self._start_host())
+        if self._core.original is None:
+            self.prepared = await self._take_standby() or PreparedHost(await self._start_host())
         self.host.reserve = core.reserve
         failures: ExceptionGroup[Any] | None = None
         up = False
@@ -155,7 +155,7 @@ class Context:
             else:
                 self._handed_over = False
                 await self._end()
-            self._companion = None
+            self._shadow = None
             self._over = True
             self._ended.open()
 
@@ -192,11 +192,11 @@ class Context:
             await trio.lowlevel.cancel_shielded_checkpoint()
         self._core.lifecycle.forget(self)
 
-    async def _take_standby(self) -> Prepared | None:
+    async def _take_standby(self) -> PreparedHost | None:
         """The host that is farthest prepared, if there is one and it answers."""
         standby = self._core.standby
         while standby is not None and (taken := await standby.take()) is not None:
-            prepared, companion, ready = taken
+            prepared, shadow, ready = taken
             good = False
             try:
                 if ready:  # it has nothing to do, so it answers at once
@@ -209,23 +209,23 @@ class Context:
                 pass  # the reason why it is not taken
             finally:
                 if not good:
-                    self._core.lifecycle.discard(prepared, companion)
+                    self._core.lifecycle.discard(prepared, shadow)
             if good:
-                if companion is not None:
-                    self._core.take_over(companion, prepared)
-                self._companion = companion
+                if shadow is not None:
+                    self._core.take_over(shadow, prepared)
+                self._shadow = shadow
                 return prepared
         return None
 
     def _attach(self, info: DeviceInfo) -> None:
         """Attach to the device, because the host has passed its check."""
         core = self._core
-        hot = self._companion is not None
-        if self._companion is not None:
-            core.host_calls.take_over(self._companion.host_calls, self.prepared.ports)
+        hot = self._shadow is not None
+        if self._shadow is not None:
+            core.host_calls.take_over(self._shadow.host_calls, self.prepared.ports)
             if core.standby is not None:
                 core.standby.own_recordings(self.prepared.captured)
-            self._companion = None
+            self._shadow = None
         core.lifecycle.attach(self, self.prepared.ports, info)
         if not hot and core.standby is not None:
             core.standby.prepare_again()
@@ -277,7 +277,7 @@ class Context:
             if len(starting) == 1:
                 self._core.blame(starting[0], crashed=crashed)
             elif crashed:
-                self._core.one_by_one = True
+                self._core.starts_lanes_serially = True
         if isinstance(first, StickyFault):
             return self._poison(first.status, first.status_name, str(first), where)
         if isinstance(first, HostDied):
@@ -341,7 +341,7 @@ class Context:
             overdue = [
                 (op.seq, op.name)
                 for name, port in self.prepared.ports.items()
-                if (op := port.overdue(running, deadline)) and core.lanes[name][0].hangs
+                if (op := port.overdue(running, deadline)) and core.lanes[name][0].watched
             ]
             if not overdue:
                 continue
@@ -375,7 +375,7 @@ class Context:
         probe = core.submit(prepared.ports[MEMORY_LANE], "probe", Probe(pattern))
         if await probe.wait() != pattern:
             raise DeviceUnavailable(f"{core.name} does not give back what is written to it")
-        core.one_by_one = False
+        core.starts_lanes_serially = False
         up = trio.current_time()
         core.startup = Startup(
             total=up - begun,
@@ -424,7 +424,7 @@ class Context:
         start = self._starts.get(spec.name)
         mine = start is None
         if start is None:
-            start = self._starts[spec.name] = _Start()
+            start = self._starts[spec.name] = _StartingLane()
             try:
                 self._nursery.start_soon(self._open_lane, spec, start)
             except RuntimeError:  # the context has just ended, and takes no more tasks
@@ -447,7 +447,7 @@ class Context:
         if start is not None:
             await start.done.wait()
 
-    async def _open_lane(self, spec: LaneSpec, start: _Start) -> None:
+    async def _open_lane(self, spec: LaneSpec, start: _StartingLane) -> None:
         try:
             async with self._opening:
                 if spec.name not in self.prepared.ports:

@@ -33,13 +33,13 @@ from ..lanes import (
 )
 from ..libraries.array.evaluate import evaluating
 from ..memory import GpuRef, Kept, MemoryMap, Release, as_shape, keep
-from ..ops import Awaited, FirstTry, LaneSpec
+from ..ops import Awaited, ImmediatePreparer, LaneSpec
 from ..wire import Message, ReportTimes, StreamPlan
-from ._growth import Growth
+from ._growth import SlabGrowth
 from ._lifecycle import Lifecycle
-from ._place import Place
 from ._reaper import Reaper
 from ._retry import Again
+from ._tree_node import DeviceNode
 from .data._bulk import Copiers
 from .interop._windows import Windows
 
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from ..expressions import Operand
     from ..lanes import Isolation, Sanitizer, Template
     from ..memory import Block, Epoch, Slab
-    from ..ops import Request, Witness, Workspaces, WorkspaceSet
+    from ..ops import CallRecorder, Request, Workspaces, WorkspaceSet
     from ..wire import Affinity, CallByTemplate, DeviceInfo
-    from ._prepared import Prepared
+    from ._prepared import PreparedHost
     from ._run import HostCalls
     from ._standby import Standby
     from .context import Context
@@ -74,7 +74,7 @@ _MOST_RELEASED: Final = 4
 
 
 _RANGE: Final = 1 << 40
-"""Distance between the sequence numbers of a device and of its companions."""
+"""Distance between the sequence numbers of a device and of its shadows."""
 
 
 _MOST_CRASHES: Final = 2
@@ -101,8 +101,8 @@ class Startup:
 
 
 @final
-class _Common:
-    """Objects that a device shares with its companions."""
+class _SharedParts:
+    """Objects that a device shares with its shadows."""
 
     def __init__(self, name: str) -> None:
         self.staging: Final = PinnedPool(STAGING_BYTES, lambda: 0)
@@ -110,7 +110,7 @@ class _Common:
         self.reaper: Final = Reaper()
         self.modules: Final[dict[str, None]] = {}
         self.lane_numbers: Final = itertools.count()
-        self.one_by_one = False
+        self.starts_lanes_serially = False
         self._last_range = 0
 
     def next_range(self, sequence: int) -> int:
@@ -149,20 +149,20 @@ class DeviceCore:
         failed_starts: number of failed starts in a row.
         most_failed_starts: number of failed starts in a row that loses the device; None if only its
             supervisor counts.
-        whole: the device that this one represents on a standby; None for a device.
+        original: the device that this one represents on a standby; None for a device.
         place: its place in a tree of actors.
         affinity: the cores that its hosts may run on.
         sanitizer: the sanitizer that its hosts run under, if any.
         windows: slabs of other devices that its host has mapped.
-        instruments: the instruments of its system; none for a companion.
-        witness: gets the program's calls, for example for a journal; None without one.
+        instruments: the instruments of its system; none for a shadow.
+        recorder: gets the program's calls, for example for a journal; None without one.
     """
 
-    driver: Final = Awaited
+    call_mode: Final = Awaited
     pinned: Pinned
     exports: Exports
     host_calls: HostCalls
-    witness: Witness | None = None
+    recorder: CallRecorder | None = None
 
     def __init__(
         self,
@@ -172,32 +172,34 @@ class DeviceCore:
         *,
         op_deadline: float | None = None,
         plan: StreamPlan | None = None,
-        prompt: bool = True,
+        low_latency: bool = True,
         affinity: Affinity = None,
         sanitizer: Sanitizer | None = None,
         memory_limit: int | None = None,
-        whole: DeviceCore | None = None,
+        original: DeviceCore | None = None,
         instruments: Instruments | None = None,
     ) -> None:
         self.instruments: Final = Instruments() if instruments is None else instruments
-        self.whole: Final = whole
+        self.original: Final = original
         self.index: Final = index
         self.name: Final = f"{backend.name}:{index}"
         self.isolation: Final = isolation
         self.op_deadline: Final = op_deadline
         self.plan: Final = plan or StreamPlan()
-        self.prompt: Final = prompt
+        self.low_latency: Final = low_latency
         self.affinity: Final[Affinity] = affinity
         self.sanitizer: Final[Sanitizer | None] = sanitizer
-        self._common: Final[_Common] = _Common(self.name) if whole is None else whole._common
-        self.staging: Final = self._common.staging
-        self.copiers: Final = self._common.copiers
-        self.reaper: Final = self._common.reaper
-        self.modules: Final = self._common.modules
+        self._shared: Final[_SharedParts] = (
+            _SharedParts(self.name) if original is None else original._shared
+        )
+        self.staging: Final = self._shared.staging
+        self.copiers: Final = self._shared.copiers
+        self.reaper: Final = self._shared.reaper
+        self.modules: Final = self._shared.modules
         # Ops of both may read the same buffer at the same time, by the numbers they have.
-        self._sequence: int = 0 if whole is None else self._common.next_range(whole._sequence)
+        self._sequence: int = 0 if original is None else self._shared.next_range(original._sequence)
         self.memory: Final[MemoryMap] = (
-            MemoryMap(self.name, memory_limit) if whole is None else whole.memory.companion()
+            MemoryMap(self.name, memory_limit) if original is None else original.memory.shadow()
         )
         self.memory.owner = self
         self.memory.slab_changed = self._slab_changed
@@ -214,25 +216,27 @@ class DeviceCore:
         self.info: DeviceInfo | None = None
         self.startup: Startup | None = None
         self.standby: Standby | None = None
-        self.place: Final = Place(self)
+        self.place: Final = DeviceNode(self)
         self.lifecycle: Final = Lifecycle(self)
-        self.reserve: Final = Reserve() if whole is None else NO_RESERVE
+        self.reserve: Final = Reserve() if original is None else NO_RESERVE
         self.memory.bump()
         self._backend = backend
         self._thread = get_ident()
         self._thread_name = current_thread().name
-        self.growth: Final = Growth(self)
+        self.growth: Final = SlabGrowth(self)
         self.windows: Final = Windows(self)
         self.start_backoff: Backoff | None = None
         self.failed_starts = 0
         self.most_failed_starts: int | None = None
         self.sealing: Final = trio.Lock()
-        self.first_try: Final = FirstTry(self)
+        self.first_try: Final = ImmediatePreparer(self)
         self.again: Final = Again()
         self.scratch: Final[weakref.WeakKeyDictionary[Workspaces, WorkspaceSet]] = (
             weakref.WeakKeyDictionary()
         )
-        self.memory_lane: Final = LaneSpec("memory", {backend.name: backend.memory}, blocks=True)
+        self.memory_lane: Final = LaneSpec(
+            "memory", {backend.name: backend.memory}, own_thread=True
+        )
         self.being_sealed: Final[Counter[Block]] = Counter()
 
     @property
@@ -243,7 +247,7 @@ class DeviceCore:
     @property
     def path(self) -> str:
         """Its place in the tree of actors."""
-        cell = (self if self.whole is None else self.whole).place.cell
+        cell = (self if self.original is None else self.original).place.cell
         return "" if cell is None else cell.path
 
     @property
@@ -301,17 +305,17 @@ class DeviceCore:
         )
 
     @property
-    def one_by_one(self) -> bool:
+    def starts_lanes_serially(self) -> bool:
         """True if lanes are started one after the other, to find the one that crashes its host."""
-        return self._common.one_by_one
+        return self._shared.starts_lanes_serially
 
-    @one_by_one.setter
-    def one_by_one(self, value: bool) -> None:
-        self._common.one_by_one = value
+    @starts_lanes_serially.setter
+    def starts_lanes_serially(self, value: bool) -> None:
+        self._shared.starts_lanes_serially = value
 
     # --- its contexts --------------------------------------------------------------------
 
-    def companion(self) -> DeviceCore:
+    def shadow(self) -> DeviceCore:
         """The device on another host, which has the same sealed memory and else none of it."""
         return DeviceCore(
             self._backend,
@@ -319,23 +323,23 @@ class DeviceCore:
             self.isolation,
             plan=self.plan,
             affinity=self.affinity,
-            whole=self,
+            original=self,
         )
 
-    def take_over(self, companion: DeviceCore, prepared: Prepared) -> None:
-        """Continue with the host of a companion, which submits no more ops."""
-        self._sequence = max(self._sequence, companion._sequence)
-        idle = not companion.in_flight
+    def take_over(self, shadow: DeviceCore, prepared: PreparedHost) -> None:
+        """Continue with the host of a shadow, which submits no more ops."""
+        self._sequence = max(self._sequence, shadow._sequence)
+        idle = not shadow.in_flight
         for name, port in prepared.ports.items():
             port.move_to(self.in_flight, self)
-            spec, number = companion.lanes[name]
+            spec, number = shadow.lanes[name]
             if name not in self.lanes:
                 self.add_lane(spec, number)
-        left = companion.memory.abandon()
-        companion.lifecycle.finish()
+        left = shadow.memory.abandon()
+        shadow.lifecycle.finish()
         if idle:  # else they go with the host, because it may still write there
             self.memory.unmapped += left
-            self.pinned.take_over(companion.pinned)
+            self.pinned.take_over(shadow.pinned)
 
     async def ready(self) -> Context:
         """Wait for a context that takes ops, and return it.
@@ -368,14 +372,14 @@ class DeviceCore:
     def thread_of(self, spec: LaneSpec) -> str:
         """The name of the host's thread that runs a lane."""
         shared = self.capabilities.asynchronous or self.plan.strategy == "single"
-        return "launches" if shared and not spec.blocks else spec.name
+        return "launches" if shared and not spec.own_thread else spec.name
 
     def lane_number(self, name: str) -> int:
         """Return the number of a lane in dependencies, unique for as long as the lane is in use."""
         known = self.lanes.get(name)
-        if known is None and self.whole is not None:
-            known = self.whole.lanes.get(name)
-        return next(self._common.lane_numbers) if known is None else known[1]
+        if known is None and self.original is not None:
+            known = self.original.lanes.get(name)
+        return next(self._shared.lane_numbers) if known is None else known[1]
 
     def add_lane(self, spec: LaneSpec, number: int) -> None:
         """Note that a lane is in use."""
@@ -445,8 +449,8 @@ class DeviceCore:
         self._sequence = sequence = self._sequence + 1
         op = Op(port, sequence, name, message, reads, writes, payload)
         port.submit(op)
-        if self.witness is not None:
-            self.witness.submitted()
+        if self.recorder is not None:
+            self.recorder.submitted()
         if self.dropped:
             self._release()
         if message.lasting and self.standby is not None and isinstance(message, Message):

@@ -28,7 +28,7 @@ _LINKED: Final = b"\2\0"
 """The type in an ELF file's head, at byte 16, if nothing has to be linked to it any more."""
 
 
-class Compiled(NamedTuple):
+class CompiledKernel(NamedTuple):
     """A kernel for one kind of device.
 
     Attributes:
@@ -75,7 +75,7 @@ def nvrtc_version() -> tuple[int, ...]:
 
 def find_cubin(
     source: str, name: str, options: tuple[str, ...], capability: tuple[int, int]
-) -> Compiled:
+) -> CompiledKernel:
     """Like ``compile_cubin``, unless the same was compiled before and is on disk.
 
     Raises:
@@ -85,16 +85,18 @@ def find_cubin(
     """
     load_nvrtc()
     if any(_SEES_MORE.search(_SPLICE.sub("", text)) for text in (source, *options)):
-        return Compiled(*compile_cubin(source, name, options, capability))
+        return CompiledKernel(*compile_cubin(source, name, options, capability))
     key = msgspec.msgpack.encode((nvrtc_version(), source, name, options, capability))
     kept = CUBINS.get(key)
     if kept is not None:
-        found = Compiled(*msgspec.msgpack.decode(kept, type=tuple[bytes, str, str]), kept=True)
+        found = CompiledKernel(
+            *msgspec.msgpack.decode(kept, type=tuple[bytes, str, str]), kept=True
+        )
         if launchable(found.image, found.lowered):
             return found
     made = compile_cubin(source, name, options, capability)
     CUBINS.put(key, msgspec.msgpack.encode(made))
-    return Compiled(*made)
+    return CompiledKernel(*made)
 
 
 def compile_cubin(

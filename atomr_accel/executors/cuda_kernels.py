@@ -41,7 +41,7 @@ def preload_compiler() -> None:
 
 
 @final
-class Arguments:
+class KernelArguments:
     """A kernel's arguments as one block of bytes, kept to launch again with other pointers.
 
     Args:
@@ -77,19 +77,19 @@ class ArgumentBlocks:
     """Blocks of arguments, one per size: the driver has copied them when a launch returns."""
 
     def __init__(self) -> None:
-        self._blocks: dict[int, Arguments] = {}
+        self._blocks: dict[int, KernelArguments] = {}
 
-    def having(self, data: bytes) -> Arguments:
+    def having(self, data: bytes) -> KernelArguments:
         """Return the block of this size, with these arguments until the next call."""
         block = self._blocks.get(len(data))
         if block is None:
-            block = self._blocks[len(data)] = Arguments(data)
+            block = self._blocks[len(data)] = KernelArguments(data)
         else:
             block.put(data)
         return block
 
 
-class _Function(NamedTuple):
+class _LoadedKernel(NamedTuple):
     """A kernel.
 
     Attributes:
@@ -110,14 +110,14 @@ class Kernels:
         self._stream = stream
         self._source = source
         self._modules: list[Any] = []
-        self._functions: dict[str, _Function] = {}
+        self._functions: dict[str, _LoadedKernel] = {}
         device = check("cuCtxGetDevice", driver.cuCtxGetDevice())
         parallel = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         self._processors: Final[int] = check(
             "cuDeviceGetAttribute", driver.cuDeviceGetAttribute(parallel, device)
         )
 
-    def function(self, name: str, shared: int = 0) -> _Function:
+    def function(self, name: str, shared: int = 0) -> _LoadedKernel:
         """A kernel by its name expression, such as ``"move<float, double>"``.
 
         Args:
@@ -144,14 +144,16 @@ class Kernels:
                 )
             self._modules.append(module)
             most = max(1, resident) * self._processors * _WAVES
-            function = self._functions[name] = _Function(handle, most)
+            function = self._functions[name] = _LoadedKernel(handle, most)
         return function
 
-    def launch(self, function: _Function, items: int, arguments: Arguments) -> None:
+    def launch(self, function: _LoadedKernel, items: int, arguments: KernelArguments) -> None:
         """Launch with a thread for each item, or with threads that take several in turn."""
         self.prepare(function, items, arguments)()
 
-    def prepare(self, function: _Function, items: int, arguments: Arguments) -> Callable[[], None]:
+    def prepare(
+        self, function: _LoadedKernel, items: int, arguments: KernelArguments
+    ) -> Callable[[], None]:
         """Return a function that makes a launch, with the arguments of the time of the launch.
 
         The driver has copied the arguments when the launch returns, also into a captured graph.
@@ -160,7 +162,12 @@ class Kernels:
         return self.prepare_blocks(function, blocks, _THREADS, 0, arguments)
 
     def prepare_blocks(
-        self, function: _Function, blocks: int, threads: int, shared: int, arguments: Arguments
+        self,
+        function: _LoadedKernel,
+        blocks: int,
+        threads: int,
+        shared: int,
+        arguments: KernelArguments,
     ) -> Callable[[], None]:
         """Return a function that launches blocks of threads with ``shared`` bytes of shared memory.
 

@@ -78,12 +78,12 @@ def number_cell(dtype: str) -> tuple[Any, Any]:
     if dtype in _C_TYPES:
         number = _C_TYPES[dtype]()
         return number, byref(number)
-    cell = _Cell(dtype)
+    cell = _NumberCell(dtype)
     return cell, byref(cell.memory)
 
 
 @final
-class _Cell:
+class _NumberCell:
     """A number that ctypes has no type for, or does not convert to."""
 
     def __init__(self, dtype: str) -> None:

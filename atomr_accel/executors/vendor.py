@@ -116,7 +116,7 @@ class VendorLibrary:
         else:
             namer = getattr(library, status_name)
             namer.restype, namer.argtypes = c_char_p, [c_int]  # type: ignore[attr-defined]
-        self.functions: Final = _Functions(name, library, prototypes)
+        self.functions: Final = _VendorFunctions(name, library, prototypes)
         self._namer = namer
 
     def call(self, function: str, *args: Any) -> None:
@@ -175,7 +175,7 @@ def lacks_memory(function: str, status_name: str) -> bool:
 
 
 @final
-class _Functions(dict[str, "Callable[..., int]"]):
+class _VendorFunctions(dict[str, "Callable[..., int]"]):
     """The functions of a table, each bound when it is first wanted.
 
     Tables name what the newest release has; a program that does not use a function is

@@ -43,11 +43,11 @@ _MOST: Final = 400
 
 def text_of(expression: Operand) -> str:
     """An expression as a NumPy program has it, with letters for its refs."""
-    text = _Writer().text(expression)[0]
+    text = _TextWriter().text(expression)[0]
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-class _Writer:
+class _TextWriter:
     """Names refs in the order in which they come."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ from ..wire import (
 )
 from ..wire.failures import as_out_of_memory, pack_exception
 from ..wire.interface import Later
-from ._slots import Group, Malformed, StreamSlot
+from ._slots import Malformed, OpGroup, StreamSlot
 from .templates import Template, Templates
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Lane:
         self._lanes = lanes
         self._launcher = launcher
         self._group = self._together_most = group
-        self._spreads = False
+        self._fills_streams = False
         self._track_each_op = track_each_op
         self._shares_streams = shares_streams
         self._flushed = 0.0
@@ -138,7 +138,7 @@ class Lane:
         self._new_slot = new_slot
         self._most_slots = max_streams
         self._slot = first = self._add_slot(0)
-        self._spreads = getattr(first.executor, "spreads", False)
+        self._fills_streams = getattr(first.executor, "fills_streams", False)
         calls = CallWithTemplate | CallByTemplate
         union = reduce(operator.or_, first.handlers, calls)
         request = tuple[int, tuple[tuple[int, int], ...], union]  # type: ignore[valid-type]
@@ -183,7 +183,7 @@ class Lane:
                 requests += self._one_by_one(frame)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ProtocolViolation(f"a frame cannot be read: {error}") from error
-        if self._spreads:  # a few that have come together overlap, too
+        if self._fills_streams:  # a few that have come together overlap, too
             self._together_most = min(self._group, -(-len(requests) // self._most_slots) or 1)
         return requests
 
@@ -603,7 +603,7 @@ class Lane:
     def mark(self) -> None:
         """Close the group of the last launches, even if it is not full."""
         self._mark(self._slot)
-        if self._spreads and self._slot.in_flight:
+        if self._fills_streams and self._slot.in_flight:
             self._slot = self._next_slot()
 
     @property
@@ -628,7 +628,7 @@ class Lane:
             else:
                 if self._launcher.signals is not None:
                     self._launcher.expect(slot.stream, token)
-                slot.in_flight.append(Group(group, token, steps))
+                slot.in_flight.append(OpGroup(group, token, steps))
 
     def reap(self) -> bool:
         """Collect finished ops; return True if there are answers to send."""
@@ -652,7 +652,7 @@ class Lane:
                 self._complete(group.ops)
         return bool(self._done or self._out)
 
-    def _reap_steps(self, slot: StreamSlot, group: Group) -> None:
+    def _reap_steps(self, slot: StreamSlot, group: OpGroup) -> None:
         """Collect finished ops of a group that takes long."""
         if self._launcher.polls and time.perf_counter() - group.since < STEP_SECONDS:
             return

@@ -37,7 +37,7 @@ def _nothing(_message: object) -> None:
 
 
 @final
-class Group:
+class OpGroup:
     """Ops that are answered together, once the device is done with them.
 
     Attributes:
@@ -117,7 +117,7 @@ class StreamSlot:
         self._prepare = getattr(executor, "preparers", {})
         self.unmarked: list[tuple[int, Any]] = []
         self.steps: deque[tuple[int, Any]] = deque()
-        self.in_flight: deque[Group] = deque()
+        self.in_flight: deque[OpGroup] = deque()
 
     def prepare_call(self, template: Template) -> Callable[[Sequence[int]], Any]:
         """Return the function that makes a template's calls here, and keep it in the template."""

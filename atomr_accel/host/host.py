@@ -98,7 +98,7 @@ class Host:
         self._plan = StreamPlan()
         self._lanes: dict[int, Lane] = {}
         self._launchers: dict[str, Launcher] = {}
-        self._staging: _Work | None = None
+        self._staging: _ThreadedWork | None = None
         self._threads: list[threading.Thread] = []
         self._decode = msgspec.msgpack.Decoder(ControlRequest).decode
 
@@ -265,7 +265,7 @@ class Host:
                 os.close(fd)
 
         try:
-            self._staging = _Work("staging", run)
+            self._staging = _ThreadedWork("staging", run)
         except OSError:
             os.close(fd)
             raise
@@ -287,7 +287,7 @@ class Host:
         no other lane has that, and else in one for this.
         """
         failed: dict[str, Failure | Fault] = {}
-        apart: list[tuple[OpenLane, socket.socket, Callable[[int], StreamSlot], _Work]] = []
+        apart: list[tuple[OpenLane, socket.socket, Callable[[int], StreamSlot], _ThreadedWork]] = []
         opening: list[threading.Event] = []
         for lane, sock in zip(lanes, socks, strict=True):
             with self._failing(lane, sock, failed):
@@ -298,7 +298,7 @@ class Host:
                     opening.append(self._open_lane(lane, sock, new_slot, failed))
                 else:
                     _preload(kind)  # here, for the same reason
-                    work = _Work(f"start {lane.name}", partial(new_slot, 0))
+                    work = _ThreadedWork(f"start {lane.name}", partial(new_slot, 0))
                     apart.append((lane, sock, new_slot, work))
         for lane, sock, new_slot, work in apart:
             with self._failing(lane, sock, failed):
@@ -411,7 +411,7 @@ class Host:
 
 
 @final
-class _Work:
+class _ThreadedWork:
     """A function that runs in a thread of its own.
 
     Raises:

@@ -1,7 +1,7 @@
 """The program's half of lanes: ports to submit ops to, hosts to start and end."""
 
 from ._interrupts import uninterrupted
-from ._loop_flusher import Gate
+from ._loop_flusher import StaggeredEvent
 from ._op import UNWATCHED, Op, Template
 from ._pinned import CHUNK, STAGING_BYTES, Bytes, Piece, PinnedPool, PinnedStatistics
 from ._port import LaneStatistics, Port, fail_some
@@ -28,7 +28,6 @@ __all__ = [
     "Bytes",
     "DeviceInstrument",
     "FinishedOps",
-    "Gate",
     "HostDied",
     "HostHandle",
     "Isolation",
@@ -44,6 +43,7 @@ __all__ = [
     "Reserve",
     "Sanitizer",
     "SanitizerTool",
+    "StaggeredEvent",
     "Template",
     "WatchedDevice",
     "WatchedOp",

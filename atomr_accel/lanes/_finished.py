@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from .instrument import FinishedOps, Told
+from .instrument import FinishedOps, InstrumentedDevice
 
 if TYPE_CHECKING:
     from ._op import Op
-    from .instrument import Measured, Outcome
+    from .instrument import MeasuredTimes, Outcome
 
 _TOGETHER: Final = 64
 """Number of collected ops at which a report is sent while other ops are in flight."""
@@ -40,13 +40,13 @@ class DoneOps:
         "waiting",
     )
 
-    def __init__(self, device: Told, lane: str, in_flight: dict[int, Op]) -> None:
+    def __init__(self, device: InstrumentedDevice, lane: str, in_flight: dict[int, Op]) -> None:
         self._device = device
         self._lane = lane
         self._instruments = device.instruments
         self._in_flight = in_flight
         self._by_name: dict[str, FinishedOps] = {}
-        self._measured: list[Measured] = []
+        self._measured: list[MeasuredTimes] = []
         self.waiting = False
 
     def wanted(self) -> bool:
@@ -63,7 +63,7 @@ class DoneOps:
             self.waiting = True
         return ops
 
-    def measure(self, measured: Measured) -> None:
+    def measure(self, measured: MeasuredTimes) -> None:
         """Keep the times that a host sent for ops that it is about to answer."""
         self._measured.append(measured)
         self.waiting = True

@@ -27,7 +27,7 @@ _MOST_WOKEN: Final = 64
 """Tasks that go on in a turn because of answers: a millisecond, if each takes some ten us."""
 
 _of_run: Final[trio.lowlevel.RunVar[LoopFlusher | None]] = trio.lowlevel.RunVar(
-    "turns", default=None
+    "flusher", default=None
 )
 
 
@@ -47,13 +47,13 @@ class LoopFlusher(trio.abc.Instrument):
     @staticmethod
     def join(port: Port) -> LoopFlusher:
         """Take a port in, until it leaves."""
-        turns = _of_run.get()
-        if turns is None:
-            turns = LoopFlusher()
-            _of_run.set(turns)
-        turns._ports.append(port)
-        turns._install()
-        return turns
+        flusher = _of_run.get()
+        if flusher is None:
+            flusher = LoopFlusher()
+            _of_run.set(flusher)
+        flusher._ports.append(port)
+        flusher._install()
+        return flusher
 
     def _install(self) -> None:
         if not self._installed:
@@ -117,7 +117,7 @@ class LoopFlusher(trio.abc.Instrument):
 
 @final
 @uninterrupted
-class Gate:
+class StaggeredEvent:
     """An event that may release thousands of tasks: a turn of the loop wakes only some of them.
 
     A task that continues checks its condition again, because it may have changed meanwhile.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..memory import Block
     from ..wire import CallByTemplate, Message
     from ._port import Port
-    from .instrument import Measured, OpTimes, Outcome, WatchedDevice
+    from .instrument import MeasuredTimes, OpTimes, Outcome, WatchedDevice
 
 
 UNTIMED: Final = -1
@@ -90,7 +90,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     submitted_at: int = UNTIMED
     sent_at: int = 0
     answered_at: int = 0
-    measured: Measured | None = None
+    measured: MeasuredTimes | None = None
     _error: Exception | None = None
     _make_error: Callable[[Op], Exception] | None = None
 

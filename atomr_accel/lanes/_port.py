@@ -43,7 +43,7 @@ from ._interrupts import uninterrupted
 from ._loop_flusher import LoopFlusher
 from ._op import UNWATCHED, Op, Template
 from ._switch_interval import restore_switch_interval, shorten_switch_interval
-from .instrument import NOBODY, Measured, Told
+from .instrument import NOBODY, InstrumentedDevice, MeasuredTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,8 +117,8 @@ class Port:
         sock: the program's end of its socket, non-blocking.
         in_flight: the device's ops in flight by sequence number, shared by its lanes.
         device: the device of the lane, for instruments.
-        prompt: whether to send and receive between the turns of trio's loop, with a short switch
-            interval of the interpreter; otherwise its tasks do that.
+        low_latency: whether to send and receive between the turns of trio's loop, with a short
+            switch interval of the interpreter; otherwise its tasks do that.
 
     Attributes:
         reports: whether the host was asked to report its times, and to mark ranges.
@@ -134,11 +134,11 @@ class Port:
         sock: socket.socket,
         in_flight: dict[int, Op],
         *,
-        device: Told = NOBODY,
-        prompt: bool = True,
+        device: InstrumentedDevice = NOBODY,
+        low_latency: bool = True,
     ) -> None:
-        self._prompt = prompt
-        self.device: Told = device
+        self._low_latency = low_latency
+        self.device: InstrumentedDevice = device
         self.reports: tuple[bool, bool] = (False, False)
         self._instruments = device.instruments
         self._timing = self._instruments.each_op  # whether ``submit`` reads the clock
@@ -207,7 +207,7 @@ class Port:
             op.dependencies = tuple([(in_flight[each].port.index, each) for each in before])
         elif before:
             op.dependencies = ((in_flight[before].port.index, before),)
-        if not in_flight and self._prompt:
+        if not in_flight and self._low_latency:
             shorten_switch_interval()
         in_flight[seq] = op
         self._submitted += 1
@@ -297,7 +297,7 @@ class Port:
                 suspected op; the port does nothing more afterwards.
         """
         self._on_fault = on_fault
-        if self._prompt:
+        if self._low_latency:
             self._flusher = LoopFlusher.join(self)
         if self._frames_in.rest:
             self._cut.set()
@@ -325,7 +325,7 @@ class Port:
         """Prepare for the end of ``run`` in this task, because another task continues it."""
         self._handing_over = True
 
-    def move_to(self, in_flight: dict[int, Op], device: Told = NOBODY) -> None:
+    def move_to(self, in_flight: dict[int, Op], device: InstrumentedDevice = NOBODY) -> None:
         """Become a lane of another device, together with the ops in flight.
 
         Args:
@@ -334,12 +334,12 @@ class Port:
         """
         self._handing_over = False
         ours = [op for op in self._in_flight.values() if op.port is self]
-        if ours and not in_flight and self._prompt:
+        if ours and not in_flight and self._low_latency:
             shorten_switch_interval()
         for op in ours:
             in_flight[op.seq] = op
             del self._in_flight[op.seq]
-        if ours and not self._in_flight and self._prompt:
+        if ours and not self._in_flight and self._low_latency:
             restore_switch_interval()
         self._in_flight = in_flight
         self.device, self._instruments = device, device.instruments
@@ -383,7 +383,7 @@ class Port:
             await self._full.wait()
             if self._failure is not None:
                 raise self._failure
-            if not self._prompt:  # woken to send, in the turn after the submission
+            if not self._low_latency:  # woken to send, in the turn after the submission
                 self.due = 0
                 self.send()
 
@@ -407,7 +407,7 @@ class Port:
     # --- between turns of the loop ----------------------------------------------------
 
     def _send_soon(self) -> None:
-        if not self._prompt:
+        if not self._low_latency:
             self.wake_writer()
         elif self._flusher is not None and not self._sends_soon and not self._ended:
             self._sends_soon = True
@@ -658,7 +658,7 @@ class Port:
         """Keep the times that the host sent for ops that it is about to answer."""
         in_flight = self._in_flight
         try:
-            measured = Measured(reply.ops)
+            measured = MeasuredTimes(reply.ops)
         except (TypeError, ValueError) as error:
             raise ProtocolViolation(f"times cannot be read: {error}") from error
         if self._done.wanted():
@@ -732,7 +732,7 @@ class Port:
         """Release the buffers of an op that is over."""
         seq, in_flight = op.seq, self._in_flight
         del in_flight[seq]
-        if not in_flight and self._prompt:
+        if not in_flight and self._low_latency:
             restore_switch_interval()
         self.load -= 1
         for block in op.reads:

@@ -47,7 +47,7 @@ class Reserve:
         self._usable = False
         self._returned = 0
         self.fill()
-        self._let_go(len(self._kept) - self._size)
+        self._release(len(self._kept) - self._size)
 
     def returned(self, count: int) -> None:
         """Keep descriptors of the last host, which were just closed, until ``settle``."""
@@ -64,7 +64,7 @@ class Reserve:
     def close(self) -> None:
         """Keep none any more."""
         self._size = self._returned = 0
-        self._let_go(len(self._kept))
+        self._release(len(self._kept))
 
     def make(self, create: Callable[[], T]) -> T:
         """Call ``create``, and again with kept descriptors if there are no others.
@@ -83,13 +83,13 @@ class Reserve:
                 short = error.errno in (errno.EMFILE, errno.ENFILE)
                 if not (short and self._usable and self._kept):
                     raise
-                self._let_go(_STEP)
+                self._release(_STEP)
             else:
                 if self._usable:
                     self.fill()
                 return made
 
-    def _let_go(self, most: int) -> None:
+    def _release(self, most: int) -> None:
         for _ in range(min(most, len(self._kept))):
             os.close(self._kept.pop())
 

@@ -327,7 +327,7 @@ class HostHandle:
                 else:
                     assert self._ended is not None
                     await self._ended.wait()
-                self._bury()
+                self._reap()
         return self._process.returncode if self._process else None
 
     @trio.lowlevel.enable_ki_protection
@@ -367,7 +367,7 @@ class HostHandle:
         self._hang_up()
         self._release()
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         if self._process is not None:
             self._process.wait()  # it has ended: this only fetches its exit code
         if self._thread is not None:

@@ -62,7 +62,7 @@ _NUMBERS: Final = 6
 
 
 @final
-class Measured:
+class MeasuredTimes:
     """Host times of ops that are about to be answered, decoded on first use.
 
     Args:
@@ -193,7 +193,7 @@ class FinishedOps(msgspec.Struct, eq=False):
     submitted: list[int] = []
     sent: list[int] = []
     answered: list[int] = []
-    measured: list[Measured] = []
+    measured: list[MeasuredTimes] = []
     nbytes: int = 0
     untimed: list[int] = []
 
@@ -329,7 +329,7 @@ class DeviceInstrument(Instrument, hooks=True):
         """The device does not come back."""
 
 
-class Told(WatchedDevice, Protocol):
+class InstrumentedDevice(WatchedDevice, Protocol):
     """A device that also knows the instruments of its system."""
 
     @property
@@ -347,4 +347,4 @@ class _Nobody:
     instruments: Final = Instruments()
 
 
-NOBODY: Final[Told] = _Nobody()
+NOBODY: Final[InstrumentedDevice] = _Nobody()

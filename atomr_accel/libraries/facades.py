@@ -8,7 +8,7 @@ from ..ops import D
 from .registry import catalogue
 
 if TYPE_CHECKING:
-    from ..ops import CacheStatistics, Home
+    from ..ops import CacheStatistics, DeviceView
     from .array.facade import ArrayFunctions
     from .blas.facade import Blas
     from .blaslt._facade import BlasLt
@@ -47,7 +47,7 @@ class Libraries(Generic[D]):
     sparselt: SparseLt[D]
     tensor: Tensor[D]
 
-    def _add_libraries(self, device: Home) -> None:
+    def _add_libraries(self, device: DeviceView) -> None:
         known = catalogue()
         for name in known.in_order:
             uses = (getattr(self, used) for used in known.all[name].uses)
@@ -60,7 +60,7 @@ class Libraries(Generic[D]):
         facades = [getattr(self, name) for name in catalogue().facades]
         return tuple(each._traces.statistics(each._library) for each in facades if each.traced)
 
-    def _share_libraries(self, others: Libraries[Any], device: Home) -> None:
+    def _share_libraries(self, others: Libraries[Any], device: DeviceView) -> None:
         """Take over another object's libraries, with their state, driven by ``device``."""
         for name in catalogue().facades:
             setattr(self, name, getattr(others, name)._on(device))

@@ -5,15 +5,15 @@ No I/O and no vendor: hosts map what this layer describes.
 
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
-from ._kept import Kept, Release, keep
+from ._host_handles import Kept, Release, keep
 from ._ref import (
     Block,
+    BlockView,
     Epoch,
     GpuRef,
     Hold,
     NotContiguous,
     NotEvaluated,
-    Part,
     block_at,
     no_ref_error,
     origin,
@@ -29,6 +29,7 @@ __all__ = [
     "SLICE",
     "Allocator",
     "Block",
+    "BlockView",
     "Epoch",
     "GpuRef",
     "Hold",
@@ -39,7 +40,6 @@ __all__ = [
     "MemoryStatistics",
     "NotContiguous",
     "NotEvaluated",
-    "Part",
     "Release",
     "Slab",
     "as_shape",

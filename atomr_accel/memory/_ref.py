@@ -131,7 +131,7 @@ def block_at(memory: MemoryMap, address: object, size: int) -> Block:
     return Block(memory, address, size, epoch, size, epoch.generation)
 
 
-class Part(Block, eq=False):
+class BlockView(Block, eq=False):
     """A block seen from somewhere inside: what a view has.
 
     Everything is the whole block's, except the address. It equals the whole block, so it
@@ -181,10 +181,10 @@ def origin(block: Block) -> tuple[Block, int]:
     return other, start + block.offset
 
 
-def part_of(block: Block, offset: int) -> Part:
+def part_of(block: Block, offset: int) -> BlockView:
     """Return a block, or the part of it from ``offset`` bytes on."""
     whole = block.base
-    return Part(whole.memory, 0, 0, None, 0, 0, whole=whole, start=block.offset + offset)
+    return BlockView(whole.memory, 0, 0, None, 0, 0, whole=whole, start=block.offset + offset)
 
 
 class NotEvaluated(TypeError):
@@ -199,7 +199,7 @@ class NotContiguous(ValueError):
 
 
 @final
-class Gapped(Part, eq=False):
+class StridedView(BlockView, eq=False):
     """The block of a view that is not contiguous.
 
     Reading its address raises, because code that ignores the strides would take the memory for a
@@ -207,37 +207,37 @@ class Gapped(Part, eq=False):
     """
 
     @property
-    def plain(self) -> Part:
+    def plain(self) -> BlockView:
         """Part of the same memory, with an address."""
         return part_of(self, 0)
 
 
 def _of_the_whole(name: str) -> property:
-    def get(part: Part) -> Any:
+    def get(part: BlockView) -> Any:
         """Return the attribute of the whole block."""
         return getattr(part.whole, name)
 
-    def set_(part: Part, value: Any) -> None:
+    def set_(part: BlockView, value: Any) -> None:
         setattr(part.whole, name, value)
 
     return property(get, set_)
 
 
-def _address(part: Part) -> Any:
+def _address(part: BlockView) -> Any:
     """Return the address of a part in the device's address space."""
     return part.whole.address + part.start
 
 
-def _no_address(_part: Gapped) -> NoReturn:
-    """Raise, because a ``Gapped`` block has no address."""
+def _no_address(_part: StridedView) -> NoReturn:
+    """Raise, because a ``StridedView`` block has no address."""
     raise NotContiguous(
         "a view that is not contiguous is needed so here; copy it first: device.copy"
     )
 
 
 for _name in Block.__struct_fields__:
-    setattr(Part, _name, property(_address) if _name == "address" else _of_the_whole(_name))
-setattr(Gapped, "address", property(_no_address))  # noqa: B010 - to type checkers it is a field
+    setattr(BlockView, _name, property(_address) if _name == "address" else _of_the_whole(_name))
+setattr(StridedView, "address", property(_no_address))  # noqa: B010 - to type checkers it is a field
 
 
 @final
@@ -304,10 +304,10 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         return _ref(block, self.shape, self.dtype, self.nbytes, self._strides)
 
     @property
-    def _place(self) -> Block:
+    def _addressable_block(self) -> Block:
         """Block with an address, for code that uses the strides."""
         block = self._block
-        return block.plain if type(block) is Gapped else block
+        return block.plain if type(block) is StridedView else block
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -535,7 +535,9 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
                 f"{size} bytes of {dtype.name}; copy it first"
             )
         contiguous = is_contiguous(shape, strides, size)
-        return _ref(self._place, shape, dtype, self.nbytes, None if contiguous else strides)
+        return _ref(
+            self._addressable_block, shape, dtype, self.nbytes, None if contiguous else strides
+        )
 
     def _view(
         self, make: Callable[..., _Layout], argument: Any, token: tuple[object, ...] | None
@@ -640,13 +642,13 @@ def _ref(
 ) -> GpuRef:
     """Return a ref of any layout that begins ``start`` bytes into ``block``."""
     if strides is not None:
-        if isinstance(block, Part):
+        if isinstance(block, BlockView):
             start += block.start
             block = block.whole
-        block = Gapped(block.memory, 0, 0, None, 0, 0, whole=block, start=start)
+        block = StridedView(block.memory, 0, 0, None, 0, 0, whole=block, start=start)
     elif start:
         block = part_of(block, start)
-    elif type(block) is Gapped:
+    elif type(block) is StridedView:
         block = block.plain
     return GpuRef(block, shape, dtype, nbytes, strides)
 

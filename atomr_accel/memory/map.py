@@ -154,17 +154,17 @@ class MemoryMap:
         self.sealed_changed: Callable[[], None] = _nothing
         self.slab_changed: Callable[[Slab, bool], None] = _nothing
 
-    def companion(self) -> MemoryMap:
+    def shadow(self) -> MemoryMap:
         """A map for another host of the same device: all it has in common is sealed memory."""
         limit = self.limit
         if limit is not None:
             limit = max(0, limit - self.capacity - self.reserved)
-        companion = MemoryMap(self.device, limit)
-        companion.epoch = Epoch(self.generation)
-        companion.sealed_epoch = self.sealed_epoch
-        companion._slab_ids = self._slab_ids
-        companion._whole = self
-        return companion
+        shadow = MemoryMap(self.device, limit)
+        shadow.epoch = Epoch(self.generation)
+        shadow.sealed_epoch = self.sealed_epoch
+        shadow._slab_ids = self._slab_ids
+        shadow._whole = self
+        return shadow
 
     @property
     def generation(self) -> int:
@@ -391,7 +391,7 @@ class MemoryMap:
         return block
 
     def abandon(self) -> list[int]:
-        """Give up all of a companion's own slabs; what its host must unmap."""
+        """Give up all of a shadow's own slabs; what its host must unmap."""
         slabs = list(self._slabs)
         for slab in slabs:
             self._close(slab)

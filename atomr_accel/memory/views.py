@@ -125,7 +125,7 @@ def share_elements(one: Layout, other: Layout, itemsizes: tuple[int, int]) -> bo
         return True
 
 
-class _Memory:
+class _ShapeOnlyMemory:
     """An array interface for memory that is never read."""
 
     def __init__(self, interface: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ def _stand_in(
         "typestr": f"|V{itemsize}",
         "version": 3,
     }
-    return np.asarray(_Memory(interface))
+    return np.asarray(_ShapeOnlyMemory(interface))
 
 
 def selected(shape: tuple[int, ...], strides: tuple[int, ...], key: Key) -> Layout:

@@ -22,28 +22,28 @@ from ._arguments import (
     strided,
 )
 from ._copies import ARRAY_LANE, ARRAY_WAITS, copying
-from ._descriptor import Check, Library, Requirement
-from ._library import Home, LaneSpec
+from ._descriptor import Library, LibraryCheck, Requirement
+from ._library import DeviceView, LaneSpec
 from ._merged import LARGEST_ITEM, merged
-from ._op import Awaited, Collected, D, Described, Facade, Identity, op, op_like
+from ._op import AsRequests, Awaited, Collected, D, Facade, Identity, op, op_like
 from ._origin import name_of, require_made_on
 from ._request import (
     Answered,
-    Driver,
-    FirstTry,
-    Keeper,
+    HostObjects,
+    ImmediatePreparer,
     Pending,
+    Preparer,
     Preparing,
     Request,
     Submission,
-    TracedDriver,
+    TracedPreparer,
     perform,
     result,
     submit,
 )
 from ._staging import STAGED, needs_staging, on_any_views, on_copies
 from ._traces import CacheStatistics, Trace, Untraceable, picker, signature
-from ._witness import Witness, witnessed
+from ._witness import CallRecorder, recorded_call
 from ._workspaces import TOGETHER, Workspaces, WorkspaceSet, WorkspaceStatistics
 
 __all__ = [
@@ -54,29 +54,29 @@ __all__ = [
     "STAGED",
     "TOGETHER",
     "Answered",
+    "AsRequests",
     "Awaited",
     "CacheStatistics",
-    "Check",
+    "CallRecorder",
     "Collected",
     "D",
-    "Described",
-    "Driver",
+    "DeviceView",
     "Facade",
-    "FirstTry",
-    "Home",
+    "HostObjects",
     "Identity",
-    "Keeper",
+    "ImmediatePreparer",
     "LaneSpec",
     "Library",
+    "LibraryCheck",
     "Pending",
+    "Preparer",
     "Preparing",
     "Request",
     "Requirement",
     "Submission",
     "Trace",
-    "TracedDriver",
+    "TracedPreparer",
     "Untraceable",
-    "Witness",
     "WorkspaceSet",
     "WorkspaceStatistics",
     "Workspaces",
@@ -93,6 +93,7 @@ __all__ = [
     "overlap",
     "perform",
     "picker",
+    "recorded_call",
     "require_alignment",
     "require_dtype",
     "require_int32",
@@ -109,5 +110,4 @@ __all__ = [
     "signature",
     "strided",
     "submit",
-    "witnessed",
 ]

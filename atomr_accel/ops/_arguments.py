@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ._library import Home
+    from ._library import DeviceView
 
 BLOCK_ALIGNMENT: Final = 256
 """Alignment of whole blocks, in bytes. Views may begin anywhere in them."""
@@ -66,7 +66,7 @@ def require_readable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool
             if ref._strides is None:
                 return block
             if strided:
-                return ref._place
+                return ref._addressable_block
             raise not_contiguous(ref, name)
     raise ref_error(ref, memory, name)
 
@@ -265,7 +265,7 @@ def require_rank(ref: GpuRef, ndim: int, name: str) -> None:
         raise ValueError(f"{name} must have {ndim} dimensions, not shape {ref.shape}")
 
 
-def require_int32(device: Home, what: str, numbers: Iterable[int]) -> None:
+def require_int32(device: DeviceView, what: str, numbers: Iterable[int]) -> None:
     """Refuse what the vendor's library cannot count, where it takes sizes and strides as ints.
 
     NumPy on the CPU counts further.
@@ -281,7 +281,7 @@ def require_int32(device: Home, what: str, numbers: Iterable[int]) -> None:
         )
 
 
-def require_no_race(device: Home, *, autotune: bool) -> None:
+def require_no_race(device: DeviceView, *, autotune: bool) -> None:
     """Refuse to let time decide which algorithm computes, where it must not.
 
     Raises:

@@ -13,17 +13,17 @@ from ._request import Request, Submission
 
 if TYPE_CHECKING:
     from ..memory import GpuRef
-    from ._request import Driver
+    from ._request import Preparer
 
 ARRAY_LANE: Final = LaneSpec(
     "array",
     {
-        "cpu": "atomr_accel.libraries.array.host.cpu:CpuArray",
-        "cuda": "atomr_accel.libraries.array.host.cuda:CudaArray",
+        "cpu": "atomr_accel.libraries.array.host.cpu:CpuArrayExecutor",
+        "cuda": "atomr_accel.libraries.array.host.cuda:CudaArrayExecutor",
     },
     max_streams=4,
 )
-ARRAY_WAITS: Final = LaneSpec("array-waits", ARRAY_LANE.executors, blocks=True)
+ARRAY_WAITS: Final = LaneSpec("array-waits", ARRAY_LANE.executors, own_thread=True)
 """Reads what decides how large results are, or sorts long rows, so it waits for the device."""
 
 
@@ -39,12 +39,12 @@ def copying(
         names: the names of both in errors.
     """
 
-    def prepare(driver: Driver) -> Submission[GpuRef]:
-        block = require_readable(source, driver.memory, names[0], strided=True)
+    def prepare(preparer: Preparer) -> Submission[GpuRef]:
+        block = require_readable(source, preparer.memory, names[0], strided=True)
         result = target
         if result is None:
-            result = driver.output(source.shape, source.dtype)
-        to = require_writable(result, driver.memory, names[1], strided=True)
+            result = preparer.output(source.shape, source.dtype)
+        to = require_writable(result, preparer.memory, names[1], strided=True)
         message = _message(source, result)
         return Submission(message, (block,), (to,), result)
 
@@ -55,7 +55,7 @@ def _message(source: GpuRef, target: GpuRef) -> CopyStrided | None:
     """Return the message that copies one ref to the other; None for empty refs."""
     if not source.size:
         return None
-    of, to = source._place, target._place
+    of, to = source._addressable_block, target._addressable_block
     plan = merged(
         source.shape,
         target.strides,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class LibraryCheck:
     """A small computation, which ``atomr-accel probe`` compares with NumPy's.
 
     Attributes:
@@ -80,7 +80,7 @@ class Library:
     objects: tuple[str, ...] = ()
     numpy_modules: tuple[str, ...] = ()
     needs: tuple[Requirement, ...] = ()
-    check: Check | None = None
+    check: LibraryCheck | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from ..lanes import Template
     from ..memory import Block, GpuRef, MemoryMap
     from ..wire import CallByTemplate, DeviceInfo, Message
-    from ._op import Driving
-    from ._request import FirstTry, Request
-    from ._witness import Witness
+    from ._op import CallMode
+    from ._request import ImmediatePreparer, Request
+    from ._witness import CallRecorder
     from ._workspaces import Workspaces, WorkspaceSet
 
 
@@ -47,17 +47,17 @@ class LaneSpec:
             ``executor_on``.
         max_streams: the number of executors, each with its own stream, that may run side by side in
             the lane, so that independent ops overlap on the device.
-        hangs: whether its ops are work of the device, which ends only if its kernels do. A compiler
-            takes what time it takes, and the watchdog leaves it alone.
-        blocks: whether its ops may hold the thread that launches them for longer than it takes to
-            queue work on the device. Such a lane has its own thread.
+        watched: whether its ops are work of the device, which ends only if its kernels do. A
+            compiler takes what time it takes, and the watchdog leaves it alone.
+        own_thread: whether its ops may hold the thread that launches them for longer than it takes
+            to queue work on the device. Such a lane has its own thread.
     """
 
     name: str
     executors: Mapping[str, str]
     max_streams: int = 1
-    hangs: bool = True
-    blocks: bool = False
+    watched: bool = True
+    own_thread: bool = False
 
     def executor_on(self, backend: Backend) -> str:
         """``module:class`` of what executes this lane's messages on a backend.
@@ -83,12 +83,12 @@ class Submitted(Protocol):
         """Wait until it is done; its result."""
 
 
-class Home(Protocol):
+class DeviceView(Protocol):
     """Owner of facades: an open device, or an object that collects ops for one."""
 
     @property
-    def driver(self) -> type[Driving]:
-        """Form of its facades' ops: ``Awaited``, ``Collected`` or ``Described``."""
+    def call_mode(self) -> type[CallMode]:
+        """Form of its facades' ops: ``Awaited``, ``Collected`` or ``AsRequests``."""
 
     @property
     def memory(self) -> MemoryMap:
@@ -123,7 +123,7 @@ class Home(Protocol):
         """The lane that fills and copies."""
 
     @property
-    def witness(self) -> Witness | None:
+    def recorder(self) -> CallRecorder | None:
         """Observer of calls; None if there is none."""
 
     def library_ref(self, library: str) -> ActorRef:
@@ -150,12 +150,12 @@ class Home(Protocol):
         """
 
 
-class Submitter(Home, Protocol):
+class OpSubmitter(DeviceView, Protocol):
     """An open device, from the side of code that carries out requests."""
 
     @property
-    def first_try(self) -> FirstTry:
-        """The driver of requests that have not had to wait yet."""
+    def first_try(self) -> ImmediatePreparer:
+        """The preparer of requests that have not had to wait yet."""
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """Return an uninitialised buffer, or None if making it has to wait."""

@@ -9,7 +9,7 @@ LARGEST_ITEM: Final = 16
 """Bytes that a thread of a GPU moves at once."""
 
 
-class Axis(NamedTuple):
+class CopyAxis(NamedTuple):
     """An axis of a copy.
 
     Attributes:
@@ -34,7 +34,7 @@ class Merged(NamedTuple):
         target: the same for the target.
     """
 
-    axes: tuple[Axis, ...]
+    axes: tuple[CopyAxis, ...]
     itemsize: int
     source: int
     target: int
@@ -57,18 +57,18 @@ def merged(
         aligned: the alignment of both first elements, in bytes.
     """
     start_source = start_target = 0
-    axes: list[Axis] = []
+    axes: list[CopyAxis] = []
     for extent, to, of in zip(shape, target, source, strict=True):
         if extent == 1:
             continue
         if to < 0:  # from its other end
             start_target += (extent - 1) * to
             start_source += (extent - 1) * of
-            axes.append(Axis(-to, -of, extent))
+            axes.append(CopyAxis(-to, -of, extent))
         else:
-            axes.append(Axis(to, of, extent))
+            axes.append(CopyAxis(to, of, extent))
     axes.sort(reverse=True)
-    joined: list[Axis] = []
+    joined: list[CopyAxis] = []
     for axis in axes:
         if joined:
             outer = joined[-1]
@@ -87,6 +87,6 @@ def merged(
         )
         wide = max(wide, itemsize)
         if row.extent * itemsize > wide:
-            joined.append(Axis(wide, wide, row.extent * itemsize // wide))
+            joined.append(CopyAxis(wide, wide, row.extent * itemsize // wide))
         itemsize = wide
     return Merged(tuple(joined), itemsize, start_source, start_target)

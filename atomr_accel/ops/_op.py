@@ -35,30 +35,30 @@ from ._traces import Traces
 
 if TYPE_CHECKING:
     from ..actors import ActorRef
-    from ._library import Home
+    from ._library import DeviceView
     from ._request import Request
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Driving:
+class CallMode:
     """Base of the classes that say how ops of a facade are called."""
 
 
-class Awaited(Driving):
+class Awaited(CallMode):
     """Marks facades whose ops are awaited: those of a device."""
 
 
-class Collected(Driving):
+class Collected(CallMode):
     """Marks facades whose ops return their results at once: those of batches and recordings."""
 
 
-class Described(Driving):
+class AsRequests(CallMode):
     """Marks facades whose ops return requests, which are messages to the library's actor."""
 
 
-D = TypeVar("D", bound=Driving)
+D = TypeVar("D", bound=CallMode)
 
 
 class Identity:
@@ -71,9 +71,9 @@ class Facade(Generic[D]):
     """Object with ops: a library, or an object that one made, such as a generator or a kernel."""
 
     traced: ClassVar[bool] = False
-    """True if its calls depend only on their arguments and on the answers of their drivers."""
+    """True if its calls depend only on their arguments and on the answers of their preparers."""
 
-    _device: Home
+    _device: DeviceView
     _library = ""
     _identity: Identity
     _traces: Traces
@@ -93,7 +93,7 @@ class Facade(Generic[D]):
         """
         return self._device.library_ref(self._library)
 
-    def _on(self, device: Home) -> Any:
+    def _on(self, device: DeviceView) -> Any:
         """Return a copy with the same state, driven by ``device``."""
         facade = object.__new__(type(self))  # what copy.copy does takes longer than a call
         vars(facade).update(vars(self))
@@ -109,8 +109,8 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
         async def awaited(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
             device: Any = facade._device  # of such facades it is what carries requests out
             try:
-                if device.witness is not None:
-                    told: T = await device.witness.awaited(make, facade, args, kwargs)
+                if device.recorder is not None:
+                    told: T = await device.recorder.awaited(make, facade, args, kwargs)
                     return told
                 if facade.traced:
                     found = facade._traces.find(make, facade, device, args, kwargs)
@@ -136,8 +136,8 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
             collector: Any = facade._device
             result: T
             try:
-                if collector.witness is not None:
-                    result = collector.witness.collected(make, facade, args, kwargs)
+                if collector.recorder is not None:
+                    result = collector.recorder.collected(make, facade, args, kwargs)
                 else:
                     result = collector.collect(make, facade, args, kwargs)
             except TypeError as error:
@@ -153,8 +153,8 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
             except TypeError as error:
                 clarify(error, make, (facade, *args), kwargs)
                 raise
-            if device.witness is not None:
-                return device.witness.described(request, make, facade, args, kwargs)
+            if device.recorder is not None:
+                return device.recorder.described(request, make, facade, args, kwargs)
             return request
 
         signature = inspect.signature(make)
@@ -163,9 +163,9 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
         for function in functions[:2]:
             del function.__wrapped__
             function.__signature__ = signature.replace(return_annotation=result)
-        self._by_driver: Final = {
-            driver: trio.lowlevel.enable_ki_protection(function)
-            for driver, function in zip((Awaited, Collected, Described), functions, strict=True)
+        self._by_mode: Final = {
+            mode: trio.lowlevel.enable_ki_protection(function)
+            for mode, function in zip((Awaited, Collected, AsRequests), functions, strict=True)
         }
         self.__doc__ = make.__doc__
 
@@ -180,11 +180,11 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
     @overload
     def __get__(self, facade: Facade[Collected], owner: Any = None) -> Callable[P, T]: ...
     @overload
-    def __get__(self, facade: Facade[Described], owner: Any = None) -> Callable[P, Request[T]]: ...
+    def __get__(self, facade: Facade[AsRequests], owner: Any = None) -> Callable[P, Request[T]]: ...
     def __get__(self, facade: Facade[Any] | None, owner: Any = None) -> Any:
         if facade is None:
-            return self._by_driver[Awaited]  # a plain async function, for help() and docs
-        return MethodType(self._by_driver[facade._device.driver], facade)
+            return self._by_mode[Awaited]  # a plain async function, for help() and docs
+        return MethodType(self._by_mode[facade._device.call_mode], facade)
 
 
 def op_like(make: Callable[Concatenate[Any, str, P], Request[T]], name: str, doc: str) -> op[P, T]:

@@ -9,9 +9,9 @@ from ._request import Request
 
 if TYPE_CHECKING:
     from ..memory import MemoryMap
-    from ._library import Home
+    from ._library import DeviceView
     from ._op import Facade
-    from ._request import Driver, Submission
+    from ._request import Preparer, Submission
 
 T = TypeVar("T")
 
@@ -23,25 +23,25 @@ def bound(request: Request[T], memory: MemoryMap) -> Request[T]:
     """
     prepare = request.prepare
 
-    def prepare_there(driver: Driver) -> Submission[T]:
-        if driver.memory is not memory:
+    def prepare_there(preparer: Preparer) -> Submission[T]:
+        if preparer.memory is not memory:
             raise ValueError(
-                f"{request.name} was made by the requests of {name_of(memory, driver.memory)}, and "
-                f"sent to {driver.memory.device}, which cannot carry it out; make one by the "
+                f"{request.name} was made by the requests of {name_of(memory, preparer.memory)}, "
+                f"and sent to {preparer.memory.device}, which cannot carry it out; make one by the "
                 "requests of the device that it is sent to, with what that device has made"
             )
-        return prepare(driver)
+        return prepare(preparer)
 
     return Request(request.lane, request.name, prepare_there)
 
 
-def require_made_on(made: object, device: Home) -> None:
+def require_made_on(made: object, device: DeviceView) -> None:
     """Check that the argument of ``using`` is an object that a library of this device made.
 
     Raises:
         TypeError: ``made`` is something else, which the message names.
     """
-    home: Home | None = getattr(made, "_device", None)
+    home: DeviceView | None = getattr(made, "_device", None)
     if home is None or not hasattr(made, "_on"):
         raise TypeError(
             f"{said_of(made)} was not made by a library of {device.memory.device}; what libraries "

@@ -4,8 +4,8 @@ The methods of a library check their arguments and make a request. A request can
 (``perform``, here), collected in a batch or a recording (``device/batches``), or sent to the
 library's actor as a message.
 
-A request asks its driver for memory for results, and for the answers of other requests that come
-first. If the driver has to wait for one of these, it then prepares the request again from the
+A request asks its preparer for memory for results, and for the answers of other requests that come
+first. If the preparer has to wait for one of these, it then prepares the request again from the
 beginning, because a rebuild may have happened. So ``prepare`` may be called several times. It then
 receives the same things again, in the same order.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .. import wire
     from ..memory import Block, Epoch, GpuRef, MemoryMap
-    from ._library import Home, LaneSpec, Submitted, Submitter
+    from ._library import DeviceView, LaneSpec, OpSubmitter, Submitted
     from ._traces import Trace
 
 T = TypeVar("T")
@@ -89,12 +89,12 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
             self, before=(*before, *self.before), after=(*self.after, *after)
         )
 
-    def steps(self, request: Request[T], driver: Driver) -> list[Step]:
+    def steps(self, request: Request[T], preparer: Preparer) -> list[Step]:
         """Return all steps of a request in order: those before, the request itself, those after."""
         return [
-            *((each, each.prepare(driver)) for each in self.before),
+            *((each, each.prepare(preparer)) for each in self.before),
             (request, self),
-            *((each, each.prepare(driver)) for each in self.after),
+            *((each, each.prepare(preparer)) for each in self.after),
         ]
 
 
@@ -102,18 +102,18 @@ Step = tuple["Request[Any]", Submission[Any]]
 """A request and its submission."""
 
 
-class Keeper(Protocol):
+class HostObjects(Protocol):
     """Owner of executors, in which ops keep things for later ops."""
 
     def keep(self, lane: str, name: str, release: wire.Message) -> Block:
-        """Return a block that stands for something that the host keeps; see ``Home.keep``."""
+        """Return a block that stands for something that the host keeps; see ``DeviceView.keep``."""
 
 
-class Driver(Protocol):
+class Preparer(Protocol):
     """Interface that a request uses while it is prepared."""
 
     @property
-    def home(self) -> Home:
+    def home(self) -> DeviceView:
         """Device, batch or recording that executes the request.
 
         Libraries use it as the key of things that they keep for it, such as workspaces.
@@ -124,13 +124,13 @@ class Driver(Protocol):
         """The map of the device's memory."""
 
     @property
-    def keeper(self) -> Keeper:
+    def host_objects(self) -> HostObjects:
         """Device or recording in which ops keep things for later ops."""
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """Return an uninitialised buffer, for a result or as scratch memory."""
 
-    def obtain(self, make: Callable[[Driver], Block]) -> Block:
+    def obtain(self, make: Callable[[Preparer], Block]) -> Block:
         """Return a block other than arguments and outputs, which each call has to ask for.
 
         Args:
@@ -159,19 +159,19 @@ class Driver(Protocol):
         """
 
 
-class TracedDriver(Driver, Protocol):
-    """A driver of calls that were traced."""
+class TracedPreparer(Preparer, Protocol):
+    """A preparer of calls that were traced."""
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """Return an uninitialised result of ``nbytes`` bytes, or None if making it has to wait."""
 
 
 class Preparing:
-    """Answers of all drivers that carry requests out; a driver that traces notes them instead."""
+    """Answers of all preparers that carry requests out. One that traces notes them instead."""
 
     __slots__ = ()
 
-    def obtain(self: Any, make: Callable[[Driver], Block]) -> Block:
+    def obtain(self: Any, make: Callable[[Preparer], Block]) -> Block:
         """Return the block that ``make`` gives."""
         return make(self)
 
@@ -197,7 +197,7 @@ class Request(Message[T], Generic[T], frozen=True):
 
     lane: LaneSpec
     name: str
-    prepare: Callable[[Driver], Submission[T]]
+    prepare: Callable[[Preparer], Submission[T]]
     key: Hashable = None
 
     if not TYPE_CHECKING:  # to type checkers, it is nothing to be awaited
@@ -221,14 +221,14 @@ class Pending(Exception):
 
 
 @final
-class FirstTry(Preparing):
-    """Driver of requests that find all they need; the device has one."""
+class ImmediatePreparer(Preparing):
+    """Preparer of requests that find all they need; the device has one."""
 
-    __slots__ = ("home", "keeper", "memory", "try_empty")
+    __slots__ = ("home", "host_objects", "memory", "try_empty")
 
-    def __init__(self, device: Submitter) -> None:
-        self.home: Final[Home] = device
-        self.keeper: Final[Keeper] = device
+    def __init__(self, device: OpSubmitter) -> None:
+        self.home: Final[DeviceView] = device
+        self.host_objects: Final[HostObjects] = device
         self.memory: Final = device.memory
         self.try_empty: Final = device.try_empty
 
@@ -245,18 +245,18 @@ class FirstTry(Preparing):
 
 
 @final
-class NextTry(Preparing):
-    """Driver of a request that had to wait: it keeps the results of the waits."""
+class WaitingPreparer(Preparing):
+    """Preparer of a request that had to wait: it keeps the results of the waits."""
 
     __slots__ = (
         *("_answered", "_answers", "_by_key", "_device", "_given", "_made"),
-        *("home", "keeper", "memory"),
+        *("home", "host_objects", "memory"),
     )
 
-    def __init__(self, device: Submitter) -> None:
+    def __init__(self, device: OpSubmitter) -> None:
         self._device = device
-        self.home: Final[Home] = device
-        self.keeper: Final[Keeper] = device
+        self.home: Final[DeviceView] = device
+        self.host_objects: Final[HostObjects] = device
         self.memory: Final = device.memory
         self._made: list[GpuRef] = []
         self._answers: list[tuple[Epoch, Any]] = []
@@ -353,7 +353,7 @@ class _Together:
 
 
 def submit(
-    device: Submitter, request: Request[T], driver: FirstTry | NextTry
+    device: OpSubmitter, request: Request[T], preparer: ImmediatePreparer | WaitingPreparer
 ) -> tuple[Submission[T], Submitted]:
     """Submit a request now.
 
@@ -363,13 +363,13 @@ def submit(
     Raises:
         Pending: the request has to wait for something first.
     """
-    submission = request.prepare(driver)
+    submission = request.prepare(preparer)
     port = device.ports.get(request.lane.name)
     if port is None:
         raise Pending(request.lane)
     op: Submitted
     if submission.before or submission.after:
-        op = _submit_all(device, request, submission, driver)
+        op = _submit_all(device, request, submission, preparer)
     elif submission.message is None:
         op = _NOTHING
     else:
@@ -384,13 +384,13 @@ def submit(
 
 
 def _submit_all(
-    device: Submitter,
+    device: OpSubmitter,
     request: Request[T],
     submission: Submission[T],
-    driver: FirstTry | NextTry,
+    preparer: ImmediatePreparer | WaitingPreparer,
 ) -> Submitted:
     """Submit a request with the requests before and after it, once all are known to be ready."""
-    steps = submission.steps(request, driver)
+    steps = submission.steps(request, preparer)
     for each, _ in steps:
         if each.lane.name not in device.ports:
             raise Pending(each.lane)
@@ -409,7 +409,7 @@ def _submit_all(
 
 
 def send(
-    device: Submitter, trace: Trace, refs: list[GpuRef], words: list[int]
+    device: OpSubmitter, trace: Trace, refs: list[GpuRef], words: list[int]
 ) -> tuple[Any, Submitted] | None:
     """Submit a call that was traced; its result, and the op on its way.
 
@@ -441,7 +441,7 @@ async def result(submission: Submission[T], op: Submitted) -> T:
 
 
 async def perform(
-    device: Submitter, request: Request[T], submitted: Callable[[], object] | None = None
+    device: OpSubmitter, request: Request[T], submitted: Callable[[], object] | None = None
 ) -> T:
     """Carry out a request: submit it, with nothing awaited since it was prepared, and wait.
 
@@ -453,16 +453,16 @@ async def perform(
     Returns:
         Its result.
     """
-    driver: FirstTry | NextTry = device.first_try
+    preparer: ImmediatePreparer | WaitingPreparer = device.first_try
     while True:
         try:
-            submission, op = submit(device, request, driver)
+            submission, op = submit(device, request, preparer)
         except Pending as pending:
             wanted: Any = pending.wanted
         else:
             if submitted is not None:
                 submitted()
             return await result(submission, op)
-        if not isinstance(driver, NextTry):
-            driver = NextTry(device)
-        await driver.provide(wanted)
+        if not isinstance(preparer, WaitingPreparer):
+            preparer = WaitingPreparer(device)
+        await preparer.provide(wanted)

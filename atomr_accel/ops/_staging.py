@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..memory import Block, MemoryMap
-    from ._library import Home
-    from ._request import Driver, Keeper
+    from ._library import DeviceView
+    from ._request import HostObjects, Preparer
 
 T = TypeVar("T")
 Buffer = GpuRef | Expression
@@ -57,21 +57,21 @@ def on_copies(
     """Return the request of a call, made on copies instead of such views and of expressions."""
     places = _names(make, len(args))
 
-    def staged(driver: Driver, *, by_columns: bool) -> Submission[T]:
-        staging = _Staging(driver, by_columns=by_columns)
+    def staged(preparer: Preparer, *, by_columns: bool) -> Submission[T]:
+        staging = _Staging(preparer, by_columns=by_columns)
         given = [staging.put(value, name) for name, value in zip(places, args, strict=True)]
         request = make(facade, *given, **staging.put(kwargs, ""))
         return staging.around(request, request.prepare(staging))
 
-    def prepare(driver: Driver) -> Submission[T]:
+    def prepare(preparer: Preparer) -> Submission[T]:
         # Copies lie by rows. Some ops take matrices by columns, or no others: they may only have
         # refused another of the views.
         if _ways_of(args, kwargs) == {True, False}:
             try:
-                return staged(driver, by_columns=True)
+                return staged(preparer, by_columns=True)
             except NotContiguous:
                 pass
-        return staged(driver, by_columns=False)
+        return staged(preparer, by_columns=False)
 
     # Some calls look at their buffers at once: for that, any of these shapes will do.
     seen = partial(_seen_contiguous, facade._device.memory)
@@ -95,12 +95,12 @@ def on_any_views(
         return request
     plain = request.prepare
 
-    def prepare(driver: Driver) -> Submission[T]:
+    def prepare(preparer: Preparer) -> Submission[T]:
         try:
-            return plain(driver)
+            return plain(preparer)
         except STAGED:
             pass
-        return on_copies(make, facade, args, kwargs).prepare(driver)
+        return on_copies(make, facade, args, kwargs).prepare(preparer)
 
     return Request(request.lane, request.name, prepare)
 
@@ -148,7 +148,7 @@ def _by_columns(ref: GpuRef) -> bool:
 def _seen_contiguous(memory: MemoryMap, buffer: Buffer, _name: str) -> GpuRef:
     """Return a ref that describes itself as a contiguous copy would; its address is not used."""
     shape, dtype = buffer.shape, buffer.dtype
-    block = buffer._place if type(buffer) is GpuRef else block_at(memory, 0, 0)
+    block = buffer._addressable_block if type(buffer) is GpuRef else block_at(memory, 0, 0)
     return GpuRef(block, shape, dtype, math.prod(shape) * dtype.itemsize)
 
 
@@ -166,17 +166,17 @@ def _names(make: Callable[..., Request[Any]], count: int) -> tuple[str, ...]:
 
 @final
 class _Staging(Preparing):
-    """The driver of a request on scratch memory.
+    """The preparer of a request on scratch memory.
 
     Attributes:
         scratch: by the identity of a view: its name, the view, and its copy.
     """
 
-    def __init__(self, driver: Driver, *, by_columns: bool) -> None:
-        self._driver = driver
+    def __init__(self, preparer: Preparer, *, by_columns: bool) -> None:
+        self._driver = preparer
         self._by_columns = by_columns  # whether what lies by columns is given as it is
-        self.home: Final[Home] = driver.home
-        self.memory: Final[MemoryMap] = driver.memory
+        self.home: Final[DeviceView] = preparer.home
+        self.memory: Final[MemoryMap] = preparer.memory
         self.scratch: Final[dict[int, tuple[str, Buffer, GpuRef]]] = {}
         self._plain: list[tuple[str, GpuRef]] = []  # arguments that need no copy
 
@@ -247,31 +247,31 @@ class _Staging(Preparing):
     # --- what the request asks for --------------------------------------------------------
 
     @property
-    def keeper(self) -> Keeper:
-        """Keeper of the wrapped driver."""
-        return self._driver.keeper
+    def host_objects(self) -> HostObjects:
+        """Keeper of the wrapped preparer."""
+        return self._driver.host_objects
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """Return an uninitialised buffer of the wrapped driver."""
+        """Return an uninitialised buffer of the wrapped preparer."""
         return self._driver.output(shape, dtype)
 
-    def obtain(self, make: Callable[[Driver], Block]) -> Block:
+    def obtain(self, make: Callable[[Preparer], Block]) -> Block:
         """Return the block that ``make`` gives."""
         return self._driver.obtain(make)
 
     def depends(self, still: Callable[[], bool]) -> None:
-        """Pass the condition to the wrapped driver."""
+        """Pass the condition to the wrapped preparer."""
         self._driver.depends(still)
 
     def stand_in(self, ref: GpuRef) -> GpuRef:
-        """Return the stand-in of the wrapped driver."""
+        """Return the stand-in of the wrapped preparer."""
         return self._driver.stand_in(ref)
 
     def perform(self, request: Request[T]) -> T | None:
         """Have another request carried out first; with copies around it, if it is on some."""
 
-        def prepare_around(driver: Driver) -> Submission[T]:
-            return self.around(request, request.prepare(driver))
+        def prepare_around(preparer: Preparer) -> Submission[T]:
+            return self.around(request, request.prepare(preparer))
 
         around = Request(request.lane, request.name, prepare_around, request.key)
         return self._driver.perform(around)

@@ -6,8 +6,8 @@ second call of a signature is made on stand-ins for its buffers, and its trace i
 has the encoded messages with places for addresses, the outputs, and the blocks that are read and
 written. Later calls fill these in.
 
-Each call asks its driver again for the things that the traced request asked for. A request that
-depends on anything besides its arguments declares that by ``Driver.depends``. A request is never
+Each call asks its preparer again for the things that the traced request asked for. A request that
+depends on anything besides its arguments declares that by ``Preparer.depends``. A request is never
 traced if sending it changes something, or if it has to wait for an answer before it is made. A
 facade sets ``traced`` to declare that its calls follow these rules.
 """
@@ -28,7 +28,7 @@ import numpy as np
 from .._dtypes import SCALARS
 from ..expressions import Expression, apart, joined
 from ..lanes import Template
-from ..memory import Block, GpuRef, Part, block_at, part_of
+from ..memory import Block, BlockView, GpuRef, block_at, part_of
 from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, encoder
 from ._request import Answered, Pending
 from ._staging import STAGED, on_copies
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from ..memory import Epoch, MemoryMap
     from ..wire import Message
-    from ._library import Home, Submitter
-    from ._request import Driver, Keeper, Request, Submission, TracedDriver
+    from ._library import DeviceView, OpSubmitter
+    from ._request import HostObjects, Preparer, Request, Submission, TracedPreparer
 
 _SIGNATURES: Final = 1024
 """Largest number of signatures that a facade keeps."""
@@ -139,7 +139,7 @@ class TracedOp(msgspec.Struct, frozen=True):
     writes: Callable[[Sequence[Block]], Sequence[Block]]
 
     def submit(
-        self, device: Submitter, port: Any, addresses: Sequence[int], blocks: Sequence[Block]
+        self, device: OpSubmitter, port: Any, addresses: Sequence[int], blocks: Sequence[Block]
     ) -> Any:
         """Submit the op of a call on these blocks by ``port``."""
         given = tuple(self.holes(addresses))
@@ -179,7 +179,7 @@ class Trace(msgspec.Struct, frozen=True):
     ops: tuple[TracedOp, ...]
     own: int
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any], int], ...]
-    obtain: tuple[Callable[[Driver], Block], ...]
+    obtain: tuple[Callable[[Preparer], Block], ...]
     checks: tuple[Callable[[], bool], ...]
     result: Callable[[Sequence[GpuRef]], Any]
     finish: Callable[[Any, Any], Any] | None
@@ -192,7 +192,7 @@ class Trace(msgspec.Struct, frozen=True):
         return True
 
     def call(
-        self, driver: TracedDriver, refs: list[GpuRef], words: list[int]
+        self, preparer: TracedPreparer, refs: list[GpuRef], words: list[int]
     ) -> tuple[Sequence[int], Sequence[Block], Any]:
         """Return one call's addresses and blocks, which fill its ops, and its result.
 
@@ -200,7 +200,7 @@ class Trace(msgspec.Struct, frozen=True):
             Pending: the call has to wait for something.
         """
         for shape, dtype, nbytes in self.outputs:
-            made = driver.try_empty(shape, dtype, nbytes)
+            made = preparer.try_empty(shape, dtype, nbytes)
             if made is None:
                 raise Pending((shape, dtype))
             refs.append(made)
@@ -209,14 +209,14 @@ class Trace(msgspec.Struct, frozen=True):
         addresses: list[int] = []
         for ref in refs:
             block = ref._block
-            if isinstance(block, Part):
+            if isinstance(block, BlockView):
                 addresses.append(block.whole.address + block.start)
                 blocks.append(block.whole)  # later code asks whole blocks, which answer sooner
             else:
                 addresses.append(block.address)
                 blocks.append(block)
         for obtain in self.obtain:
-            block = obtain(driver)
+            block = obtain(preparer)
             addresses.append(block.address)
             blocks.append(block)
         return addresses + words if words else addresses, blocks, self.result(refs)
@@ -249,7 +249,7 @@ def signature(
         kind = type(value)
         if kind is GpuRef:
             block = value._block
-            if isinstance(block, Part):  # a view: alignment and overlaps depend on its start
+            if isinstance(block, BlockView):  # a view: alignment and overlaps depend on its start
                 views = True
                 parts.append(block.start)
                 parts.append(value._strides)
@@ -290,9 +290,9 @@ def signature(
             if value not in SCALARS:  # a function that is fused may read its attributes
                 return None
         elif kind not in _PLAIN and not isinstance(value, np.dtype):
-            if not hasattr(kind, "_apart"):
+            if not hasattr(kind, "_flatten"):
                 return None
-            rest, held = value._apart()
+            rest, held = value._flatten()
             for ref in held:
                 seen = _seen(ref, memory, parts)
                 if seen is None:
@@ -367,7 +367,7 @@ class Traces:
         self,
         make: Callable[..., Request[Any]],
         facade: object,
-        home: Home,
+        home: DeviceView,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[Trace, list[GpuRef], list[int]] | None:
@@ -381,7 +381,7 @@ class Traces:
             kwargs: its arguments by name.
         """
         memory = home.memory
-        known = signature((make, home.driver), memory, args, kwargs)
+        known = signature((make, home.call_mode), memory, args, kwargs)
         if known is None:
             return None
         key, refs, words = known
@@ -432,9 +432,9 @@ class Traces:
 
 @final
 class _Tracer:
-    """The driver of a call that is traced."""
+    """The preparer of a call that is traced."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: DeviceView) -> None:
         self.home: Final = home
         self.memory: Final = home.memory
         self._stand_ins: dict[Block, Block] = {}
@@ -442,12 +442,12 @@ class _Tracer:
         self._words = 0
         self._obtained: list[Block] = []
         self._outputs: list[tuple[tuple[int, ...], np.dtype[Any], int]] = []
-        self._obtain: list[Callable[[Driver], Block]] = []
+        self._obtain: list[Callable[[Preparer], Block]] = []
         self._checks: list[Callable[[], bool]] = []
         self._numbers: Final = _Numbers()
 
     @property
-    def keeper(self) -> Keeper:
+    def host_objects(self) -> HostObjects:
         """Raise ``Untraceable``: a traced call keeps things for later ops by ``obtain`` only."""
         raise Untraceable
 
@@ -481,10 +481,10 @@ class _Tracer:
             holes = [_Hole(self._numbers, first + at) for at in range(len(words))]
             return joined(value, [self._stand_in(ref) for ref in held], holes)
         if type(value) is not GpuRef:
-            if not hasattr(type(value), "_apart"):
+            if not hasattr(type(value), "_flatten"):
                 return value
-            _, held = value._apart()
-            return value._joined([self._stand_in(ref) for ref in held])
+            _, held = value._flatten()
+            return value._unflatten([self._stand_in(ref) for ref in held])
         whole, offset = value._block.base, value._block.offset
         made = self._stand_ins.get(whole)
         if made is None:  # what stands for the first of its views is where that begins
@@ -508,7 +508,7 @@ class _Tracer:
         self._outputs.append((shape, dtype, nbytes))
         return ref
 
-    def obtain(self, make: Callable[[Driver], Block]) -> Block:
+    def obtain(self, make: Callable[[Preparer], Block]) -> Block:
         """Return a stand-in for a block that each call asks for."""
         block = self._block(_MOST_ARGUMENTS + len(self._obtain))
         self._obtain.append(make)
@@ -662,7 +662,7 @@ class _Tracer:
         begin = result._block.base, result._block.offset
         for at, ref in enumerate(self._refs):
             if (ref._block.base, ref._block.offset) == begin:  # a view of all of it, as ref.T is
-                return lambda refs: result.on_block(refs[at]._place)
+                return lambda refs: result.on_block(refs[at]._addressable_block)
         raise Untraceable
 
 

@@ -20,10 +20,10 @@ F = TypeVar("F", bound="Callable[..., Any]")
 T = TypeVar("T")
 
 
-class Witness(Protocol):
+class CallRecorder(Protocol):
     """Carries calls out and notes them, between the call and the device.
 
-    Every call of a facade looks for a witness, as ``device.witness``; None means that nothing
+    Every call of a facade looks for a recorder, as ``device.recorder``; None means that nothing
     observes the calls. The arguments are those of the call, before any conversion.
     """
 
@@ -86,20 +86,20 @@ class Witness(Protocol):
         """Note that the last section that began has ended."""
 
 
-def witnessed(method: F) -> F:
-    """Return a method that reports its calls to the witness; it must not make an op.
+def recorded_call(method: F) -> F:
+    """Return a method that reports its calls to the recorder; it must not make an op.
 
-    The witness is that of the device, which the method's object has as ``_core``.
+    The recorder is that of the device, which the method's object has as ``_core``.
     """
     if inspect.iscoroutinefunction(method):
 
         @functools.wraps(method)
         async def told_async(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            witness: Witness | None = self._core.witness
+            recorder: CallRecorder | None = self._core.recorder
             try:
-                if witness is None:
+                if recorder is None:
                     return await method(self, *args, **kwargs)
-                return await witness.method(method, self, args, kwargs)
+                return await recorder.method(method, self, args, kwargs)
             except TypeError as error:
                 clarify(error, method, (self, *args), kwargs)
                 raise
@@ -109,11 +109,11 @@ def witnessed(method: F) -> F:
 
         @functools.wraps(method)
         def told(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            witness: Witness | None = self._core.witness
+            recorder: CallRecorder | None = self._core.recorder
             try:
-                if witness is None:
+                if recorder is None:
                     return method(self, *args, **kwargs)
-                return witness.step(method, self, args, kwargs)
+                return recorder.step(method, self, args, kwargs)
             except TypeError as error:
                 clarify(error, method, (self, *args), kwargs)
                 raise

@@ -15,8 +15,8 @@ from .._dtypes import DTYPES
 
 if TYPE_CHECKING:
     from ..memory import Block, GpuRef
-    from ._library import Home
-    from ._request import Driver
+    from ._library import DeviceView
+    from ._request import Preparer
 
 TOGETHER: Final = 8
 """Number of ops in a row that share a workspace. A lane launches as many on one stream before it
@@ -68,17 +68,17 @@ class Workspaces:
         self._slots = max_streams
         self._small = small
 
-    def obtain(self, driver: Driver, nbytes: int) -> Block:
+    def obtain(self, preparer: Preparer, nbytes: int) -> Block:
         """Return a workspace for one op, which has to name it as written.
 
         Args:
-            driver: the op's driver; it makes the workspace, if there is none.
+            preparer: the op's preparer; it makes the workspace, if there is none.
             nbytes: how large it has to be at least.
         """
-        return driver.obtain(partial(self._take, nbytes))
+        return preparer.obtain(partial(self._take, nbytes))
 
-    def _take(self, nbytes: int, driver: Driver) -> Block:
-        device = driver.home
+    def _take(self, nbytes: int, preparer: Preparer) -> Block:
+        device = preparer.home
         kept = device.scratch.get(self)
         if kept is None:
             kept = device.scratch[self] = WorkspaceSet()
@@ -99,21 +99,21 @@ class Workspaces:
         else:
             # Drop workspaces that are too small first, to make room for the new one.
             kept.refs = there = fitting if len(there) >= most else there
-            chosen = driver.output((nbytes,), _UINT8)
+            chosen = preparer.output((nbytes,), _UINT8)
         kept.run = kept.run + 1 if chosen is last else 1
         kept.refs = [*(ref for ref in there if ref is not chosen), chosen]
         return chosen._block
 
-    def nbytes(self, device: Home) -> int:
+    def nbytes(self, device: DeviceView) -> int:
         """Return the bytes that all kept workspaces of a device use."""
         epoch = device.memory.epoch
         kept = device.scratch.get(self, WorkspaceSet())
         return sum(ref._block.size for ref in kept.refs if ref._block.epoch is epoch)
 
-    def statistics(self, device: Home) -> WorkspaceStatistics:
+    def statistics(self, device: DeviceView) -> WorkspaceStatistics:
         """Return a snapshot of the memory that is kept for a device."""
         return WorkspaceStatistics(self.nbytes(device))
 
-    def clear(self, device: Home) -> None:
+    def clear(self, device: DeviceView) -> None:
         """Free the memory after the ops in flight."""
         device.scratch.pop(self, None)

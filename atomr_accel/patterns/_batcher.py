@@ -31,9 +31,9 @@ from ..actors.util import (
     check_whole,
 )
 from ._errors import Closed, Dropped, Overloaded, elsewhere
-from ._halving import Run, is_for_one
+from ._halving import BatchRun, is_for_one
 from ._observer import Observer, guarded
-from ._queue import Bucket, Entry, Heap, Place, Request
+from ._queue import Entry, Heap, QueuedRequest, QueuePlace, RequestBucket
 from ._retry import Retry
 
 In = TypeVar("In")
@@ -163,8 +163,8 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         self._halve = halve
         self._observer = guarded(observer)
         self._order = count()
-        self._buckets: dict[Hashable, Bucket] = {}
-        self._outside = Heap(Place.OUTSIDE)
+        self._buckets: dict[Hashable, RequestBucket] = {}
+        self._outside = Heap(QueuePlace.OUTSIDE)
         self._queued = 0
         self._taken = 0
         self._counts = dict.fromkeys(
@@ -176,7 +176,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         self._suspects = 0
         self._alone = trio.Lock()
         self._quiet: trio.Event | None = None
-        self._left_over: list[Request] = []
+        self._left_over: list[QueuedRequest] = []
         self._closing = False
         self._closed_by: BaseException | None = None
         self._thread = get_ident()
@@ -219,7 +219,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         urgency = -_real(priority)
         bucket = self._bucket_for(item)
         now = trio.current_time()
-        request = Request(item, bucket, trio.lowlevel.current_task(), now)
+        request = QueuedRequest(item, bucket, trio.lowlevel.current_task(), now)
         deadline = trio.current_effective_deadline()
         entry = (urgency, deadline, next(self._order), request)
         bucket.outside += 1
@@ -281,7 +281,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
 
     # --- requests come and go ----------------------------------------------------------
 
-    def _bucket_for(self, item: In) -> Bucket:
+    def _bucket_for(self, item: In) -> RequestBucket:
         """Return the bucket of an item.
 
         The key is looked up only here, in the caller's task, because the key's methods belong to
@@ -291,14 +291,14 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         try:
             bucket = self._buckets.get(key)
             if bucket is None:
-                bucket = self._buckets[key] = Bucket(key)
+                bucket = self._buckets[key] = RequestBucket(key)
         except Exception as error:
             raise TypeError(
                 f"bucket must return what can be hashed and compared, got {type(key).__name__}"
             ) from error
         return bucket
 
-    def _make_room(self, request: Request) -> bool:
+    def _make_room(self, request: QueuedRequest) -> bool:
         """Return True if there is room now, else False: the request has to wait outside."""
         capacity = self._settings.capacity
         if self._overflow is Overflow.REJECT:
@@ -342,14 +342,14 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         ):
             self._wake()
 
-    def _withdraw(self, request: Request) -> None:
+    def _withdraw(self, request: QueuedRequest) -> None:
         """Withdraw a request whose caller was cancelled."""
         place = request.place
-        if place is Place.TAKEN:
+        if place is QueuePlace.TAKEN:
             self._end(request, None, "dropped")
             if request.part is not None:  # else its batch has not started yet
                 request.part.left()
-        elif place is Place.QUEUED:
+        elif place is QueuePlace.QUEUED:
             self._leave_queue(request)
             self._end(request, None, "dropped")
             self._let_in()
@@ -358,13 +358,13 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
             self._outside.left()
             self._leave_outside(request)
 
-    def _leave_outside(self, request: Request) -> None:
+    def _leave_outside(self, request: QueuedRequest) -> None:
         request.bucket.outside -= 1
         self._tidy(request.bucket)
 
-    def _leave_queue(self, request: Request) -> None:
+    def _leave_queue(self, request: QueuedRequest) -> None:
         bucket = request.bucket
-        request.place = Place.OUTSIDE
+        request.place = QueuePlace.OUTSIDE
         self._queued -= 1
         bucket.left()
         self._tidy(bucket)
@@ -374,18 +374,18 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         while self._outside.live and self._queued < self._settings.capacity:
             self._admit(self._outside.pop(), trio.current_time())
 
-    def _tidy(self, bucket: Bucket) -> None:
+    def _tidy(self, bucket: RequestBucket) -> None:
         if not (bucket.heap.live or bucket.outside) and len(self._buckets) > _IDLE_BUCKETS:
             with suppress(Exception):  # a bucket whose key is not found any more stays
                 del self._buckets[bucket.key]
 
     def _end(
-        self, request: Request, error: Exception | None, count: str, *, wake: bool = True
+        self, request: QueuedRequest, error: Exception | None, count: str, *, wake: bool = True
     ) -> None:
         """End a request without a result: with an error, or because its caller left."""
-        if request.place is Place.TAKEN:
+        if request.place is QueuePlace.TAKEN:
             self._taken -= 1
-        request.place = Place.ENDED
+        request.place = QueuePlace.ENDED
         self._counts[count] += 1
         if self._observer is not None:
             seconds = trio.current_time() - request.arrived
@@ -403,7 +403,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
 
     # --- batches are formed ------------------------------------------------------------
 
-    def _due(self, bucket: Bucket) -> float:
+    def _due(self, bucket: RequestBucket) -> float:
         """Return the time at which a bucket's requests go if no more arrive before."""
         settings = self._settings
         if (
@@ -420,9 +420,9 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         latest = bucket.deadline() - 2 * self._seconds
         return due if due <= latest else latest if self._seconds else -math.inf
 
-    def _next(self, now: float) -> tuple[Bucket | None, float]:
+    def _next(self, now: float) -> tuple[RequestBucket | None, float]:
         """Return the bucket whose batch is due, or None and the time of the first due one."""
-        first: Bucket | None = None
+        first: RequestBucket | None = None
         earliest = math.inf
         for bucket in self._buckets.values():
             if bucket.heap.live:
@@ -469,7 +469,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
             self._woken_otherwise(None)
             trio.lowlevel.reschedule(self._former)
 
-    def _begin(self, bucket: Bucket) -> None:
+    def _begin(self, bucket: RequestBucket) -> None:
         requests = bucket.take(self._settings.size(bucket.heap.live))
         self._queued -= len(requests)
         self._taken += len(requests)
@@ -479,7 +479,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         counts["batches"] += 1
         counts["largest"] = max(counts["largest"], len(requests))
         self._let_in()
-        self._nursery.start_soon(Run(self, bucket.key, requests).run)
+        self._nursery.start_soon(BatchRun(self, bucket.key, requests).run)
 
     def _drain(self) -> None:
         self._closing = True
@@ -498,7 +498,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
             self._taken += len(taken)
             rest += taken
         for request in rest:
-            if request.place is not Place.ENDED:
+            if request.place is not QueuePlace.ENDED:
                 self._end(request, self._refusal(), "refused")
         rest.clear()
 

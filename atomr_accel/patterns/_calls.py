@@ -21,7 +21,7 @@ Out = TypeVar("Out")
 Ts = TypeVarTuple("Ts")
 
 
-class Tally:
+class RequestTally:
     """Counts the requests of a pattern by outcome, and reports them to its observer."""
 
     __slots__ = ("answered", "dropped", "failed", "observer", "refused", "submitted")
@@ -78,7 +78,7 @@ class Tally:
             self.observer.dropped(item, trio.current_time() - began)
 
 
-class Calls:
+class CallsInProgress:
     """The calls in progress of one pattern.
 
     Each call runs in its caller's task, so the caller's deadlines, cancellation and context
@@ -88,7 +88,7 @@ class Calls:
     """
 
     def __init__(self, what: str, observer: Observer | None) -> None:
-        self.tally: Tally = Tally(observer)
+        self.tally: RequestTally = RequestTally(observer)
         self._what = what
         self._thread = get_ident()
         self._scopes: set[trio.CancelScope] = set()
@@ -104,13 +104,13 @@ class Calls:
         """True if further calls are refused."""
         return self._closing
 
-    def one(self, item: object) -> _Call:
+    def one(self, item: object) -> _CallInProgress:
         """Return a context manager for one call, which also counts the call.
 
         Raises:
             Closed: the pattern takes no more calls; or, on leaving, it was closed without waiting.
         """
-        return _Call(self, item)
+        return _CallInProgress(self, item)
 
     def check(self) -> None:
         """Raise unless the pattern can be used here and now.
@@ -158,10 +158,10 @@ class Calls:
         return error
 
 
-class _Call:
+class _CallInProgress:
     __slots__ = ("_began", "_calls", "_item", "_scope")
 
-    def __init__(self, calls: Calls, item: object) -> None:
+    def __init__(self, calls: CallsInProgress, item: object) -> None:
         self._calls = calls
         self._item = item
 
@@ -244,7 +244,7 @@ class NoEnd:
 
 
 @asynccontextmanager
-async def closing(calls: Calls) -> AsyncIterator[None]:
+async def closing(calls: CallsInProgress) -> AsyncIterator[None]:
     """The block of a pattern: its end waits for the calls in progress, or ends them."""
     try:
         yield

@@ -12,7 +12,7 @@ import trio
 from .._errors import LastError
 from ..actors.blocks import opens
 from ..actors.util import NoPublicConstructor, check_number
-from ._calls import Calls, closing, unprotected
+from ._calls import CallsInProgress, closing, unprotected
 from ._errors import Refused
 from ._latencies import Latencies
 from ._members import is_fault
@@ -108,7 +108,7 @@ class CascadeStatistics:
     stages: tuple[CascadeStageStatistics, ...]
 
 
-class _Stage:
+class _RunningStage:
     def __init__(self, stage: CascadeStage[Any, Any], number: int) -> None:
         name = stage.name or getattr(stage.function, "__name__", "") or f"stage-{number}"
         self.stage = replace(stage, name=name)
@@ -137,11 +137,11 @@ class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
         reserve: float,
         observer: Observer | None,
     ) -> None:
-        self._stages = [_Stage(stage, number) for number, stage in enumerate(stages, 1)]
+        self._stages = [_RunningStage(stage, number) for number, stage in enumerate(stages, 1)]
         self._confidence = confidence
         self._budget = budget
         self._reserve = reserve
-        self._calls = Calls("cascade", observer)
+        self._calls = CallsInProgress("cascade", observer)
         self._cost = 0.0
 
     async def __call__(self, item: In) -> Out:
@@ -213,7 +213,7 @@ class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
                 failed.throw()
             return replace(best, cost=spent, skipped=tuple(skipped))
 
-    async def _ask_stage(self, one: _Stage, item: Any) -> Any:
+    async def _ask_stage(self, one: _RunningStage, item: Any) -> Any:
         one.asked += 1
         began = trio.current_time()
         self._calls.tally.start(item)
@@ -249,7 +249,7 @@ class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
         )
 
 
-def _check_budget(budget: float, stages: list[_Stage]) -> None:
+def _check_budget(budget: float, stages: list[_RunningStage]) -> None:
     check_number("budget", budget)
     least = min(one.stage.cost for one in stages)
     if not budget >= least:

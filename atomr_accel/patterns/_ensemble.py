@@ -12,7 +12,7 @@ import trio
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_whole
-from ._calls import Calls, closing, unprotected
+from ._calls import CallsInProgress, closing, unprotected
 from ._errors import QuorumMissed
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Ensemble(Generic[In, Out], metaclass=NoPublicConstructor):
         self._members = members
         self._combine = combine
         self._quorum = quorum
-        self._calls = Calls("ensemble", observer)
+        self._calls = CallsInProgress("ensemble", observer)
         self._answers = [0] * len(members)
         self._errors = [0] * len(members)
         self._stragglers = [0] * len(members)

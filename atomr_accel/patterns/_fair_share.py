@@ -16,7 +16,7 @@ from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_instance, check_whole
 from ._errors import Closed, Overloaded, elsewhere
 from ._observer import Observer, guarded
-from ._shares import Budget, Shares, Waiting, check_cost, check_path
+from ._shares import Budget, Shares, WaitingRequest, check_cost, check_path
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -73,7 +73,7 @@ class Slot(metaclass=NoPublicConstructor):
         self._path = path
         self._said = cost
         self._item = item
-        self._waiting: Waiting | None = None
+        self._waiting: WaitingRequest | None = None
         self._task: trio.lowlevel.Task | None = None
         self._entered = False
         self._arrived = 0.0
@@ -138,7 +138,7 @@ class FairShare(metaclass=NoPublicConstructor):
         self._max_waiting = max_waiting
         self._shares = Shares(weights, budgets)
         self._observer = guarded(observer)
-        self._waiting: dict[Waiting, Slot] = {}
+        self._waiting: dict[WaitingRequest, Slot] = {}
         self._granted = self._refused = self._dropped = 0
         self._thread = get_ident()
         self._closing = False

@@ -20,7 +20,7 @@ import trio
 
 from .._errors import DeviceLost, DeviceUnavailable, EarlierErrors, Unsupported, said_of
 from ._errors import Refused, WrongResults
-from ._queue import Place, Request
+from ._queue import QueuedRequest, QueuePlace
 from ._retry import is_transient
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ def is_for_one(error: Exception) -> bool:
 
 
 @final
-class Part:
+class RequestSlice:
     """The requests that one call is made for, and how many of their callers still wait."""
 
     __slots__ = ("requests", "scope", "waiting")
 
-    def __init__(self, requests: list[Request]) -> None:
+    def __init__(self, requests: list[QueuedRequest]) -> None:
         self.requests = requests
         self.waiting = len(requests)
         self.scope = trio.CancelScope()
@@ -63,12 +63,14 @@ class Part:
 
 
 @final
-class Run:
+class BatchRun:
     """One batch: its calls, until each of its requests has an answer."""
 
     __slots__ = ("_batcher", "_holds", "_key", "_requests", "_suspect")
 
-    def __init__(self, batcher: Batcher[Any, Any], key: Hashable, requests: list[Request]) -> None:
+    def __init__(
+        self, batcher: Batcher[Any, Any], key: Hashable, requests: list[QueuedRequest]
+    ) -> None:
         self._batcher = batcher
         self._key = key
         self._requests = requests
@@ -124,9 +126,9 @@ class Run:
         self._hush()
         batcher._wake()
 
-    async def _try(self, asked: list[Request], *, again: bool) -> Exception | None:
+    async def _try(self, asked: list[QueuedRequest], *, again: bool) -> Exception | None:
         """Have requests answered by a call, or by several: None, or the error of the last."""
-        part = Part(asked)
+        part = RequestSlice(asked)
         try:
             with part.scope:
                 return await self._attempts(part, again=again)
@@ -135,7 +137,7 @@ class Run:
         self._batcher._counts["abandoned"] += 1
         return None  # nobody waits any more
 
-    async def _attempts(self, part: Part, *, again: bool) -> Exception | None:
+    async def _attempts(self, part: RequestSlice, *, again: bool) -> Exception | None:
         batcher = self._batcher
         earlier = EarlierErrors()
         while True:
@@ -160,7 +162,7 @@ class Run:
             await trio.sleep(delay)
             part.requests = waiting(part.requests)
 
-    async def _call(self, part: Part) -> Exception | None:
+    async def _call(self, part: RequestSlice) -> Exception | None:
         batcher = self._batcher
         requests = part.requests
         items = [request.item for request in requests]
@@ -185,16 +187,16 @@ class Run:
         await self._answer(requests, answers)
         return None
 
-    async def _answer(self, requests: Sequence[Request], results: Sequence[object]) -> None:
+    async def _answer(self, requests: Sequence[QueuedRequest], results: Sequence[object]) -> None:
         for at in range(0, len(requests), _AT_ONCE):
             if at:
                 await trio.lowlevel.cancel_shielded_checkpoint()
             self._answer_some(requests[at : at + _AT_ONCE], results[at : at + _AT_ONCE])
 
-    def _answer_some(self, requests: Sequence[Request], results: Sequence[object]) -> None:
+    def _answer_some(self, requests: Sequence[QueuedRequest], results: Sequence[object]) -> None:
         batcher = self._batcher
         observer = batcher._observer
-        taken = Place.TAKEN
+        taken = QueuePlace.TAKEN
         answered = 0
         now = trio.current_time()
         for request, result in zip(requests, results, strict=True):
@@ -203,7 +205,7 @@ class Run:
             if isinstance(result, Exception):
                 batcher._end(request, result, "failed")
                 continue
-            request.place = Place.ENDED
+            request.place = QueuePlace.ENDED
             answered += 1
             if observer is not None:
                 observer.answered(request.item, now - request.arrived)
@@ -211,7 +213,7 @@ class Run:
         batcher._taken -= answered
         batcher._counts["answered"] += answered
 
-    def _fail(self, requests: Sequence[Request], error: Exception) -> None:
+    def _fail(self, requests: Sequence[QueuedRequest], error: Exception) -> None:
         """Answer with an error: several get an instance each, with one cause."""
         for request in requests:
             own = error if len(requests) == 1 else _own(error)
@@ -239,9 +241,9 @@ class Run:
             batcher._quiet.set()
 
 
-def waiting(requests: Iterable[Request]) -> list[Request]:
+def waiting(requests: Iterable[QueuedRequest]) -> list[QueuedRequest]:
     """Return the requests whose callers still wait."""
-    return [request for request in requests if request.place is Place.TAKEN]
+    return [request for request in requests if request.place is QueuePlace.TAKEN]
 
 
 @trio.lowlevel.disable_ki_protection  # the function is the program's

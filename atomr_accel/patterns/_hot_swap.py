@@ -16,10 +16,10 @@ from ..actors import NameTaken
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_instance, check_number
-from ._calls import Calls, closing
+from ._calls import CallsInProgress, closing
 from ._errors import ReplicaLost, RolledBack, SwapInProgress
 from ._gate import Gate, Outcomes, Shadow
-from ._members import Factory, Member, check_call, check_factory, is_fault, opened
+from ._members import Factory, MemberFunction, check_call, check_factory, is_fault, opened
 
 if TYPE_CHECKING:
     from ._observer import Observer
@@ -113,7 +113,7 @@ class _Version:
     def __init__(self, name: str, factory: Factory[Any, Any]) -> None:
         self.name = name
         self.factory = factory
-        self.member: Member = Member("version", name)
+        self.member: MemberFunction = MemberFunction("version", name)
         self.retire: trio.Event = trio.Event()
         self.gone: trio.Event = trio.Event()
         self.step: Outcomes = Outcomes()
@@ -170,9 +170,9 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         # Separate, so that the keys that a roll-out reaches do not depend on the number of
         # requests.
         self._salts = random.Random(rng.random())  # noqa: S311 (no secret)
-        self._calls = Calls("swap", observer)
+        self._calls = CallsInProgress("swap", observer)
         self._tally = self._calls.tally
-        self._loads = Calls("swap", None)
+        self._loads = CallsInProgress("swap", None)
         self._versions = {present.name: present}
         self._numbers = 1
         self._roll_out: _RollOut | None = None

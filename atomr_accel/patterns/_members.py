@@ -42,7 +42,7 @@ def tells_of_member(error: Exception) -> bool:
     return not isinstance(error, (ValueError, TypeError, Overloaded, Dropped))
 
 
-class Member:
+class MemberFunction:
     """A function that its owner may take away, and the calls of it that are in progress."""
 
     __slots__ = ("_idle", "_scopes", "call", "in_flight", "name", "what")

@@ -16,7 +16,7 @@ import trio
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_whole
-from ._calls import Calls, NoEnd, Tally, closing, unprotected
+from ._calls import CallsInProgress, NoEnd, RequestTally, closing, unprotected
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -94,11 +94,11 @@ class _Ticket:
 
     __slots__ = ("began", "deadline", "done", "error", "gone", "item", "scope", "tally", "value")
 
-    def __init__(self, item: Any, deadline: float, tally: Tally | None = None) -> None:
+    def __init__(self, item: Any, deadline: float, tally: RequestTally | None = None) -> None:
         self.item: Any = item
         self.value: Any = item
         self.deadline: float = deadline
-        self.tally: Tally | None = tally  # an item of a run; others are counted as calls
+        self.tally: RequestTally | None = tally  # an item of a run; others are counted as calls
         self.began: float = 0.0 if tally is None else tally.submit(item)
         self.done: trio.Event = trio.Event()
         self.error: Exception | None = None
@@ -170,7 +170,7 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
         observer: Observer | None,
     ) -> None:
         self._nursery = nursery
-        self._calls = Calls("pipeline", observer)
+        self._calls = CallsInProgress("pipeline", observer)
         self._tally = self._calls.tally
         self._runs: set[_RunState] = set()
         self._capacity = sum(stage.concurrency + buffer for stage in stages)

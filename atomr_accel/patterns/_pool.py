@@ -18,15 +18,15 @@ from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.policies import LeastLoaded, PowerOfTwo, RoundRobin
 from ..actors.util import NoPublicConstructor, check_instance, check_member, check_whole
-from ._calls import Calls, closing
+from ._calls import CallsInProgress, closing
 from ._errors import CircuitOpen, Dropped, Overloaded, ReplicaLost
 from ._latencies import Latencies
 from ._members import Factory, check_call, check_factory, is_fault, opened, tells_of_member
 from ._replicas import (
     Hedge,
-    Life,
     Policy,
     Replica,
+    ReplicaLife,
     ReplicaStatistics,
 )
 from ._retry import CircuitBreaker
@@ -77,7 +77,7 @@ class ReplicaPoolStatistics:
     replicas: tuple[ReplicaStatistics, ...]
 
 
-class _Waiter:
+class _PoolWaiter:
     __slots__ = ("dropped", "event")
 
     def __init__(self) -> None:
@@ -117,13 +117,13 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         self._idempotent = idempotent
         self._hedge = hedge
         self._breaker = breaker
-        self._calls = Calls("pool", observer)
+        self._calls = CallsInProgress("pool", observer)
         self._tally = self._calls.tally
         self._replicas: dict[str, Replica] = {}
         self._numbers = 0
         # Those who wait for a replica with room, first come, first served. The first is woken
         # when there may be one, and chooses in its own task; who comes later does not overtake.
-        self._waiting: dict[_Waiter, None] = {}
+        self._waiting: dict[_PoolWaiter, None] = {}
         self._left = False
         self._latencies = Latencies()
         self._elsewhere = self._hedgeable = self._hedged = self._hedges_won = 0
@@ -219,7 +219,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
             return self._choose(candidates)
         if len(self._waiting) >= self._capacity and self._overflow is not Overflow.WAIT:
             self._make_room()
-        waiter = _Waiter()
+        waiter = _PoolWaiter()
         self._waiting[waiter] = None
         try:
             while True:
@@ -517,7 +517,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         return replica
 
 
-async def _lost_by_fault(error: ReplicaLost, life: Life) -> bool:
+async def _lost_by_fault(error: ReplicaLost, life: ReplicaLife) -> bool:
     """Return True if a device's fault ended a replica while it ran a request.
 
     The fault is then still on its way, because the replica's resources are being closed.

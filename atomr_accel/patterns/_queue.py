@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     import trio
 
-    from ._halving import Part
+    from ._halving import RequestSlice
 
 In = TypeVar("In")
 
 _SWEEP = 64
 
 
-class Place(enum.Enum):
+class QueuePlace(enum.Enum):
     """Place of a request."""
 
     OUTSIDE = "outside"
@@ -40,21 +40,23 @@ class Place(enum.Enum):
     """The request was answered, or withdrawn."""
 
 
-class Request:
+class QueuedRequest:
     """One request, and the task that waits for its answer."""
 
     __slots__ = ("arrived", "bucket", "item", "part", "place", "task")
 
-    def __init__(self, item: Any, bucket: Bucket, task: trio.lowlevel.Task, now: float) -> None:
+    def __init__(
+        self, item: Any, bucket: RequestBucket, task: trio.lowlevel.Task, now: float
+    ) -> None:
         self.item = item
         self.bucket = bucket
         self.task = task
         self.arrived = now
-        self.place = Place.OUTSIDE
-        self.part: Part | None = None
+        self.place = QueuePlace.OUTSIDE
+        self.part: RequestSlice | None = None
 
 
-Entry: TypeAlias = tuple[float, float, int, Request]
+Entry: TypeAlias = tuple[float, float, int, QueuedRequest]
 """Minus the priority, the deadline, the number of the request: smaller goes first."""
 
 
@@ -63,7 +65,7 @@ class Heap:
 
     __slots__ = ("_entries", "_place", "live")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: QueuePlace) -> None:
         self._place = place
         self._entries: list[Entry] = []
         self.live = 0
@@ -93,7 +95,7 @@ class Heap:
             heapq.heapify(self._entries)
 
 
-class Bucket:
+class RequestBucket:
     """Requests that may share a batch.
 
     Attributes:
@@ -107,9 +109,9 @@ class Bucket:
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
-        self.heap = Heap(Place.QUEUED)
-        self._arrivals: deque[Request] = deque()
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self.heap = Heap(QueuePlace.QUEUED)
+        self._arrivals: deque[QueuedRequest] = deque()
+        self._deadlines: list[tuple[float, int, QueuedRequest]] = []
         self.outside = 0
         self.gap = math.inf
         self.last = -math.inf
@@ -117,7 +119,7 @@ class Bucket:
     def add(self, entry: Entry) -> None:
         """Put a request here."""
         _, deadline, number, request = entry
-        request.place = Place.QUEUED
+        request.place = QueuePlace.QUEUED
         self._arrivals.append(request)
         self.heap.push(entry)
         if deadline != math.inf:
@@ -129,25 +131,25 @@ class Bucket:
         self.last = now
         self.gap = gap if self.gap == math.inf else self.gap + (gap - self.gap) / 8
 
-    def oldest(self) -> Request:
+    def oldest(self) -> QueuedRequest:
         """The one that has been here the longest. There must be one."""
         arrivals = self._arrivals
-        while arrivals[0].place is not Place.QUEUED:
+        while arrivals[0].place is not QueuePlace.QUEUED:
             arrivals.popleft()
         return arrivals[0]
 
     def deadline(self) -> float:
         """The earliest deadline of those that are here, whatever their priorities."""
         deadlines = self._deadlines
-        while deadlines and deadlines[0][2].place is not Place.QUEUED:
+        while deadlines and deadlines[0][2].place is not QueuePlace.QUEUED:
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else math.inf
 
-    def take(self, count: int) -> list[Request]:
+    def take(self, count: int) -> list[QueuedRequest]:
         """Take the first requests, at most ``count``."""
         taken = [self.heap.pop()[3] for _ in range(min(count, self.heap.live))]
         for request in taken:
-            request.place = Place.TAKEN
+            request.place = QueuePlace.TAKEN
         self._swept()
         return taken
 
@@ -163,9 +165,9 @@ class Bucket:
             return
         limit = 2 * self.heap.live + _SWEEP
         if len(self._arrivals) > limit:
-            self._arrivals = deque(one for one in self._arrivals if one.place is Place.QUEUED)
+            self._arrivals = deque(one for one in self._arrivals if one.place is QueuePlace.QUEUED)
         if len(self._deadlines) > limit:
-            self._deadlines = [one for one in self._deadlines if one[2].place is Place.QUEUED]
+            self._deadlines = [one for one in self._deadlines if one[2].place is QueuePlace.QUEUED]
             heapq.heapify(self._deadlines)
 
 

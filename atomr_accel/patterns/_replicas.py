@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar, final
 import trio
 
 from ..actors.util import NoPublicConstructor, check_number, check_whole
-from ._members import Factory, Member
+from ._members import Factory, MemberFunction
 from ._retry import CircuitBreaker, CircuitState
 
 In = TypeVar("In")
@@ -55,7 +55,7 @@ class ReplicaStatistics:
     """
 
 
-class Life:
+class ReplicaLife:
     """The life of a replica, from its opening to its end."""
 
     __slots__ = ("ended", "failure")
@@ -108,12 +108,12 @@ class Replica(metaclass=NoPublicConstructor):
         self._limit = limit
         self._make_breaker = make_breaker
         self._breaker = make_breaker()
-        self._member = Member("replica", name)
+        self._member = MemberFunction("replica", name)
         self._held = 0
         self._answered = self._failed = self._lives = self._ejections = 0
         self._seconds = 0.0
         self._retire = trio.Event()
-        self._life = Life()
+        self._life = ReplicaLife()
         # The next life, or the failure to come to it; for those who wait for that.
         self._began = trio.Event()
         self._failure: Exception | None = None
@@ -179,7 +179,7 @@ class Replica(metaclass=NoPublicConstructor):
         self._ejections += self._breaker.statistics().opened
         self._breaker = self._make_breaker()  # what failed in an earlier life is forgotten
         self._retire = trio.Event()
-        self._life = Life()
+        self._life = ReplicaLife()
         self._failure = None
         self._notify()
 

@@ -60,7 +60,7 @@ class Budget:
             )
 
 
-class _Bucket:
+class _TokenBucket:
     """The tokens of a budget."""
 
     __slots__ = ("budget", "stamp", "tokens")
@@ -82,17 +82,17 @@ class _Bucket:
         return now + short / budget.rate
 
 
-class Waiting:
+class WaitingRequest:
     """A request that waits for its turn, or is served."""
 
     __slots__ = ("cost", "node")
 
-    def __init__(self, node: Node, cost: float) -> None:
+    def __init__(self, node: ShareNode, cost: float) -> None:
         self.node = node
         self.cost = cost
 
 
-class Node:
+class ShareNode:
     """A tenant, or a group of them; or, at the bottom, the requests of one.
 
     Attributes:
@@ -112,16 +112,16 @@ class Node:
     )  # fmt: skip
 
     def __init__(
-        self, path: str, parent: Node | None, weight: float, bucket: _Bucket | None
+        self, path: str, parent: ShareNode | None, weight: float, bucket: _TokenBucket | None
     ) -> None:
         self.path = path
         self.parent = parent
         self.weight = weight
         self.bucket = bucket
-        self.children: dict[str, Node] = {}
+        self.children: dict[str, ShareNode] = {}
         self.resting: OrderedDict[str, None] = OrderedDict()
-        self.queue: OrderedDict[Waiting, None] = OrderedDict()
-        self.heap: list[tuple[float, int, Node]] = []
+        self.queue: OrderedDict[WaitingRequest, None] = OrderedDict()
+        self.heap: list[tuple[float, int, ShareNode]] = []
         self.time = self.furthest = 0.0
         self.start = self.finish = 0.0
         self.ticket = -1
@@ -129,9 +129,9 @@ class Node:
         self.going = self.queued = self.serving = 0
         self.work = 0.0
 
-    def up(self) -> Iterator[Node]:
+    def up(self) -> Iterator[ShareNode]:
         """This one and all above it."""
-        node: Node | None = self
+        node: ShareNode | None = self
         while node is not None:
             yield node
             node = node.parent
@@ -154,11 +154,11 @@ class Shares:
         self._order = count()
         self._weights: dict[str, float] = {}
         self._buckets = {
-            path if path == "" else check_path(path): _Bucket(budget)
+            path if path == "" else check_path(path): _TokenBucket(budget)
             for path, budget in budgets.items()
         }
-        self._throttled: list[tuple[float, int, Node]] = []
-        self.root = Node("", None, 1.0, self._buckets.get(""))
+        self._throttled: list[tuple[float, int, ShareNode]] = []
+        self.root = ShareNode("", None, 1.0, self._buckets.get(""))
         self.weigh(weights)
 
     def weigh(self, weights: Mapping[str, float]) -> None:
@@ -172,7 +172,7 @@ class Shares:
         for node in self.nodes():
             node.weight = self._weights.get(node.path, 1.0)
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ShareNode]:
         """All tenants and groups that are known at the moment, but the root."""
         found = []
         todo = [self.root]
@@ -182,10 +182,10 @@ class Shares:
             todo += below
         return found
 
-    def add(self, path: str, cost: float) -> Waiting:
+    def add(self, path: str, cost: float) -> WaitingRequest:
         """A request comes."""
         leaf = self.leaf(path)
-        waiting = Waiting(leaf, cost)
+        waiting = WaitingRequest(leaf, cost)
         leaf.queue[waiting] = None
         for node in leaf.up():
             if node.parent is not None:
@@ -194,7 +194,7 @@ class Shares:
         self._activate(leaf)
         return waiting
 
-    def leaf(self, path: str) -> Node:
+    def leaf(self, path: str) -> ShareNode:
         """Return the node of a tenant's own requests, a child of the tenant's node."""
         node = self.root
         walked = ""
@@ -203,17 +203,17 @@ class Shares:
             node = self._child(node, name, walked)
         return self._child(node, "", "")
 
-    def _child(self, parent: Node, name: str, path: str) -> Node:
+    def _child(self, parent: ShareNode, name: str, path: str) -> ShareNode:
         child = parent.children.get(name)
         if child is None:
             self._forget(parent)
             weight = self._weights.get(path, 1.0)
             bucket = self._buckets.get(path) if path else None
-            child = parent.children[name] = Node(path, parent, weight, bucket)
+            child = parent.children[name] = ShareNode(path, parent, weight, bucket)
             parent.resting[name] = None
         return child
 
-    def _forget(self, parent: Node) -> None:
+    def _forget(self, parent: ShareNode) -> None:
         """Forget those who would start where anybody new does, and those who are too many."""
         resting, children = parent.resting, parent.children
         while resting:
@@ -222,7 +222,7 @@ class Shares:
                 break
             del resting[name], children[name]
 
-    def withdraw(self, waiting: Waiting) -> None:
+    def withdraw(self, waiting: WaitingRequest) -> None:
         """A request that waits is taken back."""
         leaf = waiting.node
         del leaf.queue[waiting]
@@ -234,7 +234,7 @@ class Shares:
             self._deactivate(leaf)
         self._rest(leaf)
 
-    def next(self, now: float) -> Waiting | None:
+    def next(self, now: float) -> WaitingRequest | None:
         """Begin the request whose turn it is, if there is one that may go."""
         while self._throttled and self._throttled[0][0] <= now:
             _, ticket, node = heapq.heappop(self._throttled)
@@ -261,7 +261,7 @@ class Shares:
             heapq.heappop(heap)
         return heap[0][0] if heap else math.inf
 
-    def charge(self, waiting: Waiting, more: float) -> None:
+    def charge(self, waiting: WaitingRequest, more: float) -> None:
         """Correct the cost of a request in service by ``more``, which may be negative."""
         waiting.cost += more
         for node in waiting.node.up():
@@ -275,7 +275,7 @@ class Shares:
                 if node.active:
                     self._place(node, parent, max(parent.time, node.start + more / node.weight))
 
-    def end(self, waiting: Waiting) -> None:
+    def end(self, waiting: WaitingRequest) -> None:
         """A request has been served."""
         for node in waiting.node.up():
             node.serving -= 1
@@ -283,7 +283,7 @@ class Shares:
 
     # --- the tree ----------------------------------------------------------------------
 
-    def _first(self) -> Node:
+    def _first(self) -> ShareNode:
         """From the top to the bottom, always to the smallest start tag."""
         node = self.root
         while node.going:
@@ -293,7 +293,7 @@ class Shares:
             node = heap[0][2]
         return node
 
-    def _begin(self, leaf: Node, waiting: Waiting) -> None:
+    def _begin(self, leaf: ShareNode, waiting: WaitingRequest) -> None:
         del leaf.queue[waiting]
         cost = waiting.cost
         for node in leaf.up():
@@ -313,7 +313,7 @@ class Shares:
                     node.active = False
                     parent.going -= 1
 
-    def _place(self, node: Node, parent: Node, start: float) -> None:
+    def _place(self, node: ShareNode, parent: ShareNode, start: float) -> None:
         node.start = start
         node.ticket = next(self._order)
         heapq.heappush(parent.heap, (start, node.ticket, node))
@@ -324,7 +324,7 @@ class Shares:
             ]
             heapq.heapify(parent.heap)
 
-    def _activate(self, node: Node) -> None:
+    def _activate(self, node: ShareNode) -> None:
         """Mark a node active, because it has a request to begin, and its inactive ancestors."""
         parent = node.parent
         while parent is not None and not (node.active or node.throttled):
@@ -333,7 +333,7 @@ class Shares:
             self._place(node, parent, max(parent.time, node.finish))
             node, parent = parent, parent.parent
 
-    def _deactivate(self, node: Node) -> None:
+    def _deactivate(self, node: ShareNode) -> None:
         """Mark a node inactive, and each ancestor that has no active child left."""
         parent = node.parent
         while parent is not None and node.active:
@@ -343,7 +343,7 @@ class Shares:
                 break
             node, parent = parent, parent.parent
 
-    def _throttle(self, node: Node, ready: float) -> None:
+    def _throttle(self, node: ShareNode, ready: float) -> None:
         self._deactivate(node)
         node.throttled = True
         node.ticket = next(self._order)
@@ -355,12 +355,12 @@ class Shares:
             heapq.heapify(held)
             self._throttled = held
 
-    def _release(self, node: Node) -> None:
+    def _release(self, node: ShareNode) -> None:
         node.throttled = False
         if node.going:
             self._activate(node)
 
-    def _rest(self, leaf: Node) -> None:
+    def _rest(self, leaf: ShareNode) -> None:
         """Reset the tags of each node above a leaf that is idle now."""
         for node in leaf.up():
             if not node.idle:

@@ -18,7 +18,7 @@ from .._errors import EarlierErrors
 from ..actors.blocks import opens
 from ..actors.util import NoPublicConstructor, check_instance, check_whole
 from ._cached_text import Following, Prefill
-from ._calls import Calls, NoEnd, Tally, closing, unprotected
+from ._calls import CallsInProgress, NoEnd, RequestTally, closing, unprotected
 from ._draft_length import AdaptiveLength, LengthSeen
 from ._drafts import check_drafts
 from ._retry import Retry
@@ -85,7 +85,7 @@ class _Counts:
     prefills: int = 0
 
 
-class _Plan:
+class _DecoderState:
     """State that all texts of a decoder share."""
 
     def __init__(
@@ -104,8 +104,8 @@ class _Plan:
         self.length: Final = length
         self.branching: Final = branching
         self.retry: Final = retry
-        self.calls: Final = Calls("decoder", None)  # steps
-        self.tally: Final = Tally(observer)  # texts
+        self.calls: Final = CallsInProgress("decoder", None)  # steps
+        self.tally: Final = RequestTally(observer)  # texts
         self.counts: Final = _Counts()
         self.texts: set[_Text] = set()
         self.vocabulary: int | None = None  # the target's, once it has given logits
@@ -131,7 +131,7 @@ class _Text:
 
     def __init__(
         self,
-        plan: _Plan,
+        plan: _DecoderState,
         prompt: Sequence[int],
         most: int | None,
         stop: frozenset[int],
@@ -389,7 +389,7 @@ class SpeculativeDecoder(metaclass=NoPublicConstructor):
 
     _made_by: ClassVar[str] = "open_speculative(target, draft, ...)"
 
-    def __init__(self, plan: _Plan, rng: np.random.Generator) -> None:
+    def __init__(self, plan: _DecoderState, rng: np.random.Generator) -> None:
         self._plan = plan
         self._rng = rng
 
@@ -520,7 +520,7 @@ async def open_speculative(
         check_whole("branching", width)
         if width < 1:
             raise ValueError(f"branching is of positive numbers, got {branching!r}")
-    plan = _Plan(target, draft, sampling, length, tuple(branching), retry, observer)
+    plan = _DecoderState(target, draft, sampling, length, tuple(branching), retry, observer)
     decoder: SpeculativeDecoder = SpeculativeDecoder._create(plan, np.random.default_rng(rng))
     try:
         async with closing(plan.calls):

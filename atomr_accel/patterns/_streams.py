@@ -78,7 +78,7 @@ class _Lines(_Received):
         return line
 
 
-class _Frames(_Received):
+class _StreamFrames(_Received):
     async def __anext__(self) -> bytes:
         await trio.lowlevel.checkpoint()
         buffer = self._buffer
@@ -157,7 +157,7 @@ def receive_frames(
     Raises:
         MalformedStream: in the loop: a frame is longer than that, or the stream ends inside one.
     """
-    return _Frames(stream, max_length)
+    return _StreamFrames(stream, max_length)
 
 
 async def send_frames(stream: trio.abc.SendStream, frames: AsyncIterable[bytes]) -> int:

@@ -9,7 +9,7 @@ import msgspec
 
 from .._dtypes import DTYPES
 from ._describe import DEEPEST
-from ._entries import Array, Call, Formula, Number, Ref
+from ._entries import ArrayValue, CallEntry, Formula, NumberValue, Ref
 from ._text import number_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def check(entry: Entry) -> None:
     Raises:
         ValueError: they are not. Other errors mean the same.
     """
-    if isinstance(entry, Call) and not entry.method.isidentifier():
+    if isinstance(entry, CallEntry) and not entry.method.isidentifier():
         raise ValueError(f"{entry.method!r} is no method")
     todo: list[tuple[Any, int]] = [(entry, 0)]
     while todo:
@@ -41,12 +41,12 @@ def check(entry: Entry) -> None:
 
 
 def _check_value(value: Any) -> None:
-    if isinstance(value, Ref | Array):
+    if isinstance(value, Ref | ArrayValue):
         if min(value.shape, default=0) < 0:
             raise ValueError(f"{value.shape} is no shape")
         if math.prod(value.shape) * DTYPES[value.dtype].itemsize >= _MOST_BYTES:
             raise ValueError(f"{value.shape} is too large a shape")
-    elif isinstance(value, Number):
+    elif isinstance(value, NumberValue):
         number_of(value)
     elif isinstance(value, Formula):
         sizes = {"operand": len(value.operands), "constant": len(value.constants)}

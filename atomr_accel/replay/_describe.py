@@ -20,25 +20,25 @@ import numpy as np
 
 from .._dtypes import DTYPES, NAMES
 from ..expressions import Operand
-from ..libraries.array.graph import Graph
+from ..libraries.array.graph import ExpressionGraph
 from ..libraries.nvrtc.structures import is_struct
 from ..memory import Block, GpuRef
 from ..ops import Facade, Identity
 from ._entries import (
-    Array,
+    ArrayValue,
     DType,
     Fields,
     Formula,
-    Function,
-    Handle,
+    FormulaStep,
+    FunctionValue,
+    HandleValue,
     Items,
-    Number,
+    NumberValue,
     Opaque,
     Pairs,
     Partial,
     Ref,
     Slice,
-    Step,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _SHORT: Final = reprlib.Repr()
 _SHORT.maxother = _SHORT.maxstring = _LONGEST
 
 
-class _TooMuch(Exception):
+class _TooDeep(Exception):
     """A value contains itself, is too deep, or has too many parts."""
 
 
@@ -80,7 +80,7 @@ def _bytes_of(struct: Any) -> bytes:
 
 
 @final
-class Numbers:
+class ObjectNumbers:
     """Numbers of the buffers and facades that exist now.
 
     Attributes:
@@ -146,9 +146,9 @@ class Describer:
 
     def __init__(
         self,
-        numbers: Numbers,
+        numbers: ObjectNumbers,
         brought: Callable[[Any, int], None],
-        keep: Callable[[Array, np.ndarray[Any, Any]], None],
+        keep: Callable[[ArrayValue, np.ndarray[Any, Any]], None],
     ) -> None:
         self._numbers: Final = numbers
         self._brought: Final = brought
@@ -179,13 +179,13 @@ class Describer:
         if kind is str:
             return _str(value)
         if kind is int:
-            return value if value in _INT64 else Number("int", hex(value).encode())
+            return value if value in _INT64 else NumberValue("int", hex(value).encode())
         if kind is GpuRef:
             return self._ref(value, brought)
         inside, identity = self._inside, id(value)
         self._containers += 1
         if identity in inside or len(inside) == DEEPEST or self._containers > _MOST_CONTAINERS:
-            raise _TooMuch
+            raise _TooDeep
         inside.add(identity)
         made = self._describe_other(value, kind, brought)
         inside.remove(identity)
@@ -200,14 +200,14 @@ class Describer:
         if kind is dict:
             return Pairs(tuple((describe(key), describe(item)) for key, item in value.items()))
         if kind is bytes:
-            return Number("bytes", value)
+            return NumberValue("bytes", value)
         if kind is complex:
-            return Number("complex", str(value).encode())
+            return NumberValue("complex", str(value).encode())
         if isinstance(value, np.generic) and value.dtype in NAMES:
-            return Number(NAMES[value.dtype], value.tobytes())
+            return NumberValue(NAMES[value.dtype], value.tobytes())
         if is_struct(value):
             fields = np.dtype(kind) if isinstance(value, ctypes.Structure) else value.dtype
-            return Number(dtype_text(fields), _bytes_of(value))
+            return NumberValue(dtype_text(fields), _bytes_of(value))
         if isinstance(value, np.ndarray):
             return self._array(value)
         if isinstance(value, np.dtype):
@@ -229,7 +229,7 @@ class Describer:
             return self.handle(value, brought)
         return self._fields(value, describe)
 
-    def handle(self, thing: Any, brought: Callable[[Any, int], None] | None) -> Handle:
+    def handle(self, thing: Any, brought: Callable[[Any, int], None] | None) -> HandleValue:
         """Something with methods."""
         identity = identity_of(thing)
         number = self._numbers.of_handle(identity)
@@ -237,9 +237,9 @@ class Describer:
             number = self._numbers.add_handle(identity)
             if brought is not None:
                 brought(thing, number)
-        return Handle(number)
+        return HandleValue(number)
 
-    def target(self, facade: Any) -> str | Handle:
+    def target(self, facade: Any) -> str | HandleValue:
         """Describe the object whose method is called."""
         if is_device(facade):
             return "device"
@@ -258,14 +258,14 @@ class Describer:
     def _array(self, value: np.ndarray[Any, Any]) -> Value:
         if value.dtype not in DTYPES.values():
             return Opaque(f"an array of {value.dtype}")
-        array = Array(DTYPES[value.dtype.name].name, value.shape)
+        array = ArrayValue(DTYPES[value.dtype.name].name, value.shape)
         self._keep(array, value)
         return array
 
     def _formula(self, value: Operand, brought: Callable[[Any, int], None] | None) -> Value:
-        graph = Graph((value,))
+        graph = ExpressionGraph((value,))
         steps = tuple(
-            Step(
+            FormulaStep(
                 each.kind,
                 each.name,
                 each.args,
@@ -276,7 +276,9 @@ class Describer:
             )
             for each in graph.values
         )
-        constants = tuple(Number(each.dtype.name, each.tobytes()) for each, _ in graph.constants)
+        constants = tuple(
+            NumberValue(each.dtype.name, each.tobytes()) for each, _ in graph.constants
+        )
         operands = tuple(self._ref(ref, brought) for ref in graph.operands)
         return Formula(steps, operands, constants, graph.results[0])
 
@@ -304,7 +306,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def function_of(value: Any) -> Function:
+def function_of(value: Any) -> FunctionValue:
     """Describe a function or class by its name, with the hash of its source."""
     module, name = str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", ""))
     if isinstance(value, np.ufunc):
@@ -312,7 +314,7 @@ def function_of(value: Any) -> Function:
     file = ""
     if module == "__main__":
         file = str(getattr(sys.modules["__main__"], "__file__", "") or "")
-    return Function(module, name or _text(value), source_hash(value), file)
+    return FunctionValue(module, name or _text(value), source_hash(value), file)
 
 
 def source_hash(value: Any) -> bytes:
@@ -336,7 +338,7 @@ def _str(value: str) -> Value:
         try:
             value.encode()
         except UnicodeEncodeError:  # such as the name of a file that is no UTF-8
-            return Number("str", value.encode("utf-8", "surrogatepass"))
+            return NumberValue("str", value.encode("utf-8", "surrogatepass"))
     return value
 
 

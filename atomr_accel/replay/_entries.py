@@ -14,12 +14,12 @@ SCHEMA: Final = 1
 """Version of the entries in this module. A journal of another version is refused."""
 
 
-class _Value(msgspec.Struct, frozen=True, omit_defaults=True):
+class _JournalValue(msgspec.Struct, frozen=True, omit_defaults=True):
     """An argument or a result that is not None, a bool, a number or text."""
 
 
 @final
-class Ref(_Value, frozen=True, tag="ref"):
+class Ref(_JournalValue, frozen=True, tag="ref"):
     """A buffer, or a view of one.
 
     Attributes:
@@ -40,7 +40,7 @@ class Ref(_Value, frozen=True, tag="ref"):
 
 
 @final
-class Array(msgspec.Struct, tag="array"):
+class ArrayValue(msgspec.Struct, tag="array"):
     """An array of the program.
 
     Attributes:
@@ -55,14 +55,14 @@ class Array(msgspec.Struct, tag="array"):
 
 
 @final
-class Handle(_Value, frozen=True, tag="handle"):
+class HandleValue(_JournalValue, frozen=True, tag="handle"):
     """Something with methods: a kernel, a generator, a fused function, a batch, a recording."""
 
     id: int
 
 
 @final
-class Function(_Value, frozen=True, tag="function"):
+class FunctionValue(_JournalValue, frozen=True, tag="function"):
     """A function or class, by name.
 
     Attributes:
@@ -79,7 +79,7 @@ class Function(_Value, frozen=True, tag="function"):
 
 
 @final
-class Partial(_Value, frozen=True, tag="partial"):
+class Partial(_JournalValue, frozen=True, tag="partial"):
     """A ``functools.partial``."""
 
     function: Value
@@ -88,7 +88,7 @@ class Partial(_Value, frozen=True, tag="partial"):
 
 
 @final
-class Items(_Value, frozen=True, tag="items"):
+class Items(_JournalValue, frozen=True, tag="items"):
     """A list or a tuple, by ``kind``."""
 
     kind: str
@@ -96,14 +96,14 @@ class Items(_Value, frozen=True, tag="items"):
 
 
 @final
-class Pairs(_Value, frozen=True, tag="pairs"):
+class Pairs(_JournalValue, frozen=True, tag="pairs"):
     """A dict."""
 
     items: tuple[tuple[Value, Value], ...]
 
 
 @final
-class Number(_Value, frozen=True, tag="number"):
+class NumberValue(_JournalValue, frozen=True, tag="number"):
     """A value without a form in msgpack: bytes, complex, large int, lone surrogates, NumPy scalar.
 
     Attributes:
@@ -117,14 +117,14 @@ class Number(_Value, frozen=True, tag="number"):
 
 
 @final
-class DType(_Value, frozen=True, tag="dtype"):
+class DType(_JournalValue, frozen=True, tag="dtype"):
     """A dtype, or a type that stands for one; of a struct its fields, as ``numpy.lib.format``."""
 
     name: str
 
 
 @final
-class Slice(_Value, frozen=True, tag="slice"):
+class Slice(_JournalValue, frozen=True, tag="slice"):
     """A slice; ``...`` if all three are the text ``"..."``."""
 
     start: Value = None
@@ -132,8 +132,8 @@ class Slice(_Value, frozen=True, tag="slice"):
     step: Value = None
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
-    """One value of an expression; as ``libraries.array.graph.Value``."""
+class FormulaStep(msgspec.Struct, frozen=True, array_like=True):
+    """One value of an expression; as ``libraries.array.graph.GraphValue``."""
 
     kind: str
     name: str
@@ -145,25 +145,25 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
 
 @final
-class Formula(_Value, frozen=True, tag="formula"):
+class Formula(_JournalValue, frozen=True, tag="formula"):
     """An expression: its values, each after those that it is made of."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[FormulaStep, ...]
     operands: tuple[Ref, ...]
-    constants: tuple[Number, ...]
+    constants: tuple[NumberValue, ...]
     result: int
 
 
 @final
-class Fields(_Value, frozen=True, tag="fields"):
+class Fields(_JournalValue, frozen=True, tag="fields"):
     """An instance of one of this package's dataclasses, named tuples, structs or enums."""
 
-    of: Function
+    of: FunctionValue
     fields: dict[str, Value]
 
 
 @final
-class Opaque(_Value, frozen=True, tag="opaque"):
+class Opaque(_JournalValue, frozen=True, tag="opaque"):
     """A value that cannot be made again from the journal."""
 
     text: str
@@ -171,13 +171,13 @@ class Opaque(_Value, frozen=True, tag="opaque"):
 
 Structured: TypeAlias = (
     Ref
-    | Array
-    | Handle
-    | Function
+    | ArrayValue
+    | HandleValue
+    | FunctionValue
     | Partial
     | Items
     | Pairs
-    | Number
+    | NumberValue
     | DType
     | Slice
     | Formula
@@ -188,12 +188,12 @@ Value: TypeAlias = bool | int | float | str | Structured | None
 """An argument or a result."""
 
 
-class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+class _JournalEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that happened."""
 
 
 @final
-class Header(_Entry, frozen=True, tag="header"):
+class Header(_JournalEntry, frozen=True, tag="header"):
     """The first entry.
 
     Attributes:
@@ -218,7 +218,7 @@ class Header(_Entry, frozen=True, tag="header"):
 
 
 @final
-class Outside(_Entry, frozen=True, tag="outside"):
+class Outside(_JournalEntry, frozen=True, tag="outside"):
     """A buffer that was there before the journal, or came from elsewhere, when first used."""
 
     ref: Ref
@@ -226,15 +226,15 @@ class Outside(_Entry, frozen=True, tag="outside"):
 
 
 @final
-class Content(_Entry, frozen=True, tag="content"):
+class ContentEntry(_JournalEntry, frozen=True, tag="content"):
     """Content of a buffer of ``Outside`` when it was brought."""
 
     id: int
-    array: Array
+    array: ArrayValue
 
 
 @final
-class Brought(_Entry, frozen=True, tag="brought"):
+class Brought(_JournalEntry, frozen=True, tag="brought"):
     """A facade that no call of the journal has made.
 
     Attributes:
@@ -249,7 +249,7 @@ class Brought(_Entry, frozen=True, tag="brought"):
 
 
 @final
-class Call(_Entry, frozen=True, tag="call"):
+class CallEntry(_JournalEntry, frozen=True, tag="call"):
     """A public call at its place in the program's order.
 
     Attributes:
@@ -264,7 +264,7 @@ class Call(_Entry, frozen=True, tag="call"):
     """
 
     number: int
-    target: str | Handle
+    target: str | HandleValue
     method: str
     args: tuple[Value, ...] = ()
     kwargs: dict[str, Value] = {}
@@ -274,7 +274,7 @@ class Call(_Entry, frozen=True, tag="call"):
 
 
 @final
-class Done(_Entry, frozen=True, tag="done"):
+class DoneEntry(_JournalEntry, frozen=True, tag="done"):
     """End of a call.
 
     Attributes:
@@ -297,7 +297,7 @@ class Done(_Entry, frozen=True, tag="done"):
 
 
 @final
-class Output(_Entry, frozen=True, tag="output"):
+class OutputEntry(_JournalEntry, frozen=True, tag="output"):
     """Content of one of a call's outputs right after the call.
 
     Attributes:
@@ -308,24 +308,34 @@ class Output(_Entry, frozen=True, tag="output"):
 
     call: int
     where: str
-    array: Array
+    array: ArrayValue
 
 
 @final
-class Dropped(_Entry, frozen=True, tag="dropped"):
+class DroppedEntry(_JournalEntry, frozen=True, tag="dropped"):
     """Buffers that the program holds no more; before the call of the next number."""
 
     ids: tuple[int, ...]
 
 
 @final
-class End(_Entry, frozen=True, tag="end"):
+class End(_JournalEntry, frozen=True, tag="end"):
     """The journal was closed; without, its program was killed."""
 
     calls: int
 
 
-Entry: TypeAlias = Header | Outside | Content | Brought | Call | Done | Output | Dropped | End
+Entry: TypeAlias = (
+    Header
+    | Outside
+    | ContentEntry
+    | Brought
+    | CallEntry
+    | DoneEntry
+    | OutputEntry
+    | DroppedEntry
+    | End
+)
 
 encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Entry)

@@ -13,10 +13,10 @@ import numpy as np
 import trio
 
 from .._errors import Unsupported
-from ._entries import Array, Brought, Outside, Ref
+from ._entries import ArrayValue, Brought, Outside, Ref
 from ._minimal import minimal
 from ._program import ProgramWriter, Unwritable
-from ._reading import Recall, Recorded, reading
+from ._reading import JournalCall, Recorded, reading
 from ._restore import handles_of, refs_given, refs_of
 from ._storage import JournalError
 
@@ -119,7 +119,7 @@ async def explain(
 _NOT_WRITTEN: Final = ("batch", "leave", "get", "free")
 
 
-def _is_fault(recall: Recall) -> bool:
+def _is_fault(recall: JournalCall) -> bool:
     return recall.done is not None and recall.done.error[0] in _FAULTS
 
 
@@ -129,8 +129,8 @@ class _Search:
     def __init__(
         self,
         recorded: Recorded,
-        candidates: list[Recall],
-        down: list[Recall],
+        candidates: list[JournalCall],
+        down: list[JournalCall],
         backend: str | None,
         faults: Callable[[str], Awaitable[bool]] | None,
     ) -> None:
@@ -142,7 +142,7 @@ class _Search:
         self._faults = faults or self._trials.fault
         self._brought: dict[int, Outside | Brought] = {}
         self._made: dict[int, Ref] = {}
-        self._makers: dict[int, Recall] = {}
+        self._makers: dict[int, JournalCall] = {}
         self.trials = 0
         self._zeros = 0  # arrays that are not in the journal
         for recall in recorded.calls:
@@ -163,7 +163,7 @@ class _Search:
         writer = ProgramWriter(arrays, self._recorded.contents, self._recorded.header.paths)
         reason = ""
 
-        async def fails(recalls: list[Recall]) -> bool:
+        async def fails(recalls: list[JournalCall]) -> bool:
             nonlocal reason
             reason = ""
             try:
@@ -174,7 +174,7 @@ class _Search:
             self.trials += 1
             return await self._faults(text)
 
-        found: list[Recall] | None = None
+        found: list[JournalCall] | None = None
         for culprit in self._down:  # one call, with only the calls that it needs
             if await fails([culprit]):
                 found = [culprit]
@@ -207,7 +207,7 @@ class _Search:
             self.trials,
         )
 
-    def _text(self, writer: ProgramWriter, recalls: list[Recall]) -> str:
+    def _text(self, writer: ProgramWriter, recalls: list[JournalCall]) -> str:
         return writer.program(
             self._with_makers(recalls),
             brought=self._brought,
@@ -216,7 +216,7 @@ class _Search:
             title="The least of a recorded program that ends with the same fault.",
         )
 
-    def _with_makers(self, recalls: list[Recall]) -> list[Recall]:
+    def _with_makers(self, recalls: list[JournalCall]) -> list[JournalCall]:
         """Add the calls that make the facades, such as kernels, that the calls need."""
         chosen = {each.call.number: each for each in recalls}
         waiting = [*recalls]
@@ -229,7 +229,7 @@ class _Search:
                     waiting.append(maker)
         return [chosen[number] for number in sorted(chosen)]
 
-    def _needed(self, culprit: Recall) -> list[Recall]:
+    def _needed(self, culprit: JournalCall) -> list[JournalCall]:
         """Return the earlier calls on which the buffers of a call depend, and the call."""
         wanted = {ref.id for ref in refs_given(culprit.call).values()}
         needed = [culprit]
@@ -246,7 +246,7 @@ class _Search:
     async def _arrays(self) -> dict[bytes, np.ndarray[Any, Any]]:
         """Return the contents of all arrays among the calls' arguments."""
         found: dict[bytes, np.ndarray[Any, Any]] = {}
-        wanted: list[Array] = [*self._recorded.contents.values()]
+        wanted: list[ArrayValue] = [*self._recorded.contents.values()]
         for recall in self._candidates:
             wanted += arrays_of([recall.call.args, [*recall.call.kwargs.values()]])
         for array in wanted:
@@ -269,9 +269,9 @@ class _Search:
         return text
 
 
-def arrays_of(value: Any) -> list[Array]:
+def arrays_of(value: Any) -> list[ArrayValue]:
     """Return the arrays in a journal's arguments."""
-    if isinstance(value, Array):
+    if isinstance(value, ArrayValue):
         return [value]
     if isinstance(value, list | tuple):
         return [found for each in value for found in arrays_of(each)]

@@ -15,7 +15,7 @@ from ._entries import SCHEMA, Header
 from ._notes import Notes
 from ._reading import storage_of
 from ._storage import JournalError
-from ._writer import Waiting, WhenFull, Writer
+from ._writer import JournalWriter, WaitingEntry, WhenFull
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Journal:
     """A journal that is being written. Made by ``open_journal``."""
 
-    def __init__(self, writer: Writer, notes: Notes) -> None:
+    def __init__(self, writer: JournalWriter, notes: Notes) -> None:
         self._writer: Final = writer
         self._notes: Final = notes
 
@@ -115,7 +115,7 @@ def open_journal(
     if when_full not in get_args(WhenFull):
         raise ValueError(f'when_full must be "refuse" or "drop", got {when_full!r}')
     storage = storage_of(path)
-    writer = Writer(
+    writer = JournalWriter(
         storage,
         contents=contents,
         most_entries=most_entries,
@@ -145,24 +145,24 @@ def _paths() -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def _opened(device: Device, writer: Writer, header: Header) -> AsyncIterator[Journal]:
+async def _opened(device: Device, writer: JournalWriter, header: Header) -> AsyncIterator[Journal]:
     core = device._core
-    if core.witness is not None:
+    if core.recorder is not None:
         raise JournalError(f"{device.name} has a journal already; it has one at a time")
     async with PlainNursery() as nursery:
-        writer.add(Waiting(header))
+        writer.add(WaitingEntry(header))
         nursery.start_soon(writer.run, name="journal")
         calls = 0
         try:
             await writer.opened.wait()
             async with PlainNursery() as fetching:
                 notes = Notes(core, writer, fetching, results=header.results)
-                core.witness = notes
+                core.recorder = notes
                 try:
                     yield Journal(writer, notes)
                     await notes.settled()
                 finally:
-                    core.witness = None
+                    core.recorder = None
                     notes.open = False
                     fetching.cancel_scope.cancel()
                     calls = notes.position

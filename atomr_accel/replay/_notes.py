@@ -1,4 +1,4 @@
-"""The witness of a device: it carries out the device's calls and records each at its place."""
+"""The recorder of a device: it carries out the device's calls and records each at its place."""
 
 from __future__ import annotations
 
@@ -12,16 +12,26 @@ import trio
 
 from .._dtypes import as_dtype
 from .._errors import AccelError, ContextPoisoned, DeviceLost
-from ..device.batches.batch import Batch, Later
+from ..device.batches.batch import Batch, BatchResult
 from ..device.data.arrays import copying
 from ..device.data.transfer import download
 from ..libraries.array.evaluate import Fused
 from ..libraries.rng.generator import Generator as Draws
 from ..memory import GpuRef
 from ..ops import Pending, Request, on_any_views, perform, submit
-from ._describe import Describer, Numbers, identity_of, is_device, message_of, refs_in
-from ._entries import Array, Brought, Call, Content, Done, Dropped, Handle, Output, Outside
-from ._writer import SMALL, Waiting
+from ._describe import Describer, ObjectNumbers, identity_of, is_device, message_of, refs_in
+from ._entries import (
+    ArrayValue,
+    Brought,
+    CallEntry,
+    ContentEntry,
+    DoneEntry,
+    DroppedEntry,
+    HandleValue,
+    OutputEntry,
+    Outside,
+)
+from ._writer import SMALL, WaitingEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -29,9 +39,9 @@ if TYPE_CHECKING:
     from ..device.batches.collector import Collector
     from ..device.core import DeviceCore
     from ..memory import Block
-    from ..ops import Driver, Facade, Submission
+    from ..ops import Facade, Preparer, Submission
     from ._entries import Value
-    from ._writer import Writer
+    from ._writer import JournalWriter
 
 T = TypeVar("T")
 
@@ -68,18 +78,18 @@ class _Note:
         self.owner = owner
         self.program = program
         self.number = 0
-        self.target: str | Handle = "device"
+        self.target: str | HandleValue = "device"
         self.args: tuple[Value, ...] = ()
         self.kwargs: dict[str, Value] = {}
         self.given: list[tuple[str, GpuRef]] = []  # the buffers among its arguments
-        self.arrays: list[tuple[Array, np.ndarray[Any, Any]]] = []
+        self.arrays: list[tuple[ArrayValue, np.ndarray[Any, Any]]] = []
         self.state: Value = None
         self.submission: Submission[Any] | None = None
         self.seen: set[str] = set()  # outputs that were copied
-        self.large: Waiting | None = None  # what looks at memory of the program
+        self.large: WaitingEntry | None = None  # what looks at memory of the program
 
 
-class _Made(NamedTuple):
+class _RecordedBuffer(NamedTuple):
     """A buffer of a recording, which has content once that was replayed."""
 
     number: int
@@ -91,7 +101,7 @@ class _Made(NamedTuple):
 
 @final
 class Notes:
-    """The value of ``DeviceCore.witness`` while a journal is open.
+    """The value of ``DeviceCore.recorder`` while a journal is open.
 
     Attributes:
         open: whether calls are recorded. Refs of batches that outlive the journal still call this
@@ -100,7 +110,7 @@ class Notes:
     """
 
     def __init__(
-        self, core: DeviceCore, writer: Writer, nursery: trio.Nursery, *, results: bool
+        self, core: DeviceCore, writer: JournalWriter, nursery: trio.Nursery, *, results: bool
     ) -> None:
         self.open: bool = True
         self.position: int = 0
@@ -108,12 +118,14 @@ class Notes:
         self._writer: Final = writer
         self._nursery: Final = nursery
         self._results: Final = results
-        self._numbers: Final = Numbers()
+        self._numbers: Final = ObjectNumbers()
         # The methods that tasks are in, and the nurseries that they had open before.
         self._inside: Final[dict[trio.lowlevel.Task, tuple[_Note, list[trio.Nursery]]]] = {}
         self._programs: Final[dict[object, int]] = {}  # those whose block is open
-        self._fetched: Final[dict[object, list[tuple[_Note, Later[np.ndarray[Any, Any]]]]]] = {}
-        self._made: Final[weakref.WeakKeyDictionary[object, list[_Made]]] = (
+        self._fetched: Final[
+            dict[object, list[tuple[_Note, BatchResult[np.ndarray[Any, Any]]]]]
+        ] = {}
+        self._made: Final[weakref.WeakKeyDictionary[object, list[_RecordedBuffer]]] = (
             weakref.WeakKeyDictionary()
         )
         self._snapshots = 0
@@ -188,12 +200,14 @@ class Notes:
         prepare = request.prepare
         name = make.__name__
 
-        def told(driver: Driver) -> Submission[T]:
-            submission = prepare(driver)
+        def told(preparer: Preparer) -> Submission[T]:
+            submission = prepare(preparer)
             if not self._notes_calls():
                 return submission
             program = (
-                driver.home if is_device(driver.home) and driver.home is not self._core else None
+                preparer.home
+                if is_device(preparer.home) and preparer.home is not self._core
+                else None
             )
             note = self._described(name, facade, args, kwargs, program)
             note.submission = submission
@@ -264,7 +278,7 @@ class Notes:
         except BaseException as error:
             self._failed(note, error)
             raise
-        if isinstance(result, Later):  # it has its value when the block is left
+        if isinstance(result, BatchResult):  # it has its value when the block is left
             self._fetched.setdefault(program, []).append((note, result))
             self._collected(note, None, program, args, kwargs)
         else:
@@ -287,7 +301,7 @@ class Notes:
         if number is None or not self._notes_calls():
             return
         note = _Note("leave", program, 0)
-        note.target = Handle(number)
+        note.target = HandleValue(number)
         self._place(note)
         if error is None:
             for got, later in self._fetched.pop(program, ()):
@@ -349,7 +363,7 @@ class Notes:
         inside = self._programs.get(program, 0) if program is not None else 0
         note = _Note(_NAMES.get(name, name), facade, inside)
 
-        def keep(array: Array, data: np.ndarray[Any, Any]) -> None:
+        def keep(array: ArrayValue, data: np.ndarray[Any, Any]) -> None:
             # The caller of an async call can wait until a large array is written.
             copied = data.nbytes <= SMALL or program is not None
             note.arrays.append((array, data.copy() if copied else data))
@@ -398,7 +412,7 @@ class Notes:
         if not ref.is_stale:
             seen = room if room is None or not whole else _like(room, ref)
             self._copy(
-                ref, lambda array, data: self._add(Content(number, array), array, data), seen
+                ref, lambda array, data: self._add(ContentEntry(number, array), array, data), seen
             )
 
     def _state(self, facade: Any) -> Value:
@@ -412,8 +426,8 @@ class Notes:
         """Wrap a request so that it leaves its submission in a note."""
         prepare = request.prepare
 
-        def told(driver: Driver) -> Submission[T]:
-            note.submission = submission = prepare(driver)
+        def told(preparer: Preparer) -> Submission[T]:
+            note.submission = submission = prepare(preparer)
             note.state = self._state(facade)  # which submitting it will change
             return submission
 
@@ -446,10 +460,10 @@ class Notes:
             return
         dead = self._numbers.dead
         if dead:
-            self._add(Dropped(tuple([dead.popleft() for _ in range(len(dead))])))
+            self._add(DroppedEntry(tuple([dead.popleft() for _ in range(len(dead))])))
         self.position += 1
         note.number = self.position
-        entry = Call(
+        entry = CallEntry(
             note.number,
             note.target,
             note.method,
@@ -459,7 +473,7 @@ class Notes:
             self._core.memory.generation,
             note.state,
         )
-        self._noted(note, Waiting(entry, tuple(note.arrays)))
+        self._noted(note, WaitingEntry(entry, tuple(note.arrays)))
         if self._results and note.submission is not None:
             self._copy_outputs(note, note.submission.result)
 
@@ -526,7 +540,7 @@ class Notes:
         block = ref._block.base
         if ref.contiguous and block in program._made:
             number = self._numbers.of_block(block)
-            made = _Made(number, weakref.ref(block), ref.shape, ref.dtype, ref.nbytes)
+            made = _RecordedBuffer(number, weakref.ref(block), ref.shape, ref.dtype, ref.nbytes)
             self._made.setdefault(program, []).append(made)
 
     def _done(self, note: _Note, result: Any, outcome: str = "ok") -> None:
@@ -535,23 +549,23 @@ class Notes:
         if not self.open:
             return
         if note.method == "get" and outcome == "ok":
-            self._add(Done(note.number))
+            self._add(DoneEntry(note.number))
             self._output(note, "result", np.asarray(result))
             return
         entry, arrays = self._told_of_result(note, result, outcome)
         if self._results:
             self._copy_outputs(note, result)
-        self._writer.add(Waiting(entry, arrays))
+        self._writer.add(WaitingEntry(entry, arrays))
 
     def _told_of_result(
         self, note: _Note, result: Any, outcome: str
-    ) -> tuple[Done, tuple[tuple[Array, np.ndarray[Any, Any]], ...]]:
+    ) -> tuple[DoneEntry, tuple[tuple[ArrayValue, np.ndarray[Any, Any]], ...]]:
         """Return the end of a call with copies of its arrays, as the program may change those."""
-        arrays: list[tuple[Array, np.ndarray[Any, Any]]] = []
+        arrays: list[tuple[ArrayValue, np.ndarray[Any, Any]]] = []
         describer = Describer(
             self._numbers, self._bring, lambda array, data: arrays.append((array, data.copy()))
         )
-        return Done(note.number, outcome, describer.result(result)), tuple(arrays)
+        return DoneEntry(note.number, outcome, describer.result(result)), tuple(arrays)
 
     def _failed(self, note: _Note, error: BaseException, *, body: bool = False) -> None:
         if not self.open:
@@ -560,37 +574,37 @@ class Notes:
             self._place(note)
             described = type(error).__name__, message_of(error)
             fault = isinstance(error, ContextPoisoned | DeviceLost)
-            self._add(Done(note.number, "error", None, described, fault, body))
+            self._add(DoneEntry(note.number, "error", None, described, fault, body))
         elif note.number:  # otherwise nothing has happened
             if self._results and note.submission is None:
                 self._copy_outputs(note, None)
-            self._add(Done(note.number, "cancelled"))
+            self._add(DoneEntry(note.number, "cancelled"))
 
     def _output(
-        self, note: _Note, where: str, data: np.ndarray[Any, Any], array: Array | None = None
+        self, note: _Note, where: str, data: np.ndarray[Any, Any], array: ArrayValue | None = None
     ) -> None:
-        array = array or Array(as_dtype(data.dtype).name, data.shape)
+        array = array or ArrayValue(as_dtype(data.dtype).name, data.shape)
         held = data.copy() if data.nbytes <= SMALL else data
-        self._noted(note, Waiting(Output(note.number, where, array), ((array, held),)))
+        self._noted(note, WaitingEntry(OutputEntry(note.number, where, array), ((array, held),)))
 
-    def _noted(self, note: _Note, waiting: Waiting) -> None:
+    def _noted(self, note: _Note, waiting: WaitingEntry) -> None:
         """Have an entry of a call written, and know if it looks at memory of the program."""
         if any(data.nbytes > SMALL for _, data in waiting.arrays):
             note.large = waiting
         self._writer.add(waiting)
 
     def _add(
-        self, entry: Any, array: Array | None = None, data: np.ndarray[Any, Any] | None = None
+        self, entry: Any, array: ArrayValue | None = None, data: np.ndarray[Any, Any] | None = None
     ) -> None:
         arrays = () if array is None or data is None else ((array, data),)
-        self._writer.add(Waiting(entry, arrays))
+        self._writer.add(WaitingEntry(entry, arrays))
 
     # --- copies -----------------------------------------------------------------------------
 
     def _copy(
         self,
         ref: GpuRef,
-        have: Callable[[Array, np.ndarray[Any, Any]], object],
+        have: Callable[[ArrayValue, np.ndarray[Any, Any]], object],
         room: GpuRef | None = None,
     ) -> None:
         """Copy a buffer on the device at once, and fetch the copy in the background.
@@ -608,7 +622,7 @@ class Notes:
         self._nursery.start_soon(self._fetch, op, copy, have, name="journal (fetching)")
 
     async def _fetch(
-        self, op: Any, copy: GpuRef, have: Callable[[Array, np.ndarray[Any, Any]], object]
+        self, op: Any, copy: GpuRef, have: Callable[[ArrayValue, np.ndarray[Any, Any]], object]
     ) -> None:
         try:
             await op.wait()
@@ -617,7 +631,7 @@ class Notes:
         except Exception:  # noqa: BLE001, S110 - the content is lost with the device
             pass
         else:
-            have(Array(as_dtype(host.dtype).name, host.shape), host)
+            have(ArrayValue(as_dtype(host.dtype).name, host.shape), host)
         finally:
             self._snapshots -= 1
             self._fewer.unpark_all()

@@ -17,8 +17,8 @@ from ..memory import GpuRef, Hold
 from ._compare import TOLERANCES, Compared, Deviation, check_tolerance, deviation
 from ._describe import digest
 from ._doubts import Doubts
-from ._entries import Array, Brought, Handle, Outside, Ref
-from ._reading import Recall, Recorded, reading
+from ._entries import ArrayValue, Brought, HandleValue, Outside, Ref
+from ._reading import JournalCall, Recorded, reading
 from ._restore import Missing, Restorer, handles_of, refs_given, refs_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..device import Device
     from ..memory import Block
-    from ._entries import Call
+    from ._entries import CallEntry
     from ._storage import Storage
 
 _PROGRAMS: Final = ("batch", "record")
@@ -202,7 +202,7 @@ def content_hash(array: np.ndarray[Any, Any]) -> bytes:
 
 
 @final
-class Program:
+class ReplayedProgram:
     """A batch or a recording that is being made again.
 
     Attributes:
@@ -219,7 +219,7 @@ class Program:
     def __init__(self, recording: Any) -> None:
         self.recording: Final = recording
         self.sections: Final[list[Any]] = []
-        self.raised: Final[dict[str, tuple[Recall, Exception]]] = {}
+        self.raised: Final[dict[str, tuple[JournalCall, Exception]]] = {}
         self.made: Final[list[int]] = []
         self.cause: str | None = None
         self.kept: Final[dict[int, GpuRef]] = {}
@@ -249,13 +249,13 @@ class Player:
         if tolerance is None:
             tolerance = TOLERANCES if self._elsewhere else {}
         self._tolerance: Final = tolerance
-        self._programs: Final[dict[int, Program]] = {}
+        self._programs: Final[dict[int, ReplayedProgram]] = {}
         self._not_begun: Final[dict[int, str]] = {}  # recordings that could not be, and why
         self._left_out: Final[dict[int, set[int]]] = {}  # buffers of skipped calls, by program
         self._spoilt: Final = {  # batches that did not end well, and how that was
             recall.call.target.id: recall.done
             for recall in recorded.calls
-            if recall.call.method == "leave" and isinstance(recall.call.target, Handle)
+            if recall.call.method == "leave" and isinstance(recall.call.target, HandleValue)
             if recall.done is not None and recall.done.outcome != "ok"
         }
         self._generation = 1
@@ -264,7 +264,7 @@ class Player:
         self.restorer: Final = Restorer(self._content, functions)
         self._doubts: Final = Doubts(self.restorer.buffers)
 
-    async def _content(self, array: Array) -> np.ndarray[Any, Any] | None:
+    async def _content(self, array: ArrayValue) -> np.ndarray[Any, Any] | None:
         given = self._inputs.get(array.hash)
         return given if given is not None else await self._recorded.array(array)
 
@@ -300,7 +300,7 @@ class Player:
         for number in [*self._programs]:
             await self._leave(number)
 
-    async def _try(self, recall: Recall) -> None:
+    async def _try(self, recall: JournalCall) -> None:
         """Make a call again, or say why that cannot be."""
         try:
             with self._kept(recall):
@@ -309,7 +309,7 @@ class Player:
             self._skip(recall, str(missing))
 
     @contextmanager
-    def _kept(self, recall: Recall) -> Iterator[None]:
+    def _kept(self, recall: JournalCall) -> Iterator[None]:
         """Restore the buffers that a batch kept, for one of its deferred calls."""
         program, buffers = self._programs.get(recall.call.program), self.restorer.buffers
         if program is None or not program.kept or _looks_again(recall):
@@ -326,7 +326,7 @@ class Player:
                 else:
                     buffers[number] = ref
 
-    async def _keep(self, freed: Call) -> None:
+    async def _keep(self, freed: CallEntry) -> None:
         """Copy the buffers that a call frees, for batches that still use them."""
         buffers, given = self.restorer.buffers, refs_given(freed).values()
         numbers = {ref.id for ref in given if ref.id in buffers and not buffers[ref.id].is_stale}
@@ -343,12 +343,12 @@ class Player:
 
     # --- before a call ----------------------------------------------------------------------
 
-    def _drop(self, recall: Recall) -> None:
+    def _drop(self, recall: JournalCall) -> None:
         """Drop the buffers that the program had dropped before a call."""
         for number in recall.dropped:
             self.restorer.buffers.pop(number, None)
 
-    async def _before(self, recall: Recall, *, drop: bool) -> None:
+    async def _before(self, recall: JournalCall, *, drop: bool) -> None:
         if drop:
             self._drop(recall)
         if recall.call.generation != self._generation:
@@ -384,14 +384,14 @@ class Player:
 
     # --- a call -----------------------------------------------------------------------------
 
-    async def _call(self, recall: Recall) -> None:
+    async def _call(self, recall: JournalCall) -> None:
         call, done = recall.call, recall.done
         if call.program in self._not_begun:
             raise Missing(f"recording #{call.program}: {self._not_begun[call.program]}")
         if call.method in _PROGRAMS and call.target == "device":
             await self._enter(recall)
             return
-        if call.method == "leave" and isinstance(call.target, Handle):
+        if call.method == "leave" and isinstance(call.target, HandleValue):
             await self._left(recall)
             return
         spoilt = self._spoilt.get(call.program)
@@ -428,18 +428,18 @@ class Player:
         if self._ended_alike(recall, error) and error is None:
             await self._compare(recall, result, cause)
 
-    def _holds(self, recall: Recall, args: Iterable[Any]) -> Iterator[Hold]:
+    def _holds(self, recall: JournalCall, args: Iterable[Any]) -> Iterator[Hold]:
         """Hold the blocks of a refused ``seal``, which deferred calls of a batch kept in use."""
         batch = any(each.recording is None for each in self._programs.values())
         if batch and recall.call.method == "seal" and _is_refused(recall):
             yield from (Hold(ref._block) for ref in args if isinstance(ref, GpuRef))
 
-    def _went_down(self, call: Call) -> bool:
+    def _went_down(self, call: CallEntry) -> bool:
         """Return True if a call is in a batch that a fault ended, perhaps before the call ran."""
         spoilt = self._spoilt.get(call.program)
         return spoilt is not None and spoilt.fault
 
-    def _cause(self, recall: Recall) -> str | None:
+    def _cause(self, recall: JournalCall) -> str | None:
         """Return the reason why a call writes unknown content even from known inputs."""
         call = recall.call
         cause = None
@@ -447,14 +447,14 @@ class Player:
             cause = "backends draw other random numbers"
         elif call.program in self._spoilt:
             cause = f"batch #{call.program} did not end well"
-        elif call.method in ("replay", "call") and isinstance(call.target, Handle):
+        elif call.method in ("replay", "call") and isinstance(call.target, HandleValue):
             cause = self._cause_within(call)
         program = self._programs.get(call.program)
         if cause is not None and program is not None and program.recording is not None:
             program.cause = cause
         return cause
 
-    def _cause_within(self, call: Call) -> str | None:
+    def _cause_within(self, call: CallEntry) -> str | None:
         """Return the reason why a recording writes unknown content, such as a missing call."""
         cause = None
         for number in self._parts(call):
@@ -467,7 +467,7 @@ class Player:
             self._write_anything(call, cause)
         return cause
 
-    def _write_anything(self, call: Call, reason: str) -> None:
+    def _write_anything(self, call: CallEntry, reason: str) -> None:
         """Mark all buffers that a call may write as unknown."""
         for ref in refs_given(call).values():
             self._doubts.add(ref.id, reason)
@@ -479,7 +479,7 @@ class Player:
             for made in recording._made:
                 self._doubts.add_block(made, reason)
 
-    def _parts(self, call: Call) -> list[int]:
+    def _parts(self, call: CallEntry) -> list[int]:
         """Return the numbers of the recordings that a call replays, or takes into another one."""
         given = handles_of([call.target, *call.args])
         whole = [self._programs.get(number) for number in given]
@@ -487,14 +487,14 @@ class Player:
         parts = {part for each in found for part in (each, *each._called)}
         return [at for at, each in self._programs.items() if each.recording in parts]
 
-    async def _method(self, recall: Recall) -> Callable[..., Any]:
+    async def _method(self, recall: JournalCall) -> Callable[..., Any]:
         """Return the method to call again."""
         call = recall.call
         program = self._programs.get(call.program)
         owner: Any = (
             self._device if program is None or program.recording is None else program.recording
         )
-        if isinstance(call.target, Handle):
+        if isinstance(call.target, HandleValue):
             known = self._programs.get(call.target.id)
             if known is not None:
                 return self._of_program(known, call.method)
@@ -508,7 +508,7 @@ class Player:
         found: Callable[..., Any] = getattr(thing, call.method)
         return found
 
-    def _of_program(self, program: Program, method: str) -> Callable[..., Any]:
+    def _of_program(self, program: ReplayedProgram, method: str) -> Callable[..., Any]:
         if method in _SECTIONS:
 
             def begin(flag: GpuRef) -> None:
@@ -524,20 +524,20 @@ class Player:
         found: Callable[..., Any] = getattr(program.recording, method)
         return found
 
-    async def _enter(self, recall: Recall) -> None:
+    async def _enter(self, recall: JournalCall) -> None:
         call, done = recall.call, recall.done
         assert done is not None
-        assert isinstance(done.result, Handle)
+        assert isinstance(done.result, HandleValue)
         recording = None
         if call.method == "record":
             inputs = [await self.restorer.value(each) for each in call.args]
             recording = await self._device.record(*inputs, shared=True).__aenter__()
             self.restorer.handles[done.result.id] = recording
-        self._programs[done.result.id] = Program(recording)
+        self._programs[done.result.id] = ReplayedProgram(recording)
 
-    async def _left(self, recall: Recall) -> None:
+    async def _left(self, recall: JournalCall) -> None:
         """End the block of a batch or a recording."""
-        assert isinstance(recall.call.target, Handle)
+        assert isinstance(recall.call.target, HandleValue)
         done = recall.done
         number = recall.call.target.id
         program = self._programs.get(number)
@@ -570,7 +570,7 @@ class Player:
 
     # --- how it has ended -------------------------------------------------------------------
 
-    def _ended_alike(self, recall: Recall, error: Exception | None) -> bool:
+    def _ended_alike(self, recall: JournalCall, error: Exception | None) -> bool:
         """Return True if a call ended as recorded; report another outcome as a difference."""
         done, program = recall.done, self._programs.get(recall.call.program)
         if done is None:
@@ -591,15 +591,17 @@ class Player:
             self._forget(recall, f"call {recall.call.number} has raised {name}")
         return False
 
-    def _skip(self, recall: Recall, reason: str) -> None:
+    def _skip(self, recall: JournalCall, reason: str) -> None:
         """Skip a call, and forget the buffers that it made or wrote."""
         self.report.skipped.append(Skipped(recall.call.number, str(recall), reason))
         self._forget(recall, f"call {recall.call.number} was skipped")
 
-    async def _skip_cancelled(self, recall: Recall) -> None:
+    async def _skip_cancelled(self, recall: JournalCall) -> None:
         """Go on without a call that was cancelled: it happened, or not."""
         call = recall.call
-        program = self._programs.get(call.target.id) if isinstance(call.target, Handle) else None
+        program = (
+            self._programs.get(call.target.id) if isinstance(call.target, HandleValue) else None
+        )
         reason = f"call {call.number} was cancelled"
         for number in [] if program is None else program.made:
             self._doubts.add(number, reason)
@@ -614,14 +616,14 @@ class Player:
             elif array is not None or not self._recorded.header.results or call.method in _NO_OPS:
                 self._doubts.add(ref.id, reason)
 
-    def _forget(self, recall: Recall, reason: str) -> None:
+    def _forget(self, recall: JournalCall, reason: str) -> None:
         """Mark the results of a call as lost, and the buffers that it may write as unknown."""
         call, done = recall.call, recall.done
         if done is not None:
             for _, ref in refs_of(done.result):
                 if ref.id not in self.restorer.buffers:
                     self.restorer.lost[ref.id] = reason
-        if call.method == "record" and done is not None and isinstance(done.result, Handle):
+        if call.method == "record" and done is not None and isinstance(done.result, HandleValue):
             self._not_begun[done.result.id] = reason
         program = self._programs.get(call.program)
         if program is not None:
@@ -633,7 +635,7 @@ class Player:
 
     # --- what it has given ------------------------------------------------------------------
 
-    async def _compare(self, recall: Recall, result: Any, cause: str | None) -> None:
+    async def _compare(self, recall: JournalCall, result: Any, cause: str | None) -> None:
         """Register the results of a call under their numbers, and compare its outputs."""
         call, done = recall.call, recall.done
         assert done is not None
@@ -665,16 +667,16 @@ class Player:
                 now = await self._device.get(there)
                 await self._compare_one(recall, where, array, now, place, doubtful)
 
-    def _blocks_given(self, call: Call) -> list[Block]:
+    def _blocks_given(self, call: CallEntry) -> list[Block]:
         """Return the blocks of the existing buffers among a call's arguments."""
         given = [self.restorer.buffers.get(ref.id) for ref in refs_given(call).values()]
         return [ref._block.base for ref in given if ref is not None]
 
     async def _compare_one(
         self,
-        recall: Recall,
+        recall: JournalCall,
         where: str,
-        array: Array,
+        array: ArrayValue,
         now: Any,
         ref: Ref | None,
         doubtful: str | None,
@@ -707,7 +709,7 @@ class Player:
         elif ref is not None:
             self._doubts.settle(self.restorer.ref(ref))
 
-    def _count(self, recall: Recall, share: float) -> None:
+    def _count(self, recall: JournalCall, share: float) -> None:
         """One more output was compared."""
         call = recall.call
         name = f"{call.target}.{call.method}" if isinstance(call.target, str) else call.method
@@ -724,14 +726,14 @@ class Player:
             self._doubts.settle(ref)
 
     def _differs(
-        self, recall: Recall, what: str, where: str = "", found: Deviation | None = None
+        self, recall: JournalCall, what: str, where: str = "", found: Deviation | None = None
     ) -> None:
         text = str(recall)
         message = f"call {text}: {f'{where}: ' if where else ''}{what}"
         self.report.differences.append(Difference(recall.call.number, text, where, found, message))
 
 
-def taken_down(calls: Sequence[Recall]) -> set[int]:
+def taken_down(calls: Sequence[JournalCall]) -> set[int]:
     """Return the numbers of calls that ended in a fault, or are in batches that did.
 
     A later call of the same generation that ended well ran before the fault was seen, so it did not
@@ -743,7 +745,7 @@ def taken_down(calls: Sequence[Recall]) -> set[int]:
         each.call.target.id
         for each in calls
         if each.call.number in found and each.call.method == "leave"
-        if isinstance(each.call.target, Handle)
+        if isinstance(each.call.target, HandleValue)
     }
     used: set[int] = set()
     generation = 0
@@ -761,15 +763,15 @@ def taken_down(calls: Sequence[Recall]) -> set[int]:
     return found
 
 
-def _whole(array: Array, number: int) -> Ref:
+def _whole(array: ArrayValue, number: int) -> Ref:
     """Return the whole buffer of a recording, for a comparison."""
     return Ref(number, array.dtype, array.shape)
 
 
-def _looks_again(recall: Recall) -> bool:
+def _looks_again(recall: JournalCall) -> bool:
     """Return True for a batch's call that needs its buffers when it runs, or that was refused."""
     return recall.call.method in ("get", "put", "run") or _is_refused(recall)
 
 
-def _is_refused(recall: Recall) -> bool:
+def _is_refused(recall: JournalCall) -> bool:
     return recall.done is not None and recall.done.outcome == "error"

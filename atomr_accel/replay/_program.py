@@ -13,14 +13,14 @@ import numpy as np
 
 from .._dtypes import REAL_KINDS, number_kind
 from ._entries import (
-    Array,
+    ArrayValue,
     Brought,
     DType,
     Formula,
-    Function,
-    Handle,
+    FunctionValue,
+    HandleValue,
     Items,
-    Number,
+    NumberValue,
     Outside,
     Pairs,
     Partial,
@@ -33,8 +33,8 @@ from ._text import number_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ._entries import Call, Value
-    from ._reading import Recall
+    from ._entries import CallEntry, Value
+    from ._reading import JournalCall
 
 _MOST_LISTED: Final = 16
 _MOST_TEXT: Final = 1 << 20
@@ -94,7 +94,7 @@ class ProgramWriter:
     def __init__(
         self,
         arrays: Mapping[bytes, np.ndarray[Any, Any]],
-        contents: Mapping[int, Array],
+        contents: Mapping[int, ArrayValue],
         paths: Sequence[str] = (),
     ) -> None:
         self._arrays: Final = arrays
@@ -110,7 +110,7 @@ class ProgramWriter:
 
     def program(
         self,
-        recalls: Sequence[Recall],
+        recalls: Sequence[JournalCall],
         *,
         brought: Mapping[int, Outside | Brought],
         made: Mapping[int, Ref],
@@ -141,7 +141,7 @@ class ProgramWriter:
             for ref in given:
                 if ref.id not in self._names:
                     self._bring(ref, brought.get(ref.id) if with_inputs else None)
-            handles = [call.target] if isinstance(call.target, Handle) else []
+            handles = [call.target] if isinstance(call.target, HandleValue) else []
             for handle in handles:
                 if handle.id not in self._names:
                     self._bring_handle(handle, brought.get(handle.id))
@@ -177,7 +177,7 @@ class ProgramWriter:
         self._whole[ref.id] = whole
         self._lines.append(f'{name} = await device.zeros({whole.shape!r}, "{whole.dtype}")')
 
-    def _bring_handle(self, handle: Handle, entry: Outside | Brought | None) -> None:
+    def _bring_handle(self, handle: HandleValue, entry: Outside | Brought | None) -> None:
         """Write the making of a generator or a fused function."""
         if not isinstance(entry, Brought) or entry.kind not in ("generator", "fused"):
             raise Unwritable(f"nothing tells how #{handle.id} was made")
@@ -192,8 +192,8 @@ class ProgramWriter:
 
     # --- a call -----------------------------------------------------------------------------
 
-    def _call(self, call: Call, result: Value) -> None:
-        if isinstance(call.target, Handle):
+    def _call(self, call: CallEntry, result: Value) -> None:
+        if isinstance(call.target, HandleValue):
             target = self._names[call.target.id]
         else:
             target = "device" if call.target == "device" else f"device.{call.target}"
@@ -208,7 +208,7 @@ class ProgramWriter:
 
     def _results(self, result: Value) -> str:
         """Return the target that a result is assigned to; "" if later calls do not use it."""
-        if isinstance(result, Ref | Handle):
+        if isinstance(result, Ref | HandleValue):
             if result.id in self._names:
                 return ""
             if isinstance(result, Ref):
@@ -231,13 +231,13 @@ class ProgramWriter:
             return repr(value) if math.isfinite(value) else f'float("{value}")'
         if isinstance(value, Ref):
             return self._ref(value)
-        if isinstance(value, Handle):
+        if isinstance(value, HandleValue):
             if value.id not in self._names:
                 raise Unwritable(f"nothing tells how #{value.id} was made")
             return self._names[value.id]
-        if isinstance(value, Array):
+        if isinstance(value, ArrayValue):
             return self._array(value)
-        if isinstance(value, Function):
+        if isinstance(value, FunctionValue):
             return self._function(value)
         if isinstance(value, Partial):
             self._imports.add("from functools import partial")
@@ -252,7 +252,7 @@ class ProgramWriter:
         if isinstance(value, Pairs):
             inside = ", ".join(f"{self._value(a)}: {self._value(b)}" for a, b in value.items)
             return f"{{{inside}}}"
-        if isinstance(value, Number):
+        if isinstance(value, NumberValue):
             if value.dtype == "int":
                 return hex(number_of(value))  # the decimal digits of a huge one are refused
             if value.dtype in ("complex", "bytes", "str"):
@@ -287,7 +287,7 @@ class ProgramWriter:
             text += f", strides={ref.strides!r}"
         return f"{text})"
 
-    def _array(self, array: Array) -> str:
+    def _array(self, array: ArrayValue) -> str:
         content = self._arrays.get(array.hash)
         dtype = self._dtype(array.dtype)
         if content is None:
@@ -313,7 +313,7 @@ class ProgramWriter:
             return f"ml_dtypes.{name}"
         return "np.bool_" if name == "bool" else f"np.{name}"
 
-    def _function(self, function: Function) -> str:
+    def _function(self, function: FunctionValue) -> str:
         main = function.module == "__main__"
         if "<" in function.name or not function.module or (main and not function.file):
             raise Unwritable(f"function {function.name} has no name to import it by")

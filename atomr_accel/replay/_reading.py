@@ -15,16 +15,16 @@ from ._checks import check
 from ._describe import digest
 from ._entries import (
     SCHEMA,
-    Array,
+    ArrayValue,
     Brought,
-    Call,
-    Content,
-    Done,
-    Dropped,
+    CallEntry,
+    ContentEntry,
+    DoneEntry,
+    DroppedEntry,
     End,
     Entry,
     Header,
-    Output,
+    OutputEntry,
     Outside,
     decode,
 )
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @final
 @dataclass(slots=True)
-class Recall:
+class JournalCall:
     """A call of a journal, with the entries that belong to it.
 
     Attributes:
@@ -52,9 +52,9 @@ class Recall:
         overlapped: whether other calls were under way at the same time.
     """
 
-    call: Call
-    done: Done | None = None
-    outputs: dict[str, Array] = field(default_factory=dict)
+    call: CallEntry
+    done: DoneEntry | None = None
+    outputs: dict[str, ArrayValue] = field(default_factory=dict)
     brought: list[Outside | Brought] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     overlapped: bool = False
@@ -80,27 +80,27 @@ class Recorded:
         self.header: Final[Header] = header
         self.backend: Final = header.backend
         self.complete: Final = isinstance(entries[-1], End)
-        self.contents: Final[dict[int, Array]] = {}
-        by_number: dict[int, Recall] = {}
+        self.contents: Final[dict[int, ArrayValue]] = {}
+        by_number: dict[int, JournalCall] = {}
         last = 0
         under_way: set[int] = set()
         brought: list[Outside | Brought] = []
         dropped: list[int] = []
         for entry in entries:
-            if isinstance(entry, Call):
-                by_number[entry.number] = Recall(
+            if isinstance(entry, CallEntry):
+                by_number[entry.number] = JournalCall(
                     entry, brought=brought, dropped=dropped, overlapped=bool(under_way)
                 )
                 under_way.add(entry.number)
                 brought, dropped, last = [], [], entry.number
             elif isinstance(entry, Outside | Brought):
                 brought.append(entry)
-            elif isinstance(entry, Dropped):
+            elif isinstance(entry, DroppedEntry):
                 dropped += entry.ids
-            elif isinstance(entry, Content):
+            elif isinstance(entry, ContentEntry):
                 self.contents[entry.id] = entry.array
-            elif isinstance(entry, Done | Output) and entry.call in by_number:
-                if isinstance(entry, Done):
+            elif isinstance(entry, DoneEntry | OutputEntry) and entry.call in by_number:
+                if isinstance(entry, DoneEntry):
                     by_number[entry.call].done = entry
                     by_number[entry.call].overlapped |= entry.call != last
                     under_way.discard(entry.call)
@@ -112,7 +112,7 @@ class Recorded:
     def __repr__(self) -> str:
         return f"<Recorded {len(self.calls)} calls on {self.backend}>"
 
-    async def array(self, array: Array) -> np.ndarray[Any, Any] | None:
+    async def array(self, array: ArrayValue) -> np.ndarray[Any, Any] | None:
         """Return the content of an array, or None if only its hash is known.
 
         Raises:

@@ -18,14 +18,14 @@ from ..expressions import Expression, constant
 from ..memory import GpuRef, part_of, span
 from ._describe import fields_of, source_hash
 from ._entries import (
-    Array,
+    ArrayValue,
     DType,
     Fields,
     Formula,
-    Function,
-    Handle,
+    FunctionValue,
+    HandleValue,
     Items,
-    Number,
+    NumberValue,
     Pairs,
     Partial,
     Ref,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from ._entries import Call, Value
+    from ._entries import CallEntry, Value
 
 
 def view_of(
@@ -94,7 +94,7 @@ class Restorer:
 
     def __init__(
         self,
-        array: Callable[[Array], Awaitable[np.ndarray[Any, Any] | None]],
+        array: Callable[[ArrayValue], Awaitable[np.ndarray[Any, Any] | None]],
         functions: Mapping[str, Callable[..., Any]],
     ) -> None:
         self._array: Final = array
@@ -121,11 +121,11 @@ class Restorer:
                 raise Missing(f"{value_text(value)} cannot be made again: {error}") from error
         if isinstance(value, Ref):
             return self.ref(value)
-        if isinstance(value, Handle):
+        if isinstance(value, HandleValue):
             return self.handle(value)
-        if isinstance(value, Array):
+        if isinstance(value, ArrayValue):
             return await self.array(value)
-        if isinstance(value, Function):
+        if isinstance(value, FunctionValue):
             return self.function(value)
         if isinstance(value, Partial):
             args = [await self.value(each) for each in value.args]
@@ -158,13 +158,13 @@ class Restorer:
             raise Missing(f"buffer #{described.id}: {self.lost.get(described.id, 'it is gone')}")
         return view_of(known, described.shape, described.dtype, described.offset, described.strides)
 
-    def handle(self, described: Handle) -> Any:
+    def handle(self, described: HandleValue) -> Any:
         """Return the facade of this number."""
         if described.id not in self.handles:
             raise Missing(f"#{described.id}: nothing tells how it was made")
         return self.handles[described.id]
 
-    async def array(self, described: Array) -> np.ndarray[Any, Any]:
+    async def array(self, described: ArrayValue) -> np.ndarray[Any, Any]:
         """Return an array of the program."""
         found = await self._array(described)
         if found is None:
@@ -174,7 +174,7 @@ class Restorer:
             )
         return found
 
-    def function(self, described: Function) -> Any:
+    def function(self, described: FunctionValue) -> Any:
         """Return a function or class by name; its source must be unchanged."""
         for name in (described.name, f"{described.module}.{described.name}"):
             if name in self._functions:
@@ -246,7 +246,7 @@ class Restorer:
                     f"{result.dtype} {result.shape}"
                 )
             self.buffers.setdefault(described.id, result)
-        elif isinstance(described, Handle):
+        elif isinstance(described, HandleValue):
             self.handles.setdefault(described.id, result)
         elif isinstance(described, Items):
             if not isinstance(result, list | tuple) or len(result) != len(described.items):
@@ -285,7 +285,7 @@ def refs_of(value: Any, where: str = "") -> Iterator[tuple[str, Ref]]:
 
 def handles_of(value: Any) -> list[int]:
     """Return the numbers of the facades in a journal's arguments or results."""
-    if isinstance(value, Handle):
+    if isinstance(value, HandleValue):
         return [value.id]
     if isinstance(value, list | tuple):
         return [found for each in value for found in handles_of(each)]
@@ -296,7 +296,7 @@ def handles_of(value: Any) -> list[int]:
     return []
 
 
-def refs_given(call: Call) -> dict[str, Ref]:
+def refs_given(call: CallEntry) -> dict[str, Ref]:
     """Return the buffers among a call's arguments, by their places."""
     found = dict(refs_of(call.args, "args"))
     for name, value in call.kwargs.items():
@@ -305,7 +305,7 @@ def refs_given(call: Call) -> dict[str, Ref]:
 
 
 _PLAIN: Final[dict[type, Callable[[Any], Any]]] = {
-    Number: number_of,
+    NumberValue: number_of,
     DType: lambda value: dtype_of(value.name),
 }
 
@@ -316,7 +316,7 @@ _DEFINITIONS: Final = (
 )
 
 
-def _module_of(described: Function) -> Any:
+def _module_of(described: FunctionValue) -> Any:
     """Import the module of a function; the module of another program is imported from its file."""
     if described.module != "__main__":
         return importlib.import_module(described.module)

@@ -10,14 +10,14 @@ import numpy as np
 
 from .._dtypes import DTYPES
 from ._entries import (
-    Array,
+    ArrayValue,
     DType,
     Fields,
     Formula,
-    Function,
-    Handle,
+    FunctionValue,
+    HandleValue,
     Items,
-    Number,
+    NumberValue,
     Opaque,
     Pairs,
     Partial,
@@ -26,12 +26,12 @@ from ._entries import (
 )
 
 if TYPE_CHECKING:
-    from ._entries import Call, Done, Value
+    from ._entries import CallEntry, DoneEntry, Value
 
 _LONGEST = 60
 
 
-def text_of(call: Call, done: Done | None = None) -> str:
+def text_of(call: CallEntry, done: DoneEntry | None = None) -> str:
     """A call, and how it has ended: ``7 blas.gemm(#1, #2, alpha=2.0) -> #3``.
 
     It is one line, and has nothing in it that a terminal would take for a command.
@@ -43,7 +43,7 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def _text_of(call: Call, done: Done | None) -> str:
+def _text_of(call: CallEntry, done: DoneEntry | None) -> str:
     target = call.target if isinstance(call.target, str) else f"#{call.target.id}"
     given = [value_text(each) for each in call.args]
     given += [f"{name}={value_text(each)}" for name, each in call.kwargs.items()]
@@ -61,7 +61,7 @@ def _text_of(call: Call, done: Done | None) -> str:
 
 def value_text(value: Value) -> str:
     """Return the text of an argument or a result."""
-    if isinstance(value, Number):
+    if isinstance(value, NumberValue):
         if value.dtype == "int" and len(value.data) > _LONGEST:
             return f"{value.data[:_LONGEST].decode()}..."
         value = number_of(value)
@@ -72,11 +72,11 @@ def value_text(value: Value) -> str:
         whole = not value.offset and value.strides is None and value.nbytes in (0, size)
         shape = "x".join(map(str, value.shape)) or "scalar"
         return f"#{value.id}" if whole else f"#{value.id}[{shape} at {value.offset}]"
-    if isinstance(value, Array):
+    if isinstance(value, ArrayValue):
         return f"<{value.dtype} {value.shape}>"
-    if isinstance(value, Handle):
+    if isinstance(value, HandleValue):
         return f"#{value.id}"
-    if isinstance(value, Function):
+    if isinstance(value, FunctionValue):
         return f"{value.module}.{value.name}"
     if isinstance(value, Partial):
         return f"partial({', '.join(map(value_text, (value.function, *value.args)))})"
@@ -100,7 +100,7 @@ def value_text(value: Value) -> str:
     return repr(value)
 
 
-def number_of(value: Number) -> Any:
+def number_of(value: NumberValue) -> Any:
     """Return the number, the bytes or the text."""
     if value.dtype == "int":
         return int(value.data, 0)

@@ -9,7 +9,7 @@ import numpy as np
 import trio
 
 from ._describe import digest
-from ._entries import Array, End, Entry, encode
+from ._entries import ArrayValue, End, Entry, encode
 from ._storage import START, JournalError, JournalFull, Record, Stored, digest_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _GRACE: Final = 10.0
 
 
 @final
-class Waiting:
+class WaitingEntry:
     """An entry that waits to be written.
 
     Attributes:
@@ -51,16 +51,16 @@ class Waiting:
     __slots__ = ("arrays", "entry", "nbytes", "written")
 
     def __init__(
-        self, entry: Entry, arrays: tuple[tuple[Array, np.ndarray[Any, Any]], ...] = ()
+        self, entry: Entry, arrays: tuple[tuple[ArrayValue, np.ndarray[Any, Any]], ...] = ()
     ) -> None:
         self.entry: Final[Entry] = entry
-        self.arrays: Final[tuple[tuple[Array, np.ndarray[Any, Any]], ...]] = arrays
+        self.arrays: Final[tuple[tuple[ArrayValue, np.ndarray[Any, Any]], ...]] = arrays
         self.nbytes: Final[int] = _ENTRY + sum(data.nbytes for _, data in arrays)
         self.written: Final[trio.Event] = trio.Event()
 
 
 @final
-class Writer:
+class JournalWriter:
     """Writes entries, and bounds those that wait and those that are kept.
 
     Args:
@@ -89,7 +89,7 @@ class Writer:
         self._most_entries: Final = most_entries
         self._most_bytes: Final = most_bytes
         self._when_full: Final = when_full
-        self._waiting: Final[deque[Waiting]] = deque()
+        self._waiting: Final[deque[WaitingEntry]] = deque()
         self._bytes_waiting = 0
         self._some = trio.Event()
         self._hurry = trio.Event()
@@ -106,7 +106,7 @@ class Writer:
         self.opened: Final = trio.Event()
         self.error: Exception | None = None
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, waiting: WaitingEntry) -> None:
         """Have an entry written; its arrays are not to be changed before they are."""
         if self.error is not None:
             waiting.written.set()
@@ -158,7 +158,7 @@ class Writer:
         if self.error is not None:
             raise JournalError(f"the journal has ended early: {self.error}") from self.error
 
-    async def written(self, waiting: Waiting) -> None:
+    async def written(self, waiting: WaitingEntry) -> None:
         """Wait until an entry is written, or never will be."""
         self._hurry.set()
         await waiting.written.wait()
@@ -200,7 +200,7 @@ class Writer:
         if not self.opened.is_set():
             self._scope.cancel()
             return
-        self.add(Waiting(End(calls)))
+        self.add(WaitingEntry(End(calls)))
         self._closing = True
         self._hurry.set()
         self._scope.deadline = trio.current_time() + _GRACE
@@ -230,7 +230,7 @@ class Writer:
         self._bytes_waiting = 0
         self._less.unpark_all()
 
-    def _sealed(self, some: list[Waiting]) -> tuple[list[Stored], dict[bytes, bytes]]:
+    def _sealed(self, some: list[WaitingEntry]) -> tuple[list[Stored], dict[bytes, bytes]]:
         """Entries as records, and the contents that are new; in a thread."""
         records: list[Stored] = []
         contents: dict[bytes, bytes] = {}

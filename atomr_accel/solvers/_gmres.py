@@ -10,7 +10,7 @@ import numpy as np
 from ..wire.options import whole
 from ._driving import Callback, info_of, norm, ratio
 from ._krylov import started
-from ._operators import Operator, System, system
+from ._operators import LinearSystem, Operator, system
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -97,7 +97,7 @@ async def gmres(
 
 
 def _orthogonalize(
-    program: Recording, given: System, basis: GpuRef, sums: GpuRef, r: GpuRef, size: int
+    program: Recording, given: LinearSystem, basis: GpuRef, sums: GpuRef, r: GpuRef, size: int
 ) -> None:
     """Record Arnoldi's iteration: ``size`` more vectors, from the residual on."""
     program.evaluate(r * _inverse(r), out=basis[0])

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..wire.options import real, whole
 from ._driving import Callback, dot, drive, info_of, norm, progress, ratio
-from ._operators import Operator, System, require_ref, system
+from ._operators import LinearSystem, Operator, require_ref, system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -233,7 +233,7 @@ async def minres(
 
 
 async def _solve(
-    given: System,
+    given: LinearSystem,
     x0: GpuRef | None,
     rtol: float,
     atol: float,
@@ -261,7 +261,7 @@ async def _solve(
 
 
 async def started(
-    given: System, x0: GpuRef | None, rtol: float, atol: float
+    given: LinearSystem, x0: GpuRef | None, rtol: float, atol: float
 ) -> tuple[GpuRef, GpuRef, float, float]:
     """Return the initial solution, its residual, the tolerance and the residual's norm."""
     device, b = given.device, given.b
@@ -283,9 +283,9 @@ async def started(
     return x, r, tolerance, size
 
 
-async def _zeros(given: System) -> GpuRef:
+async def _zeros(given: LinearSystem) -> GpuRef:
     return await given.device.full(given.b.shape, 0, given.b.dtype)
 
 
-async def _scalar(given: System, value: float) -> GpuRef:
+async def _scalar(given: LinearSystem, value: float) -> GpuRef:
     return await given.device.full((1,), value, given.b.dtype)

@@ -27,7 +27,7 @@ FLOATS = ("float32", "float64", "complex64", "complex128")
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class LinearSystem:
     """A linear system, checked.
 
     Attributes:
@@ -70,7 +70,9 @@ class System:
         return await self.device.copy(made)
 
 
-def system(device: Device, a: Operator, b: GpuRef, m: Operator | None, callback: object) -> System:
+def system(
+    device: Device, a: Operator, b: GpuRef, m: Operator | None, callback: object
+) -> LinearSystem:
     """A system of what a caller gave.
 
     Raises:
@@ -81,7 +83,7 @@ def system(device: Device, a: Operator, b: GpuRef, m: Operator | None, callback:
     if b.ndim != 1:
         raise ValueError(f"b must have one dimension, not shape {b.shape}")
     require_operators(a, m, b.shape[0], b.dtype, callback)
-    return System(device, a, b, m)
+    return LinearSystem(device, a, b, m)
 
 
 def require_ref(device: Device, thing: object, name: str) -> None:

@@ -288,7 +288,7 @@ class Histogram:
 
 
 @final
-class Snapshot:
+class MetricsSnapshot:
     """Values of metrics at one moment."""
 
     def __init__(self) -> None:
@@ -310,7 +310,7 @@ class Snapshot:
             total = histogram.total * histogram.scale
             self._point(name, Point(labels, total, tuple(histogram.counts)))
 
-    def join(self, other: Snapshot) -> None:
+    def join(self, other: MetricsSnapshot) -> None:
         """Add all of another."""
         for name, points in other._points.items():
             for point in points.values():

@@ -15,7 +15,7 @@ from .. import Device, System
 from ..actors import ActorSystem
 from ..actors.util import check_instance
 from ..patterns import Observer
-from ._catalogue import ITEMS, Histogram, Snapshot
+from ._catalogue import ITEMS, Histogram, MetricsSnapshot
 from ._states import take_actors, take_device, take_gpus, take_pattern
 from ._tally import SystemTally, durations
 from .nvml import NvmlMonitor
@@ -31,7 +31,7 @@ _log = logging.getLogger("atomr_accel.telemetry")
 _PATIENCE: Final = 1.0
 """Seconds for which a collector in another thread waits for trio's."""
 
-_Take = Callable[[Snapshot], None]
+_Take = Callable[[MetricsSnapshot], None]
 
 
 class HasStatistics(Protocol):
@@ -58,7 +58,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._sources: Final[dict[tuple[str, ...], _Take]] = {}
-        self._last = Snapshot()
+        self._last = MetricsSnapshot()
         self._thread = 0
         self._token: trio.lowlevel.TrioToken | None = None
 
@@ -183,7 +183,7 @@ class Metrics:
         tally = SystemTally(lambda one: one is device._core, **wanted)
         stack.enter_context(device.system.instrumented(tally))
 
-        def take(snapshot: Snapshot) -> None:
+        def take(snapshot: MetricsSnapshot) -> None:
             device.system.tell_instruments()
             tally.of(device._core).take(snapshot, *labels)
             take_device(snapshot, device, *labels)
@@ -204,7 +204,7 @@ class Metrics:
         tally = SystemTally(lambda _: True, **wanted)
         stack.enter_context(system.instrumented(tally))
 
-        def take(snapshot: Snapshot) -> None:
+        def take(snapshot: MetricsSnapshot) -> None:
             system.tell_instruments()
             devices = system.devices if isinstance(system, System) else ()
             cores: set[WatchedDevice] = {device._core for device in devices}
@@ -221,9 +221,9 @@ class Metrics:
         return ("system", label), take
 
     def _take(self) -> None:
-        snapshot = Snapshot()
+        snapshot = MetricsSnapshot()
         for key, take in list(self._sources.items()):
-            part = Snapshot()
+            part = MetricsSnapshot()
             try:
                 take(part)
             except Exception:  # noqa: BLE001 (logged; the rest is still to be seen)
@@ -280,7 +280,7 @@ class _PatternTally(Observer):
     def dropped(self, item: object, seconds: float) -> None:
         self._seconds["dropped"].add(round(seconds * 1e9))
 
-    def take(self, snapshot: Snapshot, name: str) -> None:
+    def take(self, snapshot: MetricsSnapshot, name: str) -> None:
         for outcome, histogram in self._seconds.items():
             snapshot.add_histogram("pattern_request_seconds", histogram, name, outcome)
         snapshot.add_histogram("pattern_batch_items", self._items, name)

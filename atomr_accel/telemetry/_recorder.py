@@ -47,7 +47,7 @@ _SENT, _STARTED, _FINISHED, _ENDED, _DROPPED = range(5)
 
 
 @final
-class _Rows:
+class _TrackRows:
     """Tracks of one name, as many as slices overlap."""
 
     __slots__ = ("_ends", "_make", "_next", "_tracks")
@@ -91,25 +91,25 @@ class _DeviceTracks:
         self.standby: Final = encoder.track("standby", self.group)
         self.memory: Final = encoder.counter("memory reserved", self.group, unit="B")
         self.transfers: Final = self.rows("transfers")
-        self.lanes: Final[dict[str, _Rows]] = {}
-        self.streams: Final[dict[str, _Rows]] = {}
+        self.lanes: Final[dict[str, _TrackRows]] = {}
+        self.streams: Final[dict[str, _TrackRows]] = {}
         self._numbers: dict[int, str] = {}
         self._together: dict[str, tuple[int, int]] = {}
         self.reserved = 0
         self.alive = self.waits = False
 
-    def rows(self, name: str) -> _Rows:
+    def rows(self, name: str) -> _TrackRows:
         """Return the tracks of a name, below the device's."""
-        return _Rows(lambda: self._encoder.track(name, self.group))
+        return _TrackRows(lambda: self._encoder.track(name, self.group))
 
-    def lane(self, name: str) -> _Rows:
+    def lane(self, name: str) -> _TrackRows:
         """Return the tracks of a lane."""
         rows = self.lanes.get(name)
         if rows is None:
             rows = self.lanes[name] = self.rows(f"lane {name}")
         return rows
 
-    def stream(self, lane: str, stream: int, started: int, ended: int) -> _Rows | None:
+    def stream(self, lane: str, stream: int, started: int, ended: int) -> _TrackRows | None:
         """Return the tracks of a stream; None if an op with the same times is there already."""
         if stream:
             name = self._numbers.get(stream) or f"stream {len(self._numbers)}"
@@ -299,7 +299,7 @@ class Recorder(DeviceInstrument):
         self._tasks_group = encoder.track("tasks", encoder.root)
         self._actors_group = encoder.track("actors", encoder.root)
         self._devices: dict[WatchedDevice, _DeviceTracks] = {}
-        self._groups: dict[tuple[int, str], _Rows] = {}
+        self._groups: dict[tuple[int, str], _TrackRows] = {}
         self._marks: dict[str, int] = {}
         self._queued = encoder.name("queued")
 
@@ -310,15 +310,15 @@ class Recorder(DeviceInstrument):
             tracks = self._devices[device] = _DeviceTracks(self._encoder, device)
         return tracks
 
-    def _rows(self, group: int, name: str) -> _Rows:
+    def _rows(self, group: int, name: str) -> _TrackRows:
         rows = self._groups.get((group, name))
         if rows is None:
             encoder = self._encoder
             assert encoder is not None
-            rows = self._groups[group, name] = _Rows(lambda: encoder.track(name, group))
+            rows = self._groups[group, name] = _TrackRows(lambda: encoder.track(name, group))
         return rows
 
-    def _add(self, rows: _Rows, name: str, start: int, end: int, flow: int = 0) -> int:
+    def _add(self, rows: _TrackRows, name: str, start: int, end: int, flow: int = 0) -> int:
         assert self._encoder is not None
         track, start = rows.place(start, end)
         self._slices.append((start, end, track, self._encoder.name(name), flow))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .. import Device
     from ..actors import ActorSystem, ActorTree
-    from ._catalogue import Snapshot
+    from ._catalogue import MetricsSnapshot
     from ._gpu_readings import GpuMemory, GpuReading
     from .nvml import NvmlMonitor
 
@@ -39,7 +39,7 @@ _PLANS: Final = {
 _LIBRARIES: Final = ("blas", "blaslt", "cub", "cutlass", "dnn", "fft", "nvrtc")
 
 
-def take_device(snapshot: Snapshot, device: Device, *labels: str) -> None:
+def take_device(snapshot: MetricsSnapshot, device: Device, *labels: str) -> None:
     """Add the state of a device to a snapshot."""
     now = device.statistics()
     snapshot.add(
@@ -86,7 +86,7 @@ def take_device(snapshot: Snapshot, device: Device, *labels: str) -> None:
         _take_plans(snapshot, getattr(device, library).statistics(), library, *labels)
 
 
-def _take_plans(snapshot: Snapshot, statistics: Any, library: str, *labels: str) -> None:
+def _take_plans(snapshot: MetricsSnapshot, statistics: Any, library: str, *labels: str) -> None:
     if library == "nvrtc":  # it tells how many of all were found
         built = statistics.kernels - statistics.found
         snapshot.add("plan_builds", built, *labels, library, "built")
@@ -99,7 +99,7 @@ def _take_plans(snapshot: Snapshot, statistics: Any, library: str, *labels: str)
 # --- actors --------------------------------------------------------------------------------
 
 
-def take_actors(snapshot: Snapshot, system: ActorSystem, name: str) -> None:
+def take_actors(snapshot: MetricsSnapshot, system: ActorSystem, name: str) -> None:
     """Add the actors of a system to a snapshot, by their classes: those are not many."""
     numbers: Counter[tuple[str, str]] = Counter()
     messages: Counter[str] = Counter()
@@ -129,7 +129,7 @@ def _actors(root: ActorTree) -> Iterator[ActorTree]:
 _DOMAINS: Final = ("graphics", "sm", "memory", "video")
 
 
-def take_gpus(snapshot: Snapshot, monitor: NvmlMonitor) -> None:
+def take_gpus(snapshot: MetricsSnapshot, monitor: NvmlMonitor) -> None:
     """Add the last readings of all GPUs to a snapshot, and the Xids so far."""
     now = time.monotonic()
     for reading in monitor.readings:
@@ -139,7 +139,7 @@ def take_gpus(snapshot: Snapshot, monitor: NvmlMonitor) -> None:
         snapshot.add("gpu_xids", count, uuid, str(number))
 
 
-def _take_gpu(snapshot: Snapshot, gpu: GpuReading) -> None:
+def _take_gpu(snapshot: MetricsSnapshot, gpu: GpuReading) -> None:
     uuid = gpu.uuid
     snapshot.add("gpu_info", 1, uuid, str(gpu.index), gpu.name)
     if gpu.utilization is not None:
@@ -190,7 +190,7 @@ def _take_gpu(snapshot: Snapshot, gpu: GpuReading) -> None:
                 _take_memory(snapshot, "gpu_mig_memory_bytes", part.memory, uuid, part.uuid)
 
 
-def _take_memory(snapshot: Snapshot, metric: str, memory: GpuMemory, *labels: str) -> None:
+def _take_memory(snapshot: MetricsSnapshot, metric: str, memory: GpuMemory, *labels: str) -> None:
     snapshot.add(metric, memory.used, *labels, "used")
     snapshot.add(metric, memory.free, *labels, "free")
     snapshot.add(metric, memory.reserved, *labels, "reserved")
@@ -253,12 +253,12 @@ _UNMEASURED: Final = frozenset(
 """Fields without a metric: settings, means, and counts in units of the program's own."""
 
 
-def take_pattern(snapshot: Snapshot, statistics: Any, pattern: str, name: str) -> None:
+def take_pattern(snapshot: MetricsSnapshot, statistics: Any, pattern: str, name: str) -> None:
     """Add the statistics of a pattern to a snapshot, and those of its parts."""
     _take_fields(snapshot, statistics, pattern, name, "")
 
 
-def _take_fields(snapshot: Snapshot, statistics: Any, *labels: str) -> None:
+def _take_fields(snapshot: MetricsSnapshot, statistics: Any, *labels: str) -> None:
     *whole, _part = labels
     for field in _names(statistics):
         value = getattr(statistics, field)

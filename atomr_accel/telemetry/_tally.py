@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from ..actors import ActorRef
     from ..lanes import Outcome, Phases
-    from ._catalogue import Snapshot
+    from ._catalogue import MetricsSnapshot
 
 NANOSECONDS: Final = tuple(round(bound * 1e9) for bound in SECONDS)
 
@@ -175,7 +175,7 @@ class DeviceTally:
             self.recoveries.add(time.monotonic_ns() - self._failed_at)
             self._failed_at = None
 
-    def take(self, snapshot: Snapshot, *labels: str) -> None:
+    def take(self, snapshot: MetricsSnapshot, *labels: str) -> None:
         """Add all counts to a snapshot."""
         for library, tally in self.libraries.items():
             tally.sort()

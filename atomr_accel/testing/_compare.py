@@ -15,7 +15,7 @@ from ..libraries.nvrtc.kernel import Kernel
 from ..libraries.nvrtc.launching import LaunchWish, geometry
 from ..libraries.nvrtc.tensor_map import TensorMap
 from ..libraries.nvrtc.texture import Surface, Texture
-from ..libraries.nvrtc.wire.messages import Scalar, Structure
+from ..libraries.nvrtc.wire.messages import Scalar, StructArgument
 from ..libraries.nvrtc.wire.twins import twin_function, value_of
 from ..memory import GpuRef
 from ..ops import perform
@@ -190,7 +190,7 @@ async def _both(
 
     shape = geometry(grid, block, wish, kernel._entry, device.info)
     here: list[Any] = [
-        value_of(message) if isinstance(message, Scalar | Structure) else each.copy()
+        value_of(message) if isinstance(message, Scalar | StructArgument) else each.copy()
         for each, message in zip(contents, messages, strict=True)
     ]
     if shape.grid is not None:

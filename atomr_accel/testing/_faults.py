@@ -21,7 +21,7 @@ FaultName = Literal["illegal_address", "trap", "misaligned_address", "assert"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FaultKind:
     """A kind of sticky fault.
 
     Attributes:
@@ -33,11 +33,11 @@ class Fault:
     status_name: str
 
 
-FAULTS: Final[dict[FaultName, Fault]] = {
-    "illegal_address": Fault(700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
-    "trap": Fault(719, "CUDA_ERROR_LAUNCH_FAILED"),
-    "misaligned_address": Fault(716, "CUDA_ERROR_MISALIGNED_ADDRESS"),
-    "assert": Fault(710, "CUDA_ERROR_ASSERT"),
+FAULTS: Final[dict[FaultName, FaultKind]] = {
+    "illegal_address": FaultKind(700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    "trap": FaultKind(719, "CUDA_ERROR_LAUNCH_FAILED"),
+    "misaligned_address": FaultKind(716, "CUDA_ERROR_MISALIGNED_ADDRESS"),
+    "assert": FaultKind(710, "CUDA_ERROR_ASSERT"),
 }
 """The kinds of sticky faults, and what the driver says of each; a kernel's file has its name."""
 

@@ -107,7 +107,7 @@ def _seals_of(fd: int) -> int:
         return 0
 
 
-class _Memory:
+class _OwnedMemory:
     """An array interface for NumPy, which keeps the owner alive as long as the array."""
 
     def __init__(self, interface: dict[str, Any], owner: object) -> None:
@@ -135,7 +135,7 @@ def numpy_at(
         "typestr": "|u1",  # NumPy has no words for some dtypes
         "version": 3,
     }
-    array: np.ndarray[Any, Any] = np.asarray(_Memory(interface, owner)).view(dtype)[..., 0]
+    array: np.ndarray[Any, Any] = np.asarray(_OwnedMemory(interface, owner)).view(dtype)[..., 0]
     return array
 
 

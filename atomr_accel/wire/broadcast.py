@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Batch(NamedTuple):
+class ProductBatch(NamedTuple):
     """A batch of products, in as few dimensions as possible.
 
     Attributes:
@@ -35,7 +35,7 @@ def broadcast(
     shape_b: tuple[int, ...],
     stride_a: int | tuple[int, ...] | None = None,
     stride_b: int | tuple[int, ...] | None = None,
-) -> Batch:
+) -> ProductBatch:
     """The batch of a product of arrays of these shapes.
 
     Args:
@@ -66,7 +66,7 @@ def broadcast(
                 merged[-1] = (before * size, left, right)
                 continue
         merged.append((size, left, right))
-    return Batch(
+    return ProductBatch(
         shape,
         tuple(size for size, _, _ in merged),
         tuple(stride for _, stride, _ in merged),

@@ -55,7 +55,7 @@ _CODES: Final[dict[str, int]] = {
 _NAMES: Final = {(code, DTYPES[name].itemsize * 8): name for name, code in _CODES.items()}
 
 
-class _Tensor(ctypes.Structure):
+class _DLTensor(ctypes.Structure):
     _fields_: ClassVar = [
         ("data", c_void_p),
         ("device_type", c_int32),
@@ -71,7 +71,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Managed(ctypes.Structure):
-    _fields_: ClassVar = [("tensor", _Tensor), ("context", c_void_p), ("deleter", c_void_p)]
+    _fields_: ClassVar = [("tensor", _DLTensor), ("context", c_void_p), ("deleter", c_void_p)]
 
 
 class _Versioned(ctypes.Structure):
@@ -81,7 +81,7 @@ class _Versioned(ctypes.Structure):
         ("context", c_void_p),
         ("deleter", c_void_p),
         ("flags", c_uint64),
-        ("tensor", _Tensor),
+        ("tensor", _DLTensor),
     ]
 
 
@@ -279,7 +279,7 @@ def lend(
         raise BufferError(f"DLPack has no {dtype.name} as it is laid out here")
     ndim = len(shape)
     extents = (c_int64 * max(1, 2 * ndim))(*shape, *in_elements(shape, dtype, strides))
-    tensor = _Tensor(
+    tensor = _DLTensor(
         None if 0 in shape else pointer,
         *device,
         ndim,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..device.context import Context
     from ..device.core import DeviceCore
-    from ..ops import Driver
+    from ..ops import Preparer
     from ._member import DeviceMember
 
 
@@ -44,7 +44,7 @@ async def meet(members: Sequence[DeviceMember]) -> SharedMeeting | NamedMeeting:
     return NamedMeeting(await perform(members[0].core, Request(COLLECTIVES, "nccl.id", _make_id)))
 
 
-def _make_id(_driver: Driver) -> Submission[bytes]:
+def _make_id(_preparer: Preparer) -> Submission[bytes]:
     return Submission(MakeId(), (), ())
 
 

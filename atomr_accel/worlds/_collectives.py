@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..memory import GpuRef
-    from ._plans import Plan
+    from ._plans import CollectivePlan
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class Collectives:
 
     @abstractmethod
     async def _carry_out(
-        self, plan: Callable[[Plan], T], sent: Callable[[], object] | None = None
+        self, plan: Callable[[CollectivePlan], T], sent: Callable[[], object] | None = None
     ) -> T: ...
 
     async def all_reduce(
@@ -202,7 +202,7 @@ class Collectives:
         return await self._carry_out(partial(plans.all_to_all_v, x=x, counts=counts, out=out))
 
 
-def scratch(plan: Plan) -> None:
+def scratch(plan: CollectivePlan) -> None:
     """A collective that brings nothing, but all ranks come to it."""
     byte = np.dtype(np.uint8)
     refs = [plan.output(rank, (1,), byte, None) for rank in range(plan.size)]

@@ -1,7 +1,7 @@
 """Engine of a world: it forms communicators, sends them ops and reports faults.
 
-``Member`` and ``Bootstrap`` are protocols. A device is one kind of member, and a simulated rank in
-the tests is another. ``Membership`` makes every decision.
+``WorldMember`` and ``Bootstrap`` are protocols. A device is one kind of member, and a simulated
+rank in the tests is another. ``Membership`` makes every decision.
 """
 
 from __future__ import annotations
@@ -27,12 +27,20 @@ from .._errors import (
 )
 from ._blame import Unfinished, to_blame
 from ._mail import Mail
-from ._membership import Abort, Broken, Ended, Form, Membership, Opened, Settled
+from ._membership import (
+    Broken,
+    Ended,
+    FormCommunicator,
+    LeaveCommunicator,
+    Membership,
+    Settled,
+    WorldOpened,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ..libraries.nccl.wire.messages import Step
+    from ..libraries.nccl.wire.messages import CollectiveStep
     from ..memory import Block
     from ._membership import Effect
 
@@ -67,7 +75,7 @@ class Meeting(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """One rank's part of an op.
 
     Attributes:
@@ -78,12 +86,12 @@ class Part:
     """
 
     rank: int
-    steps: tuple[Step, ...]
+    steps: tuple[CollectiveStep, ...]
     reads: tuple[Block, ...]
     writes: tuple[Block, ...]
 
 
-class Member(Protocol):
+class WorldMember(Protocol):
     """A device, as a world sees it. Its answers arrive as calls, in any order."""
 
     @property
@@ -135,7 +143,7 @@ class Member(Protocol):
         """Join the communicator with this number, with the remaining ranks of a revoked one."""
 
     def collect(
-        self, number: int, name: str, part: Part, answered: Callable[[Exception | None], object]
+        self, number: int, name: str, part: RankPart, answered: Callable[[Exception | None], object]
     ) -> None:
         """Take part in collectives."""
 
@@ -152,7 +160,7 @@ class Member(Protocol):
         """End the member's host, which hangs. Return True if that is possible."""
 
 
-_M_contra = TypeVar("_M_contra", bound=Member, contravariant=True)
+_M_contra = TypeVar("_M_contra", bound=WorldMember, contravariant=True)
 
 
 class Bootstrap(Protocol[_M_contra]):
@@ -165,7 +173,7 @@ class Bootstrap(Protocol[_M_contra]):
         """Return the meeting. Release all resources if this fails or is cancelled."""
 
 
-_M = TypeVar("_M", bound=Member)
+_M = TypeVar("_M", bound=WorldMember)
 
 
 class _Nowhere:
@@ -208,7 +216,7 @@ class Term:
 
 @final
 @dataclass(eq=False)
-class Call:
+class CollectiveCall:
     """An op in flight, with an event for the tasks that wait for it.
 
     Attributes:
@@ -267,7 +275,7 @@ class Engine(Generic[_M]):
         self._followers: dict[int, trio.CancelScope] = {}
         self._meet = meet
         self.deadline: Final = deadline
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, CollectiveCall] = {}
         self._effects: deque[Effect] = deque()
         self._work = trio.Event()
         self._changed = trio.Event()
@@ -380,7 +388,7 @@ class Engine(Generic[_M]):
         for number in self._followers.keys() - set(numbers):
             self._followers.pop(number).cancel()
 
-    def submit(self, term: Term, name: str, parts: Sequence[Part], at: int) -> Call:
+    def submit(self, term: Term, name: str, parts: Sequence[RankPart], at: int) -> CollectiveCall:
         """Send an op to all ranks that take part, without waiting.
 
         Args:
@@ -393,7 +401,7 @@ class Engine(Generic[_M]):
         assert self.membership.phase == "whole"
         term.at = at
         op = self.membership.begin(term.members[part.rank] for part in parts)
-        call = self._calls[op] = Call(name, trio.current_time())
+        call = self._calls[op] = CollectiveCall(name, trio.current_time())
         for part in parts:
             member = term.members[part.rank]
             term.sent[member] += 1
@@ -449,7 +457,7 @@ class Engine(Generic[_M]):
         for term in terms:
             await self._leave(term)
 
-    async def _follow(self, number: int, member: Member) -> None:
+    async def _follow(self, number: int, member: WorldMember) -> None:
         if number not in self.membership.members:
             return  # the world was resized again before this began
         with trio.CancelScope() as self._followers[number]:
@@ -471,7 +479,7 @@ class Engine(Generic[_M]):
                 call = self._calls.pop(effect.op)
                 call.broken = effect.broken
                 call.done.set()
-            elif isinstance(effect, Opened):
+            elif isinstance(effect, WorldOpened):
                 ranks = len(self.membership.members)
                 _log.info("epoch %d of a world: %d ranks", effect.epoch, ranks)
                 for watcher in list(self._watchers):
@@ -493,9 +501,9 @@ class Engine(Generic[_M]):
 
     def _do(self, effect: Effect) -> None:
         match effect:
-            case Form():
+            case FormCommunicator():
                 self._nursery.start_soon(self._form, effect)
-            case Abort():
+            case LeaveCommunicator():
                 self._forming.cancel()
                 term, self.term = self.term, None
                 if term is None:
@@ -512,10 +520,10 @@ class Engine(Generic[_M]):
                 for watcher in list(self._watchers):
                     watcher.close()
                 self._change()
-            case Settled() | Opened():
+            case Settled() | WorldOpened():
                 raise AssertionError("these are told at once")
 
-    async def _form(self, form: Form) -> None:
+    async def _form(self, form: FormCommunicator) -> None:
         """Let members meet, and send each of them the op to join."""
         members = [self._members[number] for number in form.members]
         if form.epoch != self.membership.epoch:
@@ -547,7 +555,7 @@ class Engine(Generic[_M]):
                 answered = partial(self._joined, term, form.members[rank])
                 member.join(term.number, rank, len(members), meeting.place_of(rank), answered)
 
-    async def _shrink(self, form: Form, parent: Term) -> None:
+    async def _shrink(self, form: FormCommunicator, parent: Term) -> None:
         """Have the remaining ranks of a communicator join. After a failure, a new one is formed."""
         term = self.term = Term(form.epoch, form.members, trio.current_time())
         term.sent.update(form.members)
@@ -657,10 +665,10 @@ class Engine(Generic[_M]):
                 why = f"{oldest} had not ended after {after:.3g} s; op_deadline is {deadline} s"
                 await self._blame(term, [op for op, _ in overdue], why)
 
-    def _under_way(self, term: Term) -> list[tuple[int, Call]]:
+    def _under_way(self, term: Term) -> list[tuple[int, CollectiveCall]]:
         """Return the unfinished ops of a term by number, in order. Number 0 is joining."""
         if self.membership.phase == "joining":
-            return [(0, Call("joining", term.begun, dict.fromkeys(term.sent, 1)))]
+            return [(0, CollectiveCall("joining", term.begun, dict.fromkeys(term.sent, 1)))]
         return list(self._calls.items())
 
     async def _blame(self, term: Term, overdue: Sequence[int], why: str) -> None:

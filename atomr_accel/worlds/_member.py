@@ -11,7 +11,14 @@ import trio
 from .._errors import ContextPoisoned
 from ..lanes import uninterrupted
 from ..libraries.nccl.lanes import ABORTS, COLLECTIVES
-from ..libraries.nccl.wire.messages import Abort, AskBegun, Collect, Join, Revoke, Shrink
+from ..libraries.nccl.wire.messages import (
+    AbortCommunicator,
+    AskBegun,
+    Collect,
+    Join,
+    Revoke,
+    Shrink,
+)
 from ..memory import block_at
 
 if TYPE_CHECKING:
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
     from ..lanes import Op
     from ..memory import Block
     from ..wire import Message
-    from ._engine import Part
+    from ._engine import RankPart
 
 _unanswered: Final[WeakKeyDictionary[DeviceCore, dict[int, DeviceMember]]] = WeakKeyDictionary()
 """The members that submitted the unanswered collectives of each device, in the program's order."""
@@ -57,13 +64,13 @@ class DeviceMember:
         return self.core.name
 
     def require_open(self) -> None:
-        """See ``Member.require_open``."""
+        """See ``WorldMember.require_open``."""
         self.core.lifecycle.require_open()
 
     async def follow(
         self, ready: Callable[[], object], lost: Callable[[Exception], object]
     ) -> None:
-        """See ``Member.follow``."""
+        """See ``WorldMember.follow``."""
         core = self.core
         with core.lifecycle.watch() as changes:
             while True:
@@ -92,17 +99,17 @@ class DeviceMember:
         place: tuple[bytes, int],
         answered: Callable[[Exception | None], object],
     ) -> None:
-        """See ``Member.join``."""
+        """See ``WorldMember.join``."""
         meeting, area = place
         self._submit("nccl.join", Join(number, rank, size, meeting, area), answered)
 
     @property
     def shrinks(self) -> bool:
-        """See ``Member.shrinks``."""
+        """See ``WorldMember.shrinks``."""
         return not self.core.capabilities.host_memory  # there, ranks meet anew as soon
 
     def revoke(self, number: int, answered: Callable[[Exception | None], object]) -> None:
-        """See ``Member.revoke``."""
+        """See ``WorldMember.revoke``."""
         port = self.core.ports.get(ABORTS.name)
         if port is not None:  # or who follows the device tells that
             op = self.core.submit(port, "nccl.revoke", Revoke(number))
@@ -117,18 +124,18 @@ class DeviceMember:
         size: int,
         answered: Callable[[Exception | None], object],
     ) -> None:
-        """See ``Member.shrink``."""
+        """See ``WorldMember.shrink``."""
         self._submit("nccl.shrink", Shrink(number, parent, excluded, rank, size), answered)
 
     def collect(
-        self, number: int, name: str, part: Part, answered: Callable[[Exception | None], object]
+        self, number: int, name: str, part: RankPart, answered: Callable[[Exception | None], object]
     ) -> None:
-        """See ``Member.collect``."""
+        """See ``WorldMember.collect``."""
         message = Collect(number, part.steps)
         self._submit(f"nccl.{name}", message, answered, part.reads, part.writes)
 
     def ask_begun(self, number: int, answered: Callable[[int, Exception | None], object]) -> None:
-        """See ``Member.ask_begun``."""
+        """See ``WorldMember.ask_begun``."""
         port = self.core.ports.get(ABORTS.name)
         if port is not None:
             op = self.core.submit(port, "nccl.begun", AskBegun(number))
@@ -141,21 +148,21 @@ class DeviceMember:
             op.when_answered(tell)
 
     def waits_elsewhere(self) -> bool:
-        """See ``Member.waits_elsewhere``."""
+        """See ``WorldMember.waits_elsewhere``."""
         oldest = next(iter(_unanswered.get(self.core, {}).values()), self)
         return oldest is not self
 
     def abort(self, number: int, answered: Callable[[], object]) -> None:
-        """See ``Member.abort``."""
+        """See ``WorldMember.abort``."""
         port = self.core.ports.get(ABORTS.name)
         if port is None:  # its host is gone
             answered()
             return
-        op = self.core.submit(port, "nccl.abort", Abort(number))
+        op = self.core.submit(port, "nccl.abort", AbortCommunicator(number))
         op.when_answered(partial(_call, answered))
 
     def kill(self) -> bool:
-        """See ``Member.kill``."""
+        """See ``WorldMember.kill``."""
         context = self.core.context
         if context is None:
             return True

@@ -43,7 +43,7 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class FormCommunicator:
     """Have members, in the order of their ranks, join a new communicator."""
 
     epoch: int
@@ -51,7 +51,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class LeaveCommunicator:
     """Have the members that are left leave the communicator of an epoch.
 
     Attributes:
@@ -67,7 +67,7 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class WorldOpened:
     """The world is whole."""
 
     epoch: int
@@ -88,7 +88,7 @@ class Ended:
     broken: Broken
 
 
-Effect = Form | Abort | Opened | Settled | Ended
+Effect = FormCommunicator | LeaveCommunicator | WorldOpened | Settled | Ended
 
 
 @final
@@ -151,7 +151,7 @@ class Membership:
             return []
         effects: list[Effect] = []
         if self.phase != "gathering":
-            effects.append(Abort(self.epoch, self.members))
+            effects.append(LeaveCommunicator(self.epoch, self.members))
             self.phase = "gathering"
         self.epoch += 1
         self.members = tuple(members)
@@ -165,7 +165,7 @@ class Membership:
             return []
         effects = self._settle(Broken(self.epoch, None, cause, len(self.members)))
         if self.phase != "gathering":
-            effects.append(Abort(self.epoch, self.members))
+            effects.append(LeaveCommunicator(self.epoch, self.members))
         self.phase = "over"
         return effects
 
@@ -187,7 +187,7 @@ class Membership:
             return []
         self.phase = "whole"
         self._failures = 0
-        return [Opened(epoch)]
+        return [WorldOpened(epoch)]
 
     def answered(self, op: int, member: int) -> list[Effect]:
         """A member has done its part of an op."""
@@ -251,7 +251,7 @@ class Membership:
             return []
         self.phase = "joining"
         self._joining = set(self.members)
-        return [Form(self.epoch, self.members)]
+        return [FormCommunicator(self.epoch, self.members)]
 
     def _break(
         self,
@@ -266,7 +266,7 @@ class Membership:
             self.broken = Broken(self.epoch, rank, cause, len(self.members))
             self.breaks += 1
             rest = self.phase == "whole" and survivors == members != self.members
-            effects = [*self._settle(self.broken), Abort(self.epoch, survivors, rest)]
+            effects = [*self._settle(self.broken), LeaveCommunicator(self.epoch, survivors, rest)]
             self.epoch += 1
             self.phase = "gathering"
         elif members != self.members:
@@ -280,7 +280,7 @@ class Membership:
         self.breaks += 1
         effects = self._settle(self.broken)
         if self.phase != "gathering":
-            effects.append(Abort(self.epoch, self.members))
+            effects.append(LeaveCommunicator(self.epoch, self.members))
         self.phase = "over"
         return [*effects, Ended(self.broken)]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
 from ..actors.util import check_whole
 from ..libraries.nccl.wire.exchange import numbers_of
-from ..libraries.nccl.wire.messages import Reduction, Step
+from ..libraries.nccl.wire.messages import CollectiveStep, Reduction
 from ..memory import GpuRef
 from ..ops import (
     overlap,
@@ -22,7 +22,7 @@ from ..ops import (
     require_shape,
     require_writable,
 )
-from ._engine import Part
+from ._engine import RankPart
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +42,7 @@ REDUCED: Final = _INTEGERS | _FLOATS | _COMPLEX
 """The dtypes that NCCL reduces; complex ones are only added up."""
 
 
-class Pending(Exception):
+class OutputPending(Exception):
     """An output finds no room at once."""
 
     def __init__(self, rank: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -51,7 +51,7 @@ class Pending(Exception):
 
 
 @final
-class Plan:
+class CollectivePlan:
     """One or more collectives that go together.
 
     Args:
@@ -69,7 +69,7 @@ class Plan:
         self.names: list[str] = []
         self._outputs = outputs
         self._given = 0
-        self._steps: dict[int, list[Step]] = {}
+        self._steps: dict[int, list[CollectiveStep]] = {}
         self._reads: dict[int, list[Block]] = {}
         self._writes: dict[int, list[Block]] = {}
         self._used: dict[int, list[tuple[GpuRef, bool]]] = {}
@@ -80,10 +80,10 @@ class Plan:
         return self.names[0] if len(self.names) == 1 else "group"
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[RankPart]:
         """Each rank's part."""
         return [
-            Part(rank, tuple(steps), tuple(self._reads[rank]), tuple(self._writes[rank]))
+            RankPart(rank, tuple(steps), tuple(self._reads[rank]), tuple(self._writes[rank]))
             for rank, steps in sorted(self._steps.items())
         ]
 
@@ -173,7 +173,7 @@ class Plan:
             del self._outputs[self._given :]
         made_now = core.try_empty(shape, dtype, math.prod(shape) * dtype.itemsize)
         if made_now is None:
-            raise Pending(rank, shape, dtype)
+            raise OutputPending(rank, shape, dtype)
         self._outputs.append((rank, made_now))
         self._given += 1
         return made_now
@@ -196,13 +196,13 @@ class Plan:
             longest: elements of the longest piece.
             ends: the input and the output of each rank.
             counts: how much it gives to each and gets from each, where that differs.
-            **options: of ``Step``.
+            **options: of ``CollectiveStep``.
         """
         self.names.append(kind)
         for rank, (source, target) in ends.items():
             self._require_apart(rank, source, target)
             sends, receives = ((), ()) if counts is None else counts[rank]
-            step = Step(
+            step = CollectiveStep(
                 kind,
                 dtype.name,
                 longest,
@@ -241,7 +241,9 @@ class Plan:
 Refs = Sequence[GpuRef]
 
 
-def all_reduce(plan: Plan, x: Refs, op: str, scale: float | None, out: Refs | None) -> list[GpuRef]:
+def all_reduce(
+    plan: CollectivePlan, x: Refs, op: str, scale: float | None, out: Refs | None
+) -> list[GpuRef]:
     """See ``Collectives.all_reduce``."""
     refs = plan.inputs(x, "x")
     options = _reduction(refs[0].dtype, op, scale)
@@ -254,7 +256,7 @@ def all_reduce(plan: Plan, x: Refs, op: str, scale: float | None, out: Refs | No
 
 
 def reduce(
-    plan: Plan, x: Refs, root: int, op: str, scale: float | None, out: GpuRef | None
+    plan: CollectivePlan, x: Refs, root: int, op: str, scale: float | None, out: GpuRef | None
 ) -> GpuRef:
     """See ``Collectives.reduce``."""
     refs = plan.inputs(x, "x")
@@ -267,7 +269,7 @@ def reduce(
     return result
 
 
-def broadcast(plan: Plan, x: GpuRef, out: Refs | None) -> list[GpuRef]:
+def broadcast(plan: CollectivePlan, x: GpuRef, out: Refs | None) -> list[GpuRef]:
     """See ``Collectives.broadcast``."""
     root = plan.rank_of(x, "x")
     require_readable(x, plan.cores[root].memory, "x")
@@ -293,7 +295,7 @@ def broadcast(plan: Plan, x: GpuRef, out: Refs | None) -> list[GpuRef]:
     return results
 
 
-def all_gather(plan: Plan, x: Refs, out: Refs | None) -> list[GpuRef]:
+def all_gather(plan: CollectivePlan, x: Refs, out: Refs | None) -> list[GpuRef]:
     """See ``Collectives.all_gather``."""
     refs = plan.inputs(x, "x")
     shape = (plan.size, *refs[0].shape)
@@ -306,7 +308,7 @@ def all_gather(plan: Plan, x: Refs, out: Refs | None) -> list[GpuRef]:
     return results
 
 
-def gather(plan: Plan, x: Refs, root: int, out: GpuRef | None) -> GpuRef:
+def gather(plan: CollectivePlan, x: Refs, root: int, out: GpuRef | None) -> GpuRef:
     """See ``Collectives.gather``."""
     refs = plan.inputs(x, "x")
     root = require_rank(root, plan.size, "root")
@@ -317,7 +319,7 @@ def gather(plan: Plan, x: Refs, root: int, out: GpuRef | None) -> GpuRef:
     return result
 
 
-def scatter(plan: Plan, x: GpuRef, out: Refs | None) -> list[GpuRef]:
+def scatter(plan: CollectivePlan, x: GpuRef, out: Refs | None) -> list[GpuRef]:
     """See ``Collectives.scatter``."""
     root = plan.rank_of(x, "x")
     require_readable(x, plan.cores[root].memory, "x")
@@ -330,7 +332,7 @@ def scatter(plan: Plan, x: GpuRef, out: Refs | None) -> list[GpuRef]:
 
 
 def reduce_scatter(
-    plan: Plan, x: Refs, op: str, scale: float | None, out: Refs | None
+    plan: CollectivePlan, x: Refs, op: str, scale: float | None, out: Refs | None
 ) -> list[GpuRef]:
     """See ``Collectives.reduce_scatter``."""
     refs = plan.inputs(x, "x")
@@ -345,7 +347,7 @@ def reduce_scatter(
     return results
 
 
-def all_to_all(plan: Plan, x: Refs, out: Refs | None) -> list[GpuRef]:
+def all_to_all(plan: CollectivePlan, x: Refs, out: Refs | None) -> list[GpuRef]:
     """See ``Collectives.all_to_all``."""
     refs = plan.inputs(x, "x")
     shape = _row(plan, refs[0], "x[0]")
@@ -358,7 +360,7 @@ def all_to_all(plan: Plan, x: Refs, out: Refs | None) -> list[GpuRef]:
 
 
 def all_to_all_v(
-    plan: Plan, x: Refs, counts: Sequence[Sequence[int]], out: Refs | None
+    plan: CollectivePlan, x: Refs, counts: Sequence[Sequence[int]], out: Refs | None
 ) -> list[GpuRef]:
     """See ``Collectives.all_to_all_v``."""
     refs, size = plan._each(x, "x"), plan.size
@@ -393,7 +395,7 @@ def all_to_all_v(
     return results
 
 
-def send(plan: Plan, x: GpuRef, to: int, out: GpuRef | None) -> GpuRef:
+def send(plan: CollectivePlan, x: GpuRef, to: int, out: GpuRef | None) -> GpuRef:
     """Both ends of ``Collectives.send`` and ``recv``."""
     source = plan.rank_of(x, "x")
     to = require_rank(to, plan.size, "to")
@@ -459,7 +461,7 @@ def require_rank(rank: int, size: int, name: str) -> int:
     return int(rank)
 
 
-def _row(plan: Plan, ref: GpuRef, name: str) -> tuple[int, ...]:
+def _row(plan: CollectivePlan, ref: GpuRef, name: str) -> tuple[int, ...]:
     """The shape of what each rank gets of a buffer with a row for each."""
     if not ref.shape or ref.shape[0] != plan.size:
         raise ValueError(

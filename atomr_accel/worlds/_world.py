@@ -21,7 +21,7 @@ from ._collectives import Collectives, scratch
 from ._engine import Engine
 from ._mail import Letter, Letters
 from ._member import DeviceMember
-from ._plans import Pending, Plan
+from ._plans import CollectivePlan, OutputPending
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..device.core import DeviceCore
     from ..memory import GpuRef
-    from ._engine import Call, Term
+    from ._engine import CollectiveCall, Term
 
 T = TypeVar("T")
 
@@ -234,7 +234,7 @@ class World(Collectives):
             if call is not None:
                 await call.wait()
         except BaseException:
-            group._spoil()
+            group._abandon()
             raise
 
     @asynccontextmanager
@@ -284,13 +284,13 @@ class World(Collectives):
     # --- how they are carried out ----------------------------------------------------------
 
     def _rank(self, ref: GpuRef) -> int:
-        return Plan(self._cores(), 0, []).rank_of(ref, "x")
+        return CollectivePlan(self._cores(), 0, []).rank_of(ref, "x")
 
     def _cores(self) -> list[DeviceCore]:
         return [member.core for member in self._engine.present]
 
     async def _carry_out(
-        self, plan: Callable[[Plan], T], sent: Callable[[], object] | None = None
+        self, plan: Callable[[CollectivePlan], T], sent: Callable[[], object] | None = None
     ) -> T:
         """Plan an op and submit it with nothing awaited in between, and wait for it."""
         called_in = self._engine.membership.members
@@ -298,10 +298,10 @@ class World(Collectives):
         while True:
             term = await self._engine.whole()
             self._engine.require("the op has not begun", called_in)
-            made = Plan(self._cores(), term.at, outputs)
+            made = CollectivePlan(self._cores(), term.at, outputs)
             try:
                 result = plan(made)
-            except Pending as pending:
+            except OutputPending as pending:
                 await self._provide(self._cores(), pending, outputs)
                 continue
             call = self._submit(term, made)
@@ -310,11 +310,11 @@ class World(Collectives):
             await call.wait()
             return result
 
-    def _submit(self, term: Term, made: Plan) -> Call:
+    def _submit(self, term: Term, made: CollectivePlan) -> CollectiveCall:
         return self._engine.submit(term, made.name, made.parts, made.at)
 
     async def _provide(
-        self, cores: Sequence[DeviceCore], pending: Pending, outputs: list[tuple[int, GpuRef]]
+        self, cores: Sequence[DeviceCore], pending: OutputPending, outputs: list[tuple[int, GpuRef]]
     ) -> None:
         """Wait for memory."""
         rank, shape, dtype = pending.wanted
@@ -330,8 +330,8 @@ class CollectiveGroup(Collectives):
         self._term = term
         self._outputs: list[tuple[int, GpuRef]] = []
         self._cores = world._cores()
-        self._plan = Plan(self._cores, term.at, self._outputs)
-        self._planned: list[Callable[[Plan], object]] = []
+        self._plan = CollectivePlan(self._cores, term.at, self._outputs)
+        self._planned: list[Callable[[CollectivePlan], object]] = []
         self._letters = Letters()
         self._open = True
 
@@ -355,7 +355,7 @@ class CollectiveGroup(Collectives):
         return await self._carry_out(partial(plans.send, x=letter.ref, to=to, out=out))
 
     async def _carry_out(
-        self, plan: Callable[[Plan], T], sent: Callable[[], object] | None = None
+        self, plan: Callable[[CollectivePlan], T], sent: Callable[[], object] | None = None
     ) -> T:
         """Note a call of the group; all calls are planned again when the group is sent."""
         del sent
@@ -365,15 +365,15 @@ class CollectiveGroup(Collectives):
             self._require_open()
             try:
                 result = self._try(plan)
-            except Pending as pending:
+            except OutputPending as pending:
                 await self._world._provide(self._cores, pending, self._outputs)
             else:
                 self._planned.append(plan)
                 return result
 
-    def _try(self, plan: Callable[[Plan], T]) -> T:
+    def _try(self, plan: Callable[[CollectivePlan], T]) -> T:
         """Plan all calls of the group so far, and this one: later checks see earlier calls."""
-        trial = Plan(self._cores, self._term.at, self._outputs)
+        trial = CollectivePlan(self._cores, self._term.at, self._outputs)
         for each in self._planned:
             each(trial)
         return plan(trial)
@@ -382,7 +382,7 @@ class CollectiveGroup(Collectives):
         if not self._open:
             raise RuntimeError("the group's block was left; open another one with world.group()")
 
-    def _spoil(self) -> None:
+    def _abandon(self) -> None:
         """Refuse what the group has made."""
         self._open = False
         for rank, ref in self._outputs:
@@ -390,7 +390,7 @@ class CollectiveGroup(Collectives):
             if block.epoch is memory.epoch:  # else it is stale anyway
                 memory.free(block)
 
-    def _submit(self) -> Call | None:
+    def _submit(self) -> CollectiveCall | None:
         """Send all of it."""
         world, engine = self._world, self._world._engine
         self._open = False
@@ -405,7 +405,7 @@ class CollectiveGroup(Collectives):
                 rank=None if broken is None else broken.rank,
                 epoch=self._term.epoch,
             )
-        made = Plan(self._cores, self._term.at, self._outputs)
+        made = CollectivePlan(self._cores, self._term.at, self._outputs)
         for each in self._planned:
             each(made)
         return world._submit(self._term, made)

@@ -77,32 +77,32 @@ class Witness(Actor):
 
 
 class Relay(Actor):
-    def __init__(self, witness: object) -> None:
-        self.witness = witness
+    def __init__(self, recorder: object) -> None:
+        self.recorder = recorder
 
     @handler
     async def who(self, message: Who) -> str:
-        return await self.witness.ask(message)  # type: ignore[attr-defined, no-any-return]
+        return await self.recorder.ask(message)  # type: ignore[attr-defined, no-any-return]
 
 
 async def test_asked_told_and_sent() -> None:
     noted.clear()
     async with open_system("demo") as system:
-        witness = await system.spawn(Witness, mailbox=Mailbox(capacity=1))
-        relay = await system.spawn(Relay, witness)
+        recorder = await system.spawn(Witness, mailbox=Mailbox(capacity=1))
+        relay = await system.spawn(Relay, recorder)
         token = user.set("ann")
         assert await relay.ask(Who()) == "ann"  # through two mailboxes
-        assert await witness.ask(WhoLater()) == "ann"
-        assert await witness.ask(Who(), urgent=True) == "ann"
-        witness.tell(Note())
+        assert await recorder.ask(WhoLater()) == "ann"
+        assert await recorder.ask(Who(), urgent=True) == "ann"
+        recorder.tell(Note())
         await wait_all_tasks_blocked()
         async with trio.open_nursery() as nursery:
             for _ in range(3):  # which wait for room
-                nursery.start_soon(witness.send, Note())
+                nursery.start_soon(recorder.send, Note())
         user.reset(token)
         await wait_all_tasks_blocked()
         assert noted == ["ann"] * 4
-        assert await witness.ask(Who()) == "nobody"
+        assert await recorder.ask(Who()) == "nobody"
 
 
 async def test_condition_is_a_copy_of_the_moment_when_it_was_read() -> None:
@@ -128,16 +128,16 @@ async def test_condition_is_a_copy_of_the_moment_when_it_was_read() -> None:
 
 async def test_a_handler_keeps_what_it_sets_and_nothing_of_its_senders() -> None:
     async with open_system("demo") as system:
-        witness = await system.spawn(Witness)
+        recorder = await system.spawn(Witness)
         token = user.set("ann")
-        assert await witness.ask(Who()) == "ann"
+        assert await recorder.ask(Who()) == "ann"
         with pytest.raises(ValueError, match="ann"):
-            await witness.ask(Fail())
+            await recorder.ask(Fail())
         user.reset(token)
         assert user.get() == "nobody"
-        assert await witness.ask(Who()) == "nobody"  # it was restarted
-        await witness.ask(Change(to="own"))
-        assert await witness.ask(Who()) == "own"
+        assert await recorder.ask(Who()) == "nobody"  # it was restarted
+        await recorder.ask(Change(to="own"))
+        assert await recorder.ask(Who()) == "own"
 
 
 async def test_some_variables_stay() -> None:

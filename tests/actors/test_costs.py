@@ -32,7 +32,7 @@ from atomr_accel.actors import (
     open_system,
 )
 from atomr_accel.actors._mailbox import SWEEP, Ask, Inbox
-from atomr_accel.actors._supervision import Action, Start, Stop, SupervisionMachine, Wake
+from atomr_accel.actors._supervision import Action, StartChild, Stop, SupervisionMachine, Wake
 
 from .counter import Add, Boom, Counter, Fail, Get, Hang
 from .supervisions import nothing
@@ -231,7 +231,7 @@ def test_a_restart_of_many_costs_as_much_for_each(
                         todo.extend(machine.exited(name, None, 0))
                     case Wake(at) if at > 0 and not order:
                         todo.extend(machine.tick(1))
-                    case Start(name):
+                    case StartChild(name):
                         order.append(name)
                         todo.extend(machine.started(name, 1))
 

@@ -32,7 +32,7 @@ from atomr_accel.actors._supervision import (
     Finished,
     Raise,
     Removed,
-    Report,
+    ReportFailure,
     Stop,
     SupervisionMachine,
 )
@@ -175,7 +175,7 @@ def test_a_failure_ends_alike_seen_before_or_after_the_order_to_stop(
         return actions
 
     early, late = run(late=False), run(late=True)
-    for kind in (Raise, Report, Escalate, Finished):
+    for kind in (Raise, ReportFailure, Escalate, Finished):
         assert sum(isinstance(a, kind) for a in early) == sum(isinstance(a, kind) for a in late)
 
 

@@ -46,8 +46,8 @@ from atomr_accel.actors._supervision import (
     Finished,
     Raise,
     Removed,
-    Report,
-    Start,
+    ReportFailure,
+    StartChild,
     Stop,
     SupervisionMachine,
     Wake,
@@ -240,7 +240,7 @@ class World:
                 todo += self.machine.tick(self.now)
                 continue
             match todo.popleft():
-                case Start(name):
+                case StartChild(name):
                     self.trace.append((self.now, "start", name))
                     if self.faults.get(name):
                         fault = self.faults[name].pop(0)(name)
@@ -375,7 +375,7 @@ class AnyOrder(RuleBasedStateMachine):
         for action in actions:
             assert not self.ends, "the end is the last action of all"
             match action:
-                case Start(name):
+                case StartChild(name):
                     assert name not in self.alive, "two tasks for one child"
                     assert self.machine.state is SupervisorState.RUNNING
                     self.alive[name] = False
@@ -400,7 +400,7 @@ class AnyOrder(RuleBasedStateMachine):
                     assert name not in self.alive
                     if failure is not None:
                         self.accounted.append(failure)
-                case Report(_, failure) | Raise(failure):
+                case ReportFailure(_, failure) | Raise(failure):
                     self.accounted.append(failure)
                 case Escalate(_, cause):
                     if cause in self.raised:  # it may also be a permanent child that returned
@@ -670,9 +670,9 @@ def test_stopped_child_has_not_ended_by_itself() -> None:
     failure, another = Restart("a"), Restart("b")
     assert machine.exited("a", failure, 0)[1:] == [Stop("b", restarting=True)]
     report, removed, start = machine.exited("b", another, 0)
-    assert isinstance(report, Report)
+    assert isinstance(report, ReportFailure)
     assert report.failure is another
-    assert [removed, start] == [Removed("b"), Start("a", failure)]
+    assert [removed, start] == [Removed("b"), StartChild("a", failure)]
 
 
 def test_the_last_of_the_significant_children_is_the_last_that_is_up() -> None:

@@ -15,7 +15,7 @@ import pytest
 from atomr_accel import AccelError, DeviceUnavailable, Unsupported, open_device
 from atomr_accel.backends import Backend, Capabilities
 from atomr_accel.backends.registry import BUILT_IN, GROUP, find_backend
-from atomr_accel.device.interop._exports import _View
+from atomr_accel.device.interop._exports import _DeviceMappings
 from atomr_accel.ops import LaneSpec
 
 from ..harness import ROOT
@@ -141,7 +141,7 @@ async def test_backend_error_names_the_missing_class(
             await program.replay()
     said = rf"context, '{reference}', cannot be loaded in this program.*{why}.*reinstall"
     with pytest.raises(Unsupported, match=said):
-        _View(reference, 0).synchronize()
+        _DeviceMappings(reference, 0).synchronize()
 
 
 def test_an_executor_is_found_by_backend_and_library() -> None:

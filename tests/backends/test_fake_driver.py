@@ -101,7 +101,7 @@ def test_one_place_is_what_all_executors_call() -> None:
 
 
 def test_without_bindings_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(_driver.__dict__, "driver", _driver.Driver())
+    monkeypatch.setitem(_driver.__dict__, "driver", _driver.CudaDriver())
     monkeypatch.setitem(__import__("sys").modules, "cuda.bindings", None)
     with pytest.raises(LibraryMissing, match="needs cuda-bindings"):
         _driver.start_driver()

@@ -1,11 +1,11 @@
-"""Gain of ``open_device(prompt=True)``: small products, with its two mechanisms on or off.
+"""Gain of ``open_device(low_latency=True)``: small products, with its two mechanisms on or off.
 
 One mechanism lets ports send and receive between the turns of trio's loop. The other is the
 interpreter's switch interval, which is short while ops are in flight. A device that was opened with
-``prompt=False`` has neither; an interval that the program sets stays, and so stands for the second
-in either state. The four ways alternate in short rounds, each begun by another one. For each way it
-prints the median of its rounds, with median and quartiles of its ratios to the round with neither
-mechanism.
+``low_latency=False`` has neither; an interval that the program sets stays, and so stands for the
+second in either state. The four ways alternate in short rounds, each begun by another one. For each
+way it prints the median of its rounds, with median and quartiles of its ratios to the round with
+neither mechanism.
 
 All of it is measured alone, next to a thread of the program that computes in Python, and next to a
 task that does, a millisecond at a time.
@@ -45,15 +45,15 @@ class Way(NamedTuple):
     """A state of the two mechanisms."""
 
     name: str
-    prompt: bool
+    low_latency: bool
     interval: float
 
 
-NEITHER: Final = Way("neither", prompt=False, interval=USUAL)
+NEITHER: Final = Way("neither", low_latency=False, interval=USUAL)
 WAYS: Final = (
-    Way("both", prompt=True, interval=USUAL),
-    Way("between turns", prompt=True, interval=KEPT),
-    Way("interval", prompt=False, interval=SHORT),
+    Way("both", low_latency=True, interval=USUAL),
+    Way("between turns", low_latency=True, interval=KEPT),
+    Way("interval", low_latency=False, interval=SHORT),
     NEITHER,
 )
 
@@ -167,7 +167,7 @@ async def measure(
             sys.setswitchinterval(way.interval)
             count = counts.get(way.name, 1)
             begun = time.perf_counter()
-            made = await load(sides[way.prompt], count)
+            made = await load(sides[way.low_latency], count)
             seconds = (time.perf_counter() - begun) / count
             if number < 0:  # as many as a round has time for
                 counts[way.name] = max(1, int(ROUND_SECONDS / seconds))
@@ -183,11 +183,11 @@ async def main() -> None:
     warnings.simplefilter("ignore", CpuFallbackWarning)
     async with AsyncExitStack() as stack:
         sides = {}
-        for prompt in (True, False):
-            device = await stack.enter_async_context(open_device(0, prompt=prompt))
+        for low_latency in (True, False):
+            device = await stack.enter_async_context(open_device(0, low_latency=low_latency))
             a = await device.put(np.ones((SIZE, SIZE), np.float32))
             out = [await device.empty((SIZE, SIZE), np.float32) for _ in range(64)]
-            sides[prompt] = Side(device, a, out)
+            sides[low_latency] = Side(device, a, out)
         print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
         for beside in (alone, thread_computes, task_computes):
             async with beside():

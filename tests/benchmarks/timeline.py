@@ -88,7 +88,7 @@ class _Timed:
 
 def in_host() -> None:
     """Record the work of this process, if it is a host."""
-    from atomr_accel.backends.cuda.host.driver import Driver
+    from atomr_accel.backends.cuda.host.driver import CudaDriver
     from atomr_accel.executors import vendor as _vendor
     from atomr_accel.host import host as _host
     from atomr_accel.host._slots import StreamSlot
@@ -115,7 +115,7 @@ def in_host() -> None:
 
     slot.__init__ = make_slot
 
-    driver: Any = Driver
+    driver: Any = CudaDriver
     look_up = driver.__getattr__
 
     def found(self: Any, name: str) -> Any:
@@ -126,7 +126,7 @@ def in_host() -> None:
         return thing
 
     driver.__getattr__ = found
-    functions: Any = _vendor._Functions
+    functions: Any = _vendor._VendorFunctions
     bind = functions.__missing__
 
     def bound(self: Any, name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from atomr_accel.cli._documents import DriverPart, GpuPart, decoded
 from atomr_accel.cli._main import main
-from atomr_accel.cli._vendor import Told
+from atomr_accel.cli._vendor import VendorAnswer
 
 from ..harness import ROOT
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from atomr_accel.cli._documents import Document
 
-NO_DRIVER = Told(DriverPart(version=None, cuda=None, problem="no NVIDIA driver"), [], {})
+NO_DRIVER = VendorAnswer(DriverPart(version=None, cuda=None, problem="no NVIDIA driver"), [], {})
 
 
 def with_gpus(
     *modes: str, version: str = "580.65.06", cuda: str = "13.0", mig: bool = False
-) -> Told:
+) -> VendorAnswer:
     """A machine of GPUs in some compute modes."""
     gpus = [
         GpuPart(
@@ -37,7 +37,7 @@ def with_gpus(
         )
         for index, mode in enumerate(modes)
     ]
-    return Told(DriverPart(version=version, cuda=cuda, problem=None), gpus, {})
+    return VendorAnswer(DriverPart(version=version, cuda=cuda, problem=None), gpus, {})
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 from atomr_accel.cli import _doctor, _machine
 from atomr_accel.cli._documents import DriverPart, FindingPart
 from atomr_accel.cli._machine import Machine
-from atomr_accel.cli._vendor import Told
+from atomr_accel.cli._vendor import VendorAnswer
 
 from .commands import NO_DRIVER, with_gpus
 
@@ -134,7 +134,9 @@ def test_files_of_the_system(
         (with_gpus("default", version="470.1", cuda="11.4"), "driver", "problem"),
         (with_gpus("default", version="525.60.13", cuda="12.0"), "driver", "ok"),
         (
-            Told(DriverPart(version="580.1", cuda="13.0", problem="cuInit returned 999"), [], {}),
+            VendorAnswer(
+                DriverPart(version="580.1", cuda="13.0", problem="cuInit returned 999"), [], {}
+            ),
             "driver",
             "problem",
         ),
@@ -146,7 +148,11 @@ def test_files_of_the_system(
     ],
 )
 def test_gpus(
-    told: Told, name: str, level: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: VendorAnswer,
+    name: str,
+    level: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_doctor, "version_of", lambda _: "12.9.1")
     finding = found(machine(tmp_path, told=told), name)

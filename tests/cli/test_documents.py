@@ -9,7 +9,14 @@ import msgspec
 import pytest
 
 from atomr_accel.cli import _documents
-from atomr_accel.cli._documents import DOCUMENTS, Document, ErrorDocument, Part, decoded, encoded
+from atomr_accel.cli._documents import (
+    DOCUMENTS,
+    Document,
+    DocumentPart,
+    ErrorDocument,
+    decoded,
+    encoded,
+)
 
 from ..harness import ROOT
 
@@ -20,7 +27,9 @@ PAGE = (ROOT / "docs" / "how-to" / "command-line.md").read_text(encoding="utf-8"
 SHAPES = [
     kind
     for kind in vars(_documents).values()
-    if inspect.isclass(kind) and issubclass(kind, Part) and kind not in {Part, Document}
+    if inspect.isclass(kind)
+    and issubclass(kind, DocumentPart)
+    and kind not in {DocumentPart, Document}
 ]
 
 
@@ -28,12 +37,12 @@ def parts_of(kind: type[Any]) -> Iterator[str]:
     """The attributes that are listed in a table of their own."""
     for field in msgspec.structs.fields(kind):
         told = (field.type, *getattr(field.type, "__args__", ()))
-        if any(inspect.isclass(part) and issubclass(part, Part) for part in told):
+        if any(inspect.isclass(part) and issubclass(part, DocumentPart) for part in told):
             yield field.name
 
 
 @pytest.mark.parametrize("kind", SHAPES, ids=lambda kind: kind.__name__)
-def test_every_attribute_says_what_it_is(kind: type[Part]) -> None:
+def test_every_attribute_says_what_it_is(kind: type[DocumentPart]) -> None:
     doc = inspect.getdoc(kind) or ""
     described = [name for name in kind.__struct_fields__ if f"\n    {name}: " in doc]
     assert described == [*kind.__struct_fields__]

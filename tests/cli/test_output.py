@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from atomr_accel.cli import _output
 from atomr_accel.cli._output import (
-    Output,
+    CommandOutput,
     Toned,
     path_text,
     plain_table,
@@ -49,7 +49,7 @@ def shown_on(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def show() -> None:
-    out = Output()
+    out = CommandOutput()
     out.table("Title", ("name", "what"), [("[red]a", Toned("bad " * 20, "bad")), ("b", 1.23456)])
     out.line("a [bold]line[/bold]", "good")
     with out.progress("doing", 2) as advance:

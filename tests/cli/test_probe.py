@@ -17,9 +17,9 @@ from atomr_accel.cli import _checks, _packages, _probe, _vendor
 from atomr_accel.cli._checks import checks, deviation
 from atomr_accel.cli._children import ChildFailed, ask_child
 from atomr_accel.cli._documents import DriverPart
-from atomr_accel.cli._vendor import Told, ask_vendor
+from atomr_accel.cli._vendor import VendorAnswer, ask_vendor
 from atomr_accel.libraries.registry import catalogue
-from atomr_accel.ops import Check
+from atomr_accel.ops import LibraryCheck
 
 from ..harness import ROOT
 from .commands import NO_DRIVER, with_gpus
@@ -39,7 +39,7 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_probe, "ask_vendor", lambda: NO_DRIVER)
 
 
-def only(monkeypatch: pytest.MonkeyPatch, *given: Check) -> None:
+def only(monkeypatch: pytest.MonkeyPatch, *given: LibraryCheck) -> None:
     """Check these alone."""
     for module in (_checks, _probe):
         monkeypatch.setattr(module, "checks", lambda: tuple(("blas", each) for each in given))
@@ -218,7 +218,9 @@ def test_a_vendor_that_ends_the_child_is_told(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(_vendor, "ask_child", failed)
     problem = "looking at it failed: it was ended by SIGSEGV"
-    assert ask_vendor() == Told(DriverPart(version=None, cuda=None, problem=problem), [], {})
+    assert ask_vendor() == VendorAnswer(
+        DriverPart(version=None, cuda=None, problem=problem), [], {}
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from atomr_accel.cli import _stress
-from atomr_accel.cli._stress import Tally, judged
+from atomr_accel.cli._stress import EventTally, judged
 
 if TYPE_CHECKING:
     from .commands import Commands
@@ -30,13 +30,13 @@ def test_load_alone(command: Commands) -> None:
 def test_a_sound_device_survives_faults(
     command: Commands, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    async def breaker(device: Any, _seed: int, _every: float, tally: Tally) -> None:
+    async def breaker(device: Any, _seed: int, _every: float, tally: EventTally) -> None:
         for way in ("assert", "kill_host"):
             await _stress._break(device, way, tally)
             await device.retry(_round, device, tally, attempts=100)
         tally.scope.cancel()
 
-    async def _round(device: Any, tally: Tally) -> None:
+    async def _round(device: Any, tally: EventTally) -> None:
         weights = await device.put(np.zeros((_stress._DEPTH, _stress._COLUMNS), "f4"))
         zeros = np.zeros((_stress._DEPTH, _stress._COLUMNS), "f4")
         await _stress._round(device, weights, zeros, np.random.default_rng(0), tally)
@@ -71,14 +71,14 @@ def test_stress_harms_follow_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> N
     async def broken(seed: int) -> list[tuple[float, str]]:
         steps: list[tuple[float, str]] = []
 
-        async def note(_device: Any, way: str, tally: Tally) -> None:
+        async def note(_device: Any, way: str, tally: EventTally) -> None:
             steps.append((trio.current_time(), way))
             if len(steps) == 100:
                 tally.scope.cancel()
             await trio.lowlevel.checkpoint()
 
         monkeypatch.setattr(_stress, "_break", note)
-        tally = Tally()
+        tally = EventTally()
         with tally.scope:
             await _stress._breaker(cast("Any", None), seed, 2.0, tally)
         return steps
@@ -92,7 +92,7 @@ def test_stress_harms_follow_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> N
     assert {way for _, way in one} == {*_stress.WAYS}
 
 
-SOUND = Tally(rounds=10, sealed_intact=True)
+SOUND = EventTally(rounds=10, sealed_intact=True)
 
 
 def test_stress_accepts_a_sound_run() -> None:

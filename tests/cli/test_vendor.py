@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from atomr_accel.cli._vendor import Told
+from atomr_accel.cli._vendor import VendorAnswer
 from atomr_accel.cli.host import _rivals, _vendor
-from atomr_accel.cli.host._rivals import Question, Task
+from atomr_accel.cli.host._rivals import RivalQuestion, Task
 
 UUID = bytes(range(16))
 
@@ -106,9 +106,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return there
 
 
-def told() -> Told:
+def told() -> VendorAnswer:
     answer = {**_vendor._driver(), "libraries": {}}
-    return msgspec.json.decode(msgspec.json.encode(answer), type=Told)
+    return msgspec.json.decode(msgspec.json.encode(answer), type=VendorAnswer)
 
 
 def test_a_gpu(machine: dict[str, Any]) -> None:
@@ -234,7 +234,7 @@ def test_a_rival_measures_all_there_is(
 ) -> None:
     module = rival(name)
     monkeypatch.setitem(sys.modules, name, module if name != "numpy" else np)
-    answer = _rivals._measured(Question(name, on_gpu, TASKS))
+    answer = _rivals._measured(RivalQuestion(name, on_gpu, TASKS))
     assert answer.problem is None
     assert answer.seconds.keys() == {task.name for task in TASKS}
     assert bool(module.waits) == (on_gpu is not None), "what is measured has ended"
@@ -247,6 +247,6 @@ def test_a_rival_that_has_no_such_device(
     name: str, on_gpu: int | None, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", rival("cupy"))
-    answer = _rivals._measured(Question(name, on_gpu, TASKS))
+    answer = _rivals._measured(RivalQuestion(name, on_gpu, TASKS))
     assert says in str(answer.problem)
     assert answer.seconds == {}

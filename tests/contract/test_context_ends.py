@@ -33,7 +33,7 @@ place                         state                                  action
 ``libraries/_workspaces``     workspaces                             ``question``
 ``libraries/nvrtc``           loaded kernels, variables, arrays      ``kernel``
 ``libraries/rng`` and others  what the host keeps for a handle       ``generator``
-``memory/_kept``              what to tell which host                ``event``, ``recording``
+``memory/_host_handles``      what to tell which host                ``event``, ``recording``
 ``memory/_scope``             blocks to free                         ``scope``
 ``worlds/_member``            which ranks are there                  ``world``
 ============================  =====================================  ============================

@@ -24,7 +24,7 @@ from atomr_accel.actors import (
 )
 from atomr_accel.dashboard._feed import Feed
 from atomr_accel.dashboard._history import EVENTS, LONGEST, Ring, described
-from atomr_accel.dashboard._state import Observer
+from atomr_accel.dashboard._state import SystemObserver
 
 from ..harness import sized
 from .client import merged
@@ -182,11 +182,11 @@ def test_feed_reports_events_within_a_second_with_any_number_of_actors(
 ) -> None:
     """Actors that take long to look at are looked at less often; events do not wait for that."""
 
-    async def slow(observer: Observer) -> tuple[dict[str, Any], float]:
+    async def slow(observer: SystemObserver) -> tuple[dict[str, Any], float]:
         return (await actors(observer))[0], 3.0
 
-    actors = Observer.actors
-    monkeypatch.setattr(Observer, "actors", slow)
+    actors = SystemObserver.actors
+    monkeypatch.setattr(SystemObserver, "actors", slow)
 
     async def body(system: ActorSystem, feed: Feed, reader: Reader) -> None:
         ref = await system.spawn(Patient)
@@ -277,16 +277,16 @@ def test_a_look_that_fails_is_logged_and_the_program_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     failures = iter([ValueError("of the test")])
-    states_of_devices = Observer.states_of_devices
+    states_of_devices = SystemObserver.states_of_devices
 
-    def failing(observer: Observer) -> Any:
+    def failing(observer: SystemObserver) -> Any:
         for failure in failures:
             raise failure
         return states_of_devices(observer)
 
     async def body(system: ActorSystem, feed: Feed, reader: Reader) -> None:
         await reader.read()
-        monkeypatch.setattr(Observer, "states_of_devices", failing)
+        monkeypatch.setattr(SystemObserver, "states_of_devices", failing)
         await system.spawn(Patient)
         await reader.until(lambda: len(reader.state["actors"]) == 1)
 

@@ -17,7 +17,7 @@ from atomr_accel.actors import open_system
 from atomr_accel.dashboard import open_dashboard
 from atomr_accel.dashboard._history import COARSER, POINTS, _Pulse, summary
 from atomr_accel.dashboard._running import folder
-from atomr_accel.dashboard._state import PARTS, Observer
+from atomr_accel.dashboard._state import PARTS, SystemObserver
 from atomr_accel.patterns import open_batcher
 
 from ..harness import ROOT
@@ -84,7 +84,7 @@ class Pattern:
 
 async def test_patterns_are_shown_by_plain_values_and_parts() -> None:
     async with open_system("s") as system:
-        shown: Any = Observer(system, patterns={"p": Pattern()}).patterns()["p"]
+        shown: Any = SystemObserver(system, patterns={"p": Pattern()}).patterns()["p"]
     assert (shown["kind"], shown["asked"], shown["mood"]) == ("Pattern", 3, "good")
     assert "rate" not in shown
     assert len(shown["parts"]) == PARTS
@@ -94,7 +94,7 @@ async def test_patterns_are_shown_by_plain_values_and_parts() -> None:
 
 async def test_patterns_that_have_not_changed_are_the_same_object() -> None:
     async with open_system("s") as system:
-        observer = Observer(system, patterns={"p": Pattern()})
+        observer = SystemObserver(system, patterns={"p": Pattern()})
         assert observer.patterns()["p"] is observer.patterns()["p"]
 
 

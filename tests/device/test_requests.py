@@ -17,7 +17,7 @@ from atomr_accel.actors import Actor, Backoff, Directive, Message, Supervision, 
 from atomr_accel.libraries.blas.checks import LANE
 from atomr_accel.libraries.nccl.lanes import ABORTS, COLLECTIVES
 from atomr_accel.libraries.registry import catalogue
-from atomr_accel.ops import Driver, Request, Submission, perform
+from atomr_accel.ops import Preparer, Request, Submission, perform
 from atomr_accel.testing.garbage import collect_garbage
 from tests.harness import BACKEND, SECOND, on_shared, opened, program, settled
 
@@ -279,13 +279,15 @@ async def test_answers_belong_to_what_was_asked(device: Device) -> None:
     kept: dict[str, str] = {}
 
     def saying(text: str) -> Request[str]:
-        return Request(LANE, text, lambda _driver: Submission(None, (), (), text), ("says", text))
+        return Request(LANE, text, lambda _preparer: Submission(None, (), (), text), ("says", text))
 
-    def prepare(driver: Driver) -> Submission[str]:
+    def prepare(preparer: Preparer) -> Submission[str]:
         for text in "ab":
             if text not in kept:
-                kept[text] = driver.perform(saying(text)) or ""
-        return Submission(None, (), (), kept["a"] + kept["b"] + (driver.perform(saying("c")) or ""))
+                kept[text] = preparer.perform(saying(text)) or ""
+        return Submission(
+            None, (), (), kept["a"] + kept["b"] + (preparer.perform(saying("c")) or "")
+        )
 
     submitter: Any = device.blas._device
     assert await perform(submitter, Request(LANE, "all", prepare)) == "abc"

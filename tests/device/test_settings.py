@@ -64,7 +64,7 @@ async def an_index() -> int:
         ({"index": None}, TypeError, "index must be a whole number, not None"),
         ({"backend": None}, TypeError, "backend must be a name, such as 'auto', not None"),
         ({"backend": 0}, TypeError, "backend must be a name, such as 'auto', not 0, of type int"),
-        ({"prompt": 1}, TypeError, "prompt must be True or False, not 1, of type int"),
+        ({"low_latency": 1}, TypeError, "low_latency must be True or False, not 1, of type int"),
         ({"affinity": "far"}, TypeError, "affinity must be 'near', None or numbers of cores"),
         ({"affinity": 0}, TypeError, "affinity must be 'near', None or numbers of cores, not 0"),
         ({"affinity": ["0"]}, TypeError, "a core of affinity must be a whole number, not '0'"),

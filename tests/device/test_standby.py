@@ -18,10 +18,10 @@ import trio.testing
 
 from atomr_accel import DeviceLost, GpuRefStale, OutOfMemory, StandbyWarning, Unsupported
 from atomr_accel.actors import Backoff
-from atomr_accel.device import _open, _spare
+from atomr_accel.device import _open, _standby_host
 from atomr_accel.device import context as _context
-from atomr_accel.device._growth import Growth
-from atomr_accel.device._prepared import Prepared
+from atomr_accel.device._growth import SlabGrowth
+from atomr_accel.device._prepared import PreparedHost
 from atomr_accel.lanes import HostDied, start_host
 from atomr_accel.testing import kill_host, poison, standby_ready
 from atomr_accel.testing.garbage import collect_garbage
@@ -117,8 +117,8 @@ async def test_plans_and_kernels_are_made_there() -> None:
         await device.dnn.layer_norm(await device.put(np.ones((2, 4), np.float32)), weight, weight)
         await standby_ready(device)
         spare = standby_of(device)._best_first()[0]
-        assert spare.companion is not None
-        done = {name: port.statistics().completed for name, port in spare.companion.ports.items()}
+        assert spare.shadow is not None
+        done = {name: port.statistics().completed for name, port in spare.shadow.ports.items()}
         assert done["fft"] >= 2
         assert done["kernels"] >= 1
         assert sum(done[lane] for lane in done if lane.startswith("dnn")) >= 1
@@ -160,10 +160,10 @@ async def test_recordings_are_captured_in_advance() -> None:
             await standby_ready(device)
             spare = standby._best_first()[0]
             assert spare.prepared is not None
-            assert spare.companion is not None
+            assert spare.shadow is not None
             assert spare.prepared.captured == {outer._number}
-            assert spare.companion.ports["programs"].statistics().completed == 1
-            assert not spare.companion.memory._slabs  # nothing is left of what it was captured on
+            assert spare.shadow.ports["programs"].statistics().completed == 1
+            assert not spare.shadow.memory._slabs  # nothing is left of what it was captured on
             await outer.replay(x, flag)  # which has changed nothing here
             assert np.array_equal(await device.get(product), 2 * number**2 * EYE)
             host = standby.hosts[0]
@@ -459,7 +459,7 @@ async def test_a_fault_is_not_waited_for_but_a_restart_that_fails_is(
             return await start_host(isolation)
 
         monkeypatch.setattr(_context, "start_host", start)
-        monkeypatch.setattr(_spare, "start_host", start)
+        monkeypatch.setattr(_standby_host, "start_host", start)
         for _ in range(2):  # the one that is ready, and one that is not
             await kill_host(device)
         await works(device)
@@ -523,14 +523,14 @@ async def test_a_storm_of_faults_ends_with_a_hot_one() -> None:
 
 def costs(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     """Contexts take some of the device's memory."""
-    usual = Prepared.open
+    usual = PreparedHost.open
 
-    async def open_(self: Prepared, core: DeviceCore) -> Any:
+    async def open_(self: PreparedHost, core: DeviceCore) -> Any:
         info = await usual(self, core)
         hosts[self.host] = core
         return info
 
-    async def free_memory(self: Prepared) -> int:
+    async def free_memory(self: PreparedHost) -> int:
         core = hosts[self.host]
         await trio.lowlevel.checkpoint()
         open_now = sum(host.alive for host in hosts)
@@ -538,8 +538,8 @@ def costs(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
         return free
 
     hosts: dict[Any, DeviceCore] = {}
-    monkeypatch.setattr(Prepared, "open", open_)
-    monkeypatch.setattr(Prepared, "free_memory", free_memory)
+    monkeypatch.setattr(PreparedHost, "open", open_)
+    monkeypatch.setattr(PreparedHost, "free_memory", free_memory)
 
 
 @pytest.mark.parametrize("opens", [False, True])
@@ -547,14 +547,14 @@ def costs(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
 async def test_a_second_context_that_cannot_be_had_leaves_a_warm_one(
     monkeypatch: pytest.MonkeyPatch, opens: bool
 ) -> None:
-    usual = Prepared.open
+    usual = PreparedHost.open
 
     async def refuse(*_: object) -> Any:
         await trio.lowlevel.checkpoint()
         raise OutOfMemory("all but one are prohibited", requested=0)
 
-    async def exclusive(self: Prepared, core: DeviceCore) -> Any:
-        if core.whole is not None:
+    async def exclusive(self: PreparedHost, core: DeviceCore) -> Any:
+        if core.original is not None:
             if not opens:
                 await refuse()
             info = await usual(self, core)
@@ -562,7 +562,7 @@ async def test_a_second_context_that_cannot_be_had_leaves_a_warm_one(
             return info
         return await usual(self, core)
 
-    monkeypatch.setattr(Prepared, "open", exclusive)
+    monkeypatch.setattr(PreparedHost, "open", exclusive)
     async with hot(max_restarts=3) as device:
         with pytest.warns(StandbyWarning, match="a second context cannot be had: all but"):
             await standby_of(device).wait_ready()
@@ -619,9 +619,9 @@ async def test_memory_of_a_host_that_is_ending_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A hot standby is back before the driver has freed all that the last host had."""
-    usual = Growth._create_now
+    usual = SlabGrowth._create_now
 
-    async def create(self: Growth, *args: Any, **kwargs: Any) -> Any:
+    async def create(self: SlabGrowth, *args: Any, **kwargs: Any) -> Any:
         if not last.ended:
             await trio.lowlevel.checkpoint()
             refused.append(args)
@@ -634,7 +634,7 @@ async def test_memory_of_a_host_that_is_ending_is_waited_for(
         await standby_ready(device)
         last = await start_host("process")
         device._core.reaper.terminating.append(last)
-        monkeypatch.setattr(Growth, "_create_now", create)
+        monkeypatch.setattr(SlabGrowth, "_create_now", create)
         await works(device)
         assert refused
         assert last not in device._core.reaper.terminating
@@ -751,11 +751,11 @@ async def test_warnings_as_errors_hold_nobody_up(monkeypatch: pytest.MonkeyPatch
 async def test_a_host_that_cannot_say_what_it_imported_ends_as_any_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def learn(self: Prepared, core: DeviceCore) -> None:
+    async def learn(self: PreparedHost, core: DeviceCore) -> None:
         await trio.lowlevel.checkpoint()
         raise HostDied("it has ended")
 
-    monkeypatch.setattr(Prepared, "learn", learn)
+    monkeypatch.setattr(PreparedHost, "learn", learn)
     async with opened(standby="warm", max_restarts=OFTEN) as device:
         await device.run(has_imported, "wave")
         await standby_of(device).wait_ready()
@@ -773,7 +773,7 @@ async def test_a_host_hears_of_what_a_warm_up_has_left_when_it_is_taken_meanwhil
                 await trio.lowlevel.checkpoint_if_cancelled()
             heard.extend(message.ids)
 
-    companion: Any = SimpleNamespace(
+    shadow: Any = SimpleNamespace(
         in_flight={},
         memory=SimpleNamespace(epoch=None, abandon=lambda: [7]),
         host_calls=SimpleNamespace(keep_states=lambda *_: None),
@@ -782,5 +782,5 @@ async def test_a_host_hears_of_what_a_warm_up_has_left_when_it_is_taken_meanwhil
     spare: Any = None
     with trio.CancelScope() as scope:
         scope.cancel()
-        await _spare.Spare._give_back(spare, companion, prepared)
+        await _standby_host.Spare._give_back(spare, shadow, prepared)
     assert heard == [7]

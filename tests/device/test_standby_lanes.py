@@ -7,8 +7,8 @@ import functools
 import pytest
 import trio
 
-from atomr_accel.device import _spare
-from atomr_accel.device._prepared import Prepared
+from atomr_accel.device import _standby_host
+from atomr_accel.device._prepared import PreparedHost
 from atomr_accel.testing import poison, standby_ready
 from tests.harness import cpu_only, program
 
@@ -70,7 +70,7 @@ async def test_a_lane_that_was_just_reopened_has_no_earlier_state(
         init = functools.partial(load, await device.put(EYE, sealed=True))
         await answer(device, init, "mine")
         await standby_ready(device)
-        monkeypatch.setattr(Prepared, step, stay)
+        monkeypatch.setattr(PreparedHost, step, stay)
         await device.close_lane("mine")
         await reached.wait()
         await answer(device, init, "mine")
@@ -89,7 +89,7 @@ async def test_waking_a_standby_that_is_used_at_once_changes_nothing(
     async def nothing(_: object) -> None:
         """Learn nothing, because no context exists then."""
 
-    monkeypatch.setattr(_spare.Spare, "_learn", nothing)
+    monkeypatch.setattr(_standby_host.Spare, "_learn", nothing)
     async with hot() as device:
         init = functools.partial(load, await device.put(EYE, sealed=True))
         await answer(device, init, "mine")
@@ -107,5 +107,5 @@ async def test_waking_a_standby_that_is_used_at_once_changes_nothing(
         assert await spare.context.handed_over()
         assert set(spare.context.prepared.ports) == before
         assert port._sock.fileno() >= 0
-        device._core.lifecycle.discard(spare.context.prepared, spare.companion)
+        device._core.lifecycle.discard(spare.context.prepared, spare.shadow)
         assert port._sock.fileno() < 0

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from atomr_accel.libraries.dnn.attention._facade import FlashAttention
+from atomr_accel.libraries.dnn.attention._facade import DnnFlashAttention
 from atomr_accel.libraries.dnn.attention.options import AttentionOptions
 from atomr_accel.libraries.dnn.attention.paged import Caches
 from atomr_accel.libraries.dnn.rnn.facade import Recurrent
-from atomr_accel.libraries.dnn.routines._facade import Routines
+from atomr_accel.libraries.dnn.routines._facade import DnnRoutines
 from atomr_accel.libraries.dnn.routines._pooling import Pooling
 
 from ..harness import ROOT
@@ -22,7 +22,7 @@ def named() -> set[str]:
     return set(re.findall(r"`(\w+)", PAGE.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("part", [FlashAttention, Caches, Recurrent, Pooling, Routines])
+@pytest.mark.parametrize("part", [DnnFlashAttention, Caches, Recurrent, Pooling, DnnRoutines])
 def test_attention_page_names_every_call(part: type) -> None:
     calls = {name for name in vars(part) if not name.startswith("_")}
     assert calls

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from atomr_accel.libraries.dnn.graph.user_graph import Graphs
-from atomr_accel.libraries.dnn.ops._conv import Convolutions
+from atomr_accel.libraries.dnn.graph.user_graph import UserGraphs
+from atomr_accel.libraries.dnn.ops._conv import DnnConvolutions
 from atomr_accel.libraries.dnn.ops._norm import Normalizations
 from atomr_accel.libraries.dnn.ops._pointwise import Activations
 from atomr_accel.libraries.dnn.ops._resample import Resampling
@@ -44,7 +44,7 @@ def test_its_table_is_that_of_the_operations() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [Activations, Convolutions, Graphs, Losses, Normalizations, Resampling]
+    "part", [Activations, DnnConvolutions, UserGraphs, Losses, Normalizations, Resampling]
 )
 def test_dnn_page_names_every_call(part: type) -> None:
     named = set(re.findall(r"`(\w+)`", PAGE.read_text(encoding="utf-8")))

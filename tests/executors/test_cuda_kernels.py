@@ -6,7 +6,7 @@ import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from atomr_accel.executors.cuda_kernels import Arguments, Kernels
+from atomr_accel.executors.cuda_kernels import KernelArguments, Kernels
 from atomr_accel.testing.garbage import collect_garbage
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ def test_launch_keeps_its_arguments(driver: FakeDriver) -> None:
     kernels: Any = object.__new__(Kernels)
     kernels._stream = SimpleNamespace(handle=0)
     function: Any = SimpleNamespace(handle=0, most_blocks=1)
-    arguments = Arguments(bytes(16))
+    arguments = KernelArguments(bytes(16))
     kept = weakref.ref(arguments)
     launch = kernels.prepare(function, 1, arguments)
     del arguments

@@ -82,7 +82,7 @@ def test_a_kernel_is_compiled_again_if_a_file_that_it_names_has_changed(
         '#include "value.cuh"\n__global__ void k(int* x) { x[0] = VALUE + MORE; }\n'
     )
 
-    def compiled(value: int, more: int) -> _compiler.Compiled:
+    def compiled(value: int, more: int) -> _compiler.CompiledKernel:
         (folder / "value.cuh").write_text(f"#define VALUE {value}\n")
         read_kernels.cache_clear()  # as in another process
         text = CudaSource("pieces", "main.cu", MORE=more).text

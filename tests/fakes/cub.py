@@ -21,7 +21,7 @@ import numpy as np
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.libraries.cub.host._algorithms import _CPP
-from atomr_accel.libraries.cub.host._bindings import Cub
+from atomr_accel.libraries.cub.host._bindings import CubVersion
 
 if TYPE_CHECKING:
     from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
@@ -691,7 +691,7 @@ NAMES: Final = (
 )
 
 
-class FakeCub(Cub):
+class FakeCub(CubVersion):
     """Stands in for the library that ``load_cub`` returns."""
 
     def common(self, capability: tuple[int, int]) -> Any:

@@ -24,7 +24,7 @@ from atomr_accel.libraries.dnn.host._routine_prototypes import (
     POOLINGS,
     ROUTINES,
 )
-from atomr_accel.libraries.dnn.wire._graph import Tensor
+from atomr_accel.libraries.dnn.wire._graph import DnnTensor
 from atomr_accel.libraries.dnn.wire._routine_messages import (
     Normalize,
     Pool,
@@ -146,7 +146,7 @@ class FakeRoutines:
     # --- descriptors ----------------------------------------------------------------------
 
     def SetTensorNdDescriptor(self, made: int, dtype: int, n: int, dims: Any, steps: Any) -> None:  # noqa: N802
-        tensor = Tensor(DTYPES[dtype], tuple(dims)[:n], tuple(steps)[:n])
+        tensor = DnnTensor(DTYPES[dtype], tuple(dims)[:n], tuple(steps)[:n])
         self.made[made]["tensor"] = tensor
 
     def SetPoolingNdDescriptor(self, made: int, *given: Any) -> None:  # noqa: N802
@@ -190,8 +190,8 @@ class FakeRoutines:
 
     # --- pooling, softmax, normalisation --------------------------------------------------
 
-    def _tensor(self, made: int) -> Tensor:
-        tensor: Tensor = self.made[made]["tensor"]
+    def _tensor(self, made: int) -> DnnTensor:
+        tensor: DnnTensor = self.made[made]["tensor"]
         assert len(tensor.shape) >= 4
         return tensor
 
@@ -200,7 +200,7 @@ class FakeRoutines:
         return found
 
     @staticmethod
-    def _scalars(tensor: Tensor, one: Any, zero: Any) -> None:
+    def _scalars(tensor: DnnTensor, one: Any, zero: Any) -> None:
         double = tensor.dtype == "float64"
         for scalar, value in ((one, 1), (zero, 0)):
             assert type(scalar._obj).__name__ == ("c_double" if double else "c_float")
@@ -220,7 +220,7 @@ class FakeRoutines:
         self._scalars(x_tensor, one, zero)
         self._execute[Pool](Pool(*self._pool(pool), x_tensor, y_tensor, x, y, dy, dx))
 
-    def _softmax(self, algorithm: int, mode: int, tensor: Tensor, **places: int) -> None:
+    def _softmax(self, algorithm: int, mode: int, tensor: DnnTensor, **places: int) -> None:
         outer, length, inner, one = tensor.shape
         assert one == 1
         assert tensor.strides[:3] == (length * inner, inner, 1)

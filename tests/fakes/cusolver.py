@@ -16,12 +16,12 @@ import numpy as np
 from atomr_accel._dtypes import DTYPES
 from atomr_accel._errors import LibraryError
 from atomr_accel.executors.numbers import CUDA_TYPES
-from atomr_accel.libraries.array.host.cpu import CpuArray
+from atomr_accel.libraries.array.host.cpu import CpuArrayExecutor
 from atomr_accel.libraries.linalg.host._cpu import ROUTINES
 from atomr_accel.libraries.linalg.host._prototypes import LETTERS, PROTOTYPES, STATUS_NAMES
 from atomr_accel.libraries.linalg.host._small import SOURCE, TYPES
 from atomr_accel.libraries.linalg.wire._forms import forms
-from atomr_accel.libraries.linalg.wire._messages import Problem
+from atomr_accel.libraries.linalg.wire._messages import SolverProblem
 
 from .cublas import FakeContext, Refusal, matrix
 from .lapack import integers, memory, stack
@@ -129,7 +129,7 @@ def lapack(
     routine: str, dtype: str, sizes: tuple[int, ...], options: tuple[int, ...], *arrays: Array
 ) -> int:
     """Solve a problem on the CPU, and return its info."""
-    return ROUTINES[routine](Problem(routine, dtype, 1, sizes, options), *arrays)
+    return ROUTINES[routine](SolverProblem(routine, dtype, 1, sizes, options), *arrays)
 
 
 def vector(pointer: int, n: int, dtype: str) -> Array:
@@ -425,7 +425,7 @@ class FakeKernels:
         pointers, numbers = [*arguments.pointers[:count]], arguments.pointers[count:]
         info, batch, *rest_ = map(int, numbers)
         sizes, options = (rest_[:-1], rest_[-1:]) if routine == "gesv" else (rest_, [])
-        problem = Problem(routine, dtype, batch, tuple(sizes), tuple(options))
+        problem = SolverProblem(routine, dtype, batch, tuple(sizes), tuple(options))
         assert blocks == batch
         assert max(problem.extents) <= int(room)
 
@@ -458,9 +458,9 @@ class FakeKernels:
         """Nothing is held."""
 
 
-def array_on_the_cpu(context: FakeContext, _stream: object) -> CpuArray:
+def array_on_the_cpu(context: FakeContext, _stream: object) -> CpuArrayExecutor:
     """Return the CPU executor for the steps around problems."""
-    return CpuArray(context._context, None)  # type: ignore[arg-type]
+    return CpuArrayExecutor(context._context, None)  # type: ignore[arg-type]
 
 
 class FakeCudaSolver:

@@ -326,7 +326,7 @@ class Lanes:
         close_fails: bool = False,
         track_each_op: bool = False,
         shared: bool = False,
-        spreads: bool = False,
+        fills_streams: bool = False,
     ) -> None:
         self.device = device
         self._lanes: dict[int, Lane] = {}
@@ -349,7 +349,7 @@ class Lanes:
                 with device.changed:
                     device.streams.append(stream)
             executor: Any = FakeExecutor(stream, lane.launched, most=most, close_fails=close_fails)
-            executor.spreads = spreads
+            executor.fills_streams = fills_streams
             return StreamSlot(context, stream, executor, number if shared else None)
 
         def make(index: int, sock: socket.socket) -> Lane:

@@ -12,7 +12,7 @@ import pytest
 
 from atomr_accel.host.host import IMPORTS, Imports, _import
 from atomr_accel.libraries.cub.host import cpu as cub
-from atomr_accel.libraries.cub.wire._spec import Operator
+from atomr_accel.libraries.cub.wire._spec import OperatorSpec
 from atomr_accel.libraries.nvrtc.host import _cpu as nvrtc
 from atomr_accel.libraries.nvrtc.wire.messages import Load
 
@@ -138,7 +138,7 @@ def test_functions_are_loaded_when_nothing_is_being_imported(library: str) -> No
         image = cloudpickle.dumps((Noted(library),))
         thread = threading.Thread(target=nvrtc._functions, args=(Load(1, image, ("k",)),))
     else:
-        operator = Operator(("float32",), "float32", function=cloudpickle.dumps(Noted(library)))
+        operator = OperatorSpec(("float32",), "float32", function=cloudpickle.dumps(Noted(library)))
         thread = threading.Thread(target=cub._ufunc, args=(operator,))
     with IMPORTS.importing():
         thread.start()

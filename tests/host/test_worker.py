@@ -270,7 +270,7 @@ def test_independent_ops_spread_over_ways() -> None:
 
 def test_a_few_that_take_long_overlap() -> None:
     device = FakeDevice()
-    with Lanes(device, 1, max_streams=3, spreads=True) as lanes:
+    with Lanes(device, 1, max_streams=3, fills_streams=True) as lanes:
         lanes.send(0, *((seq, [], Work(seq)) for seq in (1, 2, 3)))
         device.wait_for(lambda: len(device.launched()) == 3)
         assert sorted(device.eligible()) == [1, 2, 3]
@@ -292,7 +292,7 @@ def test_a_few_that_take_long_overlap() -> None:
 
 def test_a_few_that_follow_each_other_are_answered_together() -> None:
     device = FakeDevice()
-    with Lanes(device, 1, max_streams=3, spreads=True) as lanes:
+    with Lanes(device, 1, max_streams=3, fills_streams=True) as lanes:
         ops = ((seq, [(0, seq - 1)] if seq > 1 else [], Work(seq)) for seq in range(1, 7))
         lanes.send(0, *ops)
         device.wait_for(lambda: len(device.launched()) == 6)

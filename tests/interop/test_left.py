@@ -30,14 +30,14 @@ async def test_closing_takes_no_longer_where_arrays_of_other_devices_are_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked = 0
-    unmap = _exports._View.unmap
+    unmap = _exports._DeviceMappings.unmap
 
-    def counted(view: _exports._View, slabs: list[int]) -> None:
+    def counted(view: _exports._DeviceMappings, slabs: list[int]) -> None:
         nonlocal looked
         looked += 1
         unmap(view, slabs)
 
-    monkeypatch.setattr(_exports._View, "unmap", counted)
+    monkeypatch.setattr(_exports._DeviceMappings, "unmap", counted)
     held = [await outlive() for _ in range(12)]
     assert looked <= len(held)
     assert all(same_bits(array, ARRAY) for array in held)

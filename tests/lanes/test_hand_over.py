@@ -31,15 +31,15 @@ FAR: Final = 1 << 40
 
 
 class Lane:
-    """A port of a companion, what becomes its device, and the host's end."""
+    """A port of a shadow, what becomes its device, and the host's end."""
 
-    def __init__(self, *, prompt: bool = True) -> None:
+    def __init__(self, *, low_latency: bool = True) -> None:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
         self.before: dict[int, Op] = {}
         self.after: dict[int, Op] = {}
-        self.port = Port("lane", 0, ours, self.before, prompt=prompt)
+        self.port = Port("lane", 0, ours, self.before, low_latency=low_latency)
         self.end = theirs
         self.faults: list[Fault] = []
         self._frames = Frames()
@@ -147,7 +147,7 @@ async def test_a_lane_that_nobody_goes_on_with_is_closed() -> None:
 @program
 async def test_ops_that_move_leave_the_switch_interval_alone_where_nobody_hurries() -> None:
     usual = sys.getswitchinterval()
-    one, other = Lane(prompt=False), Lane(prompt=False)
+    one, other = Lane(low_latency=False), Lane(low_latency=False)
     op, stays = one.submit(), other.submit()
     one.before[stays.seq + 1] = stays  # so that something is in flight before and after
     after: dict[int, Op] = {}
@@ -183,7 +183,7 @@ async def test_instruments_of_the_device_are_told_of_what_it_takes_over() -> Non
         name, path, generation = "cpu:0", "/gpu-0", 7
         instruments = Instruments([Watch()])
 
-    lane = Lane(prompt=False)
+    lane = Lane(low_latency=False)
     async with trio.open_nursery() as nursery:
         scope = trio.CancelScope()
         nursery.start_soon(lane.run, scope)

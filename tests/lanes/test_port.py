@@ -16,7 +16,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.lanes import Gate, Op, Port, Template, _port, fail_some
+from atomr_accel.lanes import Op, Port, StaggeredEvent, Template, _port, fail_some
 from atomr_accel.lanes._loop_flusher import _of_run
 from atomr_accel.memory import Block, MemoryMap, Slab
 from atomr_accel.wire import (
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 WINDOW: Final = 1024
 
 
-@pytest.fixture(autouse=True, scope="module", params=[True, False], ids=["prompt", "plain"])
-def prompt(request: pytest.FixtureRequest) -> bool:
+@pytest.fixture(autouse=True, scope="module", params=[True, False], ids=["low_latency", "plain"])
+def low_latency(request: pytest.FixtureRequest) -> bool:
     """Return whether ports work between the turns of the loop, or in tasks alone."""
-    Host.prompt = request.param
-    return Host.prompt
+    Host.low_latency = request.param
+    return Host.low_latency
 
 
 class Note(Message, frozen=True):
@@ -68,7 +68,7 @@ class Large(Note, frozen=True):
 class Host:
     """Ports, and the other ends of their sockets."""
 
-    prompt = True
+    low_latency = True
 
     def __init__(self, count: int) -> None:
         self.in_flight: dict[int, Op] = {}
@@ -81,7 +81,9 @@ class Host:
         for index in range(count):
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
-            self.ports.append(Port(f"lane{index}", index, ours, self.in_flight, prompt=self.prompt))
+            self.ports.append(
+                Port(f"lane{index}", index, ours, self.in_flight, low_latency=self.low_latency)
+            )
             self.ends.append(trio.SocketStream(trio.socket.from_stdlib_socket(theirs)))
 
     def submit(
@@ -472,7 +474,7 @@ async def test_answers_that_come_while_a_turn_ends_are_seen_at_once() -> None:
         assert port.statistics().completed == WINDOW
 
 
-@pytest.mark.parametrize("prompt", [True], indirect=True)
+@pytest.mark.parametrize("low_latency", [True], indirect=True)
 @program
 async def test_a_turn_begins_only_some_of_many_tasks_that_may_go_on() -> None:
     steps: list[int] = []
@@ -573,7 +575,7 @@ async def test_a_port_that_was_told_to_end_fails_what_is_submitted() -> None:
 
 @program
 async def test_gate_releases_some_of_thousands_per_turn() -> None:
-    gate = Gate()
+    gate = StaggeredEvent()
     turns: list[int] = []
     gone = cancelled = 0
 
@@ -633,7 +635,7 @@ class TurnCounter(trio.abc.Instrument):
         self.turns += 1
 
 
-@pytest.mark.parametrize("prompt", [True], indirect=True)
+@pytest.mark.parametrize("low_latency", [True], indirect=True)
 @program
 async def test_an_answer_and_what_follows_it_take_one_turn() -> None:
     async with running() as host:
@@ -687,7 +689,7 @@ async def test_failure_between_turns_is_raised(when: str, monkeypatch: pytest.Mo
 @program
 async def test_ports_leave_nothing_behind() -> None:
     async with running(3):
-        assert (_of_run.get() is not None) is Host.prompt
+        assert (_of_run.get() is not None) is Host.low_latency
     assert _of_run.get() is None
 
 

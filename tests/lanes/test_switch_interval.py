@@ -70,7 +70,7 @@ async def test_switch_interval_set_by_the_program_stays(gate: Gate, when: str) -
 
 @program
 async def test_a_device_may_leave_it_and_the_loop_alone(gate: Gate) -> None:
-    async with opened(isolation="thread", prompt=False) as device:
+    async with opened(isolation="thread", low_latency=False) as device:
         hold, cells = await gate.kernel(device), await device.zeros(1, np.float32)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hold, cells)

@@ -11,7 +11,7 @@ import pytest
 from atomr_accel import open_device
 from atomr_accel.libraries.blas.facade import LANE
 from atomr_accel.libraries.dnn.graph._builder import Builder
-from atomr_accel.libraries.dnn.wire._graph import Graph, encode
+from atomr_accel.libraries.dnn.wire._graph import DnnGraph, encode
 
 from ..fakes import cudnn as fake_cudnn
 from ..fakes.cublas import FakeCudaBlas, FakeKernels, FakeLibrary
@@ -104,7 +104,7 @@ def test_products_have_the_workspace_that_they_have_in_graphs(
     library.functions["cublasSetWorkspace_v2"] = note
     context: Any = SimpleNamespace(pointer=int, deterministic=deterministic)
     stream: Any = SimpleNamespace(handle=0, pointer=0, captures=captures)
-    _cuda_handle.Handle(context, stream).close()
+    _cuda_handle.CublasHandle(context, stream).close()
     assert given == ([0, 32 << 20] if captures or deterministic else [0])
 
 
@@ -134,7 +134,7 @@ async def test_deterministic_option_is_a_bool() -> None:
                 pass
 
 
-def a_weight_gradient() -> Graph:
+def a_weight_gradient() -> DnnGraph:
     builder = Builder()
     x, dy = (builder.tensor((8, 64, 28, 28), "float32") for _ in range(2))
     names = ("pre_padding", "post_padding", "stride", "dilation")
@@ -159,7 +159,7 @@ def test_plans_of_cudnn(
 
     def store(*, deterministic: bool) -> Any:
         files = DiskCache("plans")
-        return _plans.PlanStore("", (9, 0), files, bool, deterministic=deterministic)
+        return _plans.DnnPlanStore("", (9, 0), files, bool, deterministic=deterministic)
 
     encoded = encode(a_weight_gradient())
     assert store(deterministic=deterministic).find(encoded, 1, tuned=False)[1] == "built"

@@ -248,10 +248,10 @@ def test_refs_may_be_dropped_by_any_thread_at_any_time(memory: MemoryMap) -> Non
 def test_slabs_have_numbers_for_as_long_as_addresses_are_no_places(memory: MemoryMap) -> None:
     last = (PLACE >> SLAB_SHIFT) - 1
     memory._slab_ids = itertools.count(last)
-    companion = memory.companion()
+    shadow = memory.shadow()
     number = memory.new_slab_id()
     assert (number << SLAB_SHIFT | OFFSET_MASK) < PLACE
-    for each in (memory, companion, memory):
+    for each in (memory, shadow, memory):
         with pytest.raises(OutOfMemory, match=f"has had {last} slabs"):
             each.new_slab_id()
 

@@ -15,7 +15,7 @@ names = st.lists(st.text("abc", max_size=2), max_size=3)
 
 
 def step(name: str) -> Request[None]:
-    return Request(LANE, name, lambda _driver: Submission(name, (), ()))
+    return Request(LANE, name, lambda _preparer: Submission(name, (), ()))
 
 
 @given(names, st.lists(st.tuples(names, names), max_size=4))

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from atomr_accel import LibraryError, OutOfMemory, Unsupported
-from atomr_accel.libraries.blaslt.wire._messages import Heuristic, Operand, Spec
-from atomr_accel.libraries.dnn.wire._graph import Tensor
+from atomr_accel.libraries.blaslt.wire._messages import BlasLtSpec, Heuristic, MatrixLayout
+from atomr_accel.libraries.dnn.wire._graph import DnnTensor
 from atomr_accel.libraries.dnn.wire._routine_messages import (
     Normalize,
     Pool,
@@ -85,9 +85,9 @@ class Making:
 
 
 SPEC: Final = RnnSpec("lstm", 2, 3, 0, 1, False, True, 0.5, "float32")
-IMAGE: Final = Tensor("float32", (1, 2, 4, 4), (32, 16, 4, 1))
-OPERAND: Final = Operand(4, 4, 4, 16, "float32")
-PRODUCT: Final = Spec(
+IMAGE: Final = DnnTensor("float32", (1, 2, 4, 4), (32, 16, 4, 1))
+OPERAND: Final = MatrixLayout(4, 4, 4, 16, "float32")
+PRODUCT: Final = BlasLtSpec(
     *(4, 4, 4, 2, OPERAND, OPERAND, OPERAND, OPERAND, 0, 0, "32F", "float32", "relu_bias"),
     *("float32", 4, 0, 256, 256, "", False, False, False, False, False),
 )
@@ -95,11 +95,11 @@ PRODUCT: Final = Spec(
 
 def a_network(library: Making, message: Any) -> Callable[[], None]:
     from atomr_accel.libraries.dnn.host._cuda_rnn import CudaRnn
-    from atomr_accel.libraries.dnn.host._cuda_routines import CudaRoutines, Descriptors
+    from atomr_accel.libraries.dnn.host._cuda_routines import CudaDnnRoutines, Descriptors
 
     descriptors = Descriptors(1)
     network = CudaRnn(descriptors, lambda address: address, SimpleNamespace(handle=0))  # type: ignore[arg-type]
-    routines = CudaRoutines(descriptors, lambda address: address)
+    routines = CudaDnnRoutines(descriptors, lambda address: address)
     handlers = {**network.handlers, **routines.handlers}
     library.alive.clear()
 
@@ -131,10 +131,10 @@ def a_product(_library: Making) -> Callable[[], None]:
 
 
 def a_handle(_library: Making) -> Callable[[], None]:
-    from atomr_accel.libraries.blas.host.cuda_handle import Handle
+    from atomr_accel.libraries.blas.host.cuda_handle import CublasHandle
 
     stream: Any = SimpleNamespace(handle=0, pointer=0, captures=True)
-    return Handle(SimpleNamespace(pointer=int), stream).close  # type: ignore[arg-type]
+    return CublasHandle(SimpleNamespace(pointer=int), stream).close  # type: ignore[arg-type]
 
 
 def a_pair_of_events(_library: Making) -> Callable[[], None]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device
-    from atomr_accel.device.batches.batch import Batch, Later
+    from atomr_accel.device.batches.batch import Batch, BatchResult
     from atomr_accel.device.batches.record import Recording
     from atomr_accel.libraries.nvrtc.kernel import Kernel
     from atomr_accel.ops import Awaited
@@ -131,7 +131,7 @@ def mix(a: Any, b: Any, out: Any, n: Any, microseconds: Any, early: Any, fail: A
     out[...] = mixed(a, b, now if early else out)
 
 
-Step: TypeAlias = "Callable[[Batch, list[GpuRef], list[Later[Array]]], None]"
+Step: TypeAlias = "Callable[[Batch, list[GpuRef], list[BatchResult[Array]]], None]"
 """An op of a batch, given the refs that the batch has made and the arrays that it has got."""
 
 REFUSED: Final[type[Exception]] = LibraryError if ON_CUDA else LookupError
@@ -546,7 +546,7 @@ class Run:
 
         async def call() -> list[Array]:
             made: list[GpuRef] = []
-            found: list[Later[Array]] = []
+            found: list[BatchResult[Array]] = []
             try:
                 async with device.batch() as batch:
                     for step in steps:
@@ -576,7 +576,7 @@ class Run:
     ) -> Step:
         blocks, options = launched(fail=bool(flags[1]))
 
-        def step(batch: Batch, made: list[GpuRef], _found: list[Later[Array]]) -> None:
+        def step(batch: Batch, made: list[GpuRef], _found: list[BatchResult[Array]]) -> None:
             first = a if which is None else made[which]
             arguments = (first, b, out, SIDE * SIDE, wait, *flags)
             batch.launch(self.kernel, blocks, SIDE * SIDE, *arguments, **options)
@@ -599,16 +599,16 @@ class Run:
         await self._warm()
 
 
-def _put(array: Array, batch: Batch, made: list[GpuRef], _found: list[Later[Array]]) -> None:
+def _put(array: Array, batch: Batch, made: list[GpuRef], _found: list[BatchResult[Array]]) -> None:
     made.append(batch.put(array))
 
 
-def _get(ref: GpuRef, batch: Batch, _made: list[GpuRef], found: list[Later[Array]]) -> None:
+def _get(ref: GpuRef, batch: Batch, _made: list[GpuRef], found: list[BatchResult[Array]]) -> None:
     found.append(batch.get(ref))
 
 
 def _multiply(
-    a: GpuRef, b: GpuRef, batch: Batch, made: list[GpuRef], _found: list[Later[Array]]
+    a: GpuRef, b: GpuRef, batch: Batch, made: list[GpuRef], _found: list[BatchResult[Array]]
 ) -> None:
     made.append(batch.blas.gemm(a, b))
 

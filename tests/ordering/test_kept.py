@@ -18,8 +18,13 @@ from hypothesis import strategies as st
 from atomr_accel.device.batches.record import PROGRAMS
 from atomr_accel.device.context import MEMORY_LANE
 from atomr_accel.libraries.nvrtc.lanes import KERNELS
-from atomr_accel.libraries.nvrtc.wire.messages import Launch, Load
-from atomr_accel.libraries.programs.wire.messages import Describe, Record, Replay, Step
+from atomr_accel.libraries.nvrtc.wire.messages import LaunchKernel, Load
+from atomr_accel.libraries.programs.wire.messages import (
+    Describe,
+    ProgramStep,
+    RecordProgram,
+    Replay,
+)
 from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import Elapsed, encoder
@@ -51,8 +56,8 @@ async def _executes(device: Device, lane: str, message: Message) -> bool:
     return True
 
 
-def _launch(number: int) -> Launch:
-    return Launch(number, 0, (1, 1, 1), (1, 1, 1), 0, ())
+def _launch(number: int) -> LaunchKernel:
+    return LaunchKernel(number, 0, (1, 1, 1), (1, 1, 1), 0, ())
 
 
 async def has_event(device: Device, number: int) -> bool:
@@ -68,11 +73,11 @@ async def has_program(device: Device, number: int) -> bool:
 
 
 async def has_kernel_for_programs(device: Device, number: int) -> bool:
-    step = Step(KERNELS.executors[device.backend], "look", encoder.encode(_launch(number)))
+    step = ProgramStep(KERNELS.executors[device.backend], "look", encoder.encode(_launch(number)))
     own = next(_numbers)
     core = device._core
     try:
-        made = core.submit(core.ports[PROGRAMS.name], "look", Record(own, (), (step,)))
+        made = core.submit(core.ports[PROGRAMS.name], "look", RecordProgram(own, (), (step,)))
         await core.submit(core.ports[PROGRAMS.name], "look", Replay(own)).wait()
     except KeyError:
         return False

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported
-from atomr_accel.libraries.nvrtc.host._modules import Modules
+from atomr_accel.libraries.nvrtc.host._modules import LaneModules
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
 
@@ -420,7 +420,7 @@ async def test_a_recording_that_fails_for_other_buffers_leaves_the_first_alone(
             recorded.launch(kernel, 1, 4, x, 1.0)
         await recorded.replay()
         with monkeypatch.context() as patch:
-            patch.setattr(Modules, "load", not_loaded)
+            patch.setattr(LaneModules, "load", not_loaded)
             with pytest.raises(LookupError, match="was not to be loaded"):
                 await recorded.replay(y)
         assert (await device.get(x))[0] == 1

@@ -20,7 +20,7 @@ from atomr_accel.patterns import Budget
 from atomr_accel.patterns._shares import _KEPT, Shares
 
 if TYPE_CHECKING:
-    from atomr_accel.patterns._shares import Waiting
+    from atomr_accel.patterns._shares import WaitingRequest
 
 PATHS = ["a", "b", "b/x", "b/y", "c/x", "c/y/z"]
 NODES = ["a", "b", "c", "b/x", "b/y", "c/x", "c/y", "c/y/z"]
@@ -107,8 +107,8 @@ def test_siblings_who_wait_get_shares_by_weight(
 ) -> None:
     shares = Shares(weighed, {})
     books = Books(weighed)
-    waiting: list[tuple[Waiting, str]] = []
-    served: list[Waiting] = []
+    waiting: list[tuple[WaitingRequest, str]] = []
+    served: list[WaitingRequest] = []
     for what, path, number in [*steps, *[("next", "", 1.0), ("end", "", 0.0)] * len(steps)]:
         if what == "add":
             waiting.append((shares.add(path, number), path))
@@ -204,8 +204,8 @@ def test_tenants_do_not_starve(
     rate = weighed["a"] / sum(weighed.values())
     slack = rate * sum(largest.values()) + largest["a"]
     now, got, left = 0.0, 0.0, len(mine)
-    names: dict[Waiting, str] = {}
-    begun: Waiting | None = None
+    names: dict[WaitingRequest, str] = {}
+    begun: WaitingRequest | None = None
     while left:
         while arrivals and arrivals[0][0] <= now:  # some of them came while that was served
             _, name, cost = arrivals.pop(0)
@@ -290,7 +290,7 @@ def test_no_stretch_of_time_sees_more_than_the_budget(
 ) -> None:
     shares = Shares({}, budgets)
     arrivals = sorted(arrivals, key=lambda one: one[0])
-    paths: dict[Waiting, str] = {}
+    paths: dict[WaitingRequest, str] = {}
     begun: list[tuple[float, str, float]] = []
     now = 0.0
     while arrivals or shares.root.queued:
@@ -395,8 +395,8 @@ PATHS = ["a", "b", "a/x", "a/y", "b/x/z", "c"]
 @given(st.lists(st.tuples(st.sampled_from(["add", "begin", "end", "withdraw"]), st.integers(0, 9))))
 def test_idle_tenant_is_reported_as_idle(steps: list[tuple[str, int]]) -> None:
     shares = Shares({}, {"b": Budget(rate=1, burst=2)})
-    waiting: list[Waiting] = []
-    serving: list[Waiting] = []
+    waiting: list[WaitingRequest] = []
+    serving: list[WaitingRequest] = []
     for now, (step, number) in enumerate(steps):
         if step == "add":
             waiting.append(shares.add(PATHS[number % len(PATHS)], 1 + number))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned, Unsupported
 from atomr_accel.replay import JournalError, explain, open_journal
-from atomr_accel.replay._entries import Array, Function
+from atomr_accel.replay._entries import ArrayValue, FunctionValue
 from atomr_accel.replay._explain import _Trials
 from atomr_accel.replay._minimal import minimal
 from atomr_accel.replay._reading import Recorded
@@ -129,7 +129,7 @@ async def test_a_fault_is_reduced_to_the_calls_that_it_takes(
     with pytest.raises(JournalError, match=r"not even with all calls$"):
         await explain(path, faults=never)
 
-    async def hash_alone(_recorded: Recorded, _array: Array) -> None:
+    async def hash_alone(_recorded: Recorded, _array: ArrayValue) -> None:
         return None
 
     monkeypatch.setattr(Recorded, "array", hash_alone)
@@ -271,7 +271,7 @@ async def test_a_script_without_a_guard_is_not_run_again_to_explain_its_fault(
     with pytest.raises(Unsupported, match="under `if __name__"):
         await explain(path)
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
-    described = Function("__main__", "dies", b"", str(file))
+    described = FunctionValue("__main__", "dies", b"", str(file))
     with pytest.raises(ImportError, match="under `if __name__"):
         _module_of(described)
     assert runs == [1]

@@ -15,24 +15,24 @@ from hypothesis import strategies as st
 
 from atomr_accel.replay import JournalError, open_journal, read_journal
 from atomr_accel.replay._checks import check
-from atomr_accel.replay._describe import Describer, Numbers, message_of, refs_in
+from atomr_accel.replay._describe import Describer, ObjectNumbers, message_of, refs_in
 from atomr_accel.replay._entries import (
-    Array,
-    Call,
-    Done,
+    ArrayValue,
+    CallEntry,
+    DoneEntry,
     DType,
     Entry,
     Fields,
     Formula,
-    Function,
+    FormulaStep,
+    FunctionValue,
     Header,
     Items,
-    Number,
+    NumberValue,
     Opaque,
     Pairs,
     Partial,
     Ref,
-    Step,
     decode,
     encode,
     encoder,
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 
 def described(value: Any) -> Any:
-    return Describer(Numbers(), lambda *_: None, lambda *_: None).argument(value)
+    return Describer(ObjectNumbers(), lambda *_: None, lambda *_: None).argument(value)
 
 
-def written(value: Any) -> Call:
+def written(value: Any) -> CallEntry:
     """Return a call with one argument, read back from a journal."""
-    call = decode(encode(Call(1, "device", "run", (described(value),))))
-    assert isinstance(call, Call)
+    call = decode(encode(CallEntry(1, "device", "run", (described(value),))))
+    assert isinstance(call, CallEntry)
     check(call)
     return call
 
@@ -152,9 +152,9 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_a_plain_value_comes_back_as_it_was(value: Any) -> None:
     (kept,) = written(value).args
-    assert text_of(Call(1, "device", "run", (kept,))).isprintable()
+    assert text_of(CallEntry(1, "device", "run", (kept,))).isprintable()
 
-    async def without_arrays(_: Array) -> None:
+    async def without_arrays(_: ArrayValue) -> None:
         raise NotImplementedError
 
     restorer = Restorer(without_arrays, {})
@@ -184,13 +184,13 @@ NAMES = st.sampled_from(["a", "\udce9", "\ud800b", "\x1b]0;title\x07"])
 @given(NAMES, NAMES, NAMES)
 def test_text_that_utf_8_lacks_is_escaped_wherever_it_is(one: str, two: str, three: str) -> None:
     entries: list[Entry] = [
-        Call(1, one, "run", (Opaque(two),), {three: 1}),
-        Done(1, "error", None, (one, two)),
+        CallEntry(1, one, "run", (Opaque(two),), {three: 1}),
+        DoneEntry(1, "error", None, (one, two)),
         Header(1, one, two, three, False, False, "drop", (one, two)),
     ]
     for entry in entries:
         assert type(decode(encode(entry))) is type(entry)
-    plain = Call(1, "device", "run", (Opaque("b"),), {"a": 1})
+    plain = CallEntry(1, "device", "run", (Opaque("b"),), {"a": 1})
     assert encode(plain) == encoder.encode(plain)
 
 
@@ -250,17 +250,17 @@ TEXT = st.sampled_from(
 )
 SHAPES = st.lists(st.integers(-2, 2**40), max_size=4).map(tuple)
 FIRST = st.integers(-2, 4)
-NUMBERS = st.builds(Number, TEXT, st.binary(max_size=20))
+NUMBERS = st.builds(NumberValue, TEXT, st.binary(max_size=20))
 REFS = st.builds(Ref, FIRST, TEXT, SHAPES)
-STEPS = st.builds(Step, TEXT, TEXT, st.lists(FIRST, max_size=2).map(tuple), SHAPES, TEXT)
-FUNCTIONS = st.builds(Function, TEXT, TEXT)
+STEPS = st.builds(FormulaStep, TEXT, TEXT, st.lists(FIRST, max_size=2).map(tuple), SHAPES, TEXT)
+FUNCTIONS = st.builds(FunctionValue, TEXT, TEXT)
 LEAVES = st.one_of(
     NUMBERS,
     REFS,
     FUNCTIONS,
     st.builds(DType, TEXT),
     st.builds(Opaque, TEXT),
-    st.builds(Array, TEXT, SHAPES),
+    st.builds(ArrayValue, TEXT, SHAPES),
     st.builds(
         Formula,
         st.lists(STEPS, max_size=3).map(tuple),
@@ -289,9 +289,9 @@ def read(*entries: Any) -> list[str]:
 def test_a_crafted_entry_is_read_or_is_an_error_of_journals(
     args: list[Any], method: str, number: int
 ) -> None:
-    done = Done(number, "ok", args[0] if args else None)
+    done = DoneEntry(number, "ok", args[0] if args else None)
     try:
-        lines = read(Call(number, "device", method, tuple(args)), done)
+        lines = read(CallEntry(number, "device", method, tuple(args)), done)
     except JournalError:
         return
     assert all(line.isprintable() for line in lines)

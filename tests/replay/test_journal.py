@@ -38,9 +38,9 @@ from atomr_accel.replay import (
     replay,
     state_at,
 )
-from atomr_accel.replay._entries import Call, Dropped, End, Opaque, decode, encode
+from atomr_accel.replay._entries import CallEntry, DroppedEntry, End, Opaque, decode, encode
 from atomr_accel.replay._storage import START, check_chain, digest_of
-from atomr_accel.replay._writer import Waiting, Writer
+from atomr_accel.replay._writer import JournalWriter, WaitingEntry
 
 from ..harness import ROOT, cancelled_at, cpu_only, opened, program, settled
 from ..seeds import draw
@@ -117,7 +117,7 @@ async def test_journal_notes_nothing_after_its_block_nor_of_other_devices(tmp_pa
         batch.put(np.ones(1))
         await batch.__aexit__(None, None, None)
         assert journal.position == 3
-        assert device._core.witness is None
+        assert device._core.recorder is None
         with pytest.raises(FileExistsError):
             async with open_journal(device, tmp_path / "journal"):
                 pass
@@ -133,7 +133,7 @@ async def test_buffers_dropped_by_the_program_are_dropped_in_the_replay(tmp_path
         for _ in range(3):
             await device.put(np.ones(2))
             await settled(device)
-    dropped = [entry for entry in map(decode, rows(path)) if isinstance(entry, Dropped)]
+    dropped = [entry for entry in map(decode, rows(path)) if isinstance(entry, DroppedEntry)]
     assert [entry.ids for entry in dropped] == [(1,), (2,)]
 
 
@@ -357,7 +357,7 @@ async def test_opening_ends_wherever_it_is_cancelled(tmp_path: Path) -> None:
 
             if not await cancelled_at(step, journal):
                 break
-            assert device._core.witness is None
+            assert device._core.recorder is None
             if found_there := path.exists():
                 assert await read_journal(path) == []
             found.append(found_there)
@@ -480,7 +480,7 @@ async def test_damage_is_told(tmp_path: Path) -> None:
                 await replay(path, device)
         return caught.value
 
-    other = encode(Call(7, "device", "trim"))
+    other = encode(CallEntry(7, "device", "trim"))
     changed = await damaged("UPDATE records SET data = ? WHERE number = 4", other)
     assert (changed.record, str(changed)) == (4, "record 4 is not what was written")
     assert (await damaged("DELETE FROM records WHERE number = 3")).record == 3
@@ -608,7 +608,7 @@ def test_dropping_may_take_the_oldest_and_nothing_else() -> None:
 
 
 def test_unrecordable_value_is_opaque() -> None:
-    entry = Call(1, "device", "run", (Opaque("<thing>"),))
+    entry = CallEntry(1, "device", "run", (Opaque("<thing>"),))
     assert decode(encode(entry)) == entry
     with pytest.raises(msgspec.MsgspecError):
         decode(b"\x81")
@@ -649,17 +649,17 @@ async def test_entry_being_written_counts_once() -> None:
             await self.let.wait()
 
     storage: Any = Held()
-    writer = Writer(
+    writer = JournalWriter(
         storage, contents=False, most_entries=100, most_bytes=1 << 30, when_full="refuse"
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.run)
         for number in range(60):
-            writer.add(Waiting(End(number)))
+            writer.add(WaitingEntry(End(number)))
         await storage.begun.wait()
         writer.require_room()
         for number in range(60, 100):
-            writer.add(Waiting(End(number)))
+            writer.add(WaitingEntry(End(number)))
         with pytest.raises(JournalFull, match="100 entries of 100"):
             writer.require_room()
         storage.let.set()

@@ -33,9 +33,9 @@ from atomr_accel.replay import (
     view_of,
 )
 from atomr_accel.replay._compare import deviation, ulps_between
-from atomr_accel.replay._entries import Call, Done, Handle, Ref
+from atomr_accel.replay._entries import CallEntry, DoneEntry, HandleValue, Ref
 from atomr_accel.replay._player import taken_down
-from atomr_accel.replay._reading import Recall, reading
+from atomr_accel.replay._reading import JournalCall, reading
 from atomr_accel.testing import kill_host
 
 from ..harness import cpu_only, on_shared, opened, program, same_bits, sized
@@ -564,13 +564,15 @@ async def test_a_batch_that_went_down_with_a_call_before_it_goes_down_again(tmp_
     assert report.same, report
 
 
-def recalled(number: int, method: str, *given: int, outcome: str = "ok", **named: Any) -> Recall:
+def recalled(
+    number: int, method: str, *given: int, outcome: str = "ok", **named: Any
+) -> JournalCall:
     fault = outcome == "fault"
-    made = Handle(9) if method == "batch" else None
-    target = Handle(9) if method == "leave" else "device"
+    made = HandleValue(9) if method == "batch" else None
+    target = HandleValue(9) if method == "leave" else "device"
     args = tuple(Ref(each, "float32", (1,)) for each in given)
-    done = Done(number, "error" if fault else outcome, made, fault=fault)
-    return Recall(Call(number, target, method, args, **named), done)
+    done = DoneEntry(number, "error" if fault else outcome, made, fault=fault)
+    return JournalCall(CallEntry(number, target, method, args, **named), done)
 
 
 def test_a_call_of_a_batch_that_went_down_keeps_its_place_if_others_used_its_buffers() -> None:

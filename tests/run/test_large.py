@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned
-from atomr_accel.libraries.run.wire.pickling import INLINE, TakesLong, TooMuch, dumps, loads
+from atomr_accel.libraries.run.wire.pickling import INLINE, PickleTooLarge, TakesLong, dumps, loads
 from atomr_accel.testing import kill_host
 
 from ..harness import Gate, cpu_only, on_shared, opened, program, settled
@@ -326,5 +326,5 @@ def test_large_arrays_are_not_copied() -> None:
 def test_there_is_a_limit() -> None:
     dumps([bytes(500)], nothing, most=1000)
     for thing in ([bytes(500), bytes(501)] * 200, np.zeros(126), np.zeros(1 << 20), "x" * 1001):
-        with pytest.raises(TooMuch):
+        with pytest.raises(PickleTooLarge):
             dumps(thing, nothing, most=1000)

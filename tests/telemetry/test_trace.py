@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from atomr_accel.actors import Actor, Message, handler
 from atomr_accel.telemetry import trace
-from atomr_accel.telemetry._recorder import _Rows
+from atomr_accel.telemetry._recorder import _TrackRows
 from atomr_accel.testing import poison
 from tests.harness import opened
 from tests.telemetry.timelines import read
@@ -170,7 +170,7 @@ async def test_a_disk_that_is_full_ends_the_timeline_not_the_program(tmp_path: P
 )
 def test_rows_hold_slices_that_do_not_overlap(given: list[tuple[int, int]]) -> None:
     tracks = iter(range(100))
-    rows = _Rows(lambda: next(tracks))
+    rows = _TrackRows(lambda: next(tracks))
     placed: dict[int, list[tuple[int, int]]] = {}
     for start, length in given:
         track, moved = rows.place(start, start + length)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import trio
 
 from atomr_accel import ContextPoisoned, DeviceLost, LibraryError, Unsupported
-from atomr_accel.libraries.nccl.wire.messages import Step
-from atomr_accel.worlds._engine import Engine, Part
+from atomr_accel.libraries.nccl.wire.messages import CollectiveStep
+from atomr_accel.worlds._engine import Engine, RankPart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from atomr_accel.worlds._engine import Call, Term
+    from atomr_accel.worlds._engine import CollectiveCall, Term
 
 Answered = Callable[[Exception | None], object]
 
@@ -321,7 +321,7 @@ class Rank:
         else:
             self._submit(Work(number, True, come, answered))
 
-    def collect(self, number: int, name: str, part: Part, answered: Answered) -> None:
+    def collect(self, number: int, name: str, part: RankPart, answered: Answered) -> None:
         """Add up what all ranks bring."""
         (step,) = part.steps
 
@@ -371,12 +371,12 @@ def _aborted() -> LibraryError:
     )
 
 
-def start(engine: Engine[Rank], term: Term, op: int, values: dict[int, int]) -> Call:
+def start(engine: Engine[Rank], term: Term, op: int, values: dict[int, int]) -> CollectiveCall:
     """Begin an op of some ranks; ``values`` are what each member of them brings."""
     parts = [
-        Part(
+        RankPart(
             rank,
-            (Step("all_reduce", "int64", len(values), values[member], op, at=term.at),),
+            (CollectiveStep("all_reduce", "int64", len(values), values[member], op, at=term.at),),
             (),
             (),
         )

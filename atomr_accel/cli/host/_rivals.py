@@ -32,7 +32,7 @@ class Task(msgspec.Struct, frozen=True):
     repeats: int
 
 
-class Question(msgspec.Struct, frozen=True):
+class RivalQuestion(msgspec.Struct, frozen=True):
     """The question for a rival.
 
     Attributes:
@@ -61,11 +61,11 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    """Answer a `Question` with an `Answer`."""
-    answer(lambda question: _measured(msgspec.json.decode(question, type=Question)))
+    """Answer a `RivalQuestion` with an `Answer`."""
+    answer(lambda question: _measured(msgspec.json.decode(question, type=RivalQuestion)))
 
 
-def _measured(question: Question) -> Answer:
+def _measured(question: RivalQuestion) -> Answer:
     try:
         module = import_module(question.rival)
     except ImportError:

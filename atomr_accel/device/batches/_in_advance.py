@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...libraries.programs.wire.messages import Record
+from ...libraries.programs.wire.messages import RecordProgram
 from ...memory import part_of
 from ...ops import BLOCK_ALIGNMENT
 from ...wire import SLAB_SHIFT
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .record import Recording
 
 
-async def capture_in(recording: Recording, companion: DeviceCore, mapped: set[int]) -> None:
+async def capture_in(recording: Recording, shadow: DeviceCore, mapped: set[int]) -> None:
     """Have a standby's host capture a recording, as far as possible there.
 
     Sealed buffers are used directly. All others get an address that is never written to, because
@@ -27,10 +27,10 @@ async def capture_in(recording: Recording, companion: DeviceCore, mapped: set[in
 
     Args:
         recording: the recording.
-        companion: the device there.
+        shadow: the device there.
         mapped: the sealed slabs that it has mapped.
     """
-    port = await companion.open_lane(PROGRAMS)
+    port = await shadow.open_lane(PROGRAMS)
     parts = (recording, *recording._called)
     made = {block: nbytes for part in parts for block, nbytes in part._made.items()}
     plain = [stand_in for stand_in, ref in recording._bound.items() if not ref._block.sealed]
@@ -40,7 +40,7 @@ async def capture_in(recording: Recording, companion: DeviceCore, mapped: set[in
     ]
     # They may overlap, but each begins elsewhere, because a copy to its own source is dropped.
     room = max(sizes, default=0) + BLOCK_ALIGNMENT * len(sizes)
-    place = await companion.empty(room, np.uint8)
+    place = await shadow.empty(room, np.uint8)
     # From here on nothing is awaited until it is submitted.
     starts = itertools.count(0, BLOCK_ALIGNMENT)
     there = {one: part_of(place._block, next(starts)) for one in (*made, *plain)}
@@ -59,12 +59,12 @@ async def capture_in(recording: Recording, companion: DeviceCore, mapped: set[in
     try:
         for block in made:
             block.address = there[block].address
-        record = Record(recording._number, *recording._encode(bound))
+        record = RecordProgram(recording._number, *recording._encode(bound))
     finally:
         for block, address in addresses.items():
             block.address = address
     reads = [ref._block for ref in bound.values() if ref._block.sealed]
-    op = companion.submit(port, "program.record: in advance", record, reads, (place._block,))
+    op = shadow.submit(port, "program.record: in advance", record, reads, (place._block,))
     await op.wait()
 
 

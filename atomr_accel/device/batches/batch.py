@@ -33,7 +33,7 @@ from ..._errors import ContextPoisoned, DeviceLost, OutOfMemory
 from ...expressions import Expression
 from ...lanes import Port, uninterrupted
 from ...memory import GpuRef, Hold
-from ...ops import LaneSpec, Pending, require_readable, witnessed
+from ...ops import LaneSpec, Pending, recorded_call, require_readable
 from ...wire import Copy
 from .._run import check_is_there
 from ..context import MEMORY_LANE
@@ -75,7 +75,7 @@ _SLICE: Final = 512
 """Number of ops and buffers that are handled in one turn of the loop, at the end of the block."""
 
 
-class _Moving(NamedTuple):
+class _SubmittedCopy(NamedTuple):
     """A copy to or from staging memory that was submitted."""
 
     piece: Piece
@@ -84,7 +84,7 @@ class _Moving(NamedTuple):
 
 
 @final
-class Later(Generic[T]):
+class BatchResult(Generic[T]):
     """A result of ``batch.get`` or ``batch.run``, whose value exists once the block has ended."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Batch(Collector):
         self._lacking = 0  # how many of these had no room
         self._later: deque[Callable[[], Awaitable[None]]] = deque()
         self._late = False  # whether memory is promised or a call deferred
-        self._fetched: list[tuple[Bytes, _Moving]] = []
+        self._fetched: list[tuple[Bytes, _SubmittedCopy]] = []
         self._entered = False
         self._unsent = 0
         self._frame = 1
@@ -167,13 +167,13 @@ class Batch(Collector):
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._epoch = self.memory.epoch
         self._open = True
-        if self.witness is not None:
-            self.witness.entered(self)
+        if self.recorder is not None:
+            self.recorder.entered(self)
         return self
 
     # --- what a batch offers beside the libraries -------------------------------------------
 
-    @witnessed
+    @recorded_call
     def put(self, array: object) -> GpuRef:
         """Copy an array to a new buffer; ``batch.copy(batch.put(x), to)`` writes one.
 
@@ -218,8 +218,8 @@ class Batch(Collector):
         self._put_off(transfer)
         return ref
 
-    @witnessed
-    def get(self, ref: GpuRef | Expression) -> Later[np.ndarray[Any, Any]]:
+    @recorded_call
+    def get(self, ref: GpuRef | Expression) -> BatchResult[np.ndarray[Any, Any]]:
         """Copy a buffer from the device, with its content at this point of the batch.
 
         Args:
@@ -241,7 +241,7 @@ class Batch(Collector):
             ref = self.collect(copying, self, (ref, None), {})
         block = ref._block
         host = room_for(ref)
-        later: Later[np.ndarray[Any, Any]] = Later()
+        later: BatchResult[np.ndarray[Any, Any]] = BatchResult()
         piece = self._piece(host.nbytes)
         if piece is not None:
             message = Copy(piece.address, block.address, host.nbytes)
@@ -265,7 +265,7 @@ class Batch(Collector):
         *args: object,
         lane: str = ...,
         init: Callable[[], object] | None = ...,
-    ) -> Later[Any]: ...
+    ) -> BatchResult[Any]: ...
     @overload
     def run(
         self,
@@ -273,7 +273,7 @@ class Batch(Collector):
         *args: object,
         lane: str = ...,
         init: Callable[[], object] | None = ...,
-    ) -> Later[GpuRef]: ...
+    ) -> BatchResult[GpuRef]: ...
     @overload
     def run(
         self,
@@ -281,7 +281,7 @@ class Batch(Collector):
         *args: object,
         lane: str = ...,
         init: Callable[[], object] | None = ...,
-    ) -> Later[tuple[GpuRef, ...]]: ...
+    ) -> BatchResult[tuple[GpuRef, ...]]: ...
     @overload
     def run(
         self,
@@ -289,14 +289,14 @@ class Batch(Collector):
         *args: object,
         lane: str = ...,
         init: Callable[[], object] | None = ...,
-    ) -> Later[T]: ...
+    ) -> BatchResult[T]: ...
     def run(
         self,
         function: Callable[..., object],
         *args: object,
         lane: str = "run",
         init: Callable[[], object] | None = None,
-    ) -> Later[Any]:
+    ) -> BatchResult[Any]:
         """Call a Python function in the host, at this point of the batch.
 
         The function is called when the block ends, and its arguments are read then. Later calls of
@@ -309,9 +309,9 @@ class Batch(Collector):
         self._check()
         for argument in args:
             check_is_there(argument)
-            if isinstance(argument, Later):
+            if isinstance(argument, BatchResult):
                 argument.__reduce__()
-        later: Later[Any] = Later()
+        later: BatchResult[Any] = BatchResult()
         promised = self._promises
 
         async def call() -> None:
@@ -360,7 +360,7 @@ class Batch(Collector):
         message: Copy,
         reads: tuple[Block, ...],
         writes: tuple[Block, ...],
-    ) -> _Moving:
+    ) -> _SubmittedCopy:
         """Submit a copy to or from staging memory."""
         context = self._core.context
         try:
@@ -369,7 +369,7 @@ class Batch(Collector):
         except BaseException:
             piece.release()
             raise
-        return _Moving(piece, self._ops[-1], context.host)
+        return _SubmittedCopy(piece, self._ops[-1], context.host)
 
     # --- what facades ask for -------------------------------------------------------------
 
@@ -563,16 +563,16 @@ class Batch(Collector):
             if error is None:
                 await self._finish()
             else:
-                await self._spoil()
+                await self._abandon()
         except BaseException as caught:
             failure = caught
-            await self._spoil()
+            await self._abandon()
             raise
         finally:
-            if self.witness is not None:
-                self.witness.left(self, failure, body=error is not None)
+            if self.recorder is not None:
+                self.recorder.left(self, failure, body=error is not None)
             del failure  # its traceback has this frame in it
-            await self._let_go()
+            await self._release_all()
         if error is not None:
             await trio.lowlevel.checkpoint()
 
@@ -637,7 +637,7 @@ class Batch(Collector):
         for done in self._done:
             done()
 
-    async def _let_go(self) -> None:
+    async def _release_all(self) -> None:
         """Drop all references, to free temporary buffers now, before garbage collection."""
         self._drop_libraries()
         self._promised.clear()
@@ -647,7 +647,7 @@ class Batch(Collector):
             await _drop(pieces)
         self.memory.reclaim_held()  # of deferred calls that are not done
 
-    async def _spoil(self) -> None:
+    async def _abandon(self) -> None:
         """Withdraw ops that are not sent, and free the batch's refs."""
         if self.memory.epoch is self._epoch:  # else the fault has taken the ops down
             for op in self._ops:

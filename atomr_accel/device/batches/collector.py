@@ -12,10 +12,10 @@ from ...libraries.registry import catalogue
 from ...ops import (
     STAGED,
     Collected,
-    Home,
+    DeviceView,
     Preparing,
     Request,
-    TracedDriver,
+    TracedPreparer,
     needs_staging,
     on_copies,
     require_made_on,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ...lanes import Port
     from ...libraries.array.evaluate import Fused
-    from ...libraries.dnn.graph.user_graph import Plan
+    from ...libraries.dnn.graph.user_graph import GraphPlan
     from ...libraries.dnn.rnn.facade import Rnn
     from ...libraries.nvrtc.cuda_array import CudaArray
     from ...libraries.nvrtc.kernel import Argument
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ...libraries.rng.generator import Generator
     from ...libraries.sparse.direct import SparseLU
     from ...memory import Block, GpuRef
-    from ...ops import Facade, Keeper, LaneSpec, Witness, Workspaces, WorkspaceSet
+    from ...ops import CallRecorder, Facade, HostObjects, LaneSpec, Workspaces, WorkspaceSet
     from ...wire import Message
     from .._device import Device
 
@@ -48,15 +48,15 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 _FOR_FACADES: Final = {
-    *dir(Home),
-    *dir(TracedDriver),
+    *dir(DeviceView),
+    *dir(TracedPreparer),
     *("collect", "ref", "take", "traced", "when_placed"),
 }
 """Attributes for facades and requests, hidden from programs; ``perform`` is for both."""
 
 
 @uninterrupted
-class _Shared:
+class _SharedLibrary:
     """A library of a collector, made from the device's at its first use.
 
     It is an attribute of the collector from then on. A ``__getattr__`` would slow down each access
@@ -82,14 +82,14 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     once.
     """
 
-    driver: Final = Collected
+    call_mode: Final = Collected
     _hidden = frozenset(name for name in _FOR_FACADES if not name.startswith("_")) - {"perform"}
 
     def __init__(self, device: Device) -> None:
         super().__init__(device._core)
         self._owner = device
         self._traces = device._traces
-        self.witness: Witness | None = self._core.witness
+        self.recorder: CallRecorder | None = self._core.recorder
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._done: list[Callable[[], None]] = []
         self.scratch: dict[Workspaces, WorkspaceSet] = {}
@@ -112,7 +112,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     @overload
     def using(self, made: Module[Any]) -> Module[Collected]: ...
     @overload
-    def using(self, made: Plan[Any, R]) -> Plan[Collected, R]: ...
+    def using(self, made: GraphPlan[Any, R]) -> GraphPlan[Collected, R]: ...
     @overload
     def using(self, made: Rnn[Any]) -> Rnn[Collected]: ...
     @overload
@@ -155,8 +155,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         kwargs: dict[str, Any],
     ) -> T:
         """A call that is offered here and not by ``facade``, which may be of the device."""
-        if self.witness is not None:
-            return self.witness.collected(make, facade, args, kwargs, self)
+        if self.recorder is not None:
+            return self.recorder.collected(make, facade, args, kwargs, self)
         return self.collect(make, facade, args, kwargs)
 
     def when_placed(self, call: Callable[[], None]) -> None:
@@ -232,7 +232,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         return result  # type: ignore[no-any-return]
 
     @property
-    def keeper(self) -> Keeper:
+    def host_objects(self) -> HostObjects:
         """Keeper of host objects: the device's, because ops are executed there."""
         return self._core
 
@@ -288,4 +288,4 @@ offered: Final[set[str]] = set()
 def offer_library(name: str) -> None:
     """Give collectors an attribute for a library."""
     offered.add(name)
-    setattr(Collector, name, _Shared(name))
+    setattr(Collector, name, _SharedLibrary(name))

@@ -17,22 +17,22 @@ from ...lanes import uninterrupted
 from ...libraries.nvrtc.lanes import KERNELS
 from ...libraries.programs.wire.messages import (
     Describe,
-    Forget,
+    ForgetProgram,
     Kind,
-    Record,
+    ProgramStep,
+    RecordProgram,
     Replay,
     Section,
-    Step,
 )
 from ...memory import Block, Epoch, GpuRef, LateAddress, part_of, ref_error, sealed_error, span
 from ...ops import (
     BLOCK_ALIGNMENT,
     LaneSpec,
     alignment,
+    recorded_call,
     require_readable,
     require_writable,
     same_place,
-    witnessed,
 )
 from ...wire import encode
 from .collector import Collector
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ...lanes import Op
     from ...libraries.programs.wire.messages import Node
     from ...memory import Kept
-    from ...ops import Facade, Keeper, Request
+    from ...ops import Facade, HostObjects, Request
     from ...wire import Message
     from .._device import Device
 
@@ -74,7 +74,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _ProgramCall:
     """Another program as a part of this one, with its buffers."""
 
     program: Recording
@@ -82,17 +82,17 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _ConditionalPart:
     """A part that is executed if a flag is set, or repeatedly until it is not."""
 
     kind: Kind
     flag: GpuRef
-    nodes: list[_Op | _Call | _Choice] = field(default_factory=list)
+    nodes: list[_Op | _ProgramCall | _ConditionalPart] = field(default_factory=list)
     written: set[Block] = field(default_factory=set)
 
 
 @final
-class _Life:
+class _ProgramLife:
     """A program in one generation.
 
     Attributes:
@@ -140,8 +140,8 @@ class Recording(Collector):
         self._task: weakref.ref[trio.lowlevel.Task] | None = None  # whose results there are
         self._task_name = ""
         self._prepare: list[_Op] = []
-        self._nodes: list[_Op | _Call | _Choice] = []
-        self._choices: list[_Choice] = []  # whose blocks are open, innermost last
+        self._nodes: list[_Op | _ProgramCall | _ConditionalPart] = []
+        self._choices: list[_ConditionalPart] = []  # whose blocks are open, innermost last
         self._called: dict[Recording, None] = {}  # directly or not, in order
         self._placeholders: dict[GpuRef, GpuRef] = {}
         self._bound: dict[Block, GpuRef] = {}
@@ -151,7 +151,7 @@ class Recording(Collector):
         self._particular = False  # whether anything was checked that depends on where it begins
         self._made: dict[Block, int] = {}
         self._provided = 0
-        self._life = _Life(0)
+        self._life = _ProgramLife(0)
         self._written: set[Block] = set()
         self._sent: tuple[Any, ...] | None = None
         self._recorded: Op | None = None
@@ -171,8 +171,8 @@ class Recording(Collector):
             if not self._takes(ref):
                 raise ref_error(ref, self.memory, f"input {at} of record")
             self.take(ref)
-        if self.witness is not None:
-            self.witness.entered(self)
+        if self.recorder is not None:
+            self.recorder.entered(self)
         return self
 
     async def __aexit__(
@@ -185,8 +185,8 @@ class Recording(Collector):
         self._done.clear()  # nothing was executed
         self._drop_libraries()
         self._written.update(map(self._root, tuple(self._written)))
-        if self.witness is not None:
-            self.witness.left(self, error, body=error is not None)
+        if self.recorder is not None:
+            self.recorder.left(self, error, body=error is not None)
         if error is None:
             await self._prepared()
         else:
@@ -311,7 +311,7 @@ class Recording(Collector):
         return block
 
     @property
-    def keeper(self) -> Keeper:
+    def host_objects(self) -> HostObjects:
         """Programs have executors of their own."""
         return self
 
@@ -392,21 +392,21 @@ class Recording(Collector):
             raise TypeError(f"a flag must be a bool or an integer, not {flag.dtype.name}")
         if flag.size != 1:
             raise ValueError(f"a flag must have one element, not shape {flag.shape}")
-        choice = _Choice(kind, flag)
+        choice = _ConditionalPart(kind, flag)
         self._choices.append(choice)
-        if self.witness is not None:
-            self.witness.chosen(self, kind, given)
+        if self.recorder is not None:
+            self.recorder.chosen(self, kind, given)
         try:
             yield
         finally:
             self._choices.pop()
-            if self.witness is not None:
-                self.witness.section_ended(self)
+            if self.recorder is not None:
+                self.recorder.section_ended(self)
         if kind == "loop" and self._root(flag._block) not in map(self._root, choice.written):
             raise ValueError("nothing in this loop writes its flag, so it would never end")
         self._add(choice, choice.written)
 
-    @witnessed
+    @recorded_call
     def call(
         self, program: Recording, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None
     ) -> None:
@@ -445,9 +445,9 @@ class Recording(Collector):
                 writes.append(require_writable(ref, self.memory, "a buffer", strided=True))
         self._particular = self._particular or program._particular
         self._called.update(dict.fromkeys((program, *program._called)))
-        self._add(_Call(program, arguments), writes)
+        self._add(_ProgramCall(program, arguments), writes)
 
-    def _add(self, node: _Op | _Call | _Choice, writes: Iterable[Block]) -> None:
+    def _add(self, node: _Op | _ProgramCall | _ConditionalPart, writes: Iterable[Block]) -> None:
         (self._choices[-1].nodes if self._choices else self._nodes).append(node)
         self._note(writes)
 
@@ -471,7 +471,7 @@ class Recording(Collector):
 
     # --- replaying ------------------------------------------------------------------------
 
-    @witnessed
+    @recorded_call
     async def replay(self, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None) -> None:
         """Execute the program and wait until it has finished.
 
@@ -515,7 +515,7 @@ class Recording(Collector):
         writes: list[Block] = []
         addresses: list[Any] = []
         for stand_in, ref in bound.items():
-            written, block = stand_in in self._written, ref._place
+            written, block = stand_in in self._written, ref._addressable_block
             if block not in called:  # what a part makes has content when it comes there
                 check = require_writable if written else require_readable
                 check(ref, self.memory, _FROM_OUTSIDE, strided=True)
@@ -527,7 +527,7 @@ class Recording(Collector):
         writes.append(self._keep())  # keeps what the host does with the program in order
         binding = (self.memory.epoch, *addresses)
         if binding != self._sent:
-            record = Record(self._number, *self._encode(bound))
+            record = RecordProgram(self._number, *self._encode(bound))
             self._recorded = self._core.submit(port, "program.record", record, reads, writes)
             self._sent = binding
             if self._core.standby is not None:
@@ -555,7 +555,7 @@ class Recording(Collector):
 
     def _keep(self) -> Kept:
         if self._kept is None or self._kept.epoch is not self.memory.epoch:
-            message = Forget(self._number)
+            message = ForgetProgram(self._number)
             self._kept = self._core.keep(PROGRAMS.name, "program.forget", message)
         return self._kept
 
@@ -622,10 +622,12 @@ class Recording(Collector):
 
     # --- for the host ---------------------------------------------------------------------
 
-    def _encode(self, bound: Mapping[Block, GpuRef]) -> tuple[tuple[Step, ...], tuple[Node, ...]]:
+    def _encode(
+        self, bound: Mapping[Block, GpuRef]
+    ) -> tuple[tuple[ProgramStep, ...], tuple[Node, ...]]:
         """Return the program's preparing steps and the nodes to replay, on the present buffers."""
         for stand_in, ref in bound.items():
-            stand_in.address = ref._place.address + -self._pads[stand_in]
+            stand_in.address = ref._addressable_block.address + -self._pads[stand_in]
         for part, (whole, start) in reversed(self._inside.items()):
             part.address = whole.address + start
         prepare = [_step(op) for op in self._prepare]
@@ -633,15 +635,15 @@ class Recording(Collector):
         return tuple(prepare), nodes
 
     def _encode_nodes(
-        self, nodes: list[_Op | _Call | _Choice], prepare: list[Step]
+        self, nodes: list[_Op | _ProgramCall | _ConditionalPart], prepare: list[ProgramStep]
     ) -> tuple[Node, ...]:
         encoded: list[Node] = []
         for node in nodes:
-            if isinstance(node, _Call):
+            if isinstance(node, _ProgramCall):
                 first, inner = node.program._encode(node.arguments)
                 prepare += first
                 encoded.append(Section("call", inner))
-            elif isinstance(node, _Choice):
+            elif isinstance(node, _ConditionalPart):
                 inner = self._encode_nodes(node.nodes, prepare)
                 address, nbytes = node.flag._block.address, node.flag.nbytes
                 encoded.append(Section(node.kind, inner, address, nbytes))
@@ -667,7 +669,7 @@ class Recording(Collector):
             f"and hold a trio.Lock from replay() until the results are read or copied"
         )
 
-    def _begin_replay(self, task: trio.lowlevel.Task) -> _Life:
+    def _begin_replay(self, task: trio.lowlevel.Task) -> _ProgramLife:
         """Give the program's results content for ops after the replay."""
         if self._task is None and self._made and not self._shared:
             self._task, self._task_name = weakref.ref(task), task.name
@@ -677,7 +679,7 @@ class Recording(Collector):
             self._move(life.awaited, self.memory.epoch)
         return life
 
-    def _replay_failed(self, life: _Life) -> None:
+    def _replay_failed(self, life: _ProgramLife) -> None:
         """Take content from the program's results, unless another replay has written them."""
         life.replays -= 1
         if not life.replays and life is self._life:
@@ -694,7 +696,7 @@ class Recording(Collector):
         while True:
             await self._core.ready()
             if self._life.awaited.generation != self.memory.generation:
-                self._life = _Life(self.memory.generation)
+                self._life = _ProgramLife(self.memory.generation)
             block = self._unprepared()
             if block is None:
                 return
@@ -726,6 +728,6 @@ def _start(part: GpuRef, whole: GpuRef) -> int | None:
     return start
 
 
-def _step(op: _Op) -> Step:
+def _step(op: _Op) -> ProgramStep:
     executor, name, message = op
-    return Step(executor, name, encode(message, name))
+    return ProgramStep(executor, name, encode(message, name))

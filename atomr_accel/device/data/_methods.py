@@ -11,7 +11,7 @@ import trio
 from ..._errors import GpuRefStale, said_of
 from ...expressions import Expression
 from ...memory import GpuRef, MemoryScope, ref_error
-from ...ops import Awaited, perform, require_readable, require_writable, witnessed
+from ...ops import Awaited, perform, recorded_call, require_readable, require_writable
 from ...wire import Advise, Attach, Prefetch
 from ..interop._sharing import SharedBuffer, copy_here, lives_elsewhere, open_shared, salvage, share
 from ._managed import Advice, Attachment, Place, make_managed, on_managed, one_of
@@ -54,7 +54,7 @@ class MemoryMethods(Arrays[Awaited]):
 
     # --- to the device and back -------------------------------------------------------------
 
-    @witnessed
+    @recorded_call
     async def put(
         self, array: object, *, out: GpuRef | None = None, sealed: bool = False
     ) -> GpuRef:
@@ -114,7 +114,7 @@ class MemoryMethods(Arrays[Awaited]):
                 continue
             return ref
 
-    @witnessed
+    @recorded_call
     async def get(
         self, ref: GpuRef | Expression, out: np.ndarray[Any, Any] | None = None
     ) -> np.ndarray[Any, Any]:
@@ -157,7 +157,7 @@ class MemoryMethods(Arrays[Awaited]):
 
     # --- on the device ----------------------------------------------------------------------
 
-    @witnessed
+    @recorded_call
     async def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
         """Copy a buffer, on the device or from another device to this one.
 
@@ -190,7 +190,7 @@ class MemoryMethods(Arrays[Awaited]):
 
     # --- managed memory ------------------------------------------------------------------------
 
-    @witnessed
+    @recorded_call
     async def managed(self, shape: Shape, dtype: DTypeLike = np.float64) -> GpuRef:
         """Return a buffer of managed memory, which moves between device and host by itself.
 
@@ -214,7 +214,7 @@ class MemoryMethods(Arrays[Awaited]):
         """
         return await make_managed(self._core, shape, dtype)
 
-    @witnessed
+    @recorded_call
     async def prefetch(self, ref: GpuRef, to: Place = "device") -> None:
         """Move managed memory to its next place of use (``cuMemPrefetchAsync``).
 
@@ -232,7 +232,7 @@ class MemoryMethods(Arrays[Awaited]):
             self._core, ref, "prefetch", lambda at: Prefetch(at, ref.nbytes, on_device)
         )
 
-    @witnessed
+    @recorded_call
     async def advise(self, ref: GpuRef, advice: Advice) -> None:
         """Advise the driver on the use of managed memory (``cuMemAdvise``).
 
@@ -250,7 +250,7 @@ class MemoryMethods(Arrays[Awaited]):
         one_of(advice, Advice, "advice")
         await on_managed(self._core, ref, "advise", lambda at: Advise(at, ref.nbytes, advice))
 
-    @witnessed
+    @recorded_call
     async def attach(self, ref: GpuRef, to: Attachment) -> None:
         """Restrict access to managed memory (``cuStreamAttachMemAsync``).
 
@@ -269,7 +269,7 @@ class MemoryMethods(Arrays[Awaited]):
 
     # --- the program's own libraries ---------------------------------------------------------
 
-    @witnessed
+    @recorded_call
     async def export(self, ref: GpuRef) -> Export:
         """Return a buffer as an array in this process, without a copy, for other libraries.
 
@@ -302,7 +302,7 @@ class MemoryMethods(Arrays[Awaited]):
         """
         return await self._core.exports.export(ref)
 
-    @witnessed
+    @recorded_call
     async def adopt(self, array: object) -> GpuRef:
         """Make a buffer of an array of CuPy, PyTorch, JAX or NumPy, or of a shared buffer.
 
@@ -329,7 +329,7 @@ class MemoryMethods(Arrays[Awaited]):
             return await open_shared(self._core, array)
         return await self._core.exports.adopt(array, self.put)
 
-    @witnessed
+    @recorded_call
     async def share(self, ref: GpuRef) -> SharedBuffer:
         """Share a buffer with other processes, to be sent to them as a descriptor.
 
@@ -468,7 +468,7 @@ class MemoryMethods(Arrays[Awaited]):
             ]
         # A journal records data by the calls that bring it to the device.
         plain = out is None or all(ref.contiguous for ref in out)
-        if plain and in_memory_of(core, snapshot) and core.witness is None:
+        if plain and in_memory_of(core, snapshot) and core.recorder is None:
             return await restore_directly(core, snapshot, out)
         arrays = await snapshot.arrays()
         if out is None:
@@ -477,7 +477,7 @@ class MemoryMethods(Arrays[Awaited]):
 
     # --- lifetime ---------------------------------------------------------------------------
 
-    @witnessed
+    @recorded_call
     async def free(self, ref: GpuRef) -> None:
         """Free a buffer now. Its memory is reused after its last op.
 
@@ -524,7 +524,7 @@ class MemoryMethods(Arrays[Awaited]):
             scope.close()
         await trio.lowlevel.checkpoint()
 
-    @witnessed
+    @recorded_call
     async def seal(self, ref: GpuRef) -> GpuRef:
         """Make a buffer read-only for good, so that it survives rebuilds.
 
@@ -554,7 +554,7 @@ class MemoryMethods(Arrays[Awaited]):
                 await seal(core, ref)
         return ref
 
-    @witnessed
+    @recorded_call
     async def unseal(self, ref: GpuRef) -> GpuRef:
         """Return a new, writable buffer with the content of a sealed one.
 
@@ -598,7 +598,7 @@ class MemoryMethods(Arrays[Awaited]):
             raise ref_error(ref, self._core.memory, "ref") from None
 
 
-def moving_on(core: DeviceCore) -> MemoryMethods:
+def transfers_of(core: DeviceCore) -> MemoryMethods:
     """Return the methods that move data, for a library that needs more than requests."""
     methods = MemoryMethods()
     methods._core = methods._device = core

@@ -213,9 +213,9 @@ class Pinned:
             self._gave_up = trio.Event()
             await self._unmap(context)
 
-    def take_over(self, companion: Pinned) -> None:
-        """Have unmapped what a companion has given up in the host that is this device's now."""
-        for number, host in companion._pool.unmapped:
+    def take_over(self, shadow: Pinned) -> None:
+        """Have unmapped what a shadow has given up in the host that is this device's now."""
+        for number, host in shadow._pool.unmapped:
             self._pool.note_unmapped(number, host)
 
     def _note_given_up(self) -> None:

@@ -446,7 +446,9 @@ async def _to_peer(
                     op = core.submit(core.ports[MEMORY_LANE], "snapshot", message, (block,), ())
                     window.hold()
                     hold = Hold(copy._block)
-                    moves.add(core, context.host, op, length, partial(_let_go, hold, window))
+                    moves.add(
+                        core, context.host, op, length, partial(_release_window, hold, window)
+                    )
             moves.all()
             return Snapshot(layouts, refs=copies, moves=moves, source=core)
         finally:
@@ -454,7 +456,7 @@ async def _to_peer(
                 window.close()
 
 
-def _let_go(hold: Hold, window: Window) -> None:
+def _release_window(hold: Hold, window: Window) -> None:
     hold.release()
     window.release()
 

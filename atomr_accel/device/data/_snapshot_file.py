@@ -32,7 +32,7 @@ _MOST_HEAD: Final = 1 << 30
 _SUFFIX: Final = ".partial"
 
 
-class _Entry(msgspec.Struct, frozen=True, array_like=True):
+class _SnapshotEntry(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int, ...]
     crc: int
@@ -41,7 +41,9 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
 def write_arrays(path: str | os.PathLike[str], arrays: Sequence[np.ndarray[Any, Any]]) -> None:
     """Write contiguous arrays, so that the file is there in full or not at all."""
     target = Path(path)
-    entries = [_Entry(each.dtype.name, each.shape, zlib.crc32(_bytes(each))) for each in arrays]
+    entries = [
+        _SnapshotEntry(each.dtype.name, each.shape, zlib.crc32(_bytes(each))) for each in arrays
+    ]
     head = msgspec.msgpack.encode(entries)
     _sweep(target)
     made, name = _temporary(target)
@@ -105,17 +107,17 @@ def read_arrays(path: str | os.PathLike[str]) -> list[np.ndarray[Any, Any]]:
             raise ValueError(f"{os.fspath(path)} is no complete snapshot: {error}") from None
 
 
-def _entries(file: BinaryIO) -> list[_Entry]:
+def _entries(file: BinaryIO) -> list[_SnapshotEntry]:
     magic, length, crc = _HEAD.unpack(file.read(_HEAD.size))
     if magic != _MAGIC or length > _MOST_HEAD:
         raise EOFError("it does not begin as one")
     head = file.read(length)
     if len(head) < length or zlib.crc32(head) != crc:
         raise EOFError("its head was cut off or has changed")
-    return msgspec.msgpack.decode(head, type=list[_Entry])
+    return msgspec.msgpack.decode(head, type=list[_SnapshotEntry])
 
 
-def _read(file: BinaryIO, entry: _Entry) -> np.ndarray[Any, Any]:
+def _read(file: BinaryIO, entry: _SnapshotEntry) -> np.ndarray[Any, Any]:
     dtype = DTYPES[entry.dtype]
     if math.prod(entry.shape) * dtype.itemsize > os.fstat(file.fileno()).st_size:
         raise EOFError("it was cut off")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import MemoryMap
-    from ...ops import Driver, Home
+    from ...ops import DeviceView, Preparer
 
 Shape = int | tuple[int, ...]
 Number = bool | int | float | complex | np.generic
@@ -55,8 +55,8 @@ class Arrays(Evaluating[D]):
         """
         kind, sizes = as_dtype(dtype), as_shape(shape)
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            return Submission(None, (), (), driver.output(sizes, kind))
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            return Submission(None, (), (), preparer.output(sizes, kind))
 
         return Request(self._device.memory_lane, "empty", prepare)
 
@@ -114,8 +114,8 @@ class Arrays(Evaluating[D]):
         if strided(ref):
             return self._fill_strided(ref, value)
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            block = require_writable(ref, driver.memory, "ref")
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            block = require_writable(ref, preparer.memory, "ref")
             message = Fill(block.address, ref.nbytes, _element(value, ref.dtype))
             return Submission(message, (), (block,), ref)
 
@@ -125,15 +125,15 @@ class Arrays(Evaluating[D]):
         """Fill a view by repeating one element, which is filled first."""
         lane = self._device.memory_lane
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            require_writable(ref, driver.memory, "ref", strided=True)
-            one = driver.output((), ref.dtype)
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            require_writable(ref, preparer.memory, "ref", strided=True)
+            one = preparer.output((), ref.dtype)
             message = Fill(one._block.address, one.nbytes, _element(value, ref.dtype))
 
-            def prepare_one(_driver: Driver) -> Submission[GpuRef]:
+            def prepare_one(_preparer: Preparer) -> Submission[GpuRef]:
                 return Submission(message, (), (one._block,), one)
 
-            submission = copy_strided(one.broadcast_to(ref.shape), ref).prepare(driver)
+            submission = copy_strided(one.broadcast_to(ref.shape), ref).prepare(preparer)
             return submission.around([Request(lane, "fill", prepare_one)])
 
         return Request(ARRAY_LANE, "fill", prepare)
@@ -141,32 +141,32 @@ class Arrays(Evaluating[D]):
     def _full(self, shape: Shape, element: bytes, dtype: np.dtype[Any]) -> Request[GpuRef]:
         sizes = as_shape(shape)
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            ref = driver.output(sizes, dtype)
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            ref = preparer.output(sizes, dtype)
             message = Fill(ref._block.address, ref.nbytes, element)
             return Submission(message, (), (ref._block,), ref)
 
         return Request(self._device.memory_lane, "fill", prepare)
 
 
-def copying(device: Home, src: GpuRef, dst: GpuRef | None) -> Request[GpuRef]:
+def copying(device: DeviceView, src: GpuRef, dst: GpuRef | None) -> Request[GpuRef]:
     """The request to copy one buffer of a device to another."""
 
-    def prepare_strided(driver: Driver) -> Submission[GpuRef]:
-        require_readable(src, driver.memory, "src", strided=True)
+    def prepare_strided(preparer: Preparer) -> Submission[GpuRef]:
+        require_readable(src, preparer.memory, "src", strided=True)
         if dst is not None:
-            check_pair(src, dst, driver.memory)
-        return copy_strided(src, dst, ("src", "dst")).prepare(driver)
+            check_pair(src, dst, preparer.memory)
+        return copy_strided(src, dst, ("src", "dst")).prepare(preparer)
 
     if strided(src, dst):
         return Request(ARRAY_LANE, "copy", prepare_strided)
 
-    def prepare(driver: Driver) -> Submission[GpuRef]:
-        source = require_readable(src, driver.memory, "src")
+    def prepare(preparer: Preparer) -> Submission[GpuRef]:
+        source = require_readable(src, preparer.memory, "src")
         if dst is None:
-            target = driver.output(src.shape, src.dtype)
+            target = preparer.output(src.shape, src.dtype)
         else:
-            check_pair(src, dst, driver.memory)
+            check_pair(src, dst, preparer.memory)
             target = dst
         message = Copy(target._block.address, source.address, src.nbytes)
         return Submission(message, (source,), (target._block,), target)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @final
-class _Waiter:
+class _PlacementWaiter:
     """Work that waits for a device."""
 
     __slots__ = ("answered", "candidates", "error", "hints", "policy", "taken")
@@ -65,7 +65,7 @@ class Placement:
     """The line of tasks that wait for a device of a group, or of one of its slices."""
 
     def __init__(self) -> None:
-        self._waiting: deque[_Waiter] = deque()
+        self._waiting: deque[_PlacementWaiter] = deque()
         self._idle = trio.Event()
 
     @property
@@ -78,7 +78,7 @@ class Placement:
     ) -> Candidate:
         """Wait for a device that has room; ``give_back`` it."""
         await trio.lowlevel.checkpoint()
-        waiter = _Waiter(candidates, policy, hints)
+        waiter = _PlacementWaiter(candidates, policy, hints)
         self.look()  # freed memory is not reported, and the first in line goes first
         if not waiter.try_now():
             self._waiting.append(waiter)

@@ -12,7 +12,7 @@ import numpy as np
 from ...actors.util import check_whole
 from ...lanes import HostDied
 from ...wire import AskPeers, Peers, StickyFault
-from ._picture import svg_of, text_of
+from ._draw import svg_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_left: Final[deque[_View]] = deque()
+_left: Final[deque[_DeviceMappings]] = deque()
 """Views that have outlived their device and of which an array is gone. The next call in any thread
 takes them out and frees their mappings."""
 
@@ -60,7 +60,7 @@ class _Lease:
 
     __slots__ = ("__weakref__", "_hold", "block", "slab", "view")
 
-    def __init__(self, view: _View, slab: int, block: Block) -> None:
+    def __init__(self, view: _DeviceMappings, slab: int, block: Block) -> None:
         self.view: Final = view
         self.slab: Final = slab
         self.block: Block | None = block.base
@@ -81,7 +81,7 @@ class _Lease:
 
 
 @final
-class _View:
+class _DeviceMappings:
     """The mappings of one device in this process, for as long as their arrays are held.
 
     Calls of the driver run in worker threads, one at a time. They belong to no trio run, so a view
@@ -326,7 +326,7 @@ class Exports:
 
     def __init__(self, core: DeviceCore) -> None:
         self._core = core
-        self._view = _View(core.backend_description.context, core.index)
+        self._view = _DeviceMappings(core.backend_description.context, core.index)
 
     # --- out ---------------------------------------------------------------------------------
 
@@ -506,7 +506,7 @@ class Exports:
         with suppress(LibraryError):  # the program's own context is broken: nothing can be unmapped
             await self._unmap(self._view, self._view.unused())
 
-    async def _unmap(self, view: _View, slabs: list[int]) -> None:
+    async def _unmap(self, view: _DeviceMappings, slabs: list[int]) -> None:
         if view.opened:
             with trio.CancelScope(shield=True):
                 await self._in_worker(view.unmap, slabs)

@@ -19,9 +19,9 @@ from ._keys import Chosen, taken
 from ._searching import search
 from ._top import FP8
 from .choosing import INT64, choose, read_numbers
-from .steps import ArrayPart, Steps
+from .steps import ArrayPart, CallSteps
 from .wire._intervals import require_intervals
-from .wire.indexing import CountNumbers, Histogram, RequireIntervals
+from .wire.indexing import CountHistogram, CountNumbers, RequireIntervals
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
@@ -72,11 +72,11 @@ class Counting(ArrayPart[D]):
         if weights is not None and self._operand(weights, "weights").shape != given.shape:
             raise ValueError("The weights and list don't have the same length.")
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             size = least if length is None else operator.index(length)
             if length is None and given.shape[0]:
                 asked = read_numbers(self._cub, (given.min(), given.max()), "bincount")
-                low, high = steps.driver.perform(asked) or (0, 0)
+                low, high = steps.preparer.perform(asked) or (0, 0)
                 if low < 0:
                     raise ValueError("'list' argument must have no negative elements")
                 size = max(least, high + 1)
@@ -86,7 +86,7 @@ class Counting(ArrayPart[D]):
 
     def _counted(
         self,
-        steps: Steps,
+        steps: CallSteps,
         x: GpuRef,
         weights: Operand | None,
         size: int,
@@ -101,9 +101,15 @@ class Counting(ArrayPart[D]):
         if weights is None:  # by a kernel of ours: CUB's would have to be there, and built first
             given = steps.contiguous(x)
             message = CountNumbers(
-                given._place.address, given.size, NAMES[given.dtype], made._place.address, size
+                given._addressable_block.address,
+                given.size,
+                NAMES[given.dtype],
+                made._addressable_block.address,
+                size,
             )
-            steps.submit("array.count", message, [given._place], [made._place])
+            steps.submit(
+                "array.count", message, [given._addressable_block], [made._addressable_block]
+            )
             return made
         each = steps.cast(steps.ref(weights, "weights"), dtype)
         chosen = Chosen(made, [(x, 0)], x.shape, 0)
@@ -159,7 +165,7 @@ class Counting(ArrayPart[D]):
         if isinstance(edges, int) and edges < 1:
             raise ValueError("`bins` must be positive, when an integer")
 
-        def build(steps: Steps) -> tuple[GpuRef, GpuRef]:
+        def build(steps: CallSteps) -> tuple[GpuRef, GpuRef]:
             x = steps.flat(steps.ref(given, "a"))
             half = NAMES[x.dtype] == "float16"  # whose edges are, too; the kernel has wide ones
             if isinstance(edges, int) and weights is None and not half:
@@ -219,14 +225,14 @@ def _edges(bins: Any) -> int | np.ndarray[Any, Any] | GpuRef:
     return edges
 
 
-def _densities(steps: Steps, counts: GpuRef, ends: GpuRef) -> GpuRef:
+def _densities(steps: CallSteps, counts: GpuRef, ends: GpuRef) -> GpuRef:
     """Counts in densities, whose integral is 1."""
     wide = steps.cast(ends, _FLOAT64)
     return steps.evaluate(counts / (wide[1:] - wide[:-1]) / counts.sum())
 
 
 def _binned(
-    steps: Steps, x: GpuRef, count: int, bounds: tuple[float, float] | None
+    steps: CallSteps, x: GpuRef, count: int, bounds: tuple[float, float] | None
 ) -> tuple[GpuRef, GpuRef]:
     """Return the number of elements in each interval, and the edges."""
     if NAMES[x.dtype] in FP8:
@@ -239,24 +245,26 @@ def _binned(
     if both is None:
         require_intervals(float(least), float(most), count, NAMES[dtype])
     counts, ends = steps.output((count,), INT64), steps.output((count + 1,), dtype)
-    message = Histogram(
-        x._place.address if x.size else 0,
+    message = CountHistogram(
+        x._addressable_block.address if x.size else 0,
         x.size,
         NAMES[x.dtype],
-        0 if both is None else both._place.address,
+        0 if both is None else both._addressable_block.address,
         float(least),
         float(most),
-        counts._place.address,
-        ends._place.address,
+        counts._addressable_block.address,
+        ends._addressable_block.address,
         NAMES[dtype],
         count,
     )
-    reads = [ref._place for ref in (x, both) if ref is not None]
-    steps.submit("array.histogram", message, reads, [counts._place, ends._place])
+    reads = [ref._addressable_block for ref in (x, both) if ref is not None]
+    steps.submit(
+        "array.histogram", message, reads, [counts._addressable_block, ends._addressable_block]
+    )
     return counts, ends
 
 
-def _ends(steps: Steps, x: GpuRef) -> GpuRef:
+def _ends(steps: CallSteps, x: GpuRef) -> GpuRef:
     """Return the smallest and largest number, in float64; 0.5 beyond both if they are equal."""
     both = steps.output((2,), _FLOAT64)
     low, high = cast(x.min(), _FLOAT64), cast(x.max(), _FLOAT64)
@@ -274,7 +282,7 @@ def _of_edges(dtype: np.dtype[Any], bounds: tuple[float, float] | None) -> np.dt
 
 
 def _places(
-    steps: Steps, x: GpuRef, count: int, bounds: tuple[float, float] | None
+    steps: CallSteps, x: GpuRef, count: int, bounds: tuple[float, float] | None
 ) -> tuple[GpuRef, GpuRef]:
     """Return the interval of each element, -1 for none, and the edges."""
     wide = steps.cast(x, _FLOAT64) if x.dtype.kind in "biu" else x
@@ -282,8 +290,8 @@ def _places(
     if bounds is None and x.size:
         both = _ends(steps, wide)
         low, high = both[0], both[1]
-        message = RequireIntervals(both._place.address, NAMES[edge], count)
-        steps.submit("array.histogram", message, [both._place], [])
+        message = RequireIntervals(both._addressable_block.address, NAMES[edge], count)
+        steps.submit("array.histogram", message, [both._addressable_block], [])
     else:
         least, most = bounds or (0.0, 1.0)
         require_intervals(float(least), float(most), count, NAMES[edge])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import GpuRef
-    from ...ops import Driver
+    from ...ops import Preparer
 
 Shape = int | tuple[int, ...]
 Number = complex | np.generic
@@ -257,8 +257,8 @@ class Creation(ArrayPart[D]):
         kind = like.dtype if dtype is None else as_dtype(dtype)
         sizes = like.shape if shape is None else as_shape(shape)
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            return Submission(None, (), (), driver.output(sizes, kind))
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            return Submission(None, (), (), preparer.output(sizes, kind))
 
         return Request(LANE, "array.empty_like", prepare)
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
-from ._lower import Place, Read, Write
-from .wire._program import Access, KernelForm, Node
+from ._lower import BufferPlace, Read, Write
+from .wire._program import Access, KernelForm, KernelNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import numpy as np
 
-    from ._lower import Lowered
+    from ._lower import LoweredKernel
 
-    NewScratch = Callable[[int, "np.dtype[Any]"], Place]
+    NewScratch = Callable[[int, "np.dtype[Any]"], BufferPlace]
 
 _VECTOR_BYTES: Final = 16
 """Bytes that a thread reads and writes at once."""
@@ -57,7 +57,7 @@ class Launching(NamedTuple):
 
     form: KernelForm
     blocks: tuple[int, int]
-    places: tuple[Place | None, ...]
+    places: tuple[BufferPlace | None, ...]
     numbers: tuple[int, ...]
     constants: tuple[int, ...]
     in_place: frozenset[tuple[int, int]]
@@ -66,7 +66,7 @@ class Launching(NamedTuple):
 class _Flat(NamedTuple):
     """A kernel whose axes are as few as can be: kept ones, then reduced ones."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[KernelNode, ...]
     reads: tuple[Read, ...]
     writes: tuple[Write, ...]
     constants: tuple[int, ...]
@@ -85,7 +85,7 @@ def strides_in_order(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def launches_of(lowered: Lowered, new_scratch: NewScratch) -> list[Launching]:
+def launches_of(lowered: LoweredKernel, new_scratch: NewScratch) -> list[Launching]:
     """Return the launches of a kernel: one, or two if rows are cut into parts."""
     space = lowered.space
     accesses: list[Read | Write] = [*lowered.reads, *lowered.writes]
@@ -389,7 +389,7 @@ def _in_parts(
 
 def _of_parts(flat: _Flat, found: dict[int, list[Read]], parts: int) -> _Flat:
     """Return the kernel that makes results from the results of parts of rows."""
-    nodes: list[Node] = []
+    nodes: list[KernelNode] = []
     reads: list[Read] = []
     made: dict[int, int] = {}
     # It takes only the numbers that it uses: a launch with others is refused.
@@ -399,22 +399,22 @@ def _of_parts(flat: _Flat, found: dict[int, list[Read]], parts: int) -> _Flat:
     constants: list[int] = []
     end = 0
 
-    def put(node: Node) -> int:
+    def put(node: KernelNode) -> int:
         nodes.append(node)
         return len(nodes) - 1
 
-    def scalar(node: Node) -> int:
+    def scalar(node: KernelNode) -> int:
         nonlocal end
         word = node.args[0]
         if word not in places:
             places[word] = end
             constants.append(numbers[word])
             end += -(-DTYPES[node.dtype].itemsize // 8)
-        return put(Node(node.kind, node.name, (places[word],), node.dtype))
+        return put(KernelNode(node.kind, node.name, (places[word],), node.dtype))
 
     def read(each: Read, kind: str) -> int:
         reads.append(each)
-        return put(Node(kind, "", (len(reads) - 1,), each.dtype))  # type: ignore[arg-type]
+        return put(KernelNode(kind, "", (len(reads) - 1,), each.dtype))  # type: ignore[arg-type]
 
     kept = len(flat.kept)
     wanted = {write.node for write in flat.writes}
@@ -426,7 +426,7 @@ def _of_parts(flat: _Flat, found: dict[int, list[Read]], parts: int) -> _Flat:
         node = flat.nodes[at]
         if at in found:
             args = tuple(read(each, "load") for each in found[at])
-            made[at] = put(Node(node.kind, node.name, args, node.dtype))
+            made[at] = put(KernelNode(node.kind, node.name, args, node.dtype))
         elif node.kind in ("load", "index"):
             each = flat.reads[node.args[0]]
             made[at] = read(each._replace(strides=(*each.strides[:kept], 0)), node.kind)
@@ -434,7 +434,7 @@ def _of_parts(flat: _Flat, found: dict[int, list[Read]], parts: int) -> _Flat:
             made[at] = scalar(node)
         else:
             args = tuple(made[arg] for arg in node.args)
-            made[at] = put(Node(node.kind, node.name, args, node.dtype))
+            made[at] = put(KernelNode(node.kind, node.name, args, node.dtype))
     writes = tuple(
         each._replace(strides=(*each.strides[:kept], 0), node=made[each.node])
         for each in flat.writes

@@ -32,8 +32,8 @@ from ._keys import (
     values_in,
     whole_mask,
 )
-from .choosing import INT64, Along, Mode, choose, first_outside, trimmed, where_set
-from .steps import ArrayPart, Steps, target_of
+from .choosing import INT64, GatherAxis, Mode, choose, first_outside, trimmed, where_set
+from .steps import ArrayPart, CallSteps, target_of
 
 if TYPE_CHECKING:
     from ...expressions import Value
@@ -79,7 +79,7 @@ class Indexing(ArrayPart[D]):
         at = 0 if axis is None else normalize_axis_index(axis, ref.ndim)
         given = self._indices(indices, "indices", error=TypeError)
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             source = steps.ref(ref, "a")
             if axis is None:
                 source = steps.flat(source)
@@ -158,10 +158,10 @@ class Indexing(ArrayPart[D]):
             raise ValueError("`indices` and `arr` must have the same number of dimensions")
         at = 0 if axis is None else normalize_axis_index(axis, ref.ndim)
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             source = steps.ref(ref, "arr")
             if values is not None:
-                require_writable(ref, steps.driver.memory, "arr", strided=True)
+                require_writable(ref, steps.preparer.memory, "arr", strided=True)
             if axis is None:
                 source = source.reshape(-1) if values is not None else steps.flat(source)
             n = source.shape[at]
@@ -179,7 +179,7 @@ class Indexing(ArrayPart[D]):
                 plain = values_in(steps, values, shape, source)
             seen = found.broadcast_to(shape)
             axes = [
-                Along(
+                GatherAxis(
                     extent,
                     plain.strides[d],
                     source.strides[d] if d != at and source.shape[d] > 1 else 0,
@@ -217,7 +217,7 @@ class Indexing(ArrayPart[D]):
         ref, way = self._ref(x), mode_of(mode)
         items = items_of(key, ref)
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             chosen = self._chosen(steps, steps.ref(ref), items, mode, way)
             if not chosen.indices:
                 return chosen.view
@@ -307,9 +307,9 @@ class Indexing(ArrayPart[D]):
         mask = whole_mask(items, value)
         like = fitting(value, ref)
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             source = steps.ref(ref)
-            require_writable(ref, steps.driver.memory, "x", strided=True)
+            require_writable(ref, steps.preparer.memory, "x", strided=True)
             if mask is not None:
                 seen = mask[(..., *[None] * (ref.ndim - len(mask.shape)))]  # type: ignore[index]
                 changed = like if kind == "set" else source + like
@@ -361,7 +361,7 @@ class Indexing(ArrayPart[D]):
         if len(given.shape) == 1:
             return where_set(self._cub, given, "nonzero", lambda n, refs: (trimmed(refs[0], n),))
 
-        def build(steps: Steps) -> tuple[GpuRef, ...]:
+        def build(steps: CallSteps) -> tuple[GpuRef, ...]:
             positions = self._positions(steps, given, "nonzero")
             return tuple(steps.evaluate(each) for each in unraveled(positions, given.shape))
 
@@ -394,7 +394,7 @@ class Indexing(ArrayPart[D]):
         """
         given = self._operand(a, "a")
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             positions = self._positions(steps, given, "argwhere")
             made = steps.output((positions.size, len(given.shape)), INT64)
             for at, each in enumerate(unraveled(positions, given.shape)):
@@ -432,7 +432,7 @@ class Indexing(ArrayPart[D]):
         if flags.shape[0] > n:
             raise IndexError(f"a condition of {flags.shape[0]} elements for an axis of {n}")
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             source = steps.ref(ref, "a")
             if axis is None:
                 source = steps.flat(source)
@@ -460,7 +460,7 @@ class Indexing(ArrayPart[D]):
         if math.prod(flags.shape) != ref.size:
             raise ValueError(f"a condition of shape {flags.shape} for an array of {ref.shape}")
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             positions = self._positions(steps, flags, "extract")
             return taken(steps, steps.flat(steps.ref(ref, "arr")), positions)
 
@@ -468,10 +468,10 @@ class Indexing(ArrayPart[D]):
 
     # --- keys -------------------------------------------------------------------------------
 
-    def _positions(self, steps: Steps, mask: Operand, name: str) -> GpuRef:
+    def _positions(self, steps: CallSteps, mask: Operand, name: str) -> GpuRef:
         """Return the positions at which a mask is set, which the program has to ask for first."""
         asked = where_set(self._cub, mask, name, lambda count, refs: refs[0][:count])
-        found = steps.driver.perform(asked)
+        found = steps.preparer.perform(asked)
         assert found is not None
         return found
 
@@ -497,7 +497,7 @@ class Indexing(ArrayPart[D]):
 
     def _index(
         self,
-        steps: Steps,
+        steps: CallSteps,
         given: Operand | np.ndarray[Any, Any],
         n: int,
         axis: int,
@@ -513,22 +513,22 @@ class Indexing(ArrayPart[D]):
             self._require_inside(steps, given, n, axis)
         return steps.ref(given, "indices"), outside_of(way)
 
-    def _require_inside(self, steps: Steps, given: Operand, n: int, axis: int) -> None:
+    def _require_inside(self, steps: CallSteps, given: Operand, n: int, axis: int) -> None:
         if not isinstance(given, GpuRef):
             raise TypeError(
                 "indices to be checked must be a ref, and not an expression; compute it first: "
                 "await device.evaluate(expression)"
             )
-        require_readable(given, steps.driver.memory, "indices", strided=True)
+        require_readable(given, steps.preparer.memory, "indices", strided=True)
         if not given.size:
             return
-        found = steps.driver.perform(first_outside(self._cub, given, n))
+        found = steps.preparer.perform(first_outside(self._cub, given, n))
         assert found is not None
         if found[0]:
             raise IndexError(f"index {found[1]} is out of bounds for axis {axis} with size {n}")
 
     def _chosen(
-        self, steps: Steps, ref: GpuRef, items: list[Any], mode: Mode | None, way: Mode
+        self, steps: CallSteps, ref: GpuRef, items: list[Any], mode: Mode | None, way: Mode
     ) -> Chosen:
         """Return a key with buffers of indices instead of arrays."""
         expanded: list[Any] = []
@@ -591,7 +591,7 @@ class Indexing(ArrayPart[D]):
         return Chosen(view, indices, shape, place)
 
     def _buffer(
-        self, steps: Steps, each: Any, n: int, axis: int, mode: Mode | None, way: Mode
+        self, steps: CallSteps, each: Any, n: int, axis: int, mode: Mode | None, way: Mode
     ) -> GpuRef:
         if isinstance(each, np.ndarray):
             require_inside(each, n, axis)

@@ -14,10 +14,10 @@ from ..._errors import said_of
 from ...expressions import Operand, cast, constant
 from ...memory import GpuRef
 from ...ops import overlap
-from .choosing import Along, Mode, choose
+from .choosing import GatherAxis, Mode, choose
 
 if TYPE_CHECKING:
-    from .steps import Steps
+    from .steps import CallSteps
     from .wire.indexing import Outside
 
 Indices = Operand | np.ndarray[Any, np.dtype[Any]] | Sequence[object] | int
@@ -58,11 +58,11 @@ class Chosen(NamedTuple):
         sizes = [self.view.shape[axis] for axis in self.others]
         return (*sizes[: self.place], *self.shape, *sizes[self.place :])
 
-    def loops(self, plain: GpuRef) -> list[Along]:
+    def loops(self, plain: GpuRef) -> list[GatherAxis]:
         """The axes of the indices; ``plain`` is of the shape of the result."""
         seen = [ref.broadcast_to(self.shape) for ref, _ in self.indices]
         return [
-            Along(
+            GatherAxis(
                 extent,
                 plain.strides[self.place + at],
                 0,
@@ -71,14 +71,14 @@ class Chosen(NamedTuple):
             for at, extent in enumerate(self.shape)
         ]
 
-    def rest(self, plain: GpuRef) -> list[Along]:
+    def rest(self, plain: GpuRef) -> list[GatherAxis]:
         """The other axes."""
         none = (0,) * len(self.indices)
         made = []
         for number, axis in enumerate(self.others):
             at = number if number < self.place else number + len(self.shape)
             step = self.view.strides[axis]
-            made.append(Along(self.view.shape[axis], plain.strides[at], step, none))
+            made.append(GatherAxis(self.view.shape[axis], plain.strides[at], step, none))
         return made
 
 
@@ -213,7 +213,7 @@ def fitting(value: Any, ref: GpuRef) -> Operand:
     return constant(number[()] if isinstance(value, np.ndarray) else number, ref.dtype)
 
 
-def values_in(steps: Steps, value: Any, shape: tuple[int, ...], target: GpuRef) -> GpuRef:
+def values_in(steps: CallSteps, value: Any, shape: tuple[int, ...], target: GpuRef) -> GpuRef:
     """Return the values to write, in the shape of the places that they go to.
 
     Raises:
@@ -237,7 +237,7 @@ def values_in(steps: Steps, value: Any, shape: tuple[int, ...], target: GpuRef) 
     return ref[(0,) * (ref.ndim - len(given))].broadcast_to(shape)
 
 
-def gather(steps: Steps, chosen: Chosen, made: GpuRef, outside: Outside) -> None:
+def gather(steps: CallSteps, chosen: Chosen, made: GpuRef, outside: Outside) -> None:
     """Read chosen elements into a buffer of any dtype of the same kind."""
     view = chosen.view
     plain = made
@@ -249,7 +249,7 @@ def gather(steps: Steps, chosen: Chosen, made: GpuRef, outside: Outside) -> None
         steps.assign((plain, made))
 
 
-def taken(steps: Steps, flat: GpuRef, positions: GpuRef) -> GpuRef:
+def taken(steps: CallSteps, flat: GpuRef, positions: GpuRef) -> GpuRef:
     """Elements of one row."""
     made = steps.output(positions.shape, flat.dtype)
     chosen = Chosen(flat, [(positions, 0)], positions.shape, 0)

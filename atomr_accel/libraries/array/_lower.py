@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 
 from ..._dtypes import NAMES
 from ..._errors import Unsupported
-from .wire._program import Node
+from .wire._program import KernelNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .graph import Value
+    from .graph import GraphValue
 
 Map = tuple[int | None, ...]
 """Axes of the space, one for each axis of a value; None if all of that axis see one element."""
 
 
-class Place(NamedTuple):
+class BufferPlace(NamedTuple):
     """Which buffer: an operand, an output, or one in between."""
 
     kind: Literal["operand", "output", "scratch"]
     number: int
 
 
-class Stored(NamedTuple):
+class StoredValue(NamedTuple):
     """A value in a buffer.
 
     Attributes:
@@ -33,16 +33,16 @@ class Stored(NamedTuple):
         alignment: the alignment of its address, in bytes.
     """
 
-    place: Place
+    place: BufferPlace
     strides: tuple[int, ...]
     alignment: int
 
 
 class Target(NamedTuple):
-    """A wanted value and its buffer; attributes as those of ``Stored``."""
+    """A wanted value and its buffer; attributes as those of ``StoredValue``."""
 
     value: int
-    place: Place
+    place: BufferPlace
     strides: tuple[int, ...]
     alignment: int
 
@@ -58,7 +58,7 @@ class Read(NamedTuple):
         alignment: the alignment of its address, in bytes.
     """
 
-    place: Place | None
+    place: BufferPlace | None
     strides: tuple[int, ...]
     dtype: str
     itemsize: int
@@ -73,7 +73,7 @@ class Write(NamedTuple):
         varies: whether it has all elements of a row.
     """
 
-    place: Place
+    place: BufferPlace
     strides: tuple[int, ...]
     dtype: str
     itemsize: int
@@ -115,13 +115,13 @@ class Space(NamedTuple):
         return None
 
 
-def is_reduction(value: Value) -> bool:
+def is_reduction(value: GraphValue) -> bool:
     """Return whether a value is a reduction."""
     return value.kind in ("reduce", "arg")
 
 
 @final
-class Lowered:
+class LoweredKernel:
     """Values of one kernel, with its inputs and outputs.
 
     Args:
@@ -141,10 +141,10 @@ class Lowered:
 
     def __init__(
         self,
-        values: Sequence[Value],
+        values: Sequence[GraphValue],
         operands: Sequence[Any],
-        stored: Mapping[int, Stored],
-        store: Callable[[int], Stored],
+        stored: Mapping[int, StoredValue],
+        store: Callable[[int], StoredValue],
         space: Space,
         only: int | None = None,
     ) -> None:
@@ -158,7 +158,7 @@ class Lowered:
         self._places: dict[Read, int] = {}
         self._scalars: dict[int, int] = {}
         self.space: Final = space
-        self.nodes: Final[list[Node]] = []
+        self.nodes: Final[list[KernelNode]] = []
         self.reads: Final[list[Read]] = []
         self.writes: Final[list[Write]] = []
         self.constants: Final[list[int]] = []
@@ -199,7 +199,7 @@ class Lowered:
             found = self._known[key] = self._made(at, value, axes)
         return found
 
-    def _made(self, at: int, value: Value, axes: Map) -> int:
+    def _made(self, at: int, value: GraphValue, axes: Map) -> int:
         stored = self._stored.get(at)
         if stored is not None:
             return self._load(stored, value, axes)
@@ -214,11 +214,12 @@ class Lowered:
                         "bytes apart; copy it first"
                     )
                 strides = tuple(stride // itemsize for stride in layout.strides)
-                place = Place("operand", value.args[0])
-                return self._load(Stored(place, strides, layout.alignment), value, axes)
+                place = BufferPlace("operand", value.args[0])
+                return self._load(StoredValue(place, strides, layout.alignment), value, axes)
             case "constant":
                 return self._add(
-                    ("scalar", value.args[0]), Node("scalar", "", (self._scalar(value),), dtype)
+                    ("scalar", value.args[0]),
+                    KernelNode("scalar", "", (self._scalar(value),), dtype),
                 )
             case "index":
                 (axis,) = value.axes
@@ -232,17 +233,17 @@ class Lowered:
                 return self._reduced(at, value, axes)
         args = tuple([self._node(arg, self._aligned(arg, value, axes)) for arg in value.args])
         return self._add(
-            (value.kind, value.name, args, dtype), Node(value.kind, value.name, args, dtype)
+            (value.kind, value.name, args, dtype), KernelNode(value.kind, value.name, args, dtype)
         )
 
-    def _add(self, key: tuple[object, ...], node: Node) -> int:
+    def _add(self, key: tuple[object, ...], node: KernelNode) -> int:
         found = self._same.get(key)
         if found is None:
             found = self._same[key] = len(self.nodes)
             self.nodes.append(node)
         return found
 
-    def _scalar(self, value: Value) -> int:
+    def _scalar(self, value: GraphValue) -> int:
         """Return the word of the kernel's numbers at which a constant begins."""
         number = value.args[0]
         if number not in self._scalars:
@@ -251,7 +252,7 @@ class Lowered:
             self.words += -(-value.dtype.itemsize // 8)
         return self._scalars[number]
 
-    def _load(self, stored: Stored, value: Value, axes: Map) -> int:
+    def _load(self, stored: StoredValue, value: GraphValue, axes: Map) -> int:
         strides = [0] * len(self.space.shape)
         for axis, stride in zip(axes, stored.strides, strict=True):
             if axis is not None:
@@ -265,14 +266,14 @@ class Lowered:
         if number is None:
             number = self._places[read] = len(self.reads)
             self.reads.append(read)
-        return self._add((kind, number), Node(kind, "", (number,), read.dtype))
+        return self._add((kind, number), KernelNode(kind, "", (number,), read.dtype))
 
-    def _aligned(self, arg: int, value: Value, axes: Map) -> Map:
+    def _aligned(self, arg: int, value: GraphValue, axes: Map) -> Map:
         """The axes of an argument that broadcasts."""
         shape = self._values[arg].shape
         return axes[len(value.shape) - len(shape) :]
 
-    def _seen(self, value: Value, axes: Map) -> Map:
+    def _seen(self, value: GraphValue, axes: Map) -> Map:
         shape = self._values[value.args[0]].shape
         found: list[int | None] = [None] * len(shape)
         for axis, of in zip(axes, value.axes, strict=True):
@@ -280,17 +281,17 @@ class Lowered:
                 found[of] = axis
         return tuple(found)
 
-    def _reduced(self, at: int, value: Value, axes: Map) -> int:
+    def _reduced(self, at: int, value: GraphValue, axes: Map) -> int:
         inside = self._inside(at, value, axes)
         if inside is None:
             return self._load(self._store(at), value, axes)
         arg = self._node(value.args[0], inside)
         dtype = NAMES[value.dtype]
         return self._add(
-            (value.kind, value.name, arg, dtype), Node(value.kind, value.name, (arg,), dtype)
+            (value.kind, value.name, arg, dtype), KernelNode(value.kind, value.name, (arg,), dtype)
         )
 
-    def _inside(self, at: int, value: Value, axes: Map) -> Map | None:
+    def _inside(self, at: int, value: GraphValue, axes: Map) -> Map | None:
         """Return the axes of a reduction's operand; None if the reduction is not in this kernel."""
         space = self.space
         if not space.reduced or (self._only is not None and at != self._only):

@@ -14,7 +14,7 @@ from ..._dtypes import as_dtype
 from ...expressions import Operand, cast
 from ...expressions.promotion import common
 from ...ops import D, Request, op
-from .steps import ArrayPart, Steps, target_of
+from .steps import ArrayPart, CallSteps, target_of
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -69,7 +69,7 @@ class Manipulation(ArrayPart[D]):
         given = self._operand(a, "a")
         kind = given.dtype if dtype is None else as_dtype(dtype)
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             ref = steps.contiguous(steps.cast(steps.ref(given, "a"), kind))
             return ref if ref.ndim else ref.reshape(1)
 
@@ -266,7 +266,7 @@ class Manipulation(ArrayPart[D]):
             length = sum(ref.shape[at] for ref in refs)
             shape = (*first.shape[:at], length, *first.shape[at + 1 :])
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             named = [(f"arrays[{number}]", ref) for number, ref in enumerate(refs)]
             made = target_of(steps, out, shape, result, named, op=name)
             start, pairs = 0, []
@@ -381,7 +381,7 @@ class Manipulation(ArrayPart[D]):
         return ref
 
 
-def _same(steps: Steps, x: Operand, *, copy: bool) -> GpuRef:
+def _same(steps: CallSteps, x: Operand, *, copy: bool) -> GpuRef:
     ref = steps.ref(x)
     if not copy or ref is not x:
         return ref
@@ -390,7 +390,7 @@ def _same(steps: Steps, x: Operand, *, copy: bool) -> GpuRef:
     return made
 
 
-def _copied(steps: Steps, x: Operand, out: GpuRef | None) -> GpuRef:
+def _copied(steps: CallSteps, x: Operand, out: GpuRef | None) -> GpuRef:
     """Return a result that shares no memory with the operands."""
     return steps.evaluate(x, out)
 

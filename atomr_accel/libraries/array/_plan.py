@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 
 from ..._errors import Unsupported
 from ._geometry import Launching, launches_of, strides_in_order
-from ._lower import Lowered, Place, Space, Stored, Target, is_reduction
+from ._lower import BufferPlace, LoweredKernel, Space, StoredValue, Target, is_reduction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
 
-    from .graph import Value
+    from .graph import GraphValue
 
 _DEEPEST: Final = 96
 """Values in a row that one kernel computes."""
@@ -32,7 +32,7 @@ Conflict = tuple[Literal["same", "part"], int, int]
 """An output and an operand that are the same memory, or share some."""
 
 
-class Layout(NamedTuple):
+class BufferLayout(NamedTuple):
     """A buffer without its place.
 
     Attributes:
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
     alignment: int
 
 
-class Plan(NamedTuple):
+class EvaluationPlan(NamedTuple):
     """Plan of an expression's computation.
 
     Attributes:
@@ -61,22 +61,22 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    values: Sequence[Value],
+    values: Sequence[GraphValue],
     results: Sequence[int],
-    operands: Sequence[Layout],
-    outputs: Sequence[Layout],
+    operands: Sequence[BufferLayout],
+    outputs: Sequence[BufferLayout],
     conflicts: Sequence[Conflict] = (),
-) -> Plan:
+) -> EvaluationPlan:
     """Return the plan of an expression.
 
     Args:
-        values: its values, in the order of ``Graph``.
+        values: its values, in the order of ``ExpressionGraph``.
         results: the indices of the wanted values.
         operands: the layouts of its operands.
         outputs: the layouts of the buffers for results.
         conflicts: the operands and outputs that share memory.
     """
-    plan = _Planner(values, operands).plan(results, outputs, frozenset())
+    plan = _EvaluationPlanner(values, operands).plan(results, outputs, frozenset())
     if len(plan.launches) == 1 and all(
         # Elements that are read and written by the same thread, and read by no other.
         word == "same" and (operand, at) in plan.launches[0].in_place
@@ -85,24 +85,24 @@ def make_plan(
         return plan
     if conflicts and plan.launches:
         apart = frozenset(at for _, at, _ in conflicts)
-        plan = _Planner(values, operands).plan(results, outputs, apart)
+        plan = _EvaluationPlanner(values, operands).plan(results, outputs, apart)
     return plan
 
 
 @final
-class _Planner:
+class _EvaluationPlanner:
     """Makes one plan."""
 
-    def __init__(self, values: Sequence[Value], operands: Sequence[Layout]) -> None:
+    def __init__(self, values: Sequence[GraphValue], operands: Sequence[BufferLayout]) -> None:
         self._values: Final = values
         self._operands: Final = operands
         self._launches: Final[list[Launching]] = []
         self._scratch: Final[list[tuple[int, np.dtype[Any]]]] = []
-        self._stored: Final[dict[int, Stored]] = {}
+        self._stored: Final[dict[int, StoredValue]] = {}
 
     def plan(
-        self, results: Sequence[int], outputs: Sequence[Layout], apart: frozenset[int]
-    ) -> Plan:
+        self, results: Sequence[int], outputs: Sequence[BufferLayout], apart: frozenset[int]
+    ) -> EvaluationPlan:
         """The plan; results of the numbers in ``apart`` are copied to their place in the end."""
         for at in self._too_deep():
             self.store(at)
@@ -119,13 +119,13 @@ class _Planner:
         for number in sorted(apart):
             if 0 not in outputs[number].shape:
                 self._compute([self._target(number, results[number], outputs[number])])
-        return Plan(tuple(self._launches), tuple(self._scratch))
+        return EvaluationPlan(tuple(self._launches), tuple(self._scratch))
 
     @staticmethod
-    def _target(number: int, result: int, layout: Layout) -> Target:
+    def _target(number: int, result: int, layout: BufferLayout) -> Target:
         itemsize = layout.dtype.itemsize
         strides = tuple(stride // itemsize for stride in layout.strides)
-        return Target(result, Place("output", number), strides, layout.alignment)
+        return Target(result, BufferPlace("output", number), strides, layout.alignment)
 
     def _too_deep(self) -> list[int]:
         """The values at which an expression that is too deep is cut."""
@@ -143,7 +143,7 @@ class _Planner:
             depths.append(depth)
         return cuts
 
-    def store(self, at: int) -> Stored:
+    def store(self, at: int) -> StoredValue:
         """Compute a value into its own buffer, before the kernels to come."""
         found = self._stored.get(at)
         if found is None:
@@ -151,14 +151,14 @@ class _Planner:
             number = len(self._scratch)
             self._scratch.append((math.prod(value.shape), value.dtype))
             strides = strides_in_order(value.shape)
-            place = Place("scratch", number)
+            place = BufferPlace("scratch", number)
             if 0 not in value.shape:
                 if is_reduction(value):
                     self._compute([Target(at, place, strides, 256)])
                 else:
                     for group in self._groups([Target(at, place, strides, 256)]):
                         self._compute(group)
-            found = self._stored[at] = Stored(place, strides, 256)
+            found = self._stored[at] = StoredValue(place, strides, 256)
         return found
 
     # --- which results one kernel has -------------------------------------------------------
@@ -235,7 +235,7 @@ class _Planner:
         return self._values[target.value].shape
 
     def _launch(self, space: Space, targets: list[Target], only: int | None = None) -> None:
-        lowered = Lowered(self._values, self._operands, self._stored, self.store, space, only)
+        lowered = LoweredKernel(self._values, self._operands, self._stored, self.store, space, only)
         for target in targets:
             lowered.add(target)
         launches = launches_of(lowered, self._new_scratch)
@@ -247,9 +247,9 @@ class _Planner:
                 )
         self._launches.extend(launches)
 
-    def _new_scratch(self, count: int, dtype: np.dtype[Any]) -> Place:
+    def _new_scratch(self, count: int, dtype: np.dtype[Any]) -> BufferPlace:
         self._scratch.append((count, dtype))
-        return Place("scratch", len(self._scratch) - 1)
+        return BufferPlace("scratch", len(self._scratch) - 1)
 
 
 _MOST_WORDS: Final = 480

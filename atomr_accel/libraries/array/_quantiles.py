@@ -15,7 +15,7 @@ from ...expressions.expression import cast, ufunc, where
 from ...expressions.promotion import FLOAT32
 from ...ops import D, Request, op
 from ._sorting import Sorting
-from .steps import Steps, target_of
+from .steps import CallSteps, target_of
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
@@ -178,7 +178,7 @@ class Quantiles(Sorting[D]):
             kept_shape = kept
         shape = (*shares.shape, *kept_shape)
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             ref = steps.ref(given, "a")
             moved = ref.moveaxis(axes, tuple(range(-len(axes), 0))) if axes else ref[..., None]
             rows = moved if len(axes) == 1 or not axes else steps.contiguous(moved)

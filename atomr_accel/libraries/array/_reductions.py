@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Axis = int | tuple[int, ...] | None
 
 
-class Reductions(ArrayPart[D]):
+class ArrayReductions(ArrayPart[D]):
     """Sums, extremes and their like along any axes.
 
     They are those of expressions, and take expressions, too: ``device.array.sum(x * y)`` is one

@@ -16,7 +16,7 @@ from ._creation import Number, _number
 from ._keys import Chosen, gather
 from ._scans import scanned
 from .choosing import INT64, read_numbers
-from .steps import ArrayPart, Steps
+from .steps import ArrayPart, CallSteps
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
@@ -66,7 +66,7 @@ class Repeating(ArrayPart[D]):
         if times < 0:
             raise ValueError("repeats may not contain negative values.")
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             source = steps.ref(ref, "a")
             if axis is None:
                 source = steps.flat(source)
@@ -100,7 +100,7 @@ class Repeating(ArrayPart[D]):
                 f"operands could not be broadcast together with shape ({n},) ({size},)"
             )
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             source = steps.flat(steps.ref(ref, "a")) if flat else steps.ref(ref, "a")
             if isinstance(counts, np.ndarray):
                 total = int(counts.sum())
@@ -111,7 +111,7 @@ class Repeating(ArrayPart[D]):
                     wide = cast(counts, INT64)
                     least, wide = wide.min(), broadcast(wide, (n,))
                     asked = read_numbers(self._cub, (least, wide.sum()), "repeat")
-                    low, total = steps.driver.perform(asked) or (0, 0)
+                    low, total = steps.preparer.perform(asked) or (0, 0)
                     if low < 0:
                         raise ValueError("repeats may not contain negative values.")
                     sums = steps.evaluate(wide)
@@ -150,7 +150,7 @@ class Repeating(ArrayPart[D]):
         times = (1,) * (ndim - len(times)) + times
         shape = (1,) * (ndim - ref.ndim) + ref.shape
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             source = steps.ref(ref, "A")[(*[None] * (ndim - ref.ndim), ...)]
             made = steps.output(
                 tuple(n * count for n, count in zip(shape, times, strict=True)), ref.dtype
@@ -195,7 +195,7 @@ class Repeating(ArrayPart[D]):
                 moves[axes[at % len(axes)]] += _whole(each, "shift")
             flat_shape = ref.shape
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             source = steps.ref(ref, "a")
             made = steps.output(ref.shape, ref.dtype)
             if not ref.size:
@@ -246,7 +246,7 @@ class Repeating(ArrayPart[D]):
             before + n + behind for n, (before, behind) in zip(ref.shape, widths, strict=True)
         )
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             source = steps.ref(ref, "array")
             made = steps.output(shape, ref.dtype)
             inside = tuple(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ...memory import Block
-    from ...ops import Driver, LaneSpec
+    from ...ops import LaneSpec, Preparer
     from .wire._program import KernelForm
 
 _numbers: Final = itertools.count(1)
@@ -23,7 +23,7 @@ _numbers: Final = itertools.count(1)
 
 
 @dataclass(slots=True, eq=False)
-class _Copy:
+class _KernelCopy:
     """A kernel among some executors, in one generation.
 
     Attributes:
@@ -54,59 +54,59 @@ class BuiltKernel:
     def __init__(self, form: KernelForm) -> None:
         self.number: Final = next(_numbers)
         self.form: Final = form
-        self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
+        self._copies: WeakKeyDictionary[object, _KernelCopy] = WeakKeyDictionary()
 
-    def copy(self, driver: Driver, builds: LaneSpec) -> _Copy:
-        """Return the copy in the place where the driver's ops are executed."""
-        keeper = driver.keeper
-        copy = self._copies.get(keeper)
-        if copy is None or copy.kept.epoch is not driver.memory.epoch:
-            kept = keeper.keep(builds.name, "array.forget", ForgetKernel(self.number))
-            copy = self._copies[keeper] = _Copy(kept)
+    def copy(self, preparer: Preparer, builds: LaneSpec) -> _KernelCopy:
+        """Return the copy in the place where the preparer's ops are executed."""
+        host_objects = preparer.host_objects
+        copy = self._copies.get(host_objects)
+        if copy is None or copy.kept.epoch is not preparer.memory.epoch:
+            kept = host_objects.keep(builds.name, "array.forget", ForgetKernel(self.number))
+            copy = self._copies[host_objects] = _KernelCopy(kept)
         return copy
 
 
-def built(kernels: Iterable[BuiltKernel], driver: Driver, builds: LaneSpec) -> list[Block]:
-    """Return the blocks that stand for kernels in the place where the driver's ops are executed.
+def built(kernels: Iterable[BuiltKernel], preparer: Preparer, builds: LaneSpec) -> list[Block]:
+    """Return the blocks that stand for kernels in the place where the preparer's ops are executed.
 
     Missing kernels are built first, all by one request.
 
     Args:
         kernels: the kernels to launch.
-        driver: the launch's driver.
+        preparer: the launch's preparer.
         builds: the lane that builds and frees them.
     """
     together = tuple(kernels)
-    return [driver.obtain(partial(_obtain, each, together, builds)) for each in together]
+    return [preparer.obtain(partial(_obtain, each, together, builds)) for each in together]
 
 
 def _obtain(
-    kernel: BuiltKernel, together: tuple[BuiltKernel, ...], builds: LaneSpec, driver: Driver
+    kernel: BuiltKernel, together: tuple[BuiltKernel, ...], builds: LaneSpec, preparer: Preparer
 ) -> Block:
     """Return the block of one kernel; the first missing one has all missing kernels built."""
-    own = kernel.copy(driver, builds)
+    own = kernel.copy(preparer, builds)
     if own.built:
         return own.kept
-    copies = [(each, each.copy(driver, builds)) for each in together]
-    home = driver.home
+    copies = [(each, each.copy(preparer, builds)) for each in together]
+    home = preparer.home
     missing = {
         each.number: (each, copy)
         for each, copy in copies
         if not copy.built and home not in copy.asked_by
     }
     if missing:
-        driver.perform(_building([*missing.values()], builds))
+        preparer.perform(_building([*missing.values()], builds))
         for _, copy in missing.values():
             copy.asked_by.add(home)
-    return kernel.copy(driver, builds).kept
+    return kernel.copy(preparer, builds).kept
 
 
-def _building(missing: list[tuple[BuiltKernel, _Copy]], builds: LaneSpec) -> Request[None]:
+def _building(missing: list[tuple[BuiltKernel, _KernelCopy]], builds: LaneSpec) -> Request[None]:
     def done() -> None:
         for _, copy in missing:
             copy.built = True
 
-    def prepare(_driver: Driver) -> Submission[None]:
+    def prepare(_preparer: Preparer) -> Submission[None]:
         message = BuildKernels(
             tuple([kernel.number for kernel, _ in missing]),
             tuple([kernel.form for kernel, _ in missing]),

@@ -13,8 +13,8 @@ from ...expressions.promotion import FLOAT32, reduced
 from ...memory import GpuRef
 from ...ops import D, Request, op
 from ._top import FP8, fits
-from .steps import ArrayPart, Steps, target_of
-from .wire.indexing import PARTS, SCAN_PART, Scan
+from .steps import ArrayPart, CallSteps, target_of
+from .wire.indexing import PARTS, SCAN_PART, ScanRows
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -84,7 +84,7 @@ class Scans(ArrayPart[D]):
         axis = flattening(axis, given.shape)
         at = 0 if axis is None else normalize_axis_index(axis, len(given.shape))
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             ref = steps.cast(steps.ref(given, "a"), wide)
             rows = steps.flat(ref) if axis is None else steps.last(ref, at)
             shape = rows.shape if axis is None else ref.shape
@@ -108,7 +108,7 @@ class Scans(ArrayPart[D]):
 
 
 def scanned(
-    steps: Steps,
+    steps: CallSteps,
     kind: Literal["add", "multiply"],
     rows: GpuRef,
     *,
@@ -128,15 +128,15 @@ def scanned(
             return steps.do(steps.cub.inclusive_scan(rows, name, dtype=rows.dtype, out=out))
     made = steps.output(rows.shape, rows.dtype) if out is None else out
     scratch = steps.output((PARTS * SCAN_PART,), _UINT8) if rows.size == n > _LONG else None
-    message = Scan(
+    message = ScanRows(
         kind,
-        rows._place.address,
-        made._place.address,
+        rows._addressable_block.address,
+        made._addressable_block.address,
         NAMES[rows.dtype],
         rows.size // n,
         n,
-        0 if scratch is None else scratch._place.address,
+        0 if scratch is None else scratch._addressable_block.address,
     )
-    writes = [ref._place for ref in (made, scratch) if ref is not None]
-    steps.submit("array.scan", message, (rows._place,), writes)
+    writes = [ref._addressable_block for ref in (made, scratch) if ref is not None]
+    steps.submit("array.scan", message, (rows._addressable_block,), writes)
     return made

@@ -13,7 +13,7 @@ from ...ops import D, Request, op
 from ._keys import taken
 from ._top import FP8
 from .choosing import INT64
-from .steps import ArrayPart, Steps
+from .steps import ArrayPart, CallSteps
 
 if TYPE_CHECKING:
     pass
@@ -64,7 +64,9 @@ class Searching(ArrayPart[D]):
         return self._several("digitize", lambda steps: search(steps, edges, given, side, None))
 
 
-def search(steps: Steps, a: GpuRef, given: Operand, side: object, sorter: GpuRef | None) -> GpuRef:
+def search(
+    steps: CallSteps, a: GpuRef, given: Operand, side: object, sorter: GpuRef | None
+) -> GpuRef:
     if side not in ("left", "right"):
         raise ValueError(f"side must be 'left' or 'right', not {side!r}")
     if a.ndim != 1:

@@ -21,7 +21,7 @@ from ...ops import D, Request, op
 from ._keys import taken
 from ._top import FP8, fits, ranks, top
 from .choosing import INT64
-from .steps import ArrayPart, Steps, target_of
+from .steps import ArrayPart, CallSteps, target_of
 
 if TYPE_CHECKING:
     from ...ops import LaneSpec
@@ -147,7 +147,7 @@ class Sorting(ArrayPart[D]):
 
         few = ranks(given, at, count)
 
-        def build(steps: Steps) -> tuple[GpuRef, GpuRef]:
+        def build(steps: CallSteps) -> tuple[GpuRef, GpuRef]:
             if few:
                 values, positions = top(steps, given, at, count, descending=largest)
             else:
@@ -185,7 +185,7 @@ class Sorting(ArrayPart[D]):
             at = normalize_axis_index(axis, len(shape))
         dtype = INT64 if order else given.dtype
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             source: Operand = given
             size = shape if axis is not None else (math.prod(shape),)
             along = at if axis is not None else 0
@@ -217,7 +217,7 @@ class Sorting(ArrayPart[D]):
 
     def _rows(
         self,
-        steps: Steps,
+        steps: CallSteps,
         given: Operand,
         axis: int,
         *,
@@ -287,7 +287,7 @@ def _require_kth(a: Operand, kth: Any, axis: int | None) -> None:
             raise ValueError(f"kth(={at}) out of bounds ({n})")
 
 
-def _order_of_complex(steps: Steps, row: GpuRef) -> GpuRef:
+def _order_of_complex(steps: CallSteps, row: GpuRef) -> GpuRef:
     """The order of complex numbers: by where they are NaN, by real parts, by imaginary ones."""
     order = steps.evaluate(index(row.shape, 0))
     lost = [ufunc("isnan", part) for part in (row.real, row.imag)]

@@ -15,7 +15,7 @@ from .wire.indexing import MOST_TOP, Top, top_scratch
 if TYPE_CHECKING:
     from ...expressions import Operand
     from ...memory import GpuRef
-    from .steps import Steps
+    from .steps import CallSteps
 
 FP8: Final = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
 """Dtypes that are sorted and counted as float32."""
@@ -35,7 +35,7 @@ def fits(out: GpuRef, read: GpuRef, shape: tuple[int, ...] | None = None) -> boo
 
 
 def top(
-    steps: Steps,
+    steps: CallSteps,
     given: Operand,
     axis: int,
     count: int,
@@ -67,16 +67,16 @@ def top(
     scratch = steps.output((room,), _UINT8) if room else None
     if rows:
         message = Top(
-            ref._place.address,
+            ref._addressable_block.address,
             NAMES[ref.dtype],
             rows,
             length,
             count,
             bool(descending),
-            values._place.address,
-            0 if places is None else places._place.address,
-            0 if scratch is None else scratch._place.address,
+            values._addressable_block.address,
+            0 if places is None else places._addressable_block.address,
+            0 if scratch is None else scratch._addressable_block.address,
         )
-        writes = [each._place for each in (values, places, scratch) if each is not None]
-        steps.submit("array.top", message, (ref._place,), writes)
+        writes = [each._addressable_block for each in (values, places, scratch) if each is not None]
+        steps.submit("array.top", message, (ref._addressable_block,), writes)
     return values, places

@@ -12,7 +12,7 @@ from ...memory import GpuRef
 from ...ops import Answered, D, Request, Submission, op
 from ._top import FP8
 from .choosing import INT64, asking, trimmed
-from .steps import Steps
+from .steps import CallSteps
 from .wire.indexing import PARTS, Distinct
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Unique(Sorting[D]):
                     found.append(made.reshape(shape) if number == 1 else trimmed(made, count))
             return tuple(found) if narrow else made_of(tuple(found))
 
-        def ask(steps: Steps) -> Submission[Any]:
+        def ask(steps: CallSteps) -> Submission[Any]:
             flat = steps.flat(steps.ref(given, "ar"))
             values, order = self._rows(steps, flat, 0, descending=False, order=flags[0] or flags[1])
             return _distinct(steps, values, order, flags, finish, equal_nan=equal_nan)
@@ -135,8 +135,8 @@ class Unique(Sorting[D]):
         if not narrow:
             return asked
 
-        def build(steps: Steps) -> T:
-            found = steps.driver.perform(asked)
+        def build(steps: CallSteps) -> T:
+            found = steps.preparer.perform(asked)
             assert found is not None
             return made_of((steps.cast(found[0], dtype), *found[1:]))
 
@@ -149,7 +149,7 @@ def _pair(found: tuple[GpuRef, ...]) -> tuple[GpuRef, GpuRef]:
 
 
 def _distinct(
-    steps: Steps,
+    steps: CallSteps,
     values: GpuRef,
     order: GpuRef | None,
     flags: tuple[bool, bool, bool],
@@ -165,7 +165,7 @@ def _distinct(
     begins = steps.output(values.shape, INT64) if flags[2] else None
     scratch = steps.output((PARTS,), INT64)
     message = Distinct(
-        values._place.address,
+        values._addressable_block.address,
         values.size,
         NAMES[values.dtype],
         equal_nan,
@@ -175,14 +175,14 @@ def _distinct(
         _address(inverse),
         _address(begins),
         _address(lengths),
-        scratch._place.address,
+        scratch._addressable_block.address,
     )
-    reads = [ref._place for ref in (values, order) if ref is not None]
+    reads = [ref._addressable_block for ref in (values, order) if ref is not None]
     targets = (made, places, inverse, begins, lengths, scratch)
-    writes = [ref._place for ref in targets if ref is not None]
+    writes = [ref._addressable_block for ref in targets if ref is not None]
     refs = tuple([ref for ref in (made, places, inverse, lengths) if ref is not None])
     return Submission(message, tuple(reads), tuple(writes), finish=Answered(finish, refs))
 
 
 def _address(ref: GpuRef | None) -> Any:
-    return 0 if ref is None else ref._place.address
+    return 0 if ref is None else ref._addressable_block.address

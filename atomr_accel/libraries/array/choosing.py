@@ -14,14 +14,14 @@ from ...memory import GpuRef, span
 from ...ops import ARRAY_LANE as LANE
 from ...ops import ARRAY_WAITS as WAITS
 from ...ops import LARGEST_ITEM, Answered, Request, Submission
-from .steps import Steps
+from .steps import CallSteps
 from .wire.indexing import PARTS, Choose, Compact, Element, FindOutside, Index, ReadNumbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...expressions import Operand
-    from ...ops import Described, Driver, LaneSpec
+    from ...ops import AsRequests, LaneSpec, Preparer
     from ..cub.facade import Cub
     from .wire.indexing import Outside
 
@@ -36,7 +36,7 @@ _BOOL: Final = as_dtype(np.bool_)
 INT64: Final = as_dtype(np.int64)
 
 
-class Along(NamedTuple):
+class GatherAxis(NamedTuple):
     """Axis of the elements that are gathered or scattered.
 
     Attributes:
@@ -51,7 +51,7 @@ class Along(NamedTuple):
     chosen: int
     indices: tuple[int, ...]
 
-    def continues(self, inner: Along) -> bool:
+    def continues(self, inner: GatherAxis) -> bool:
         """Return whether it forms one axis together with the next one."""
         n = inner.extent
         return (
@@ -62,13 +62,13 @@ class Along(NamedTuple):
 
 
 def choose(
-    steps: Steps,
+    steps: CallSteps,
     kind: Kind,
     plain: GpuRef,
     chosen: GpuRef,
     indices: Sequence[tuple[GpuRef, int]],
-    loops: Sequence[Along],
-    rest: Sequence[Along],
+    loops: Sequence[GatherAxis],
+    rest: Sequence[GatherAxis],
     *,
     outside: Outside,
     ordered: bool = False,
@@ -98,24 +98,24 @@ def choose(
     low, high = span(chosen.shape, chosen.strides, chosen.dtype.itemsize)
     message = Choose(
         kind,
-        plain._place.address,
-        chosen._place.address,
+        plain._addressable_block.address,
+        chosen._addressable_block.address,
         low,
         high - low,
         NAMES[chosen.dtype] if kind == "add" else _MOVED[itemsize],
         NAMES[indices[0][0].dtype],
         outside,
         tuple(
-            Index(ref._place.address, chosen.shape[axis], chosen.strides[axis])
+            Index(ref._addressable_block.address, chosen.shape[axis], chosen.strides[axis])
             for ref, axis in indices
         ),
         tuple(Element(*each) for each in axes),
         inner if ordered else 0,
     )
-    blocks = [ref._place for ref, _ in indices]
-    reads, writes = [*blocks, plain._place], [chosen._place]
+    blocks = [ref._addressable_block for ref, _ in indices]
+    reads, writes = [*blocks, plain._addressable_block], [chosen._addressable_block]
     if kind == "gather":
-        reads, writes = [*blocks, chosen._place], [plain._place]
+        reads, writes = [*blocks, chosen._addressable_block], [plain._addressable_block]
     steps.submit(f"array.{kind}", message, reads, writes)
 
 
@@ -126,30 +126,34 @@ def _merged(
     plain: GpuRef,
     chosen: GpuRef,
     indices: Sequence[tuple[GpuRef, int]],
-    loops: Sequence[Along],
-    rest: Sequence[Along],
+    loops: Sequence[GatherAxis],
+    rest: Sequence[GatherAxis],
     kind: Kind,
-) -> tuple[list[Along], int, int]:
+) -> tuple[list[GatherAxis], int, int]:
     """Return fewer axes, the number of elements along the others than the loops, and their size."""
     itemsize = plain.dtype.itemsize
     first, others = _joined(loops), _joined(rest)
     if others and kind != "add":
         last = others[-1]
         if last.plain == last.chosen == itemsize:
-            parts = [plain._place.offset, chosen._place.offset, last.extent * itemsize]
+            parts = [
+                plain._addressable_block.offset,
+                chosen._addressable_block.offset,
+                last.extent * itemsize,
+            ]
             parts += [each.plain for each in (*first, *others[:-1])]
             parts += [each.chosen for each in (*first, *others[:-1])]
             parts += [chosen.strides[axis] for _, axis in indices]
             wide = max(itemsize, math.gcd(LARGEST_ITEM, *parts))
             extent = last.extent * itemsize // wide
-            others[-1:] = [] if extent == 1 else [Along(extent, wide, wide, last.indices)]
+            others[-1:] = [] if extent == 1 else [GatherAxis(extent, wide, wide, last.indices)]
             itemsize = wide
     inner = math.prod(each.extent for each in others)
     return [*first, *others], inner, itemsize
 
 
-def _joined(axes: Sequence[Along]) -> list[Along]:
-    made: list[Along] = []
+def _joined(axes: Sequence[GatherAxis]) -> list[GatherAxis]:
+    made: list[GatherAxis] = []
     for axis in axes:
         if axis.extent == 1:
             continue
@@ -164,9 +168,9 @@ def _joined(axes: Sequence[Along]) -> list[Along]:
 
 
 def asking(
-    cub: Cub[Described],
+    cub: Cub[AsRequests],
     name: str,
-    build: Callable[[Steps], Submission[Any]],
+    build: Callable[[CallSteps], Submission[Any]],
     lane: LaneSpec = LANE,
 ) -> Request[Any]:
     """Return a request whose answer comes from the device, after preceding steps.
@@ -178,8 +182,8 @@ def asking(
         lane: the lane; one that blocks, if the op waits for the device while it runs.
     """
 
-    def prepare(driver: Driver) -> Submission[Any]:
-        steps = Steps(driver, cub, lane)
+    def prepare(preparer: Preparer) -> Submission[Any]:
+        steps = CallSteps(preparer, cub, lane)
         return steps.result(None, build(steps))
 
     return Request(lane, f"array.{name}", prepare)
@@ -193,7 +197,7 @@ def trimmed(ref: GpuRef, count: int) -> GpuRef:
 
 
 def compacting(
-    steps: Steps, mask: Operand, make: Callable[[int, tuple[GpuRef, ...]], T]
+    steps: CallSteps, mask: Operand, make: Callable[[int, tuple[GpuRef, ...]], T]
 ) -> Submission[T]:
     """Return the question for the number and the C-order positions of nonzero elements.
 
@@ -205,14 +209,19 @@ def compacting(
     flags = steps.flat(steps.ref(cast(mask, _BOOL)))
     positions, scratch = steps.output(flags.shape, INT64), steps.output((PARTS,), INT64)
     message = Compact(
-        flags._place.address, flags.size, positions._place.address, scratch._place.address
+        flags._addressable_block.address,
+        flags.size,
+        positions._addressable_block.address,
+        scratch._addressable_block.address,
     )
-    writes = positions._place, scratch._place
-    return Submission(message, (flags._place,), writes, finish=Answered(make, (positions,)))
+    writes = positions._addressable_block, scratch._addressable_block
+    return Submission(
+        message, (flags._addressable_block,), writes, finish=Answered(make, (positions,))
+    )
 
 
 def where_set(
-    cub: Cub[Described],
+    cub: Cub[AsRequests],
     mask: Operand,
     name: str,
     make: Callable[[int, tuple[GpuRef, ...]], T],
@@ -221,40 +230,48 @@ def where_set(
     return asking(cub, name, lambda steps: compacting(steps, mask, make))
 
 
-def first_outside(cub: Cub[Described], indices: GpuRef, extent: int) -> Request[tuple[bool, int]]:
+def first_outside(cub: Cub[AsRequests], indices: GpuRef, extent: int) -> Request[tuple[bool, int]]:
     """Return whether an index is out of bounds, and the first such index."""
 
-    def build(steps: Steps) -> Submission[tuple[bool, int]]:
+    def build(steps: CallSteps) -> Submission[tuple[bool, int]]:
         flat = steps.flat(indices)
         scratch = steps.output((1,), INT64)
         message = FindOutside(
-            flat._place.address, flat.size, NAMES[flat.dtype], extent, scratch._place.address
+            flat._addressable_block.address,
+            flat.size,
+            NAMES[flat.dtype],
+            extent,
+            scratch._addressable_block.address,
         )
-        return Submission(message, (flat._place,), (scratch._place,), finish=tuple)
+        return Submission(
+            message, (flat._addressable_block,), (scratch._addressable_block,), finish=tuple
+        )
 
     return asking(cub, "check", build, WAITS)
 
 
 def read_numbers(
-    cub: Cub[Described], expressions: Sequence[Operand], name: str
+    cub: Cub[AsRequests], expressions: Sequence[Operand], name: str
 ) -> Request[tuple[int, ...]]:
     """Ask for the values of expressions, whole numbers."""
 
-    def build(steps: Steps) -> Submission[tuple[int, ...]]:
+    def build(steps: CallSteps) -> Submission[tuple[int, ...]]:
         refs = steps.evaluate_all([cast(each, INT64) for each in expressions])
-        places = tuple([ref._place for ref in refs])
+        places = tuple([ref._addressable_block for ref in refs])
         addresses = tuple([place.address for place in places])
         return Submission(ReadNumbers(addresses), places, (), finish=tuple)
 
     return asking(cub, name, build)
 
 
-def read_number(cub: Cub[Described], expression: Operand, name: str) -> Request[int]:
+def read_number(cub: Cub[AsRequests], expression: Operand, name: str) -> Request[int]:
     """Ask for the value of an expression, a whole number."""
 
-    def build(steps: Steps) -> Submission[int]:
+    def build(steps: CallSteps) -> Submission[int]:
         ref = steps.evaluate(cast(expression, INT64))
-        message = ReadNumbers((ref._place.address,))
-        return Submission(message, (ref._place,), (), finish=lambda found: int(found[0]))
+        message = ReadNumbers((ref._addressable_block.address,))
+        return Submission(
+            message, (ref._addressable_block,), (), finish=lambda found: int(found[0])
+        )
 
     return asking(cub, name, build)

@@ -44,19 +44,26 @@ from ...ops import (
     require_writable,
 )
 from ...wire.recent import Recent
-from ._plan import Conflict, Layout, Plan, make_plan
+from ._plan import BufferLayout, Conflict, EvaluationPlan, make_plan
 from ._resident import BuiltKernel, built
-from .graph import Graph
-from .wire._program import Interpret, KernelForm, Launch, RunKernels, Step, StridedArray
+from .graph import ExpressionGraph
+from .wire._program import (
+    ExpressionLaunch,
+    ExpressionStep,
+    Interpret,
+    KernelForm,
+    RunKernels,
+    StridedArray,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Mapping
 
     from ...memory import Block, MemoryMap
-    from ...ops import Awaited, Collected, Described, Driver, Home
+    from ...ops import AsRequests, Awaited, Collected, DeviceView, Preparer
 
 _EXECUTORS: Final = {"cuda": "atomr_accel.libraries.array.host._cuda_expression:CudaBuilder"}
-BUILDS: Final = LaneSpec("array-builds", _EXECUTORS, hangs=False, blocks=True)
+BUILDS: Final = LaneSpec("array-builds", _EXECUTORS, watched=False, own_thread=True)
 """Compiles kernels, which may take a second, while the other lane launches those there are."""
 
 _MOST_PLANS: Final = 2048
@@ -85,8 +92,8 @@ class Evaluator:
     __slots__ = ("__weakref__", "kernels", "plans")
 
     def __init__(self) -> None:
-        self.plans: Final[Recent[Hashable, tuple[Plan, tuple[BuiltKernel, ...]]]] = Recent(
-            _MOST_PLANS
+        self.plans: Final[Recent[Hashable, tuple[EvaluationPlan, tuple[BuiltKernel, ...]]]] = (
+            Recent(_MOST_PLANS)
         )
         self.kernels: Final[Recent[KernelForm, BuiltKernel]] = Recent(_MOST_KERNELS)
 
@@ -132,12 +139,12 @@ def evaluating(
         if len(outs) != len(expressions):
             raise ValueError(f"{len(expressions)} expressions have as many outs, not {len(outs)}")
         expressions = tuple(map(_fitted, expressions, outs))
-    return computing(interpreted, Graph(expressions), outs)
+    return computing(interpreted, ExpressionGraph(expressions), outs)
 
 
 def computing(
     interpreted: bool,
-    graph: Graph,
+    graph: ExpressionGraph,
     outs: tuple[GpuRef, ...] | None = None,
     *,
     single: bool | None = None,
@@ -156,14 +163,14 @@ def computing(
     if single is None:
         single = len(targets) == 1
 
-    def prepare(driver: Driver) -> Submission[Any]:
-        memory = driver.memory
+    def prepare(preparer: Preparer) -> Submission[Any]:
+        memory = preparer.memory
         on = graph.on(
-            [_standing(ref, driver, captured.get(at)) for at, ref in enumerate(graph.operands)]
+            [_standing(ref, preparer, captured.get(at)) for at, ref in enumerate(graph.operands)]
         )
         reads = [require_readable(ref, memory, "an operand", strided=True) for ref in on.operands]
         if outs is None:
-            made = tuple([driver.output(shape, dtype) for shape, dtype in targets])
+            made = tuple([preparer.output(shape, dtype) for shape, dtype in targets])
         else:
             made = outs
             for at, ref in enumerate(outs):
@@ -174,31 +181,31 @@ def computing(
         if interpreted:
             message: Any = _interpret(on, made)
         else:
-            message = _run(driver, on, made, reads, writes, given=outs is not None)
+            message = _run(preparer, on, made, reads, writes, given=outs is not None)
         return Submission(message, reads, writes, made[0] if single else made)
 
     return Request(LANE, "array.evaluate", prepare)
 
 
-def _standing(ref: GpuRef, driver: Driver, captured: weakref.ref[Block] | None) -> GpuRef:
+def _standing(ref: GpuRef, preparer: Preparer, captured: weakref.ref[Block] | None) -> GpuRef:
     """Return the ref that stands for an operand in a request."""
     if captured is not None:
-        memory = driver.memory
+        memory = preparer.memory
 
         def still() -> bool:
             base = captured()
             return base is not None and base.epoch in (memory.epoch, memory.sealed_epoch)
 
-        def base(_driver: Driver) -> Block:
+        def base(_preparer: Preparer) -> Block:
             found = captured()
             if found is None:
                 raise Pending(LANE)  # so that the function is called anew
             return found
 
         require_readable(ref, memory, "an operand", strided=True)
-        driver.depends(still)
-        ref = _view(ref, driver.obtain(base), ref._block.offset)
-    return driver.stand_in(ref)
+        preparer.depends(still)
+        ref = _view(ref, preparer.obtain(base), ref._block.offset)
+    return preparer.stand_in(ref)
 
 
 def _fitted(expression: Operand, out: GpuRef) -> Operand:
@@ -232,13 +239,13 @@ def _require_apart(outs: tuple[GpuRef, ...]) -> None:
 
 
 def _array(ref: GpuRef) -> StridedArray:
-    return StridedArray(ref._place.address, ref.shape, ref.strides, NAMES[ref.dtype])
+    return StridedArray(ref._addressable_block.address, ref.shape, ref.strides, NAMES[ref.dtype])
 
 
-def _interpret(graph: Graph, made: tuple[GpuRef, ...]) -> Interpret:
+def _interpret(graph: ExpressionGraph, made: tuple[GpuRef, ...]) -> Interpret:
     return Interpret(
         tuple(
-            Step(
+            ExpressionStep(
                 each.kind,
                 each.name,
                 each.args,
@@ -256,8 +263,8 @@ def _interpret(graph: Graph, made: tuple[GpuRef, ...]) -> Interpret:
     )
 
 
-def _layout(ref: GpuRef) -> Layout:
-    return Layout(ref.shape, ref.strides, ref.dtype, alignment(ref))
+def _layout(ref: GpuRef) -> BufferLayout:
+    return BufferLayout(ref.shape, ref.strides, ref.dtype, alignment(ref))
 
 
 def _signature(ref: GpuRef) -> tuple[object, ...]:
@@ -282,8 +289,8 @@ def _conflicts(operands: list[GpuRef], made: tuple[GpuRef, ...]) -> tuple[Confli
 
 
 def _run(
-    driver: Driver,
-    graph: Graph,
+    preparer: Preparer,
+    graph: ExpressionGraph,
     made: tuple[GpuRef, ...],
     reads: list[Block],
     writes: list[Block],
@@ -291,7 +298,7 @@ def _run(
     given: bool,
 ) -> RunKernels | None:
     """Return the launches that compute a graph; adds the further blocks to reads and writes."""
-    evaluator = _evaluator(driver.memory)
+    evaluator = _evaluator(preparer.memory)
     conflicts = _conflicts(graph.operands, made) if given else ()
     key = (
         graph.structure,
@@ -314,18 +321,20 @@ def _run(
     plan, kernels = planned
     if not kernels:
         return None
-    reads += built(kernels, driver, BUILDS)
+    reads += built(kernels, preparer, BUILDS)
     places: dict[str, list[Any]] = {"operand": graph.operands, "output": [*made]}
-    places["scratch"] = [driver.output((count,), dtype) for count, dtype in plan.scratch]
+    places["scratch"] = [preparer.output((count,), dtype) for count, dtype in plan.scratch]
     writes += [ref._block for ref in places["scratch"]]
     words = graph.words
     launches = tuple(
-        Launch(
+        ExpressionLaunch(
             kernel.number,
             each.blocks,
             tuple(
                 [
-                    0 if place is None else places[place.kind][place.number]._place.address
+                    0
+                    if place is None
+                    else places[place.kind][place.number]._addressable_block.address
                     for place in each.places
                 ]
             ),
@@ -378,7 +387,7 @@ class evaluate_op(op[..., Any]):  # noqa: N801 - used as a decorator
     ) -> Evaluate[GpuRef, tuple[GpuRef, ...]]: ...
     @overload
     def __get__(
-        self, facade: Facade[Described], owner: Any = None
+        self, facade: Facade[AsRequests], owner: Any = None
     ) -> Evaluate[Request[GpuRef], Request[tuple[GpuRef, ...]]]: ...
     def __get__(self, facade: Facade[Any] | None, owner: Any = None) -> Any:
         return super().__get__(facade, owner)
@@ -390,7 +399,7 @@ class Fused(Facade[D], Generic[D, P, R]):
 
     traced = True
 
-    def __init__(self, device: Home, function: Callable[P, Any]) -> None:
+    def __init__(self, device: DeviceView, function: Callable[P, Any]) -> None:
         self._device = device
         self._function = function
         self._known: Recent[Hashable, _Traced] = Recent(_MOST_FUSED)
@@ -412,7 +421,7 @@ class Fused(Facade[D], Generic[D, P, R]):
             key = (len(args), tuple(kwargs), _signed((*args, *kwargs.values()), refs))
         except _NoKeyError:
             results, single = self._made(args, kwargs)
-            return computing(interpreted, Graph(results), single=single)
+            return computing(interpreted, ExpressionGraph(results), single=single)
         traced = self._known.get(key)
         used = None if traced is None else traced.operands_on(refs)
         if traced is None or used is None:
@@ -449,7 +458,7 @@ class Fused(Facade[D], Generic[D, P, R]):
         given = _replaced((*args, *kwargs.values()), stand_in)
         named = dict(zip(kwargs, given[len(args) :], strict=True))
         results, single = self._made(given[: len(args)], named)
-        graph = Graph(results)
+        graph = ExpressionGraph(results)
         operands, used = [], []
         captured: dict[int, weakref.ref[Block]] = {}
         for at, ref in enumerate(graph.operands):
@@ -458,12 +467,14 @@ class Fused(Facade[D], Generic[D, P, R]):
             if argument is None:
                 captured[at] = weakref.ref(base)
             like = ref.on_block(block_at(memory, 0, 0))
-            operands.append(_Operand(argument or 0, offset, like))
-            used.append(ref if argument is None else _view(like, refs[argument]._place, offset))
+            operands.append(_FusedOperand(argument or 0, offset, like))
+            used.append(
+                ref if argument is None else _view(like, refs[argument]._addressable_block, offset)
+            )
         return _Traced(graph.on([]), tuple(operands), captured, single), used
 
 
-class _Operand(NamedTuple):
+class _FusedOperand(NamedTuple):
     """Operand of a fused function.
 
     Attributes:
@@ -487,8 +498,8 @@ class _Traced(NamedTuple):
         single: whether the function returns one expression.
     """
 
-    graph: Graph
-    operands: tuple[_Operand, ...]
+    graph: ExpressionGraph
+    operands: tuple[_FusedOperand, ...]
     captured: dict[int, weakref.ref[Block]]
     single: bool
 
@@ -498,7 +509,7 @@ class _Traced(NamedTuple):
         for at, (argument, offset, like) in enumerate(self.operands):
             captured = self.captured.get(at)
             if captured is None:
-                used.append(_view(like, refs[argument]._place, offset))
+                used.append(_view(like, refs[argument]._addressable_block, offset))
                 continue
             base = captured()
             if base is None:
@@ -529,7 +540,7 @@ def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
         refs.append(value)
         return kind, value.shape, value.dtype, value._strides
     if kind is Expression:
-        graph = Graph((value,))
+        graph = ExpressionGraph((value,))
         if any(type(word) is not int for words in graph.words for word in words):
             raise Untraceable  # a function may be called for each number
         refs += graph.operands
@@ -571,7 +582,7 @@ def _replaced(value: Any, stand_in: Callable[[GpuRef], GpuRef]) -> Any:
     if kind is GpuRef:
         return stand_in(value)
     if kind is Expression:
-        graph = Graph((value,))
+        graph = ExpressionGraph((value,))
         return graph.rebuilt([stand_in(ref) for ref in graph.operands])[0]
     if kind in (tuple, list):
         return kind([_replaced(each, stand_in) for each in value])

@@ -10,7 +10,7 @@ from ._creation import Creation
 from ._indexing import Indexing
 from ._manipulation import Manipulation
 from ._quantiles import Quantiles
-from ._reductions import Reductions
+from ._reductions import ArrayReductions
 from ._repeating import Repeating
 from ._scans import Scans
 from ._searching import Searching
@@ -23,7 +23,7 @@ class ArrayFunctions(
     Manipulation[D],
     Repeating[D],
     Indexing[D],
-    Reductions[D],
+    ArrayReductions[D],
     Counting[D],
     Searching[D],
     Scans[D],

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 _MOST_VALUES: Final = 1 << 14
 
 
-class Value(msgspec.Struct, frozen=True, gc=False):
+class GraphValue(msgspec.Struct, frozen=True, gc=False):
     """A value. Its arguments are the numbers of earlier values, of an operand or of a constant.
 
-    Attributes are those of ``wire._program.Step``, with a dtype instead of a name.
+    Attributes are those of ``wire._program.ExpressionStep``, with a dtype instead of a name.
     """
 
     kind: Any
@@ -35,26 +35,26 @@ class Value(msgspec.Struct, frozen=True, gc=False):
 
 
 @final
-class Structure:
+class GraphKey:
     """Values as a key, whose hash is computed once."""
 
     __slots__ = ("_hash", "_values")
 
-    def __init__(self, values: Sequence[Value]) -> None:
+    def __init__(self, values: Sequence[GraphValue]) -> None:
         self._values: Final = tuple(values)
         self._hash: Final = hash(self._values)
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return isinstance(other, Structure) and self._values == other._values
+        return isinstance(other, GraphKey) and self._values == other._values
 
     def __hash__(self) -> int:
         return self._hash
 
 
 @final
-class Graph:
+class ExpressionGraph:
     """Expressions in flat form: equal parts of them are one value.
 
     Attributes:
@@ -76,16 +76,16 @@ class Graph:
     )
 
     def __init__(self, expressions: Sequence[Operand]) -> None:
-        self.values: Final[list[Value]] = []
+        self.values: Final[list[GraphValue]] = []
         self.operands: list[GpuRef] = []
         self.constants: Final[list[tuple[np.generic, tuple[int, ...]]]] = []
         self._known: dict[int, int] = {}  # by identity: the expressions are held meanwhile
-        self._numbers: dict[Value, int] = {}
+        self._numbers: dict[GraphValue, int] = {}
         self._places: dict[tuple[object, ...], int] = {}
-        self._structure: Structure | None = None
+        self._structure: GraphKey | None = None
         self.results: Final = tuple([self._add(each) for each in expressions])
 
-    def on(self, operands: list[GpuRef]) -> Graph:
+    def on(self, operands: list[GpuRef]) -> ExpressionGraph:
         """Return the graph on other refs of the same shapes and dtypes; it holds no others."""
         other = copy(self)
         other.operands = operands
@@ -114,10 +114,10 @@ class Graph:
         return tuple([made[at] for at in self.results])
 
     @property
-    def structure(self) -> Structure:
+    def structure(self) -> GraphKey:
         """Return the parts that are the same in every evaluation."""
         if self._structure is None:
-            self._structure = Structure(self.values)
+            self._structure = GraphKey(self.values)
         return self._structure
 
     def _add(self, root: Operand) -> int:
@@ -137,7 +137,7 @@ class Graph:
             if at is None:
                 at = self._places[place] = len(self.operands)
                 self.operands.append(x)
-            return self._number(Value("operand", "", (at,), x.shape, x.dtype))
+            return self._number(GraphValue("operand", "", (at,), x.shape, x.dtype))
         if not isinstance(x, Expression):
             raise TypeError(f"an expression is made of refs and numbers, not of {type(x).__name__}")
         if x._kind == "constant":
@@ -152,15 +152,17 @@ class Graph:
             if not axes:  # each element is reduced alone; kernels have an axis for that
                 inner = self.values[args[0]]
                 last = len(inner.shape)
-                seen = Value("view", "", args, (*inner.shape, 1), inner.dtype, (*range(last), -1))
+                seen = GraphValue(
+                    "view", "", args, (*inner.shape, 1), inner.dtype, (*range(last), -1)
+                )
                 args, axes, keepdims = (self._number(seen),), (last,), False
         elif x._kind == "view":
             axes = tuple(-1 if at is None else at for at in x._params[0])
         elif x._kind == "index":
             axes = x._params
-        return self._number(Value(x._kind, x._name, args, x.shape, x.dtype, axes, keepdims))
+        return self._number(GraphValue(x._kind, x._name, args, x.shape, x.dtype, axes, keepdims))
 
-    def _number(self, value: Value) -> int:
+    def _number(self, value: GraphValue) -> int:
         at = self._numbers.get(value)
         if at is None:
             at = self._numbers[value] = len(self.values)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...ops import ARRAY_LANE, ARRAY_WAITS, Check, Library
+from ...ops import ARRAY_LANE, ARRAY_WAITS, Library, LibraryCheck
 from .evaluate import BUILDS
 
 if TYPE_CHECKING:
@@ -27,5 +27,5 @@ LIBRARY: Final = Library(
     lanes=(BUILDS, ARRAY_LANE, ARRAY_WAITS),
     uses=("cub",),
     numpy_modules=("numpy", "numpy.linalg"),
-    check=Check("sums of exp(x / 2), float32", 1e-5, _check),
+    check=LibraryCheck("sums of exp(x / 2), float32", 1e-5, _check),
 )

@@ -13,8 +13,8 @@ from ...memory import GpuRef, ref_error
 from ...ops import ARRAY_LANE as LANE
 from ...ops import ARRAY_WAITS as WAITS
 from ...ops import (
+    AsRequests,
     D,
-    Described,
     Facade,
     Request,
     Submission,
@@ -24,15 +24,15 @@ from ...ops import (
     require_writable,
 )
 from ..cub import call as cub
-from ..cub.wire.messages import Run
+from ..cub.wire.messages import RunCub
 from .evaluate import evaluating
-from .wire.indexing import CopyAll, Upload
-from .wire.several import ASKED, STEPS, Question, Several
+from .wire.indexing import CopyAll, UploadBytes
+from .wire.several import ASKED, STEPS, StepSequence, StepsThenAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ...ops import Driver, Home, LaneSpec
+    from ...ops import DeviceView, LaneSpec, Preparer
     from ...wire.copies import CopyStrided
     from ..cub.facade import Cub
 
@@ -46,7 +46,7 @@ _FEW_UPLOADED: Final = 1 << 10
 _Made = tuple[Request[Any], Submission[Any]]
 
 
-class Joining(NamedTuple):
+class MergeRule(NamedTuple):
     """Rule by which steps become one message, which one executor executes.
 
     Attributes:
@@ -70,51 +70,53 @@ class Joining(NamedTuple):
 
 
 _SEVERAL: Final = "array.several"
-LAUNCHED: Final = Joining(LANE, _SEVERAL, frozenset({LANE.name, cub.LANE.name}), STEPS, Several)
-_WAITED: Final = Joining(
-    WAITS, _SEVERAL, LAUNCHED.lanes | {WAITS.name, cub.WAITING.name}, STEPS, Several
+LAUNCHED: Final = MergeRule(
+    LANE, _SEVERAL, frozenset({LANE.name, cub.LANE.name}), STEPS, StepSequence
+)
+_WAITED: Final = MergeRule(
+    WAITS, _SEVERAL, LAUNCHED.lanes | {WAITS.name, cub.WAITING.name}, STEPS, StepSequence
 )
 
 
 @final
-class Describing:
+class RequestsOnly:
     """A device in the form that facades need whose ops give requests."""
 
-    driver: Final = Described
-    witness: Final = None  # these requests are parts of calls, not calls
+    call_mode: Final = AsRequests
+    recorder: Final = None  # these requests are parts of calls, not calls
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: DeviceView) -> None:
         self._home = home
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._home, name)
 
 
-class Steps:
+class CallSteps:
     """The steps of a call, while it is prepared.
 
     Nothing is executed yet. What steps write is scratch memory, or the caller's ``out``.
 
     Args:
-        driver: the driver of the call.
+        preparer: the preparer of the call.
         cub: algorithms that steps may be.
         lane: the call's lane. Its last step is on it; otherwise an empty step is added.
         joinings: how steps become one message: by the first of these that takes all of them. The
             last one takes whatever another does.
 
     Attributes:
-        driver: the driver of the call.
+        preparer: the preparer of the call.
         cub: algorithms that steps may be.
     """
 
     def __init__(
         self,
-        driver: Driver,
-        cub: Cub[Described],
+        preparer: Preparer,
+        cub: Cub[AsRequests],
         lane: LaneSpec = LANE,
-        joinings: tuple[Joining, ...] = (),
+        joinings: tuple[MergeRule, ...] = (),
     ) -> None:
-        self.driver: Final = driver
+        self.preparer: Final = preparer
         self.cub: Final = cub
         self._lane: Final = lane
         self._joinings = joinings or ((_WAITED if lane is WAITS else LAUNCHED),)
@@ -124,11 +126,11 @@ class Steps:
 
     def do(self, request: Request[T]) -> T:
         """Add a step; return its result, which has its content later."""
-        submission = request.prepare(self.driver)
+        submission = request.prepare(self.preparer)
         assert submission.finish is None
         self._sent += [] if submission.sent is None else [submission.sent]
         self._done += [] if submission.done is None else [submission.done]
-        for each, made in submission.steps(request, self.driver):
+        for each, made in submission.steps(request, self.preparer):
             if made.message is not None:
                 self._add(each, Submission(made.message, tuple(made.reads), tuple(made.writes)))
         result: Any = submission.result
@@ -136,18 +138,18 @@ class Steps:
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """Return an uninitialised buffer."""
-        return self.driver.output(shape, dtype)
+        return self.preparer.output(shape, dtype)
 
     def evaluate(self, expression: Operand, out: GpuRef | None = None) -> GpuRef:
         """Compute an expression."""
-        made: GpuRef = self.do(_evaluating(self.driver.home, expression, out))
+        made: GpuRef = self.do(_evaluating(self.preparer.home, expression, out))
         return made
 
     def evaluate_all(
         self, expressions: Sequence[Operand], outs: tuple[GpuRef, ...] | None = None
     ) -> tuple[GpuRef, ...]:
         """Compute several expressions, which may share operands."""
-        interpreted = self.driver.home.capabilities.python_kernels
+        interpreted = self.preparer.home.capabilities.python_kernels
         made = self.do(evaluating(interpreted, tuple(expressions), outs))
         return made if len(expressions) > 1 else (made,)
 
@@ -155,7 +157,7 @@ class Steps:
         """Return an argument as a buffer: the same, if it is one."""
         if isinstance(x, Expression):
             return self.evaluate(x)
-        require_readable(x, self.driver.memory, name, strided=True)  # type: ignore[arg-type]
+        require_readable(x, self.preparer.memory, name, strided=True)  # type: ignore[arg-type]
         return x  # type: ignore[return-value]
 
     def cast(self, ref: GpuRef, dtype: np.dtype[Any]) -> GpuRef:
@@ -183,7 +185,7 @@ class Steps:
             if source.dtype is not target.dtype:
                 self.evaluate(source, target)
                 continue
-            submission = copying(source, target).prepare(self.driver)
+            submission = copying(source, target).prepare(self.preparer)
             if submission.message is not None:
                 copies.append(submission.message)
                 reads += submission.reads
@@ -195,7 +197,7 @@ class Steps:
     def submit(self, name: str, message: Any, reads: Iterable[Any], writes: Iterable[Any]) -> None:
         """Add a step of the array lane."""
         made: Submission[None] = Submission(message, tuple(reads), tuple(writes))
-        self._add(Request(LANE, name, lambda _driver: made), made)
+        self._add(Request(LANE, name, lambda _preparer: made), made)
 
     def _add(self, request: Request[Any], submission: Submission[Any]) -> None:
         """Add a submission as the next step."""
@@ -215,7 +217,7 @@ class Steps:
         ref = self.output(array.shape, dtype)
         if ref.size:
             data = np.ascontiguousarray(array, dtype).tobytes()
-            self.submit("array.upload", Upload(ref._block.address, data), (), (ref._block,))
+            self.submit("array.upload", UploadBytes(ref._block.address, data), (), (ref._block,))
         return ref
 
     def result(self, result: T, last: Submission[Any] | None = None) -> Submission[T]:
@@ -240,7 +242,7 @@ class Steps:
         return last.around([_prepared(*each) for each in steps])
 
 
-def _joined(steps: list[_Made], joinings: tuple[Joining, ...]) -> list[_Made]:
+def _joined(steps: list[_Made], joinings: tuple[MergeRule, ...]) -> list[_Made]:
     """Return the same steps in fewer messages, each for one executor."""
     made: list[_Made] = []
     group: list[_Made] = []
@@ -255,17 +257,17 @@ def _joined(steps: list[_Made], joinings: tuple[Joining, ...]) -> list[_Made]:
 
 
 def _is_bulky(message: Any) -> bool:
-    return isinstance(message, Upload) and len(message.data) > _FEW_UPLOADED
+    return isinstance(message, UploadBytes) and len(message.data) > _FEW_UPLOADED
 
 
-def _together(group: list[_Made], joinings: tuple[Joining, ...]) -> list[_Made]:
+def _together(group: list[_Made], joinings: tuple[MergeRule, ...]) -> list[_Made]:
     """Join steps into one message, if there are any."""
     if not group:
         return []
     joining = next(each for each in joinings if all(map(each.takes, group)))
     name, (submission, *others) = group[0][0].name, [submission for _, submission in group]
     message = submission.message
-    if others or isinstance(message, Run):
+    if others or isinstance(message, RunCub):
         name = joining.name
         message = joining.message(tuple([each.message for _, each in group]))
         submission = _union(message, [each for _, each in group])
@@ -275,8 +277,8 @@ def _together(group: list[_Made], joinings: tuple[Joining, ...]) -> list[_Made]:
 def _asking(steps: Submission[Any], last: Submission[Any]) -> Submission[Any]:
     """Return a question with the steps before it."""
     message = steps.message
-    before = message.steps if isinstance(message, Several) else (message,)
-    both = _union(Question(before, last.message), [steps, last])
+    before = message.steps if isinstance(message, StepSequence) else (message,)
+    both = _union(StepsThenAnswer(before, last.message), [steps, last])
     return msgspec.structs.replace(last, message=both.message, reads=both.reads, writes=both.writes)
 
 
@@ -287,7 +289,7 @@ def _union(message: Any, parts: list[Submission[Any]]) -> Submission[Any]:
     return Submission(message, tuple([block for block in reads if block not in writes]), (*writes,))
 
 
-def _unprepared(_driver: object) -> Submission[Any]:
+def _unprepared(_preparer: object) -> Submission[Any]:
     """Raise ``AssertionError``: steps that are prepared already cannot be prepared again."""
     raise AssertionError
 
@@ -305,26 +307,28 @@ def _all_of(given: list[Callable[[], None] | None]) -> Callable[[], None] | None
 
 
 def _prepared(request: Request[Any], submission: Submission[Any]) -> Request[Any]:
-    return Request(request.lane, request.name, lambda _driver: submission)
+    return Request(request.lane, request.name, lambda _preparer: submission)
 
 
-def _evaluating(home: Home, expression: Operand, out: GpuRef | None) -> Request[GpuRef]:
+def _evaluating(home: DeviceView, expression: Operand, out: GpuRef | None) -> Request[GpuRef]:
     return evaluating(home.capabilities.python_kernels, (expression,), out)
 
 
 class ArrayPart(Facade[D]):
     """Base of the parts of ``device.array``."""
 
-    def __init__(self, device: Home, cub: Cub[Any]) -> None:
+    def __init__(self, device: DeviceView, cub: Cub[Any]) -> None:
         self._device = device
-        self._cub: Cub[Described] = cub._on(Describing(device))
+        self._cub: Cub[AsRequests] = cub._on(RequestsOnly(device))
 
-    def _several(self, name: str, build: Callable[[Steps], T], lane: LaneSpec = LANE) -> Request[T]:
+    def _several(
+        self, name: str, build: Callable[[CallSteps], T], lane: LaneSpec = LANE
+    ) -> Request[T]:
         """Return a request of several steps."""
         cub = self._cub
 
-        def prepare(driver: Driver) -> Submission[T]:
-            steps = Steps(driver, cub, lane)
+        def prepare(preparer: Preparer) -> Submission[T]:
+            steps = CallSteps(preparer, cub, lane)
             return steps.result(build(steps))
 
         return Request(lane, f"array.{name}", prepare)
@@ -365,7 +369,7 @@ class ArrayPart(Facade[D]):
 
 
 def target_of(
-    steps: Steps,
+    steps: CallSteps,
     out: GpuRef | None,
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
@@ -381,7 +385,7 @@ def target_of(
     """
     if out is None:
         return steps.output(shape, dtype)
-    require_writable(out, steps.driver.memory, "out", strided=True)
+    require_writable(out, steps.preparer.memory, "out", strided=True)
     if out.shape != shape:
         raise ValueError(f"out has shape {out.shape}, but {op} gives shape {shape}")
     if dtype is not out.dtype and not np.can_cast(dtype, out.dtype, "same_kind"):

@@ -23,7 +23,7 @@ from .checks import (
     LARGEST_INT,
     SINGLE_OR_DOUBLE,
     UINT8,
-    Routines,
+    BlasPart,
     Trans,
     operation,
     require_kind,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, GpuRef
-    from ...ops import Driver, Request
+    from ...ops import Preparer, Request
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ _MOST_INVERTED = 32
 """The rows that ``cublas<t>matinvBatched`` takes at most."""
 
 
-class _Stack(NamedTuple):
+class _FactorStack(NamedTuple):
     """Matrices over leading dimensions."""
 
     lead: tuple[int, ...]
@@ -55,7 +55,7 @@ class _Stack(NamedTuple):
     n: int
 
 
-class Factorizations(Routines[D]):
+class Factorizations(BlasPart[D]):
     """The part of ``Blas`` for batched LU and QR.
 
     The vendor's functions are column-major, and but for ``matinv_batched`` overwrite their input.
@@ -86,18 +86,18 @@ class Factorizations(Routines[D]):
             TypeError: an unsupported dtype.
         """
 
-        def prepare(driver: Driver) -> Submission[tuple[GpuRef, GpuRef, GpuRef]]:
+        def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef, GpuRef]]:
             block = require_readable(a, self._device.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "getrf_batched")
             stack = _square_stack(a, "a")
-            lu, block_lu = self._output(out, a.shape, a.dtype, driver)
+            lu, block_lu = self._output(out, a.shape, a.dtype, preparer)
             require_no_alias("getrf_batched", [("out", lu)], [("a", a)], in_place=[("out", "a")])
-            piv = driver.output(a.shape[:-1], INT32)
-            info = driver.output(stack.lead, INT32)
+            piv = preparer.output(a.shape[:-1], INT32)
+            info = preparer.output(stack.lead, INT32)
             factor = Factor("getrf", dtype, stack.batch, stack.n, stack.n)
             writes = {"c": block_lu, "pivots": piv._block, "info": info._block}
             scratch = (a.nbytes, _POINTERS * stack.batch)
-            return _submission(driver, factor, {"a": block}, writes, scratch, (lu, piv, info))
+            return _submission(preparer, factor, {"a": block}, writes, scratch, (lu, piv, info))
 
         return self._request("getrf_batched", prepare)
 
@@ -134,7 +134,7 @@ class Factorizations(Routines[D]):
             TypeError: unequal or unsupported dtypes.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
             memory = self._device.memory
             block_lu, block_piv = (
                 require_readable(lu, memory, "lu"),
@@ -146,7 +146,7 @@ class Factorizations(Routines[D]):
             _require_pivots(piv, lu)
             require_dtype(b, lu.dtype, "b", "lu")
             nrhs = _right_hand_sides(b, lu, stack.n)
-            result, block = self._output(out, b.shape, b.dtype, driver)
+            result, block = self._output(out, b.shape, b.dtype, preparer)
             require_no_alias(
                 "getrs_batched",
                 [("out", result)],
@@ -157,7 +157,7 @@ class Factorizations(Routines[D]):
             factor = Factor("getrs", dtype, stack.batch, stack.n, stack.n, nrhs, turned)
             reads = {"a": block_lu, "pivots": block_piv, "b": block_b}
             scratch = (lu.nbytes, b.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes))
-            return _submission(driver, factor, reads, {"c": block}, scratch, result)
+            return _submission(preparer, factor, reads, {"c": block}, scratch, result)
 
         return self._request("getrs_batched", prepare)
 
@@ -184,7 +184,7 @@ class Factorizations(Routines[D]):
             TypeError: unequal or unsupported dtypes.
         """
 
-        def prepare(driver: Driver) -> Submission[tuple[GpuRef, GpuRef]]:
+        def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
             memory = self._device.memory
             block_lu, block_piv = (
                 require_readable(lu, memory, "lu"),
@@ -193,14 +193,14 @@ class Factorizations(Routines[D]):
             dtype = require_kind(lu, SINGLE_OR_DOUBLE, "getri_batched")
             stack = _square_stack(lu, "lu")
             _require_pivots(piv, lu)
-            result, block = self._output(out, lu.shape, lu.dtype, driver)
+            result, block = self._output(out, lu.shape, lu.dtype, preparer)
             require_no_alias("getri_batched", [("out", result)], [("lu", lu), ("piv", piv)])
-            info = driver.output(stack.lead, INT32)
+            info = preparer.output(stack.lead, INT32)
             factor = Factor("getri", dtype, stack.batch, stack.n, stack.n)
             reads = {"a": block_lu, "pivots": block_piv}
             writes = {"c": block, "info": info._block}
             scratch = (lu.nbytes, lu.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes))
-            return _submission(driver, factor, reads, writes, scratch, (result, info))
+            return _submission(preparer, factor, reads, writes, scratch, (result, info))
 
         return self._request("getri_batched", prepare)
 
@@ -227,7 +227,7 @@ class Factorizations(Routines[D]):
             Unsupported: more than 32 rows.
         """
 
-        def prepare(driver: Driver) -> Submission[tuple[GpuRef, GpuRef]]:
+        def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
             block = require_readable(a, self._device.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "matinv_batched")
             stack = _square_stack(a, "a")
@@ -236,13 +236,13 @@ class Factorizations(Routines[D]):
                     f"matinv_batched inverts matrices of up to {_MOST_INVERTED} rows; a has shape "
                     f"{a.shape}. For larger ones there are getrf_batched and getri_batched"
                 )
-            result, block_c = self._output(out, a.shape, a.dtype, driver)
+            result, block_c = self._output(out, a.shape, a.dtype, preparer)
             require_no_alias("matinv_batched", [("out", result)], [("a", a)])
-            info = driver.output(stack.lead, INT32)
+            info = preparer.output(stack.lead, INT32)
             factor = Factor("matinv", dtype, stack.batch, stack.n, stack.n)
             writes = {"c": block_c, "info": info._block}
             scratch = (_POINTERS * stack.batch,)
-            return _submission(driver, factor, {"a": block}, writes, scratch, (result, info))
+            return _submission(preparer, factor, {"a": block}, writes, scratch, (result, info))
 
         return self._request("matinv_batched", prepare)
 
@@ -269,17 +269,17 @@ class Factorizations(Routines[D]):
             TypeError: an unsupported dtype.
         """
 
-        def prepare(driver: Driver) -> Submission[tuple[GpuRef, GpuRef]]:
+        def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
             block = require_readable(a, self._device.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "geqrf_batched")
             stack = _stack(a, "a")
-            qr, block_qr = self._output(out, a.shape, a.dtype, driver)
+            qr, block_qr = self._output(out, a.shape, a.dtype, preparer)
             require_no_alias("geqrf_batched", [("out", qr)], [("a", a)], in_place=[("out", "a")])
-            tau = driver.output((*stack.lead, min(stack.m, stack.n)), a.dtype)
+            tau = preparer.output((*stack.lead, min(stack.m, stack.n)), a.dtype)
             factor = Factor("geqrf", dtype, stack.batch, stack.m, stack.n)
             writes = {"c": block_qr, "tau": tau._block}
             scratch = (a.nbytes, _POINTERS * stack.batch)
-            return _submission(driver, factor, {"a": block}, writes, scratch, (qr, tau))
+            return _submission(preparer, factor, {"a": block}, writes, scratch, (qr, tau))
 
         return self._request("geqrf_batched", prepare)
 
@@ -309,7 +309,7 @@ class Factorizations(Routines[D]):
             Unsupported: m < n, which the vendor does not solve.
         """
 
-        def prepare(driver: Driver) -> Submission[tuple[GpuRef, GpuRef]]:
+        def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
             memory = self._device.memory
             block_a, block_b = require_readable(a, memory, "a"), require_readable(b, memory, "b")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "gels_batched")
@@ -321,29 +321,29 @@ class Factorizations(Routines[D]):
                     f"gels_batched solves overdetermined systems only; a has shape {a.shape}"
                 )
             shape = (*stack.lead, stack.n, *b.shape[len(stack.lead) + 1 :])
-            result, block = self._output(out, shape, a.dtype, driver)
+            result, block = self._output(out, shape, a.dtype, preparer)
             require_no_alias("gels_batched", [("out", result)], [("a", a), ("b", b)])
-            info = driver.output(stack.lead, INT32)
+            info = preparer.output(stack.lead, INT32)
             factor = Factor("gels", dtype, stack.batch, stack.m, stack.n, nrhs)
             reads = {"a": block_a, "b": block_b}
             writes = {"c": block, "info": info._block}
             scratch = (a.nbytes, b.nbytes, _POINTERS * stack.batch, b.nbytes)
-            return _submission(driver, factor, reads, writes, scratch, (result, info))
+            return _submission(preparer, factor, reads, writes, scratch, (result, info))
 
         return self._request("gels_batched", prepare)
 
     def _output(
-        self, out: GpuRef | None, shape: tuple[int, ...], dtype: np.dtype[Any], driver: Driver
+        self, out: GpuRef | None, shape: tuple[int, ...], dtype: np.dtype[Any], preparer: Preparer
     ) -> tuple[GpuRef, Block]:
         if out is None:
-            out = driver.output(shape, dtype)
+            out = preparer.output(shape, dtype)
         block = require_writable(out, self._device.memory, "out")
         require_dtype(out, dtype, "out", "the input")
         require_shape(out, shape, "out")
         return out, block
 
 
-def _stack(ref: GpuRef, name: str) -> _Stack:
+def _stack(ref: GpuRef, name: str) -> _FactorStack:
     """Return the number and the size of the matrices that a ref holds."""
     if len(ref.shape) < 2:
         raise ValueError(f"{name} must have at least 2 dimensions, not shape {ref.shape}")
@@ -354,10 +354,10 @@ def _stack(ref: GpuRef, name: str) -> _Stack:
             f"{name} has shape {ref.shape}: {batch} times {max(m, n)} rows are more than "
             f"2**31 - 1, which is what the library can count"
         )
-    return _Stack(tuple(lead), batch, m, n)
+    return _FactorStack(tuple(lead), batch, m, n)
 
 
-def _square_stack(ref: GpuRef, name: str) -> _Stack:
+def _square_stack(ref: GpuRef, name: str) -> _FactorStack:
     stack = _stack(ref, name)
     if stack.m != stack.n:
         raise ValueError(f"{name} must hold square matrices, not shape {ref.shape}")
@@ -390,7 +390,7 @@ def _right_hand_sides(b: GpuRef, a: GpuRef, rows: int) -> int:
 
 
 def _submission(
-    driver: Driver,
+    preparer: Preparer,
     factor: Factor,
     reads: dict[str, Block],
     writes: dict[str, Block],
@@ -398,7 +398,7 @@ def _submission(
     result: T,
 ) -> Submission[T]:
     """Complete a message with scratch memory and the addresses of its blocks, by field."""
-    pieces = [driver.output((nbytes,), UINT8)._block for nbytes in scratch]
+    pieces = [preparer.output((nbytes,), UINT8)._block for nbytes in scratch]
     places = {name: block.address for name, block in (reads | writes).items()}
     message = msgspec.structs.replace(
         factor, scratch=tuple([piece.address for piece in pieces]), **places

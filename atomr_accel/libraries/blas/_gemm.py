@@ -24,7 +24,7 @@ from ._plans import (
     GROUPED,
     INT8,
     POINTER_BYTES,
-    Operands,
+    GemmArguments,
     plan_gemm,
     plan_strided,
     plan_wide,
@@ -35,8 +35,8 @@ from ._plans import (
 )
 from .checks import (
     UINT8,
+    BlasPart,
     Number,
-    Routines,
     Trans,
     operation,
     place_scalars,
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import Block
-    from ...ops import Driver, Request
+    from ...ops import Preparer, Request
 
 
-class Products(Routines[D]):
+class BlasProducts(BlasPart[D]):
     """The part of ``Blas`` that multiplies matrices."""
 
     @op
@@ -133,9 +133,9 @@ class Products(Routines[D]):
             TypeError: unequal or unsupported dtypes, an argument that is not a GpuRef.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            require_readable(a, driver.memory, "a", strided=True)
-            require_readable(b, driver.memory, "b", strided=True)
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            require_readable(a, preparer.memory, "a", strided=True)
+            require_readable(b, preparer.memory, "b", strided=True)
             shape_a, shape_b = a.shape, b.shape
             for name, shape in (("a", shape_a), ("b", shape_b)):
                 if not shape:
@@ -144,8 +144,8 @@ class Products(Routines[D]):
                 shape_a = (1, *shape_a)
             if len(shape_b) == 1:
                 shape_b = (*shape_b, 1)
-            wide = Operands("matmul", a, b, shape_a, shape_b, out, 1.0, 0.0, 0, 0)
-            return self._prepare_wide(driver, wide, dtype, compute_type)
+            wide = GemmArguments("matmul", a, b, shape_a, shape_b, out, 1.0, 0.0, 0, 0)
+            return self._prepare_general(preparer, wide, dtype, compute_type)
 
         if getattr(a, "ndim", 0) > 1 and getattr(b, "ndim", 0) > 1:
             return self._gemm(a, b, out, 1.0, 0.0, 0, 0, dtype, compute_type)
@@ -248,8 +248,8 @@ class Products(Routines[D]):
         dtype: DTypeLike | None,
         compute_type: str | None,
     ) -> Request[GpuRef]:
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = driver.memory
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            memory = preparer.memory
             block_a = require_readable(a, memory, "a", strided=True)
             block_b = require_readable(b, memory, "b", strided=True)
             op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
@@ -266,8 +266,8 @@ class Products(Routines[D]):
                 scale = _real(beta, a, "beta")
                 plan = plan_gemm(a, b, op_a, op_b)
             if plan is None:
-                wide = Operands("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
-                return self._prepare_wide(driver, wide, dtype, compute_type)
+                wide = GemmArguments("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
+                return self._prepare_general(preparer, wide, dtype, compute_type)
             shape, make_message = plan
             reads: tuple[Block, ...] = (block_a, block_b)
             if out is None:
@@ -275,7 +275,7 @@ class Products(Routines[D]):
                     raise ValueError(
                         f"beta={beta} scales what out holds before, but there is no out"
                     )
-                result = driver.output(shape, a.dtype)
+                result = preparer.output(shape, a.dtype)
                 block_c = result._block
             else:
                 result, block_c = out, require_writable(out, memory, "out")
@@ -290,10 +290,14 @@ class Products(Routines[D]):
 
         return self._request("gemm", prepare)
 
-    def _prepare_wide(
-        self, driver: Driver, given: Operands, dtype: DTypeLike | None, compute_type: str | None
+    def _prepare_general(
+        self,
+        preparer: Preparer,
+        given: GemmArguments,
+        dtype: DTypeLike | None,
+        compute_type: str | None,
     ) -> Submission[GpuRef]:
-        memory = driver.memory
+        memory = preparer.memory
         name, a, b, shape_a, shape_b, out, alpha, beta, op_a, op_b = given
         block_a = require_readable(a, memory, "a", strided=True)
         block_b = require_readable(b, memory, "b", strided=True)
@@ -324,8 +328,8 @@ class Products(Routines[D]):
             factor, scale = _unless_placed(a, alpha, "alpha"), _unless_placed(a, beta, "beta")
             fresh = scales_nothing(scale, out)
             kind = DTYPES[plan.options.scalars]
-            at, scalars, rooms = place_scalars(driver, [(*each, kind) for each in both])
-        result = driver.output(plan.shape, plan.dtype_c) if out is None else out
+            at, scalars, rooms = place_scalars(preparer, [(*each, kind) for each in both])
+        result = preparer.output(plan.shape, plan.dtype_c) if out is None else out
         block = require_writable(result, memory, "out", strided=True)
         require_shape(result, plan.shape, "out")
         if result.dtype is not plan.dtype_c:
@@ -340,7 +344,7 @@ class Products(Routines[D]):
         writes: tuple[Block, ...] = (block, *rooms)
         pointers = 0
         if plan.pointer_bytes:
-            scratch = driver.output((plan.pointer_bytes,), UINT8)._block
+            scratch = preparer.output((plan.pointer_bytes,), UINT8)._block
             pointers = scratch.address
             writes = (*writes, scratch)
         message = GemmEx(
@@ -386,7 +390,7 @@ class Products(Routines[D]):
             raise ValueError(f"{name} of {len(a)} matrices a, {len(b)} matrices b{outs}")
         grouped = name == "gemm_grouped_batched"
 
-        def prepare(driver: Driver) -> Submission[Any]:
+        def prepare(preparer: Preparer) -> Submission[Any]:
             memory = self._device.memory
             blocks = [
                 (
@@ -423,7 +427,7 @@ class Products(Routines[D]):
             fresh = scales_nothing(scale, a[0] if out is not None else None)
             results: list[GpuRef] = []
             for i, (m, n, _) in enumerate(shapes):
-                result = driver.output((m, n), dtype_c) if out is None else out[i]
+                result = preparer.output((m, n), dtype_c) if out is None else out[i]
                 require_writable(result, memory, f"out[{i}]")
                 require_shape(result, (m, n), f"out[{i}]")
                 require_dtype(result, dtype_c, f"out[{i}]", "the result")
@@ -436,7 +440,7 @@ class Products(Routines[D]):
                 ]
                 require_no_alias(name, [(f"out[{i}]", ref) for i, ref in enumerate(out)], inputs)
             written = [result._block for result in results]
-            pointers = driver.output((3 * POINTER_BYTES * len(a),), UINT8)._block
+            pointers = preparer.output((3 * POINTER_BYTES * len(a),), UINT8)._block
             message = GemmList(
                 tuple(pair[0].address for pair in blocks),
                 tuple(pair[1].address for pair in blocks),

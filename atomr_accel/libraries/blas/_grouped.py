@@ -21,7 +21,7 @@ from ...ops import (
 )
 from ._gemm import factors
 from ._plans import GROUPED, POINTER_BYTES, result_types
-from .checks import UINT8, Number, Routines, Trans, operation, scales_nothing
+from .checks import UINT8, BlasPart, Number, Trans, operation, scales_nothing
 from .wire._messages import GemmList, ProductOptions
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from typing import SupportsIndex
 
     from ...memory import Block
-    from ...ops import Driver, Request
+    from ...ops import Preparer, Request
 
 _NAME: Final = "gemm_grouped"
 
 
-class GroupedProducts(Routines[D]):
+class GroupedProducts(BlasPart[D]):
     """The part of ``Blas`` that multiplies groups of rows."""
 
     @op
@@ -90,8 +90,8 @@ class GroupedProducts(Routines[D]):
             raise ValueError(f"sizes must not be negative, but are {rows}")
         op_b = operation(trans_b, "trans_b")
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = driver.memory
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            memory = preparer.memory
             block_a = require_readable(a, memory, "a")
             block_b = require_readable(b, memory, "b")
             dtype = a.dtype
@@ -107,7 +107,7 @@ class GroupedProducts(Routines[D]):
             _, compute = result_types(dtype, None, compute_type, _NAME)
             factor, scale = factors(a, alpha, beta, compute)
             fresh = scales_nothing(scale, out)
-            result = driver.output((m, n), dtype) if out is None else out
+            result = preparer.output((m, n), dtype) if out is None else out
             block = require_writable(result, memory, "out")
             require_shape(result, (m, n), "out")
             require_dtype(result, dtype, "out", "a")
@@ -121,7 +121,7 @@ class GroupedProducts(Routines[D]):
             def place(whole: Block, elements: int) -> Any:
                 return part_of(whole, elements * dtype.itemsize).address
 
-            pointers = driver.output((3 * POINTER_BYTES * len(groups),), UINT8)._block
+            pointers = preparer.output((3 * POINTER_BYTES * len(groups),), UINT8)._block
             message = GemmList(
                 tuple(place(block_a, at * k) for _, at, _ in groups),
                 tuple(place(block_b, g * k * n) for g, _, _ in groups),

@@ -48,7 +48,7 @@ INT8: Final = DTYPES["int8"]
 POINTER_BYTES: Final = 8
 
 
-class Plan(NamedTuple):
+class GemmPlan(NamedTuple):
     """A product that takes one call of the library and no memory but its result's.
 
     Attributes:
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
     message: Callable[[int, int, int, float, float], Message]
 
 
-class Operands(NamedTuple):
+class GemmArguments(NamedTuple):
     """A product's arguments; shapes are what products take for one-dimensional ones."""
 
     name: str
@@ -75,7 +75,7 @@ class Operands(NamedTuple):
     op_b: int
 
 
-class Wide(NamedTuple):
+class GeneralGemm(NamedTuple):
     """A product over batches, planned."""
 
     sizes: tuple[int, int, int]
@@ -90,7 +90,7 @@ class Wide(NamedTuple):
     strides_c: tuple[int, ...] | None = None
 
 
-def plan_gemm(a: GpuRef, b: GpuRef, op_a: int, op_b: int) -> Plan | None:
+def plan_gemm(a: GpuRef, b: GpuRef, op_a: int, op_b: int) -> GemmPlan | None:
     """Return the plan of a plain product of real floating numbers; None if it needs more."""
     name = NAMES[a.dtype]
     if name not in _PLAIN:
@@ -109,10 +109,10 @@ def plan_gemm(a: GpuRef, b: GpuRef, op_a: int, op_b: int) -> Plan | None:
     def several(a: int, b: int, c: int, alpha: float, beta: float) -> GemmEx:
         return GemmEx(a, b, c, *several_of, options, alpha, beta)
 
-    return Plan(wide.shape, several if wide.batch else one)
+    return GemmPlan(wide.shape, several if wide.batch else one)
 
 
-def plan_strided(given: Operands, wanted: Any, compute_type: str | None) -> Wide:
+def plan_strided(given: GemmArguments, wanted: Any, compute_type: str | None) -> GeneralGemm:
     """The plan of a product of views, with leading dimensions and transposes.
 
     Raises:
@@ -221,7 +221,7 @@ def plan_wide(
     op_b: int,
     wanted: Any,
     compute_type: str | None,
-) -> Wide:
+) -> GeneralGemm:
     dtype_c, compute = result_types(a.dtype, wanted, compute_type, "gemm")
     for name, shape in (("a", shape_a), ("b", shape_b)):
         if len(shape) < 2:
@@ -240,4 +240,6 @@ def plan_wide(
     _, sizes, strides_a, strides_b = batch
     pointer_bytes = 3 * POINTER_BYTES * batch.products if len(sizes) > 1 else 0
     options = ProductOptions(NAMES[a.dtype], NAMES[dtype_c], compute, op_a, op_b)
-    return Wide((m, n, k), sizes, strides_a, strides_b, shape, dtype_c, options, pointer_bytes)
+    return GeneralGemm(
+        (m, n, k), sizes, strides_a, strides_b, shape, dtype_c, options, pointer_bytes
+    )

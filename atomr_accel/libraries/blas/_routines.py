@@ -25,7 +25,7 @@ from ...wire.options import flag, whole
 from .checks import (
     LANE,
     UINT8,
-    Routines,
+    BlasPart,
     on_the_right,
     operation,
     place_scalars,
@@ -36,8 +36,8 @@ from .checks import (
     scalar,
     scales_nothing,
 )
-from .wire._messages import Routine, Scalar
-from .wire._rows import REAL_OF, ROWS, Operand, Row, packed
+from .wire._messages import RunRoutine, Scalar
+from .wire._rows import REAL_OF, ROWS, Row, RowOperand, packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block
-    from ...ops import Driver
+    from ...ops import Preparer
 
 
 Given = dict[str, Any]
 """The arguments of a call, by name."""
 
 
-class _Plan(NamedTuple):
+class _RoutinePlan(NamedTuple):
     """A checked call, without its buffers.
 
     Attributes:
@@ -75,7 +75,7 @@ class _Plan(NamedTuple):
     scratch: int
 
 
-class RowRoutines(Routines[D]):
+class RowRoutines(BlasPart[D]):
     """Base of the classes of levels 1 to 3."""
 
     def _routine(self, name: str, /, **given: Any) -> Request[Any]:
@@ -92,11 +92,11 @@ class RowRoutines(Routines[D]):
             value = given[option]
             read_options.append(0 if value is usual else read(value, option))
         if strided(*given.values()):
-            given = _turned(row, given, read_options)
+            given = _as_transposes(row, given, read_options)
         options = tuple(read_options)
 
-        def prepare(driver: Driver) -> Submission[Any]:
-            memory = driver.memory
+        def prepare(preparer: Preparer) -> Submission[Any]:
+            memory = preparer.memory
             refs: list[Any] = []
             blocks: list[Any] = []
             for argument, check, made, gaps in operands:
@@ -120,7 +120,7 @@ class RowRoutines(Routines[D]):
             for at, shape, kind in absent:
                 if at == rescaled:
                     scales_nothing(numbers[-1], None)
-                refs[at] = ref = driver.output(shape, kind)
+                refs[at] = ref = preparer.output(shape, kind)
                 blocks[at] = ref._block
             places: list[int] = []
             bases: list[object] = []
@@ -138,7 +138,7 @@ class RowRoutines(Routines[D]):
             places_of_scalars: tuple[int, ...] = ()
             if on_device:
                 kinds = [(number, given[number], kind) for number, _, _, kind in scalars]
-                places_of_scalars, of_scalars, room = place_scalars(driver, kinds)
+                places_of_scalars, of_scalars, room = place_scalars(preparer, kinds)
                 outputs = [(row.operands[at].name, refs[at]) for at in writes]
                 inputs = [(number, ref) for number, ref, _ in kinds if type(ref) is GpuRef]
                 require_no_alias(name, outputs, inputs)
@@ -148,10 +148,10 @@ class RowRoutines(Routines[D]):
                 written += room
             scratch = 0
             if scratch_bytes:
-                block = driver.output((scratch_bytes,), UINT8)._block
+                block = preparer.output((scratch_bytes,), UINT8)._block
                 written.append(block)
                 scratch = block.address
-            message = Routine(
+            message = RunRoutine(
                 name,
                 name_of_dtype,
                 sizes,
@@ -169,7 +169,7 @@ class RowRoutines(Routines[D]):
         return Request(LANE, called, prepare)
 
 
-def _turned(row: Row, given: Given, options: list[int]) -> Given:
+def _as_transposes(row: Row, given: Given, options: list[int]) -> Given:
     """Return the arguments with transposes in the place of matrices whose columns have no gaps.
 
     Change the options accordingly. Leave other views, which need no change or a copy.
@@ -286,7 +286,7 @@ def _require_apart(row: Row, given: Given, options: tuple[int, ...]) -> None:
     require_no_alias(row.name, outputs, reads, in_place=in_place)
 
 
-def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
+def _check(row: Row, given: Given, options: Mapping[str, int]) -> _RoutinePlan:
     """Hold the arguments of a call against its row, and one another.
 
     Raises:
@@ -297,7 +297,7 @@ def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
     like, lead = next((each.name, ref) for each, ref in operands if ref is not None)
     dtype = require_kind(lead, row.dtypes, row.name)
     _require_options(row, options, lead.dtype)
-    sizes = _Sizes(row, given, options)
+    sizes = _RoutineSizes(row, given, options)
     for operand, ref in operands:
         if ref is None:
             continue
@@ -337,7 +337,7 @@ def _check(row: Row, given: Given, options: Mapping[str, int]) -> _Plan:
             step = max(1, shape[1]) if len(shape) > 1 else 1
         steps.append(step)
         starts.append(start)
-    return _Plan(
+    return _RoutinePlan(
         dtype,
         tuple(sizes.found[size] for size in row.sizes),
         tuple(steps),
@@ -395,7 +395,7 @@ def _require_options(row: Row, options: Mapping[str, int], dtype: np.dtype[Any])
             raise ValueError(f"{row.name} of a complex type takes {name} 0 or {wanted}, not {op}")
 
 
-def _require_result(operand: Operand, ref: GpuRef, dtype: np.dtype[Any]) -> None:
+def _require_result(operand: RowOperand, ref: GpuRef, dtype: np.dtype[Any]) -> None:
     """A buffer for a number that comes out."""
     name = operand.name
     if ref.dtype is not dtype:
@@ -403,7 +403,7 @@ def _require_result(operand: Operand, ref: GpuRef, dtype: np.dtype[Any]) -> None
     require_shape(ref, (), name)
 
 
-class _Sizes:
+class _RoutineSizes:
     """The sizes of a call: the first operand that has one says it, the others are held to it.
 
     Attributes:
@@ -433,7 +433,7 @@ class _Sizes:
         for size, side in (("m", "rows"), ("n", "columns")):
             self._says[size] = ("a", f"the number of {side} of op(a) ({shown}) is")
 
-    def vector(self, operand: Operand, ref: GpuRef) -> None:
+    def vector(self, operand: RowOperand, ref: GpuRef) -> None:
         """Check the length of a vector, or take it as the size that it determines."""
         (size,) = self._names(operand)
         require_rank(ref, 1, operand.name)
@@ -447,7 +447,7 @@ class _Sizes:
                 f"{operand.name} has {there} elements (shape {ref.shape}), but {why} {n}"
             )
 
-    def matrix(self, operand: Operand, ref: GpuRef) -> None:
+    def matrix(self, operand: RowOperand, ref: GpuRef) -> None:
         """Read the shape of a matrix, and check it against the sizes found so far."""
         name = operand.name
         require_rank(ref, 2, name)
@@ -494,7 +494,7 @@ class _Sizes:
                     of = f"op({name}) ({name} has shape {ref.shape}, {operand.trans}={trans!r})"
                 self._says[size] = (name, f"the number of {side} of {of} is")
 
-    def packed(self, operand: Operand, ref: GpuRef) -> None:
+    def packed(self, operand: RowOperand, ref: GpuRef) -> None:
         """Check a packed triangle, and derive its number of columns if that is not known."""
         name = operand.name
         require_rank(ref, 1, name)
@@ -508,7 +508,7 @@ class _Sizes:
             raise ValueError(f"{name} has {there} elements, but {why}")
         self._says.setdefault("n", (name, f"the number of columns of {name} is"))
 
-    def _names(self, operand: Operand) -> tuple[str, ...]:
+    def _names(self, operand: RowOperand) -> tuple[str, ...]:
         return tuple(self._on_side if size == "s" else size for size in operand.shape)
 
     def _chosen(self) -> str:

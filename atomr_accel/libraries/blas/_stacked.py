@@ -22,8 +22,8 @@ from .checks import (
     LARGEST_INT,
     SINGLE_OR_DOUBLE,
     UINT8,
+    BlasPart,
     Number,
-    Routines,
     Side,
     Trans,
     on_the_right,
@@ -32,11 +32,11 @@ from .checks import (
     scalar,
     scales_nothing,
 )
-from .wire._messages import GemmEx, ProductOptions, Stacked
+from .wire._messages import GemmEx, ProductOptions, RunStacked
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from ...ops import Driver, Request
+    from ...ops import Preparer, Request
     from ...wire import Message
 
 _POINTERS = 3 * 8
@@ -45,7 +45,7 @@ _POINTERS = 3 * 8
 _ADJOINT = 2
 
 
-class StackedRoutines(Routines[D]):
+class StackedRoutines(BlasPart[D]):
     """The part of ``Blas`` for batches at levels 2 and 3."""
 
     @op
@@ -82,8 +82,8 @@ class StackedRoutines(Routines[D]):
             TypeError: unequal or unsupported dtypes.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = driver.memory
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            memory = preparer.memory
             block_a, block_x = require_readable(a, memory, "a"), require_readable(x, memory, "x")
             dtype = require_kind(a, FLOATS, "gemv_batched")
             require_dtype(x, a.dtype, "x", "a")
@@ -98,7 +98,7 @@ class StackedRoutines(Routines[D]):
                 )
             batch = broadcast(a.shape, (*x.shape, 1))
             shape = (*batch.shape, m)
-            result = driver.output(shape, a.dtype) if out is None else out
+            result = preparer.output(shape, a.dtype) if out is None else out
             block = require_writable(result, memory, "out")
             require_dtype(result, a.dtype, "out", "a")
             require_shape(result, shape, "out")
@@ -106,7 +106,9 @@ class StackedRoutines(Routines[D]):
             factors = scalar(alpha, a.dtype, "alpha"), scalar(beta, a.dtype, "beta")
             fresh = scales_nothing(factors[1], out)
             several = len(batch.sizes) > 1
-            pointers = driver.output((_POINTERS * batch.products if several else 0,), UINT8)._block
+            pointers = preparer.output(
+                (_POINTERS * batch.products if several else 0,), UINT8
+            )._block
             places = block_a.address, block_x.address, block.address
             _, sizes, strides_a, strides_x = batch
             message: Message
@@ -123,7 +125,7 @@ class StackedRoutines(Routines[D]):
                     pointers.address,
                 )
             else:
-                message = Stacked(
+                message = RunStacked(
                     *("gemv", dtype),
                     *places,
                     (a.shape[-2], a.shape[-1]),
@@ -175,8 +177,8 @@ class StackedRoutines(Routines[D]):
             TypeError: unequal or unsupported dtypes.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = driver.memory
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            memory = preparer.memory
             block_a, block_b = require_readable(a, memory, "a"), require_readable(b, memory, "b")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "trsm_batched")
             require_dtype(b, a.dtype, "b", "a")
@@ -204,7 +206,7 @@ class StackedRoutines(Routines[D]):
                 )
             if max(m, n, math.prod(lead)) > LARGEST_INT:
                 raise ValueError(f"b has shape {b.shape}: the library counts to 2**31 - 1")
-            result = driver.output(b.shape, b.dtype) if out is None else out
+            result = preparer.output(b.shape, b.dtype) if out is None else out
             block = require_writable(result, memory, "out")
             require_dtype(result, b.dtype, "out", "b")
             require_shape(result, b.shape, "out")
@@ -214,8 +216,8 @@ class StackedRoutines(Routines[D]):
                 [("a", a), ("b", b)],
                 in_place=[("out", "b")],
             )
-            pointers = driver.output((_POINTERS * batch.products,), UINT8)._block
-            message = Stacked(
+            pointers = preparer.output((_POINTERS * batch.products,), UINT8)._block
+            message = RunStacked(
                 *("trsm", dtype),
                 *(block_a.address, block_b.address, block.address),
                 (m, n),

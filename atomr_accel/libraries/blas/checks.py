@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...memory import Block
-    from ...ops import Driver, Home, Submission
+    from ...ops import DeviceView, Preparer, Submission
     from .wire._messages import Scalar
 
 T = TypeVar("T")
@@ -53,13 +53,13 @@ LARGEST_INT: Final = 2**31 - 1
 """Largest size that the vendor functions without 64-bit sizes accept."""
 
 
-class Routines(Facade[D]):
+class BlasPart(Facade[D]):
     """Base of the classes that ``device.blas`` consists of."""
 
-    def __init__(self, device: Home) -> None:
+    def __init__(self, device: DeviceView) -> None:
         self._device = device
 
-    def _request(self, name: str, prepare: Callable[[Driver], Submission[T]]) -> Request[T]:
+    def _request(self, name: str, prepare: Callable[[Preparer], Submission[T]]) -> Request[T]:
         return Request(LANE, f"blas.{name}", prepare)
 
 
@@ -112,12 +112,12 @@ SCALAR_BYTES: Final = 16
 
 
 def place_scalars(
-    driver: Driver, given: Sequence[tuple[str, Any, np.dtype[Any]]]
+    preparer: Preparer, given: Sequence[tuple[str, Any, np.dtype[Any]]]
 ) -> tuple[tuple[int, ...], list[Block], list[Block]]:
     """Return the addresses of scalars if at least one of them is a buffer on the device.
 
     Args:
-        driver: prepares the submission.
+        preparer: prepares the submission.
         given: names, numbers or buffers, and dtypes on the device.
 
     Returns:
@@ -128,13 +128,13 @@ def place_scalars(
         TypeError: a buffer of another dtype.
         ValueError: a buffer of another shape than ().
     """
-    room = driver.output((SCALAR_BYTES * (len(given) + 1),), UINT8)._block
+    room = preparer.output((SCALAR_BYTES * (len(given) + 1),), UINT8)._block
     places: list[int] = []
     read: list[Block] = []
     for name, value, dtype in given:
         place = room.address + SCALAR_BYTES * len(places)
         if isinstance(value, GpuRef):
-            block = require_readable(value, driver.memory, name)
+            block = require_readable(value, preparer.memory, name)
             require_numbers(value, (), name)
             if value.dtype is not dtype:
                 raise TypeError(

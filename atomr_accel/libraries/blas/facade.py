@@ -7,7 +7,7 @@ from typing import final
 from ...ops import D
 from ._banded import Banded
 from ._factor import Factorizations
-from ._gemm import Products
+from ._gemm import BlasProducts
 from ._grouped import GroupedProducts
 from ._level1 import Level1
 from ._level2 import Level2
@@ -20,7 +20,7 @@ __all__ = ["LANE", "Blas"]
 
 @final
 class Blas(
-    Products[D],
+    BlasProducts[D],
     GroupedProducts[D],
     Level1[D],
     Level2[D],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...ops import Check, Library, Requirement
+from ...ops import Library, LibraryCheck, Requirement
 from .checks import LANE
 
 if TYPE_CHECKING:
@@ -25,5 +25,5 @@ LIBRARY: Final = Library(
     facade="atomr_accel.libraries.blas.facade:Blas",
     lanes=(LANE,),
     needs=(Requirement("cublas", "device.blas", "cuda12", vendor=True),),
-    check=Check("gemm 192 x 256 x 320, float32", 1e-5, _check),
+    check=LibraryCheck("gemm 192 x 256 x 320, float32", 1e-5, _check),
 )

@@ -22,8 +22,15 @@ from ...ops import (
 from ...wire.options import flag, whole
 from ...wire.recent import Recent
 from ..blas.checks import Number, Trans, operation
-from ._product import HeuristicOptions, MatmulOptions, MatmulResults, Operands, Options, check
-from .wire._messages import Heuristic, Tune
+from ._product import (
+    BlasLtOptions,
+    HeuristicOptions,
+    MatmulOptions,
+    MatmulResults,
+    ProductOperands,
+    check,
+)
+from .wire._messages import Heuristic, TuneBlasLt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,12 +38,12 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import MemoryMap
-    from ...ops import Driver, Home
-    from ._plan import Plan, PlanKey
-    from ._product import Product
+    from ...ops import DeviceView, Preparer
+    from ._plan import BlasLtPlan, PlanKey
+    from ._product import BlasLtProduct
     from .wire._layout import Layout
 
-    _Checked = Callable[[MemoryMap], Product]
+    _Checked = Callable[[MemoryMap], BlasLtProduct]
 
 LANE: Final = LaneSpec(
     "blaslt",
@@ -108,9 +115,9 @@ class BlasLt(Facade[D]):
 
     traced = True
 
-    def __init__(self, device: Home) -> None:
+    def __init__(self, device: DeviceView) -> None:
         self._device = device
-        self._plans: Recent[PlanKey, Plan] = Recent(_MOST_PLANS)
+        self._plans: Recent[PlanKey, BlasLtPlan] = Recent(_MOST_PLANS)
         self._choices: Recent[_Wanted, _Choice] = Recent(_MOST_PLANS)
         self._workspaces = Workspaces(LANE.max_streams, WORKSPACE)
 
@@ -294,7 +301,7 @@ class BlasLt(Facade[D]):
         factor = 1.0 if isinstance(alpha, GpuRef) else alpha
         several = name != "matmul"
 
-        def checked(memory: MemoryMap) -> Product:
+        def checked(memory: MemoryMap) -> BlasLtProduct:
             product = check(operands, chosen, factor, beta, memory, self._plans)
             if product.plan.several != several:
                 have, other = ("one result", "matmul") if several else ("more", "matmul_extra")
@@ -304,14 +311,14 @@ class BlasLt(Facade[D]):
                 )
             return product
 
-        def prepare(driver: Driver) -> Submission[Any]:
-            product = checked(driver.memory)
+        def prepare(preparer: Preparer) -> Submission[Any]:
+            product = checked(preparer.memory)
             key = (product.plan.encoded, autotune, algorithm)
             choice = self._choices.get(key)
-            found, nbytes, _ = choice or self._choose(driver, checked, key)
+            found, nbytes, _ = choice or self._choose(preparer, checked, key)
             choices = self._choices  # not self, which would keep the batch that it is part of
-            driver.depends(lambda: choices.get(key) is choice)
-            return product.submission(driver, found, nbytes, self._workspaces)
+            preparer.depends(lambda: choices.get(key) is choice)
+            return product.submission(preparer, found, nbytes, self._workspaces)
 
         return Request(LANE, f"blaslt.{name}", prepare)
 
@@ -341,8 +348,8 @@ class BlasLt(Facade[D]):
         alpha, beta = options.get("alpha", 1.0), options.get("beta", 0.0)
         factor = 1.0 if isinstance(alpha, GpuRef) else alpha
 
-        def prepare(driver: Driver) -> Submission[list[int]]:
-            product = check(operands, chosen, factor, beta, driver.memory, self._plans)
+        def prepare(preparer: Preparer) -> Submission[list[int]]:
+            product = check(operands, chosen, factor, beta, preparer.memory, self._plans)
             message = Heuristic(product.plan.encoded, WORKSPACE, _MOST_OFFERED)
             return Submission(message, (), (), finish=_numbers)
 
@@ -358,10 +365,12 @@ class BlasLt(Facade[D]):
             workspace=self._workspaces.nbytes(self._device),
         )
 
-    def _choose(self, driver: Driver, checked: _Checked, wanted: _Wanted) -> _Choice:
+    def _choose(self, preparer: Preparer, checked: _Checked, wanted: _Wanted) -> _Choice:
         """Ask the lane for an algorithm, and have it try the candidates if that is wanted."""
         spec, autotune, number = wanted
-        if driver.home.driver is Collected:  # no answer comes: the lane has to choose by itself
+        if (
+            preparer.home.call_mode is Collected
+        ):  # no answer comes: the lane has to choose by itself
             if number is not None:
                 raise Unsupported(
                     f"algorithm {number} in a batch: call it once before, so that it is known"
@@ -370,9 +379,9 @@ class BlasLt(Facade[D]):
         most = _CANDIDATES if autotune else 1 if number is None else _MOST_OFFERED
         message = Heuristic(spec, WORKSPACE, most)
         heuristic: Request[list[_Choice]] = Request(
-            LANE, "blaslt.heuristic", lambda _driver: Submission(message, (), ())
+            LANE, "blaslt.heuristic", lambda _preparer: Submission(message, (), ())
         )
-        candidates = driver.perform(heuristic)
+        candidates = preparer.perform(heuristic)
         assert candidates is not None
         fastest = 0
         if number is not None:
@@ -383,7 +392,7 @@ class BlasLt(Facade[D]):
                 )
             candidates = [each for each in candidates if each[2] == number]
         if autotune and len(candidates) > 1:
-            tuned = driver.perform(self._tuning(checked, candidates))
+            tuned = preparer.perform(self._tuning(checked, candidates))
             assert tuned is not None
             fastest = tuned
         return self._choices.keep(wanted, candidates[fastest])
@@ -392,11 +401,11 @@ class BlasLt(Facade[D]):
         """Time the candidates; answered by the position of the fastest."""
         most = max(nbytes for _, nbytes, _ in candidates)
 
-        def prepare(driver: Driver) -> Submission[int]:
-            trial = checked(driver.memory).submission(
-                driver, b"", most, self._workspaces, scratch=True
+        def prepare(preparer: Preparer) -> Submission[int]:
+            trial = checked(preparer.memory).submission(
+                preparer, b"", most, self._workspaces, scratch=True
             )
-            message = Tune(trial.message, tuple(candidates))
+            message = TuneBlasLt(trial.message, tuple(candidates))
             return Submission(message, trial.reads, trial.writes)
 
         return Request(LANE, "blaslt.tune", prepare)
@@ -437,11 +446,11 @@ def _read(
     layout_b: Layout | None = None,
     layout_out: Layout | None = None,
     **_others: object,
-) -> tuple[Operands, Options]:
+) -> tuple[ProductOperands, BlasLtOptions]:
     """The arguments of ``matmul`` by what part they take."""
     factors = alpha if isinstance(alpha, GpuRef) else None
-    operands = Operands(a, b, c, bias, scale_a, scale_b, scale_out, out, aux, factors)
-    options = Options(
+    operands = ProductOperands(a, b, c, bias, scale_a, scale_b, scale_out, out, aux, factors)
+    options = BlasLtOptions(
         layout_a,
         layout_b,
         layout_out,

@@ -11,7 +11,7 @@ from ...wire import encode
 from ...wire.broadcast import broadcast
 from ...wire.matrices import Laid
 from .wire._layout import Layout
-from .wire._messages import EPILOGUES, Epilogue, Operand, Spec
+from .wire._messages import EPILOGUES, BlasLtSpec, EpilogueSpec, MatrixLayout
 from .wire._narrow import (
     BLOCKS,
     E2M1,
@@ -39,7 +39,7 @@ _FAST: Final = (*_F32, "32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF")
 _F64: Final = ("64F", "64F_PEDANTIC")
 
 
-class Kind(NamedTuple):
+class TypeCombination(NamedTuple):
     """A combination of dtypes that can be multiplied.
 
     Attributes:
@@ -55,32 +55,40 @@ class Kind(NamedTuple):
     c: tuple[str, ...]
 
 
-def _kinds() -> dict[tuple[str, str, str], Kind]:
+def _kinds() -> dict[tuple[str, str, str], TypeCombination]:
     kinds = {
-        ("float16", "float16", "float16"): Kind(
+        ("float16", "float16", "float16"): TypeCombination(
             (*_F32, "16F", "16F_PEDANTIC"), "float32", "float16", ("float16",)
         ),
-        ("bfloat16", "bfloat16", "bfloat16"): Kind(_F32, "float32", "bfloat16", ("bfloat16",)),
-        ("int8", "int8", "int32"): Kind(("32I", "32I_PEDANTIC"), "int32", None, ("int32",)),
-        ("int8", "int8", "int8"): Kind(("32I", "32I_PEDANTIC"), "float32", "float32", ("int8",)),
+        ("bfloat16", "bfloat16", "bfloat16"): TypeCombination(
+            _F32, "float32", "bfloat16", ("bfloat16",)
+        ),
+        ("int8", "int8", "int32"): TypeCombination(
+            ("32I", "32I_PEDANTIC"), "int32", None, ("int32",)
+        ),
+        ("int8", "int8", "int8"): TypeCombination(
+            ("32I", "32I_PEDANTIC"), "float32", "float32", ("int8",)
+        ),
     }
     for half in ("float16", "bfloat16"):
-        kinds[half, half, "float32"] = Kind(_F32, "float32", "float32", ("float32",))
-        kinds[E2M1, E2M1, half] = Kind(("32F",), "float32", half, (half,))
-    kinds[E2M1, E2M1, "float32"] = Kind(("32F",), "float32", "bfloat16", ("float32",))
+        kinds[half, half, "float32"] = TypeCombination(_F32, "float32", "float32", ("float32",))
+        kinds[E2M1, E2M1, half] = TypeCombination(("32F",), "float32", half, (half,))
+    kinds[E2M1, E2M1, "float32"] = TypeCombination(("32F",), "float32", "bfloat16", ("float32",))
     for name, computes in (
         ("float32", _FAST),
         ("complex64", _FAST),
         ("float64", _F64),
         ("complex128", _F64),
     ):
-        kinds[name, name, name] = Kind(computes, name, name, (name,))
+        kinds[name, name, name] = TypeCombination(computes, name, name, (name,))
     for a, b in ((E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)):
-        kinds[a, b, "bfloat16"] = Kind(("32F",), "float32", "bfloat16", ("bfloat16",))
-        kinds[a, b, "float16"] = Kind(("32F",), "float32", "float16", ("float16",))
-        kinds[a, b, "float32"] = Kind(("32F",), "float32", "bfloat16", ("float32",))
+        kinds[a, b, "bfloat16"] = TypeCombination(("32F",), "float32", "bfloat16", ("bfloat16",))
+        kinds[a, b, "float16"] = TypeCombination(("32F",), "float32", "float16", ("float16",))
+        kinds[a, b, "float32"] = TypeCombination(("32F",), "float32", "bfloat16", ("float32",))
         for narrow in (E4M3,) if a == b else FP8:
-            kinds[a, b, narrow] = Kind(("32F",), "float32", None, ("bfloat16", "float16"))
+            kinds[a, b, narrow] = TypeCombination(
+                ("32F",), "float32", None, ("bfloat16", "float16")
+            )
     return kinds
 
 
@@ -132,7 +140,7 @@ class PlanKey(NamedTuple):
     amax: bool
 
 
-class Plan(NamedTuple):
+class BlasLtPlan(NamedTuple):
     """The plan of a call.
 
     Attributes:
@@ -149,9 +157,9 @@ class Plan(NamedTuple):
         real: True if alpha and beta are arbitrary real numbers.
     """
 
-    spec: Spec
+    spec: BlasLtSpec
     encoded: bytes
-    epilogue: Epilogue
+    epilogue: EpilogueSpec
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     bias_dtype: str
@@ -168,7 +176,7 @@ class Plan(NamedTuple):
     real: bool
 
 
-class _View(NamedTuple):
+class _MatrixView(NamedTuple):
     """A buffer read as matrices: leading dimensions, then row-major rows and columns."""
 
     lead: tuple[int, ...]
@@ -180,7 +188,7 @@ class _View(NamedTuple):
     op: int
 
 
-def make_plan(key: PlanKey) -> Plan:
+def make_plan(key: PlanKey) -> BlasLtPlan:
     """Plan a call.
 
     Raises:
@@ -260,19 +268,19 @@ def make_plan(key: PlanKey) -> Plan:
     op_a, op_b = view_a.op, view_b.op
     if not k and m and n and count:
         k, op_a, op_b = 16, 0, 1
-        operand_a = Operand(m, k, k, 0, a.dtype)
-        operand_b = Operand(n, k, k, 0, b.dtype)
+        operand_a = MatrixLayout(m, k, k, 0, a.dtype)
+        operand_b = MatrixLayout(n, k, k, 0, b.dtype)
         zeros = max(m, n) * k * DTYPES[a.dtype].itemsize
     scale = "float16" if compute.startswith("16F") else kind.scale
-    spec = Spec(
+    spec = BlasLtSpec(
         m=m,
         n=n,
         k=k,
         batch=count,
         a=operand_a,
         b=operand_b,
-        c=Operand(m, n, ld_d, step_d, c_dtype, _alignment(key.c or key.out, offset_d)),
-        d=Operand(m, n, ld_d, step_d, dtype, _alignment(key.out, offset_d)),
+        c=MatrixLayout(m, n, ld_d, step_d, c_dtype, _alignment(key.c or key.out, offset_d)),
+        d=MatrixLayout(m, n, ld_d, step_d, dtype, _alignment(key.out, offset_d)),
         op_a=op_a,
         op_b=op_b,
         compute=compute,
@@ -291,7 +299,7 @@ def make_plan(key: PlanKey) -> Plan:
         fast=key.fast,
         factors=_factors(key, kind, n),
     )
-    return Plan(
+    return BlasLtPlan(
         spec=spec,
         encoded=encode(spec, "blaslt.matmul"),
         epilogue=epilogue,
@@ -317,7 +325,7 @@ def aux_width(n: int) -> int:
     return -(-n // 8) * 8
 
 
-def _kind(key: PlanKey) -> tuple[str, Kind]:
+def _kind(key: PlanKey) -> tuple[str, TypeCombination]:
     """The dtype of the result, and what goes with these dtypes."""
     a, b = key.a.dtype, key.b.dtype
     outputs = [out for left, right, out in KINDS if (left, right) == (a, b)]
@@ -337,7 +345,7 @@ def _kind(key: PlanKey) -> tuple[str, Kind]:
     return wanted, KINDS[a, b, wanted]
 
 
-def _view(given: Given, layout: Layout | None, trans: int, name: str) -> _View:
+def _view(given: Given, layout: Layout | None, trans: int, name: str) -> _MatrixView:
     if layout is None:
         if len(given.shape) < 2:
             raise ValueError(f"{name} must have at least 2 dimensions, not shape {given.shape}")
@@ -346,8 +354,8 @@ def _view(given: Given, layout: Layout | None, trans: int, name: str) -> _View:
             op, row, steps = given.laid
             if op != trans:
                 rows, columns = columns, rows
-            return _View(given.shape[:-2], rows, columns, row, steps, 0, op)
-        return _View(given.shape[:-2], rows, columns, max(1, columns), None, 0, trans)
+            return _MatrixView(given.shape[:-2], rows, columns, row, steps, 0, op)
+        return _MatrixView(given.shape[:-2], rows, columns, max(1, columns), None, 0, trans)
     _require_room(given, layout, name)
     op = trans
     if layout.order == "col":
@@ -356,7 +364,9 @@ def _view(given: Given, layout: Layout | None, trans: int, name: str) -> _View:
             raise ValueError(f"order 'col' and trans_{name}='C' cannot go together")
         op = 1 - trans
     lead: tuple[int, ...] = () if layout.batch is None else (layout.batch,)
-    return _View(lead, layout.lines, layout.line, layout.leading, layout.step, layout.offset, op)
+    return _MatrixView(
+        lead, layout.lines, layout.line, layout.leading, layout.step, layout.offset, op
+    )
 
 
 def _require_room(given: Given, layout: Layout, name: str) -> None:
@@ -414,8 +424,8 @@ def _require_aligned(key: PlanKey) -> None:
             )
 
 
-def _operand(view: _View, steps: tuple[int, ...], given: Given) -> Operand:
-    return Operand(
+def _operand(view: _MatrixView, steps: tuple[int, ...], given: Given) -> MatrixLayout:
+    return MatrixLayout(
         view.rows,
         view.columns,
         view.ld,
@@ -425,7 +435,7 @@ def _operand(view: _View, steps: tuple[int, ...], given: Given) -> Operand:
     )
 
 
-def _check_narrow(key: PlanKey, view_a: _View, view_b: _View, k: int, n: int) -> None:
+def _check_narrow(key: PlanKey, view_a: _MatrixView, view_b: _MatrixView, k: int, n: int) -> None:
     """Check the sizes that int8, fp8 and fp4 require."""
     narrow = key.a.dtype
     if narrow == "int8":
@@ -450,7 +460,7 @@ def _check_narrow(key: PlanKey, view_a: _View, view_b: _View, k: int, n: int) ->
             )
 
 
-def _bias_dtype(key: PlanKey, kind: Kind, epilogue: Epilogue) -> str:
+def _bias_dtype(key: PlanKey, kind: TypeCombination, epilogue: EpilogueSpec) -> str:
     bias = key.bias
     if epilogue.bias and bias is None:
         raise ValueError(f"epilogue {key.epilogue!r} adds a bias, but there is no bias")
@@ -484,7 +494,7 @@ def _bias_step(key: PlanKey, n: int, lead: tuple[int, ...], count: int) -> int:
 
 
 def _aux(
-    key: PlanKey, epilogue: Epilogue, kept: str, lead: tuple[int, ...], n: int
+    key: PlanKey, epilogue: EpilogueSpec, kept: str, lead: tuple[int, ...], n: int
 ) -> tuple[tuple[int, ...], int]:
     """Shape and leading dimension of what an epilogue keeps or takes back."""
     aux = key.aux
@@ -581,7 +591,7 @@ def _block_scaling(
     return (m * k // 2, n * k // 2, scales) if scaling == "nvfp4" else (0, 0, scales)
 
 
-def _factors(key: PlanKey, kind: Kind, n: int) -> bool:
+def _factors(key: PlanKey, kind: TypeCombination, n: int) -> bool:
     """Return True if there is an alpha for each column."""
     given = key.factors
     if given is None:
@@ -593,7 +603,7 @@ def _factors(key: PlanKey, kind: Kind, n: int) -> bool:
     return True
 
 
-def _c_dtype(key: PlanKey, kind: Kind, bias_dtype: str, shape: tuple[int, ...]) -> str:
+def _c_dtype(key: PlanKey, kind: TypeCombination, bias_dtype: str, shape: tuple[int, ...]) -> str:
     c = key.c
     if c is None:
         return bias_dtype if len(kind.c) > 1 and bias_dtype in kind.c else kind.c[0]

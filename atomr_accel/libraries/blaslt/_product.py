@@ -20,9 +20,9 @@ from ...ops import (
 )
 from ..blas.checks import scalar
 from ..blas.layout import laid_out
-from ._plan import Given, Plan, PlanKey, make_plan
+from ._plan import BlasLtPlan, Given, PlanKey, make_plan
 from .wire._layout import Layout
-from .wire._messages import Matmul, Scalar
+from .wire._messages import RunBlasLt, Scalar
 from .wire._narrow import FP8
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import Block, GpuRef, MemoryMap
-    from ...ops import Driver, Workspaces
+    from ...ops import Preparer, Workspaces
     from ...wire.matrices import Laid
     from ...wire.recent import Recent
     from ..blas.checks import Number, Trans
@@ -91,7 +91,7 @@ class MatmulOptions(HeuristicOptions, total=False):
     algorithm: int | None
 
 
-class Operands(NamedTuple):
+class ProductOperands(NamedTuple):
     """The buffers of a product, by the names of the arguments of ``BlasLt.matmul``."""
 
     a: GpuRef
@@ -106,11 +106,11 @@ class Operands(NamedTuple):
     alpha: GpuRef | None = None
 
 
-_NEEDED: Final = Operands._fields[:2]
+_NEEDED: Final = ProductOperands._fields[:2]
 _STRIDED: Final = ("a", "b", "out")
 
 
-class Options(NamedTuple):
+class BlasLtOptions(NamedTuple):
     """All else that a plan depends on, each of one type."""
 
     layout_a: Layout | None
@@ -126,7 +126,7 @@ class Options(NamedTuple):
 
 
 @final
-class Product(msgspec.Struct, frozen=True, gc=False):
+class BlasLtProduct(msgspec.Struct, frozen=True, gc=False):
     """A product that was checked for this call.
 
     Attributes:
@@ -138,8 +138,8 @@ class Product(msgspec.Struct, frozen=True, gc=False):
         reads: blocks that it reads.
     """
 
-    operands: Operands
-    plan: Plan
+    operands: ProductOperands
+    plan: BlasLtPlan
     alpha: Scalar
     beta: Scalar
     added: GpuRef | None
@@ -148,7 +148,7 @@ class Product(msgspec.Struct, frozen=True, gc=False):
 
     def submission(
         self,
-        driver: Driver,
+        preparer: Preparer,
         algorithm: bytes,
         workspace_bytes: int,
         workspaces: Workspaces,
@@ -158,7 +158,7 @@ class Product(msgspec.Struct, frozen=True, gc=False):
         """Make outputs and the submission.
 
         Args:
-            driver: makes them.
+            preparer: makes them.
             algorithm: the lane's recommendation; empty to let it choose.
             workspace_bytes: the memory that the algorithm gets.
             workspaces: the source of that memory.
@@ -168,27 +168,27 @@ class Product(msgspec.Struct, frozen=True, gc=False):
         plan, added = self.plan, self.added
         epilogue, result, begin = plan.epilogue, out, plan.offset_d
         if result is None or (scratch and result._strides is None):
-            result = driver.output(plan.shape if out is None else out.shape, plan.dtype)
+            result = preparer.output(plan.shape if out is None else out.shape, plan.dtype)
         elif scratch:  # of a view, with room for its gaps: they are part of the plan
             low, high = span(result.shape, result.strides, result.dtype.itemsize)
-            result, begin = driver.output((high - low,), _UINT8), begin - low
+            result, begin = preparer.output((high - low,), _UINT8), begin - low
         results: Any = result
         writes = [result._block]
         largest = None
         if plan.several:
             if epilogue.makes_aux and (aux is None or scratch):
-                aux = driver.output(plan.aux_shape, plan.aux_dtype)
+                aux = preparer.output(plan.aux_shape, plan.aux_dtype)
             if epilogue.bias_gradient:
-                side = driver.output(plan.gradient_shape, DTYPES[plan.bias_dtype])
+                side = preparer.output(plan.gradient_shape, DTYPES[plan.bias_dtype])
             if plan.spec.amax:
-                largest = driver.output((), _FLOAT32)
+                largest = preparer.output((), _FLOAT32)
             made = (aux if epilogue.makes_aux else None, side if epilogue.bias_gradient else None)
             results = MatmulResults(result, *made, largest)
             writes = [ref._block for ref in results if ref is not None]
         zeros = packed_a = packed_b = packed_scales = workspace = 0
         if plan.scratch:
             temporary = [
-                driver.output((size,), _UINT8)._block if size else None
+                preparer.output((size,), _UINT8)._block if size else None
                 for size in (plan.zeros, *plan.packed)
             ]
             zeros, packed_a, packed_b, packed_scales = (
@@ -197,16 +197,18 @@ class Product(msgspec.Struct, frozen=True, gc=False):
             writes += filter(None, temporary)
         if workspace_bytes:
             # After everything that may have to wait, and so be asked for again.
-            block = workspaces.obtain(driver, workspace_bytes)
+            block = workspaces.obtain(preparer, workspace_bytes)
             workspace = block.address
             writes.append(block)
-        message = Matmul(
+        message = RunBlasLt(
             plan.encoded,
             algorithm,
-            zeros or a._place.address + plan.offset_a,
-            zeros or b._place.address + plan.offset_b,
-            0 if added is None else added._place.address + (plan.offset_d if added is out else 0),
-            result._place.address + begin,
+            zeros or a._addressable_block.address + plan.offset_a,
+            zeros or b._addressable_block.address + plan.offset_b,
+            0
+            if added is None
+            else added._addressable_block.address + (plan.offset_d if added is out else 0),
+            result._addressable_block.address + begin,
             0 if side is None else side._block.address,
             0 if aux is None else aux._block.address,
             0 if scale_a is None else scale_a._block.address,
@@ -227,13 +229,13 @@ class Product(msgspec.Struct, frozen=True, gc=False):
 
 
 def check(
-    operands: Operands,
-    options: Options,
+    operands: ProductOperands,
+    options: BlasLtOptions,
     alpha: Number,
     beta: Number,
     memory: MemoryMap,
-    plans: Recent[PlanKey, Plan],
-) -> Product:
+    plans: Recent[PlanKey, BlasLtPlan],
+) -> BlasLtProduct:
     """Check everything that can be checked before outputs are made.
 
     Args:
@@ -248,7 +250,7 @@ def check(
         _require_layouts(options)
     reads = [
         require_readable(ref, memory, name, strided=name in _STRIDED)  # type: ignore[arg-type]
-        for name, ref in zip(Operands._fields, operands, strict=True)
+        for name, ref in zip(ProductOperands._fields, operands, strict=True)
         if ref is not None or name in _NEEDED
     ]
     # Plain tuples, which are made in no time, equal those that make_plan takes.
@@ -283,10 +285,10 @@ def check(
         reads = _require_outputs(operands, plan, memory)
         if added is out and out is not None:
             reads.append(out._block)
-    return Product(operands, plan, factor, scale, added, adds, reads)
+    return BlasLtProduct(operands, plan, factor, scale, added, adds, reads)
 
 
-def _laid(operands: Operands, options: Options) -> Iterator[tuple[int, Laid]]:
+def _laid(operands: ProductOperands, options: BlasLtOptions) -> Iterator[tuple[int, Laid]]:
     """Yield positions and layouts of views that are not contiguous.
 
     Raises:
@@ -304,23 +306,23 @@ def _laid(operands: Operands, options: Options) -> Iterator[tuple[int, Laid]]:
             raise not_contiguous(ref, name)
         if options.epilogue and name == "out":
             raise not_contiguous(ref, name)
-        yield Operands._fields.index(name), laid
+        yield ProductOperands._fields.index(name), laid
 
 
-def _require_layouts(options: Options) -> None:
+def _require_layouts(options: BlasLtOptions) -> None:
     for name, layout in zip(("a", "b", "out"), options[:3], strict=True):
         if layout is not None and not isinstance(layout, Layout):
             raise TypeError(f"layout_{name} must be a Layout, not {type(layout).__name__}")
 
 
-def _scale(value: Number, plan: Plan, name: str) -> Scalar:
+def _scale(value: Number, plan: BlasLtPlan, name: str) -> Scalar:
     number = scalar(value, DTYPES[plan.spec.scale_type], name)
     if plan.spec.scale_type == "int32" and number not in (0.0, 1.0):
         raise ValueError(f"for int8 alpha and beta are 0 or 1, but {name} is {value}")
     return number
 
 
-def _require_outputs(operands: Operands, plan: Plan, memory: MemoryMap) -> list[Block]:
+def _require_outputs(operands: ProductOperands, plan: BlasLtPlan, memory: MemoryMap) -> list[Block]:
     """Check the caller's output buffers, and return the blocks that are only read."""
     out, aux = operands.out, operands.aux
     written = []
@@ -332,7 +334,7 @@ def _require_outputs(operands: Operands, plan: Plan, memory: MemoryMap) -> list[
         written.append(("aux", aux))
     read = [
         (name, ref)
-        for name, ref in zip(Operands._fields, operands, strict=True)
+        for name, ref in zip(ProductOperands._fields, operands, strict=True)
         if ref is not None and name != "out" and (name != "aux" or plan.epilogue.takes_aux)
     ]
     require_no_alias("matmul", written, read, in_place=_IN_PLACE)

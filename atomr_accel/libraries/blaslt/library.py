@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...ops import Check, Library, Requirement
+from ...ops import Library, LibraryCheck, Requirement
 from ._facade import LANE
 
 if TYPE_CHECKING:
@@ -25,5 +25,5 @@ LIBRARY: Final = Library(
     facade="atomr_accel.libraries.blaslt._facade:BlasLt",
     lanes=(LANE,),
     needs=(Requirement("cublasLt", "device.blaslt", "cuda12", vendor=True),),
-    check=Check("matmul 128 x 128 x 128 and relu, float16", 2e-3, _check),
+    check=LibraryCheck("matmul 128 x 128 x 128 and relu, float16", 2e-3, _check),
 )

@@ -11,8 +11,8 @@ from ..._dtypes import DTYPES, NAMES, as_dtype
 from ...ops import D, op, require_int32
 from ...wire.options import whole
 from ._operators import coded, named
-from .call import CubPart, Output, element, number
-from .wire._spec import BINARY, UNARY, Spec
+from .call import CubOutput, CubPart, element, number
+from .wire._spec import BINARY, UNARY, CubSpec
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -105,13 +105,13 @@ class Elements(CubPart[D]):
         result = ("bool" if truth else dtypes[0]) if dtype is None else NAMES[as_dtype(dtype)]
         _require_castable(dtypes[0], result)
         operator = coded(self._device, op, dtypes, result, "op")
-        spec = Spec(algorithm, (*dtypes, result), (operator,))
+        spec = CubSpec(algorithm, (*dtypes, result), (operator,))
         shape = given[0][1].shape
         return self._request(
             f"cub.{algorithm}",
             spec,
             given,
-            [Output("out", shape, DTYPES[result], out)],
+            [CubOutput("out", shape, DTYPES[result], out)],
             (given[0][1].size,),
             in_place=[("out", name) for name, _ in given] if result == dtypes[0] else (),
         )
@@ -164,12 +164,12 @@ class Elements(CubPart[D]):
             raise ValueError(f"lower is {lower} and upper {upper}; they must be in order")
         if edge.kind in "iu" and (int(upper) - int(lower)) * bins >= 2**63:
             raise ValueError(f"{bins} bins from {lower} to {upper} are more than 64 bits count")
-        spec = Spec("histogram_even", (given, counts, edge.name), levels=int(bins) + 1)
+        spec = CubSpec("histogram_even", (given, counts, edge.name), levels=int(bins) + 1)
         return self._request(
             "cub.histogram_even",
             spec,
             [("x", x)],
-            [Output("out", (int(bins),), DTYPES[counts], out)],
+            [CubOutput("out", (int(bins),), DTYPES[counts], out)],
             (x.size,),
             values=values,
         )

@@ -12,12 +12,12 @@ from ..._dtypes import DTYPES
 from ..._errors import Unsupported, said_of
 from ._python import NAME, translate
 from .wire._spec import ALIASES, BINARY, C_TYPES, UNARY
-from .wire._spec import Operator as Coded
+from .wire._spec import OperatorSpec as Coded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...ops import Home
+    from ...ops import DeviceView
     from .wire._spec import Rule
 
 
@@ -66,7 +66,7 @@ AnyOperator = str | Operator | Callable[..., Any]
 
 
 def coded(
-    device: Home, operator: AnyOperator, arguments: tuple[str, ...], result: str, what: str
+    device: DeviceView, operator: AnyOperator, arguments: tuple[str, ...], result: str, what: str
 ) -> Coded:
     """Return an operator for some dtypes.
 
@@ -111,7 +111,7 @@ def coded(
     return Coded(arguments, result, "", source, NAME)
 
 
-def _in_python(device: Home) -> bool:
+def _in_python(device: DeviceView) -> bool:
     """Return whether operators run as Python functions."""
     return device.capabilities.python_kernels
 

@@ -12,14 +12,14 @@ from ..._errors import Unsupported
 from ...ops import D, op
 from ...wire.options import whole
 from ._operators import coded, identity_of, named
-from .call import INT64, CubPart, Output, element, number
-from .wire._spec import BINARY, Operator, Spec
+from .call import INT64, CubOutput, CubPart, element, number
+from .wire._spec import BINARY, CubSpec, OperatorSpec
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import GpuRef
-    from ...ops import Home, Request
+    from ...ops import DeviceView, Request
     from ._operators import AnyOperator
 
 _HALF: Final = ("float16", "bfloat16")
@@ -32,7 +32,7 @@ _LOOSE: Final = ("int32", "uint32", "uint64", "float32", "float64")
 """Dtypes that have atomic additions."""
 
 
-class Reductions(CubPart[D]):
+class CubReductions(CubPart[D]):
     """``device.cub``'s reductions and scans."""
 
     @op
@@ -87,12 +87,12 @@ class Reductions(CubPart[D]):
         loose = not deterministic and operator.kind == "plus" and dtypes[0] == dtypes[2]
         loose = loose and dtypes[2] in _LOOSE and begin is not None
         chosen = "not_guaranteed" if loose else "run_to_run"
-        spec = Spec("reduce", dtypes, (operator,), init=begin is not None, determinism=chosen)
+        spec = CubSpec("reduce", dtypes, (operator,), init=begin is not None, determinism=chosen)
         return self._request(
             "cub.reduce",
             spec,
             [("x", x)],
-            [Output("out", (), DTYPES[dtypes[2]], out)],
+            [CubOutput("out", (), DTYPES[dtypes[2]], out)],
             (count,),
             values=() if begin is None else (begin,),
         )
@@ -139,14 +139,14 @@ class Reductions(CubPart[D]):
         self, name: str, x: GpuRef, out: GpuRef | None, *, largest: bool
     ) -> Request[GpuRef]:
         self._require(x=x)
-        spec = Spec("arg_reduce", (element(x, "x"), "int64"), descending=largest)
+        spec = CubSpec("arg_reduce", (element(x, "x"), "int64"), descending=largest)
         if not x.size:
             raise ValueError(f"attempt to get {name} of an empty sequence")
         return self._request(
             f"cub.{name}",
             spec,
             [("x", x)],
-            [Output("out", (), INT64, out)],
+            [CubOutput("out", (), INT64, out)],
             (x.size,),
         )
 
@@ -231,12 +231,12 @@ class Reductions(CubPart[D]):
                 f"{algorithm} of {dtypes[1]}: in which order CUB adds up parts depends on time, "
                 "and the device was opened with deterministic=True"
             )
-        spec = Spec(algorithm, dtypes, (operator,), init=begin is not None)
+        spec = CubSpec(algorithm, dtypes, (operator,), init=begin is not None)
         return self._request(
             f"cub.{algorithm}",
             spec,
             [("x", x)],
-            [Output("out", x.shape, DTYPES[dtypes[2]], out)],
+            [CubOutput("out", x.shape, DTYPES[dtypes[2]], out)],
             (x.size,),
             values=() if begin is None else (begin,),
             in_place=[("out", "x")] if dtypes[0] == dtypes[2] else (),
@@ -285,14 +285,14 @@ class Reductions(CubPart[D]):
             begin = _extreme(operator.kind, accumulator)
         segments = begins.size
         whole(segments, "the number of segments", 0, 2**31 - 1)
-        spec = Spec(
+        spec = CubSpec(
             "segmented_reduce", (given, offsets, accumulator, result), (operator,), init=True
         )
         return self._request(
             "cub.segmented_reduce",
             spec,
             [("x", x), ("begins", begins), ("ends", ends)],
-            [Output("out", (segments,), DTYPES[result], out)],
+            [CubOutput("out", (segments,), DTYPES[result], out)],
             (segments, x.size),
             values=(begin,),
         )
@@ -320,13 +320,13 @@ def offsets_of(begins: GpuRef, ends: GpuRef) -> str:
 
 
 def _folding(
-    device: Home,
+    device: DeviceView,
     x: GpuRef,
     op: AnyOperator,
     dtype: DTypeLike | None,
     init: Any,
     what: str,
-) -> tuple[Operator, tuple[str, str, str], bytes | None]:
+) -> tuple[OperatorSpec, tuple[str, str, str], bytes | None]:
     """Return the operator, the dtypes of x, of the computation and of the result, and the init.
 
     The init is the first value as bytes, or None.
@@ -344,7 +344,7 @@ def _folding(
     if kind and not truth:
         operator = coded(device, kind, (accumulator, accumulator), accumulator, what)
     elif kind:
-        operator = Operator(("bool", "bool"), "bool", kind)
+        operator = OperatorSpec(("bool", "bool"), "bool", kind)
     else:
         operator = coded(device, op, (accumulator, accumulator), accumulator, what)
     if init is not None:

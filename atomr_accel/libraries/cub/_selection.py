@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from ...ops import D, Request, Submission, op, require_readable
 from ._operators import coded
-from .call import INT64, WAITING, CubPart, Output, element, opaque
-from .wire._spec import Spec
+from .call import INT64, WAITING, CubOutput, CubPart, element, opaque
+from .wire._spec import CubSpec
 from .wire.messages import Count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...memory import GpuRef
-    from ...ops import Driver
+    from ...ops import Preparer
     from ._operators import AnyOperator
 
 
@@ -64,12 +64,12 @@ class Selections(CubPart[D]):
             raise TypeError(f"flags is {flags.dtype.name}; it must be bool, int8 or uint8")
         if x.size != flags.size:
             raise ValueError(f"there are {x.size} elements and {flags.size} flags")
-        spec = Spec("select_flagged", (opaque(x.dtype),))
+        spec = CubSpec("select_flagged", (opaque(x.dtype),))
         return self._request(
             "cub.select_flagged",
             spec,
             [("x", x), ("flags", flags)],
-            [Output("out", (x.size,), x.dtype), None, None, Output("count", (2,), INT64)],
+            [CubOutput("out", (x.size,), x.dtype), None, None, CubOutput("count", (2,), INT64)],
             (x.size,),
             result=_counted,
         )
@@ -121,7 +121,7 @@ class Selections(CubPart[D]):
         self._require(x=x)
         dtype = element(x, "x")
         names = ("predicate",) if len(predicates) == 1 else ("first", "second")
-        spec = Spec(
+        spec = CubSpec(
             algorithm,
             (dtype,),
             tuple(
@@ -130,12 +130,12 @@ class Selections(CubPart[D]):
             ),
         )
         parts = {"select": 1, "partition": 2, "three_way_partition": 3}[algorithm]
-        outputs = [Output("out", (x.size,), x.dtype) if at < parts else None for at in range(3)]
+        outputs = [CubOutput("out", (x.size,), x.dtype) if at < parts else None for at in range(3)]
         return self._request(
             f"cub.{algorithm}",
             spec,
             [("x", x), ("flags", None)],
-            [*outputs, Output("count", (2,), INT64)],
+            [*outputs, CubOutput("count", (2,), INT64)],
             (x.size,),
             result=tuple if parts == 3 else _counted,
         )
@@ -164,7 +164,7 @@ class Selections(CubPart[D]):
             "cub.unique",
             spec,
             [("x", x), ("values", None)],
-            [Output("out", (x.size,), x.dtype), None, Output("count", (), INT64)],
+            [CubOutput("out", (x.size,), x.dtype), None, CubOutput("count", (), INT64)],
             (x.size,),
             result=tuple,
         )
@@ -197,18 +197,18 @@ class Selections(CubPart[D]):
             spec,
             [("keys", keys), ("values", values)],
             [
-                Output("keys", shape, keys.dtype),
-                Output("values", shape, values.dtype),
-                Output("count", (), INT64),
+                CubOutput("keys", shape, keys.dtype),
+                CubOutput("values", shape, values.dtype),
+                CubOutput("count", (), INT64),
             ],
             shape,
             result=tuple,
         )
 
-    def _distinct(self, keys: GpuRef, values: str, op: AnyOperator, name: str) -> Spec:
+    def _distinct(self, keys: GpuRef, values: str, op: AnyOperator, name: str) -> CubSpec:
         dtype = element(keys, name)
         equal = coded(self._device, op, (dtype, dtype), "bool", "op")
-        return Spec("unique_by_key", (dtype, values), (equal,))
+        return CubSpec("unique_by_key", (dtype, values), (equal,))
 
     @op
     def trim(self, count: GpuRef, x: GpuRef) -> Request[GpuRef]:
@@ -227,9 +227,9 @@ class Selections(CubPart[D]):
             Unsupported: in a batch or a recording, which cannot wait for an answer.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            block = require_readable(count, driver.memory, "count")
-            require_readable(x, driver.memory, "x")
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            block = require_readable(count, preparer.memory, "count")
+            require_readable(x, preparer.memory, "x")
             if count.dtype is not INT64:
                 raise TypeError(f"count must be an int64, not {count.dtype.name}")
             if count.size != 1:

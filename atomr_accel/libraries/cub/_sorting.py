@@ -11,8 +11,8 @@ from ...ops import D, op
 from ...wire.options import flag, whole
 from ._operators import coded
 from ._reductions import offsets_of
-from .call import INT64, WAITING, CubPart, Output, element, opaque
-from .wire._spec import Operator, Spec
+from .call import INT64, WAITING, CubOutput, CubPart, element, opaque
+from .wire._spec import CubSpec, OperatorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ class Sorts(CubPart[D]):
             "cub.sort",
             spec,
             [("keys", keys), ("values", None)],
-            [Output("out", keys.shape, keys.dtype, out), None],
+            [CubOutput("out", keys.shape, keys.dtype, out), None],
             (keys.size,),
         )
 
@@ -98,8 +98,8 @@ class Sorts(CubPart[D]):
             spec,
             [("keys", keys), ("values", values)],
             [
-                Output("out[0]", keys.shape, keys.dtype, given[0]),
-                Output("out[1]", values.shape, values.dtype, given[1]),
+                CubOutput("out[0]", keys.shape, keys.dtype, given[0]),
+                CubOutput("out[1]", values.shape, values.dtype, given[1]),
             ],
             (keys.size,),
             result=tuple,
@@ -124,16 +124,16 @@ class Sorts(CubPart[D]):
         """
         self._require(keys=keys)
         dtypes = element(keys, "keys"), "uint64"
-        spec = Spec("argsort", dtypes, descending=flag(descending, "descending"))
+        spec = CubSpec("argsort", dtypes, descending=flag(descending, "descending"))
         shape = keys.shape
         return self._request(
             "cub.argsort",
             spec,
             [("keys", keys)],
             [
-                Output("positions", shape, INT64),
-                Output("sorted keys", shape, keys.dtype),
-                Output("out", shape, INT64, out),
+                CubOutput("positions", shape, INT64),
+                CubOutput("sorted keys", shape, keys.dtype),
+                CubOutput("out", shape, INT64, out),
             ],
             (keys.size,),
             result=_last,
@@ -141,15 +141,15 @@ class Sorts(CubPart[D]):
 
     def _sorted_by(
         self, keys: GpuRef, values: str, op: AnyOperator | None, descending: bool
-    ) -> Spec:
+    ) -> CubSpec:
         dtype = element(keys, "keys")
         first = flag(descending, "descending")
         if op is None:
-            return Spec("radix_sort", (dtype, values), descending=first)
+            return CubSpec("radix_sort", (dtype, values), descending=first)
         if first:
             raise ValueError("op says which key comes first, so descending has no meaning with it")
         less = coded(self._device, op, (dtype, dtype), "bool", "op")
-        return Spec("merge_sort", (dtype, values), (less,))
+        return CubSpec("merge_sort", (dtype, values), (less,))
 
     @op
     def segmented_sort(
@@ -187,7 +187,7 @@ class Sorts(CubPart[D]):
             "cub.segmented_sort",
             spec,
             [("keys", keys), ("values", None), ("begins", begins), ("ends", ends)],
-            [Output("out", keys.shape, keys.dtype, out), None],
+            [CubOutput("out", keys.shape, keys.dtype, out), None],
             sizes,
             lane=WAITING,
         )
@@ -228,8 +228,8 @@ class Sorts(CubPart[D]):
             spec,
             [("keys", keys), ("values", values), ("begins", begins), ("ends", ends)],
             [
-                Output("out[0]", keys.shape, keys.dtype, given[0]),
-                Output("out[1]", values.shape, values.dtype, given[1]),
+                CubOutput("out[0]", keys.shape, keys.dtype, given[0]),
+                CubOutput("out[1]", values.shape, values.dtype, given[1]),
             ],
             sizes,
             lane=WAITING,
@@ -304,28 +304,28 @@ class Sorts(CubPart[D]):
         dtype = element(data, "data")
         if element(values, "values") != dtype:
             raise TypeError(f"data is {dtype} and values {NAMES[values.dtype]}; cast one first")
-        operators: tuple[Operator, ...] = ()
+        operators: tuple[OperatorSpec, ...] = ()
         if op is not None:
             operators = (coded(self._device, op, (dtype, dtype), "bool", "op"),)
         elif "float" not in dtype:
-            operators = (Operator((dtype, dtype), "bool", "less"),)
-        spec = Spec(algorithm, (dtype, dtype), operators)
+            operators = (OperatorSpec((dtype, dtype), "bool", "less"),)
+        spec = CubSpec(algorithm, (dtype, dtype), operators)
         return self._request(
             f"cub.{algorithm}",
             spec,
             [("data", data), ("values", values)],
-            [Output("out", values.shape, INT64, out)],
+            [CubOutput("out", values.shape, INT64, out)],
             (values.size, data.size),
         )
 
 
 def _segmented(
     keys: GpuRef, values: str, begins: GpuRef, ends: GpuRef, descending: bool
-) -> tuple[Spec, tuple[int, int]]:
+) -> tuple[CubSpec, tuple[int, int]]:
     offsets = offsets_of(begins, ends)
     segments = whole(begins.size, "the number of segments", 0, 2**31 - 1)
     dtypes = element(keys, "keys"), values, offsets
-    spec = Spec("segmented_sort", dtypes, descending=flag(descending, "descending"))
+    spec = CubSpec("segmented_sort", dtypes, descending=flag(descending, "descending"))
     return spec, (keys.size, segments)
 
 

@@ -24,21 +24,21 @@ from ...ops import (
     require_writable,
 )
 from ...wire.recent import Recent
-from .wire._spec import C_TYPES, Spec, encode
-from .wire.messages import Build, Run
+from .wire._spec import C_TYPES, CubSpec, encode
+from .wire.messages import BuildCub, RunCub
 
 if TYPE_CHECKING:
     from ...memory import Block, Epoch
-    from ...ops import Driver, Home
+    from ...ops import DeviceView, Preparer
 
 _EXECUTORS: Final = {
     "cpu": "atomr_accel.libraries.cub.host.cpu:CpuCub",
     "cuda": "atomr_accel.libraries.cub.host.cuda:CudaCub",
 }
 LANE: Final = LaneSpec("cub", _EXECUTORS, max_streams=4)
-BUILDER: Final = LaneSpec("cub-builds", _EXECUTORS, hangs=False, blocks=True)
+BUILDER: Final = LaneSpec("cub-builds", _EXECUTORS, watched=False, own_thread=True)
 """Lane that builds kernels, which takes seconds, while the others run kernels that exist."""
-WAITING: Final = LaneSpec("cub-waits", _EXECUTORS, blocks=True)
+WAITING: Final = LaneSpec("cub-waits", _EXECUTORS, own_thread=True)
 """Runs what waits for the device in the middle of it, or reads from it."""
 
 _SMALL: Final = 4 << 20
@@ -74,7 +74,7 @@ class CubStatistics:
     workspace: int
 
 
-class Output(NamedTuple):
+class CubOutput(NamedTuple):
     """Output of a call.
 
     Attributes:
@@ -91,29 +91,31 @@ class Output(NamedTuple):
 
 
 @final
-class Builds:
+class CubBuilds:
     """Builds that the program knows of; batches and recordings share them.
 
     Attributes:
         workspaces: the scratch memory that calls share.
     """
 
-    def __init__(self, device: Home) -> None:
+    def __init__(self, device: DeviceView) -> None:
         self._device = device
         self.workspaces: Final = Workspaces(LANE.max_streams, _SMALL)
         self._known: Recent[_Key, tuple[Epoch, int]] = Recent(_MOST)
-        self._asked: WeakKeyDictionary[Home, dict[bytes, GpuRef]] = WeakKeyDictionary()
+        self._asked: WeakKeyDictionary[DeviceView, dict[bytes, GpuRef]] = WeakKeyDictionary()
         self._hits = self._misses = self._built = self._loaded = 0
         self._seconds = 0.0
 
-    def find(self, driver: Driver, spec: bytes, sizes: tuple[int, ...]) -> tuple[int, Block | None]:
+    def find(
+        self, preparer: Preparer, spec: bytes, sizes: tuple[int, ...]
+    ) -> tuple[int, Block | None]:
         """Return the bytes of scratch memory of a call; the host first makes a missing build.
 
         Batches and recordings get no answers before they end. In these, a build is made once, and
         the calls that need it run after it; the lane then uses scratch memory of its own.
 
         Args:
-            driver: the call's driver.
+            preparer: the call's preparer.
             spec: the algorithm to run, encoded.
             sizes: the number of elements and other counts.
 
@@ -121,20 +123,20 @@ class Builds:
             The bytes, and the block that the call has to name as read, or None.
         """
         key = spec, tuple(map(_rounded, sizes))
-        epoch = driver.memory.epoch
-        driver.depends(partial(self._still, key, epoch))
+        epoch = preparer.memory.epoch
+        preparer.depends(partial(self._still, key, epoch))
         known = self._known.get(key)
         if known is not None and known[0] is epoch:
             self._hits += 1
             return known[1], None
-        if driver.home is not self._device:
-            asked = self._asked.setdefault(driver.home, {})
+        if preparer.home is not self._device:
+            asked = self._asked.setdefault(preparer.home, {})
             made = asked.get(spec)
             if made is None:
-                made = asked[spec] = driver.output((), _UINT8)
-                driver.perform(_building(key, (made._block,)))
+                made = asked[spec] = preparer.output((), _UINT8)
+                preparer.perform(_building(key, (made._block,)))
             return 0, made._block
-        answer = driver.perform(_building(key, ()))
+        answer = preparer.perform(_building(key, ()))
         assert answer is not None
         nbytes, origin, seconds = answer
         self._misses += 1
@@ -164,8 +166,8 @@ class Builds:
 
 def _building(key: _Key, writes: tuple[Block, ...]) -> Request[tuple[int, str, float]]:
     """Have something built."""
-    submission: Submission[tuple[int, str, float]] = Submission(Build(*key), (), writes)
-    return Request(BUILDER, "cub.build", lambda _driver: submission, ("cub.build", key))
+    submission: Submission[tuple[int, str, float]] = Submission(BuildCub(*key), (), writes)
+    return Request(BUILDER, "cub.build", lambda _preparer: submission, ("cub.build", key))
 
 
 def _nothing() -> None:
@@ -181,9 +183,9 @@ def _rounded(size: int) -> int:
 class CubPart(Facade[D]):
     """Base of the parts of ``device.cub``."""
 
-    def __init__(self, device: Home) -> None:
+    def __init__(self, device: DeviceView) -> None:
         self._device = device
-        self._builds = Builds(device)
+        self._builds = CubBuilds(device)
 
     def _require(self, **refs: object) -> None:
         """Check that all of these are buffers, of any kind.
@@ -198,9 +200,9 @@ class CubPart(Facade[D]):
     def _request(
         self,
         name: str,
-        spec: Spec,
+        spec: CubSpec,
         reads: Sequence[tuple[str, GpuRef | None]],
-        outputs: Sequence[Output | None],
+        outputs: Sequence[CubOutput | None],
         sizes: tuple[int, ...],
         *,
         values: tuple[bytes, ...] = (),
@@ -222,8 +224,8 @@ class CubPart(Facade[D]):
             result: makes the caller's result from the outputs; by default it is the only output.
         """
 
-        def prepare(driver: Driver) -> Submission[Any]:
-            memory = driver.memory
+        def prepare(preparer: Preparer) -> Submission[Any]:
+            memory = preparer.memory
             blocks, addresses = [], []
             for what, ref in reads:
                 if ref is None:
@@ -233,7 +235,7 @@ class CubPart(Facade[D]):
                 blocks.append(block)
                 addresses.append(block.address if ref.size else 0)
             written = [
-                (output.name, _checked(driver, name, output, output.given))
+                (output.name, _checked(preparer, name, output, output.given))
                 for output in outputs
                 if output is not None and output.given is not None
             ]
@@ -241,7 +243,7 @@ class CubPart(Facade[D]):
                 read = [(what, ref) for what, ref in reads if ref is not None]
                 require_no_alias(name, written, read, in_place=in_place)
             encoded = encode(spec)
-            nbytes, building = self._builds.find(driver, encoded, sizes)
+            nbytes, building = self._builds.find(preparer, encoded, sizes)
             if building is not None:
                 blocks.append(building)
             writes, made = [], []
@@ -251,16 +253,16 @@ class CubPart(Facade[D]):
                     continue
                 out = output.given
                 if out is None:
-                    out = driver.output(output.shape, output.dtype)
+                    out = preparer.output(output.shape, output.dtype)
                 made.append(out)
                 writes.append(out._block)
                 addresses.append(out._block.address if out.size else 0)
             workspace: Any = 0
             if nbytes:
-                scratch = self._builds.workspaces.obtain(driver, nbytes)
+                scratch = self._builds.workspaces.obtain(preparer, nbytes)
                 writes.append(scratch)
                 workspace = scratch.address
-            message = Run(encoded, tuple(addresses), sizes, values, workspace, nbytes)
+            message = RunCub(encoded, tuple(addresses), sizes, values, workspace, nbytes)
             answer = made[0] if result is None else result(made)
             sent = _nothing if building is not None else None
             return Submission(message, blocks, writes, answer, sent=sent)
@@ -268,9 +270,9 @@ class CubPart(Facade[D]):
         return Request(lane, name, prepare)
 
 
-def _checked(driver: Driver, name: str, output: Output, out: GpuRef) -> GpuRef:
+def _checked(preparer: Preparer, name: str, output: CubOutput, out: GpuRef) -> GpuRef:
     """Return the caller's buffer for an output, after checks."""
-    require_writable(out, driver.memory, output.name)
+    require_writable(out, preparer.memory, output.name)
     if out.shape != output.shape or out.dtype is not output.dtype:
         raise (ValueError if out.shape != output.shape else TypeError)(
             f"{output.name} is {out.dtype.name} of shape {out.shape}, but {name} gives "

@@ -8,14 +8,14 @@ from typing import final
 from ...ops import D
 from ._elements import Elements
 from ._operators import Operator
-from ._reductions import Reductions
+from ._reductions import CubReductions
 from ._selection import Selections
 from ._sorting import Sorts
 from .call import CubStatistics
 
 
 @final
-class Cub(Reductions[D], Sorts[D], Selections[D], Elements[D]):
+class Cub(CubReductions[D], Sorts[D], Selections[D], Elements[D]):
     """CUB's algorithms for whole devices, on CUDA; NumPy on the CPU.
 
     They take arrays of any shape as one row. NVRTC builds their kernels at the first call with its

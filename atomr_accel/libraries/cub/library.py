@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...ops import Check, Library, Requirement
+from ...ops import Library, LibraryCheck, Requirement
 from .call import BUILDER, LANE, WAITING
 
 if TYPE_CHECKING:
@@ -27,5 +27,5 @@ LIBRARY: Final = Library(
         Requirement("nvJitLink", "device.cub", "cuda12", vendor=True),
         Requirement("cuda-cccl", "device.cub", "cuda12"),
     ),
-    check=Check("sort of 50,000 int32", 0.0, _check),
+    check=LibraryCheck("sort of 50,000 int32", 0.0, _check),
 )

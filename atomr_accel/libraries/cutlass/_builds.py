@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 from ..._dtypes import DTYPES
 from ...ops import LaneSpec, Request, Submission
 from ...wire.recent import Recent
-from .wire._messages import Build, Recall
+from .wire._messages import BuildCutlass, RecallKernel
 
 if TYPE_CHECKING:
     from ...memory import Block, Epoch, GpuRef
-    from ...ops import Driver, Home
+    from ...ops import DeviceView, Preparer
     from .wire._messages import Sizes
 
 _EXECUTORS: Final = {
@@ -22,7 +22,7 @@ _EXECUTORS: Final = {
     "cuda": "atomr_accel.libraries.cutlass.host._cuda:CudaCutlass",
 }
 LANE: Final = LaneSpec("cutlass", _EXECUTORS, max_streams=4)
-BUILDER: Final = LaneSpec("cutlass-builds", _EXECUTORS, hangs=False, blocks=True)
+BUILDER: Final = LaneSpec("cutlass-builds", _EXECUTORS, watched=False, own_thread=True)
 """The lane of builds. A build takes half a minute, while the other lane runs kernels that are
 ready."""
 
@@ -50,18 +50,18 @@ class CutlassStatistics:
 
 
 @final
-class Builds:
+class CutlassBuilds:
     """Kernels that are ready; batches and recordings share it."""
 
-    def __init__(self, device: Home) -> None:
+    def __init__(self, device: DeviceView) -> None:
         self._device = device
         self._ready: Recent[Key, Epoch] = Recent(_MOST)
         self._tuned: Recent[tuple[bytes, Sizes], list[tuple[bytes, int]]] = Recent(_MOST)
-        self._asked: WeakKeyDictionary[Home, dict[Key, GpuRef]] = WeakKeyDictionary()
+        self._asked: WeakKeyDictionary[DeviceView, dict[Key, GpuRef]] = WeakKeyDictionary()
         self._built = self._loaded = 0
         self._seconds = 0.0
 
-    def require(self, driver: Driver, key: Key) -> Block | None:
+    def require(self, preparer: Preparer, key: Key) -> Block | None:
         """Have the host make a kernel ready, if it is not.
 
         Batches and recordings get no answers before they end. They have a kernel made ready once,
@@ -70,19 +70,19 @@ class Builds:
         Returns:
             What the call has to name as read, if anything.
         """
-        epoch = driver.memory.epoch
+        epoch = preparer.memory.epoch
         ready = self._ready
-        driver.depends(lambda: ready.get(key) is epoch)
+        preparer.depends(lambda: ready.get(key) is epoch)
         if ready.get(key) is epoch:
             return None
-        if driver.home is not self._device:
-            asked = self._asked.setdefault(driver.home, {})
+        if preparer.home is not self._device:
+            asked = self._asked.setdefault(preparer.home, {})
             made = asked.get(key)
             if made is None:
-                made = asked[key] = driver.output((), _UINT8)
-                driver.perform(_building(key, (made._block,)))
+                made = asked[key] = preparer.output((), _UINT8)
+                preparer.perform(_building(key, (made._block,)))
             return made._block
-        answer = driver.perform(_building(key, ()))
+        answer = preparer.perform(_building(key, ()))
         assert answer is not None
         origin, seconds = answer
         self._built += origin == "built"
@@ -91,26 +91,26 @@ class Builds:
         self._ready.keep(key, epoch)
         return None
 
-    def tuned(self, driver: Driver, wanted: bytes, sizes: Sizes) -> list[tuple[bytes, int]]:
+    def tuned(self, preparer: Preparer, wanted: bytes, sizes: Sizes) -> list[tuple[bytes, int]]:
         """Return the kernels that were found fastest, or an empty list.
 
         In a batch, only results that the program already has are returned.
         """
         tuned = self._tuned
         known = tuned.get((wanted, sizes))
-        driver.depends(lambda: tuned.get((wanted, sizes)) is known)
+        preparer.depends(lambda: tuned.get((wanted, sizes)) is known)
         if known is not None:
             return known
-        if driver.home is not self._device:
+        if preparer.home is not self._device:
             return []
-        message = Recall(wanted, sizes)
+        message = RecallKernel(wanted, sizes)
         asking: Request[list[tuple[bytes, int]]] = Request(
             BUILDER,
             "cutlass.recall",
-            lambda _driver: Submission(message, (), ()),
+            lambda _preparer: Submission(message, (), ()),
             ("cutlass.recall", wanted, sizes),
         )
-        answer = driver.perform(asking)
+        answer = preparer.perform(asking)
         assert answer is not None
         return self._tuned.keep((wanted, sizes), answer)
 
@@ -128,12 +128,12 @@ def untraceable() -> None:
 
 
 def _building(key: Key, writes: tuple[Block, ...]) -> Request[tuple[str, float]]:
-    submission: Submission[tuple[str, float]] = Submission(Build(*key), (), writes)
+    submission: Submission[tuple[str, float]] = Submission(BuildCutlass(*key), (), writes)
     prepare = partial(_given, submission)
     return Request(BUILDER, "cutlass.build", prepare, ("cutlass.build", key))
 
 
 def _given(
-    submission: Submission[tuple[str, float]], _driver: Driver
+    submission: Submission[tuple[str, float]], _preparer: Preparer
 ) -> Submission[tuple[str, float]]:
     return submission

@@ -7,17 +7,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...ops import D, Facade, Request, Submission, require_no_race
-from ._builds import LANE, Builds, untraceable
+from ._builds import LANE, CutlassBuilds, untraceable
 from ._product import check, chosen, space
-from .wire._messages import Tune
+from .wire._messages import TuneCutlass
 from .wire._spec import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...memory import GpuRef
-    from ...ops import Driver, Home
-    from ._product import Arguments, Choice
+    from ...ops import DeviceView, Preparer
+    from ._product import KernelChoice, MatmulArguments
     from .wire._messages import Sizes
     from .wire._spec import Triple
 
@@ -38,32 +38,32 @@ class Tuned:
     milliseconds: float
 
 
-class Calls(Facade[D]):
+class CutlassPart(Facade[D]):
     """Has what takes calls to kernels that fit."""
 
     traced = True
 
-    def __init__(self, device: Home) -> None:
+    def __init__(self, device: DeviceView) -> None:
         self._device = device
-        self._builds = Builds(device)
+        self._builds = CutlassBuilds(device)
 
-    def _multiply(self, name: str, given: Arguments, choice: Choice) -> Request[GpuRef]:
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            product = check(given, self._device, driver.memory)
+    def _multiply(self, name: str, given: MatmulArguments, choice: KernelChoice) -> Request[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            product = check(given, self._device, preparer.memory)
             sizes = product.sizes
             tuned = []
             if choice.tile is None:
-                tuned = self._builds.tuned(driver, encode(product.spec), sizes)
+                tuned = self._builds.tuned(preparer, encode(product.spec), sizes)
             if tuned:
                 spec, turn = tuned[0]
             else:
                 made, turn = chosen(product.spec, choice, sizes)
                 spec = encode(made)
-            building = self._builds.require(driver, (spec, sizes, turn))
+            building = self._builds.require(preparer, (spec, sizes, turn))
             reads = product.reads if building is None else [*product.reads, building]
             result = product.out
             if result is None:
-                result = driver.output(product.shape, product.dtype)
+                result = preparer.output(product.shape, product.dtype)
             message = product.message(spec, turn, result, product.lowered.buffers)
             sent = None if building is None else untraceable
             return Submission(message, reads, [result._block, *product.writes], result, sent=sent)
@@ -73,7 +73,7 @@ class Calls(Facade[D]):
     def _try(
         self,
         name: str,
-        given: Arguments,
+        given: MatmulArguments,
         tiles: Sequence[Sequence[int]] | None,
         clusters: Sequence[Sequence[int]] | None,
         schedules: Sequence[str] | None,
@@ -81,8 +81,8 @@ class Calls(Facade[D]):
     ) -> Request[list[Tuned]]:
         require_no_race(self._device, autotune=True)
 
-        def prepare(driver: Driver) -> Submission[list[Tuned]]:
-            product = check(given, self._device, driver.memory)
+        def prepare(preparer: Preparer) -> Submission[list[Tuned]]:
+            product = check(given, self._device, preparer.memory)
             found = space(
                 *(product.spec, product.sizes),
                 tiles=tiles,
@@ -92,13 +92,13 @@ class Calls(Facade[D]):
             )
             candidates = tuple((encode(spec), turn) for spec, turn in found)
             for spec, turn in candidates:
-                self._builds.require(driver, (spec, product.sizes, turn))
-            out, buffers = product.scratch(driver)
+                self._builds.require(preparer, (spec, product.sizes, turn))
+            out, buffers = product.scratch(preparer)
             wanted = encode(product.spec)
             trial = product.message(*candidates[0], out, buffers)
             written = [buffers[slot]._block for slot in product.lowered.written]
             return Submission(
-                Tune(wanted, trial, candidates),
+                TuneCutlass(wanted, trial, candidates),
                 product.reads,
                 [out._block, *written],
                 finish=partial(self._timed, wanted, trial.sizes, candidates),

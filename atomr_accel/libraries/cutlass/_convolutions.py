@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ...ops import D, op
 from ...wire.options import whole
-from ._calls import Calls
+from ._calls import CutlassPart
 from ._movement import Movement
 from ._product import read, read_choice
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ._epilogue import Epilogue
 
 
-class Convolutions(Calls[D]):
+class CutlassConvolutions(CutlassPart[D]):
     """Convolutions in one to three dimensions of space, with channels last, and their gradients."""
 
     @op

@@ -9,7 +9,7 @@ from ..._dtypes import NAMES
 from ...expressions import Operand
 from ...memory import GpuRef
 from ...wire.options import real, whole
-from .wire._spec import ACCUMULATOR, MOST_NUMBERS, SOURCE, Node
+from .wire._spec import ACCUMULATOR, MOST_NUMBERS, SOURCE, EpilogueNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +58,7 @@ class Epilogue:
         self._value: Final = value
         self._parts: tuple[object, tuple[GpuRef, ...]] | None = None
 
-    def _apart(self) -> tuple[object, tuple[GpuRef, ...]]:
+    def _flatten(self) -> tuple[object, tuple[GpuRef, ...]]:
         """Split the expression into its steps without buffers, and its buffers.
 
         Each step names its inputs by number.
@@ -78,7 +78,7 @@ class Epilogue:
             self._parts = rest, tuple(step._ref for step in steps if step._ref is not None)
         return self._parts
 
-    def _joined(self, refs: Iterable[GpuRef]) -> Epilogue:
+    def _unflatten(self, refs: Iterable[GpuRef]) -> Epilogue:
         """Return the same expression with other buffers."""
         given = iter(refs)
         made: dict[int, Epilogue] = {}
@@ -254,7 +254,7 @@ def _binary(op: str, one: Epilogue | GpuRef | float, other: Epilogue | GpuRef | 
     return Epilogue(op, (term(one), term(other)))
 
 
-class Lowered(NamedTuple):
+class LoweredEpilogue(NamedTuple):
     """An epilogue whose buffers and numbers are slots.
 
     Attributes:
@@ -265,14 +265,14 @@ class Lowered(NamedTuple):
         source: the buffer of (m, n) that the kernel fetches ahead, if there is one.
     """
 
-    node: Node
+    node: EpilogueNode
     numbers: tuple[float, ...]
     buffers: tuple[GpuRef, ...]
     written: tuple[int, ...]
     source: GpuRef | None
 
 
-def lower(epilogue: Epilogue, shape: Shape, rows: Shape, column: Shape) -> Lowered:
+def lower(epilogue: Epilogue, shape: Shape, rows: Shape, column: Shape) -> LoweredEpilogue:
     """Lower an epilogue for a result of some shape.
 
     Args:
@@ -300,12 +300,12 @@ class _Lowering:
         self._stores: set[int] = set()
         self._steps = 0
 
-    def all_of(self, epilogue: Epilogue) -> Lowered:
+    def all_of(self, epilogue: Epilogue) -> LoweredEpilogue:
         node = self._node(epilogue)
         buffers, written = tuple(self._buffers), tuple(self._written)
-        return Lowered(node, tuple(self._numbers), buffers, written, self._source)
+        return LoweredEpilogue(node, tuple(self._numbers), buffers, written, self._source)
 
-    def _node(self, value: Epilogue) -> Node:
+    def _node(self, value: Epilogue) -> EpilogueNode:
         self._steps += 1
         if self._steps > _MOST_STEPS:
             raise ValueError(
@@ -314,10 +314,10 @@ class _Lowering:
             )
         inputs = tuple(map(self._node, value._inputs))
         if value._op == "number":
-            return Node("number", slot=self._number(value._value))
+            return EpilogueNode("number", slot=self._number(value._value))
         ref = value._ref
         if ref is None:
-            return Node(value._op, inputs)
+            return EpilogueNode(value._op, inputs)
         if not value._op:
             return self._read(ref)
         if id(value) in self._stores:
@@ -336,14 +336,14 @@ class _Lowering:
             known.append(wanted)
         return known.index(wanted)
 
-    def _read(self, ref: GpuRef) -> Node:
+    def _read(self, ref: GpuRef) -> EpilogueNode:
         dtype = NAMES[ref.dtype]
         if dtype not in READS:
             raise TypeError(f"an epilogue reads {', '.join(READS)}, not {dtype}")
         n, column = self._shape[-1], self._column
         if ref.shape == self._shape and self._source is None:
             self._source = ref
-            return Node(SOURCE, dtype=dtype)
+            return EpilogueNode(SOURCE, dtype=dtype)
         if ref.shape == ():
             if dtype != "float32":
                 raise TypeError(f"one number in an epilogue must be float32, not {dtype}")
@@ -360,7 +360,7 @@ class _Lowering:
             f"{self._shape}, ({n},) for rows, {column} for columns, or () for one number"
         )
 
-    def _write(self, op: str, inputs: tuple[Node, ...], ref: GpuRef) -> Node:
+    def _write(self, op: str, inputs: tuple[EpilogueNode, ...], ref: GpuRef) -> EpilogueNode:
         shape, dtypes = {
             "store": (self._shape, WRITES),
             "amax": ((), ("float32",)),
@@ -374,9 +374,9 @@ class _Lowering:
         self._written.append(len(self._buffers))
         return self._slot(op, ref, inputs)
 
-    def _slot(self, op: str, ref: GpuRef, inputs: tuple[Node, ...] = ()) -> Node:
+    def _slot(self, op: str, ref: GpuRef, inputs: tuple[EpilogueNode, ...] = ()) -> EpilogueNode:
         self._buffers.append(ref)
-        return Node(op, inputs, NAMES[ref.dtype], len(self._buffers) - 1)
+        return EpilogueNode(op, inputs, NAMES[ref.dtype], len(self._buffers) - 1)
 
 
 _SHOWN: Final = {

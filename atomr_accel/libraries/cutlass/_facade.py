@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, final
 from ..._dtypes import DTYPES
 from ...ops import D, Request, Submission, op
 from ._builds import LANE, untraceable
-from ._convolutions import Convolutions
+from ._convolutions import CutlassConvolutions
 from ._epilogue import ACCUMULATED
 from ._grouped import check_groups
 from ._product import chosen, read, read_choice
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import GpuRef
-    from ...ops import Driver
+    from ...ops import Preparer
     from ._builds import CutlassStatistics
     from ._calls import Tuned
     from ._epilogue import Epilogue
 
 
 @final
-class Cutlass(Convolutions[D]):
+class Cutlass(CutlassConvolutions[D]):
     """Matrix products and convolutions by CUTLASS on CUDA, by NumPy on the CPU.
 
     Kernels are for compute capability 9.0 (Hopper): TMA loads tiles, warps take turns at loading
@@ -195,21 +195,21 @@ class Cutlass(Convolutions[D]):
         )
         choice = read_choice(tile, cluster, schedule, stages, None)
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            groups = check_groups(given, sizes, self._device, driver.memory)
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            groups = check_groups(given, sizes, self._device, preparer.memory)
             result = out
             if not groups.rows:
                 if result is None:
-                    result = driver.output(groups.shape, DTYPES[groups.spec.out])
+                    result = preparer.output(groups.shape, DTYPES[groups.spec.out])
                 return Submission(None, (), (), result)
             m = max(groups.rows)
             made, turn = chosen(groups.spec, choice, (m, *groups.sizes[1:]))
             spec = encode(made)
-            building = self._builds.require(driver, (spec, groups.sizes, turn))
+            building = self._builds.require(preparer, (spec, groups.sizes, turn))
             reads = groups.reads if building is None else (*groups.reads, building)
             if result is None:
-                result = driver.output(groups.shape, DTYPES[groups.spec.out])
-            table = driver.output((groups.table_bytes,), DTYPES["uint8"])._block
+                result = preparer.output(groups.shape, DTYPES[groups.spec.out])
+            table = preparer.output((groups.table_bytes,), DTYPES["uint8"])._block
             message = groups.message(spec, turn, result, table)
             sent = None if building is None else untraceable
             return Submission(message, reads, (result._block, table), result, sent=sent)

@@ -21,14 +21,21 @@ from ...ops import (
 )
 from ...wire.options import whole
 from ._epilogue import lower, wrapped
-from ._product import ROW_BYTES, Arguments, require_device, require_rows, result_dtype, spec_of
+from ._product import (
+    ROW_BYTES,
+    MatmulArguments,
+    require_device,
+    require_rows,
+    result_dtype,
+    spec_of,
+)
 from .wire._messages import Grouped, table_parts
 
 if TYPE_CHECKING:
     from ...memory import Block, MemoryMap
-    from ...ops import Home
+    from ...ops import DeviceView
     from .wire._messages import Sizes
-    from .wire._spec import Spec
+    from .wire._spec import CutlassSpec
 
 _PROCESSORS: Final = 1
 """Multiprocessors of a device that reports none, and so needs no tensor maps."""
@@ -48,7 +55,7 @@ class Groups(NamedTuple):
         processors: multiprocessors of the device.
     """
 
-    spec: Spec
+    spec: CutlassSpec
     sizes: Sizes
     shape: tuple[int, int]
     rows: tuple[int, ...]
@@ -77,7 +84,9 @@ class Groups(NamedTuple):
         )
 
 
-def check_groups(given: Arguments, sizes: Sequence[int], device: Home, memory: MemoryMap) -> Groups:
+def check_groups(
+    given: MatmulArguments, sizes: Sequence[int], device: DeviceView, memory: MemoryMap
+) -> Groups:
     """Grouped products, with everything about them that can be wrong looked at.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..._errors import Unsupported
 from ...wire.options import whole
 from ..dnn.graph.layout import paddings, steps
-from .wire._window import Window
+from .wire._window import ImageWindow
 
 if TYPE_CHECKING:
     from ..dnn.graph.layout import Padding, Steps
@@ -100,7 +100,7 @@ class Movement(NamedTuple):
         rows = math.prod(x[:-1])
         return _reached(turned).sizes(rows, channels, turned.taps * count), x
 
-    def _window(self, x: Shape, w: Shape) -> tuple[Window, Shape]:
+    def _window(self, x: Shape, w: Shape) -> tuple[ImageWindow, Shape]:
         """The convolution's own window, and how far its last tap is from the first."""
         taps, image, space = w[1:-1], x[1:-1], len(x) - 2
         stride = steps(self.stride, space, "stride")
@@ -118,7 +118,7 @@ class Movement(NamedTuple):
             )
         positions = tuple((each - 1) // step + 1 for each, step in zip(room, stride, strict=True))
         corner = tuple(-low for low in before)
-        window = Window(x[-1], False, image, positions, corner, stride, taps, dilation)
+        window = ImageWindow(x[-1], False, image, positions, corner, stride, taps, dilation)
         return _reached(window), reach
 
     def _require_layout(self, x: Shape) -> None:
@@ -134,7 +134,7 @@ class Movement(NamedTuple):
             raise Unsupported("groups: kernels here take all channels; device.dnn has groups")
 
 
-def _reached(window: Window) -> Window:
+def _reached(window: ImageWindow) -> ImageWindow:
     """A window that TMA can gather.
 
     Raises:

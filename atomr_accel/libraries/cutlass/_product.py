@@ -20,17 +20,17 @@ from ...ops import (
 )
 from ...wire.options import flag, real, whole
 from ._epilogue import WRITES, Epilogue, lower, wrapped
-from .wire._messages import Matmul
+from .wire._messages import RunCutlass
 from .wire._spec import (
     ACCUMULATOR,
     COOPERATIVE,
     PINGPONG,
     SCHEDULES,
-    Spec,
+    CutlassSpec,
     Triple,
     refusal,
 )
-from .wire._window import Window
+from .wire._window import ImageWindow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import Block, MemoryMap
-    from ...ops import Driver, Home
-    from ._epilogue import Lowered
+    from ...ops import DeviceView, Preparer
+    from ._epilogue import LoweredEpilogue
     from ._movement import Movement
     from .wire._messages import Sizes
 
@@ -71,13 +71,13 @@ _CAPABILITY: Final = (9, 0)
 """The devices that kernels are for: they have wgmma, which no other has."""
 
 
-class Choice(NamedTuple):
+class KernelChoice(NamedTuple):
     """The program's choice of a kernel for a product.
 
     Attributes:
-        tile, cluster, schedule: as in ``Spec``; None for the fastest.
+        tile, cluster, schedule: as in ``CutlassSpec``; None for the fastest.
         stages: 0 for as many as fit.
-        swizzle: as in ``Matmul``.
+        swizzle: as in ``RunCutlass``.
     """
 
     tile: Triple | None
@@ -87,7 +87,7 @@ class Choice(NamedTuple):
     swizzle: int | None
 
 
-class Product(NamedTuple):
+class CutlassProduct(NamedTuple):
     """A product that was checked for this call.
 
     Attributes:
@@ -102,10 +102,10 @@ class Product(NamedTuple):
 
     a: GpuRef
     b: GpuRef
-    spec: Spec
+    spec: CutlassSpec
     sizes: Sizes
     shape: tuple[int, ...]
-    lowered: Lowered
+    lowered: LoweredEpilogue
     out: GpuRef | None
     reads: list[Block]
     writes: list[Block]
@@ -115,10 +115,12 @@ class Product(NamedTuple):
         """The dtype of the result."""
         return DTYPES[self.spec.out]
 
-    def message(self, spec: bytes, swizzle: int, out: GpuRef, buffers: Sequence[GpuRef]) -> Matmul:
+    def message(
+        self, spec: bytes, swizzle: int, out: GpuRef, buffers: Sequence[GpuRef]
+    ) -> RunCutlass:
         """Return the message."""
         source = self.lowered.source
-        return Matmul(
+        return RunCutlass(
             spec,
             self.sizes,
             swizzle,
@@ -130,17 +132,17 @@ class Product(NamedTuple):
             self.lowered.numbers,
         )
 
-    def scratch(self, driver: Driver) -> tuple[GpuRef, list[GpuRef]]:
+    def scratch(self, preparer: Preparer) -> tuple[GpuRef, list[GpuRef]]:
         """Make buffers whose contents are discarded, for everything that a call writes."""
-        out = driver.output(self.shape, self.dtype)
+        out = preparer.output(self.shape, self.dtype)
         buffers = [
-            driver.output(ref.shape, ref.dtype) if slot in self.lowered.written else ref
+            preparer.output(ref.shape, ref.dtype) if slot in self.lowered.written else ref
             for slot, ref in enumerate(self.lowered.buffers)
         ]
         return out, buffers
 
 
-class Arguments(NamedTuple):
+class MatmulArguments(NamedTuple):
     """Arguments of ``Cutlass.matmul`` that define the result, and the movement of filters."""
 
     a: GpuRef
@@ -178,7 +180,7 @@ def read(
     epilogue: Epilogue | None,
     fast_accum: bool,
     movement: Movement | None = None,
-) -> Arguments:
+) -> MatmulArguments:
     """The arguments, each of its type.
 
     Raises:
@@ -193,7 +195,7 @@ def read(
     alpha, beta = real(alpha, "alpha"), real(beta, "beta")
     if beta and c is None:
         raise ValueError(f"beta is {beta}, but there is no c that it scales")
-    return Arguments(
+    return MatmulArguments(
         *(a, b, out, c, alpha, beta),
         *(flag(trans_a, "trans_a"), flag(trans_b, "trans_b")),
         None if dtype is None else as_dtype(dtype),
@@ -210,7 +212,7 @@ def read_choice(
     schedule: str,
     stages: int | str,
     swizzle: int | None,
-) -> Choice:
+) -> KernelChoice:
     """Read the options that choose a kernel.
 
     Raises:
@@ -228,7 +230,7 @@ def read_choice(
         ):
             if given != default:
                 raise ValueError(f"{name} is {given!r}, but without tile all of it is chosen")
-    return Choice(
+    return KernelChoice(
         None if tile is None else _triple(tile, "tile"),
         None if cluster is None else _triple(cluster, "cluster"),
         None if schedule == "auto" else schedule,
@@ -252,7 +254,7 @@ def _triple(sizes: Sequence[int], name: str) -> Triple:
     return whole(m, name, 1), whole(n, name, 1), whole(k, name, 1)
 
 
-def check(given: Arguments, device: Home, memory: MemoryMap) -> Product:
+def check(given: MatmulArguments, device: DeviceView, memory: MemoryMap) -> CutlassProduct:
     """A product, with everything about it that can be wrong looked at.
 
     Raises:
@@ -305,10 +307,10 @@ def check(given: Arguments, device: Home, memory: MemoryMap) -> Product:
     if written:
         in_place = (("out", "a buffer in the epilogue"),) if source is not None else ()
         require_no_alias("device.cutlass", written, read_too, in_place=in_place)
-    return Product(a, b, spec, sizes, shape, lowered, out, reads, writes)
+    return CutlassProduct(a, b, spec, sizes, shape, lowered, out, reads, writes)
 
 
-def spec_of(given: Arguments, dtype: str, lowered: Lowered) -> Spec:
+def spec_of(given: MatmulArguments, dtype: str, lowered: LoweredEpilogue) -> CutlassSpec:
     """Return the description of a product, without tiles.
 
     Raises:
@@ -317,7 +319,7 @@ def spec_of(given: Arguments, dtype: str, lowered: Lowered) -> Spec:
     if dtype == "int32" and lowered.node.op != ACCUMULATOR:
         raise TypeError("sums of int8 with an epilogue are float32: give a dtype for the result")
     a, source = NAMES[given.a.dtype], lowered.source
-    return Spec(
+    return CutlassSpec(
         *(a, NAMES[given.b.dtype], dtype, given.trans_a, given.trans_b, lowered.node),
         "" if source is None else NAMES[source.dtype],
         *((0, 0, 0), (0, 0, 0), "", 0, given.fast and a in _FP8),
@@ -325,7 +327,7 @@ def spec_of(given: Arguments, dtype: str, lowered: Lowered) -> Spec:
     )
 
 
-def require_device(device: Home) -> None:
+def require_device(device: DeviceView) -> None:
     """The device is one that kernels are for.
 
     Raises:
@@ -340,7 +342,7 @@ def require_device(device: Home) -> None:
         )
 
 
-def result_dtype(given: Arguments) -> str:
+def result_dtype(given: MatmulArguments) -> str:
     """The dtype of the result."""
     a, b = NAMES[given.a.dtype], NAMES[given.b.dtype]
     first, second = given.names
@@ -366,7 +368,7 @@ def result_dtype(given: Arguments) -> str:
     return found
 
 
-def _sizes(given: Arguments) -> tuple[Sizes, tuple[int, ...]]:
+def _sizes(given: MatmulArguments) -> tuple[Sizes, tuple[int, ...]]:
     """m, n, k and how many; and the shape of the result."""
     a, b = given.a.shape, given.b.shape
     if given.movement is not None:
@@ -392,7 +394,9 @@ def _sizes(given: Arguments) -> tuple[Sizes, tuple[int, ...]]:
     return (m, n, k, count), shape
 
 
-def _rows(given: Arguments, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _rows(
+    given: MatmulArguments, shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the rows' part of a result's shape, and the shape of a number for each row."""
     if given.movement is None:  # of a stack with one b, which is one product, all rows
         rows = shape[:-1] if len(given.b.shape) == 2 else shape[-2:-1]
@@ -403,11 +407,11 @@ def _rows(given: Arguments, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tu
     return rows, (*rows, 1)
 
 
-def require_rows(spec: Spec, sizes: Sizes, names: tuple[str, str] = ("a", "b")) -> None:
+def require_rows(spec: CutlassSpec, sizes: Sizes, names: tuple[str, str] = ("a", "b")) -> None:
     """Rows of all operands begin at multiples of 16 bytes, and lie as tensor cores take them."""
     m, n, k, *_ = sizes
     if spec.space:  # of which TMA gathers some at a time
-        k = Window.of(sizes, spec.space).channels
+        k = ImageWindow.of(sizes, spec.space).channels
     size = DTYPES[spec.a].itemsize
     if (spec.trans_a or not spec.trans_b) and spec.a not in ("float16", "bfloat16"):
         if spec.space:
@@ -434,7 +438,7 @@ def require_rows(spec: Spec, sizes: Sizes, names: tuple[str, str] = ("a", "b")) 
 
 
 @lru_cache(1024)
-def chosen(spec: Spec, choice: Choice, sizes: Sizes) -> tuple[Spec, int]:
+def chosen(spec: CutlassSpec, choice: KernelChoice, sizes: Sizes) -> tuple[CutlassSpec, int]:
     """A spec with tile, cluster and schedule: the program's, or else what mostly does well.
 
     Returns:
@@ -461,7 +465,7 @@ def chosen(spec: Spec, choice: Choice, sizes: Sizes) -> tuple[Spec, int]:
     return found, choice.swizzle or (1 if tile[1] > tile[0] else _SWIZZLE)
 
 
-def _wide(spec: Spec, m: int, n: int) -> bool:
+def _wide(spec: CutlassSpec, m: int, n: int) -> bool:
     """Return True if wide tiles are fastest: for 16-bit types, unless narrow ones keep more busy.
 
     Multiprocessors take tiles in rounds, and in the last round some have nothing to do.
@@ -478,14 +482,14 @@ def _busy(m: int, n: int, columns: int) -> float:
 
 
 def space(
-    spec: Spec,
+    spec: CutlassSpec,
     sizes: Sizes,
     *,
     tiles: Sequence[Sequence[int]] | None,
     clusters: Sequence[Sequence[int]] | None,
     schedules: Sequence[str] | None,
     swizzles: Sequence[int],
-) -> list[tuple[Spec, int]]:
+) -> list[tuple[CutlassSpec, int]]:
     """All that is tried, without what no kernel can have.
 
     Raises:
@@ -499,7 +503,7 @@ def space(
     rows = ((64, 128), (64, 256), (128, 128), (128, 256), (256, 128))
     every = [_triple(each, "tile") for each in tiles or [(*each, deep) for each in rows]]
     around = [_triple(each, "cluster") for each in clusters or [(1, 1, 1), (2, 1, 1), (1, 2, 1)]]
-    found: list[tuple[Spec, int]] = []
+    found: list[tuple[CutlassSpec, int]] = []
     wrong = ""
     for tile in every:
         for cluster in around:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...ops import Check, Library, Requirement
+from ...ops import Library, LibraryCheck, Requirement
 from ._builds import BUILDER, LANE
 
 if TYPE_CHECKING:
@@ -27,5 +27,5 @@ LIBRARY: Final = Library(
     facade="atomr_accel.libraries.cutlass._facade:Cutlass",
     lanes=(LANE, BUILDER),
     needs=(Requirement("nvidia-cutlass", "device.cutlass", "cutlass12"),),
-    check=Check("matmul 256 x 256 x 128, float16", 1e-3, _check, optional=True),
+    check=LibraryCheck("matmul 256 x 256 x 128, float16", 1e-3, _check, optional=True),
 )

@@ -8,28 +8,28 @@ from ...ops import D
 from ...wire.options import whole
 from .attention.paged import Caches
 from .graph._run import DnnStatistics
-from .graph.user_graph import Graphs
-from .ops._conv import Convolutions
+from .graph.user_graph import UserGraphs
+from .ops._conv import DnnConvolutions
 from .ops._norm import Normalizations
 from .ops._pointwise import Activations
 from .ops._resample import Resampling
 from .rnn.facade import Recurrent
-from .routines._facade import Routines
+from .routines._facade import DnnRoutines
 from .routines._losses import Losses
 from .routines._pooling import Pooling
 
 
 @final
 class Dnn(
-    Convolutions[D],
+    DnnConvolutions[D],
     Normalizations[D],
     Activations[D],
-    Graphs[D],
+    UserGraphs[D],
     Caches[D],
     Recurrent[D],
     Pooling[D],
     Resampling[D],
-    Routines[D],
+    DnnRoutines[D],
     Losses[D],
 ):
     """Neural networks' operations: cuDNN on CUDA, NumPy on the CPU.

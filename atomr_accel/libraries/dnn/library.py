@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...ops import Check, Library, Requirement
+from ...ops import Library, LibraryCheck, Requirement
 from .graph._run import LANE, PLANNER
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ LIBRARY: Final = Library(
     facade="atomr_accel.libraries.dnn.facade:Dnn",
     lanes=(LANE, PLANNER),
     objects=(
-        "atomr_accel.libraries.dnn.graph.user_graph:Plan",
+        "atomr_accel.libraries.dnn.graph.user_graph:GraphPlan",
         "atomr_accel.libraries.dnn.attention.paged:PagedKVCache",
         "atomr_accel.libraries.dnn.rnn.facade:Rnn",
     ),
@@ -38,5 +38,5 @@ LIBRARY: Final = Library(
         Requirement("cudnn", "device.dnn", "cuda12", vendor=True),
         Requirement("nvidia-cudnn-frontend", "device.dnn", "cuda12"),
     ),
-    check=Check("layer_norm of 32 rows, float32", 1e-5, _check),
+    check=LibraryCheck("layer_norm of 32 rows, float32", 1e-5, _check),
 )

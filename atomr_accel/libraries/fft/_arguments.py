@@ -12,20 +12,20 @@ from ..._dtypes import DTYPES
 from ..._errors import Unsupported
 from ...wire.options import LARGEST, whole
 from ._callbacks import require_one_piece
-from .wire._messages import Hook, Spec, encode
+from .wire._messages import FftSpec, Hook, encode
 from .wire._plan import HALF, plan, result_shape, result_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Family(NamedTuple):
+class TransformFamily(NamedTuple):
     """The properties that transforms of one kind share.
 
     Attributes:
-        kind: see ``Spec``.
+        kind: see ``FftSpec``.
         inverse: True for inverse transforms, for which norms have the opposite scale.
-        conjugate: see ``Spec``.
+        conjugate: see ``FftSpec``.
     """
 
     kind: Any
@@ -34,14 +34,14 @@ class Family(NamedTuple):
 
 
 FAMILIES: Final = {
-    "fft": Family("c2c", inverse=False),
-    "ifft": Family("c2c", inverse=True),
-    "rfft": Family("r2c", inverse=False),
-    "irfft": Family("c2r", inverse=True),
+    "fft": TransformFamily("c2c", inverse=False),
+    "ifft": TransformFamily("c2c", inverse=True),
+    "rfft": TransformFamily("r2c", inverse=False),
+    "irfft": TransformFamily("c2r", inverse=True),
     # The spectrum of a signal with Hermitian symmetry is that of irfft, conjugated, and
     # counts as a forward transform.
-    "hfft": Family("c2r", inverse=False, conjugate=True),
-    "ihfft": Family("r2c", inverse=True, conjugate=True),
+    "hfft": TransformFamily("c2r", inverse=False, conjugate=True),
+    "ihfft": TransformFamily("r2c", inverse=True, conjugate=True),
 }
 """The one-dimensional transforms; those of more dimensions belong to one of them."""
 
@@ -58,7 +58,7 @@ _MOST_HALF: Final = 2**32
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TransformCall:
     """A transform, ready for any buffers of the right shape.
 
     Attributes:
@@ -69,7 +69,7 @@ class Call:
         scratch: bytes of scratch memory it takes.
     """
 
-    spec: Spec
+    spec: FftSpec
     encoded: bytes
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -88,7 +88,7 @@ def resolve(
     half: bool,
     aligned: tuple[bool, bool] = (True, True),
     hooks: tuple[Hook | None, Hook | None] = (None, None),
-) -> Call:
+) -> TransformCall:
     """Return the transform that a call requests.
 
     Args:
@@ -122,7 +122,7 @@ def resolve(
     points = math.prod(sizes)
     if half and points > _MOST_HALF:
         raise Unsupported(f"{name} in half precision takes up to 2**32 points, not {points}")
-    spec = Spec(
+    spec = FftSpec(
         kind=kind,
         inverse=inverse if kind == "c2c" else kind == "c2r",
         source=source,
@@ -140,7 +140,7 @@ def resolve(
     if hooks != (None, None):
         require_one_piece(spec)
     element, pair, _ = result_type(spec).partition("x2")
-    return Call(
+    return TransformCall(
         spec=spec,
         encoded=encode(spec),
         shape=(*result_shape(spec), 2) if pair else result_shape(spec),

@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 
 from ...ops import LaneSpec, Request, Submission, Workspaces
 from ...wire import PLACE
-from .wire._messages import Forget, Prepare, Transform
+from .wire._messages import ForgetPlan, Prepare, RunTransform
 
 if TYPE_CHECKING:
     from ...memory import Block, Epoch, GpuRef
-    from ...ops import Driver, Home
+    from ...ops import DeviceView, Preparer
 
 LANE: Final = LaneSpec(
     "fft",
@@ -58,7 +58,7 @@ class FftStatistics:
 
 
 @dataclass(slots=True, eq=False)
-class Plan:
+class CachedFftPlan:
     """The program's record of a plan.
 
     Attributes:
@@ -73,7 +73,7 @@ class Plan:
     work: int = 0
 
 
-class Found(NamedTuple):
+class FoundPlan(NamedTuple):
     """A plan for a transform that is about to be submitted.
 
     Attributes:
@@ -88,8 +88,8 @@ class Found(NamedTuple):
 
 
 @final
-class PlanCache:
-    """Plans by their encoded ``Spec``, the most recently used ones last.
+class FftPlanCache:
+    """Plans by their encoded ``FftSpec``, the most recently used ones last.
 
     Batches and recordings share it. They get no answers before they end, so a plan that is new in
     one of them has its own work area. Each of them sends a message that makes its plans, which has
@@ -103,10 +103,10 @@ class PlanCache:
         workspaces: the work areas.
     """
 
-    def __init__(self, device: Home) -> None:
+    def __init__(self, device: DeviceView) -> None:
         self._device = device
-        self._plans: OrderedDict[bytes, Plan] = OrderedDict()
-        self._told: WeakKeyDictionary[Home, set[int]] = WeakKeyDictionary()
+        self._plans: OrderedDict[bytes, CachedFftPlan] = OrderedDict()
+        self._told: WeakKeyDictionary[DeviceView, set[int]] = WeakKeyDictionary()
         self.workspaces: Final = Workspaces(LANE.max_streams, SMALL)
         self._hits = self._misses = self._evictions = 0
         self._limit = DEFAULT_LIMIT
@@ -121,61 +121,63 @@ class PlanCache:
         self._limit = limit
         self._evict(limit)
 
-    def find(self, driver: Driver, spec: bytes) -> Found:
+    def find(self, preparer: Preparer, spec: bytes) -> FoundPlan:
         """A plan, which the host makes first if need be.
 
         Args:
-            driver: of the transform.
+            preparer: of the transform.
             spec: what the transform is, encoded.
         """
         plan = self._plans.get(spec)
-        epoch = driver.memory.epoch
-        collector = None if driver.home is self._device else driver.home
+        epoch = preparer.memory.epoch
+        collector = None if preparer.home is self._device else preparer.home
         if plan is not None and (
             plan.epoch is epoch
             if collector is None
             else plan.number in self._told.get(collector, ())
         ):
-            driver.depends(partial(self._still, spec, plan, plan.epoch))
+            preparer.depends(partial(self._still, spec, plan, plan.epoch))
             self._hit(spec, plan)
-            return Found(plan.number, plan.work if plan.epoch is epoch else 0)
+            return FoundPlan(plan.number, plan.work if plan.epoch is epoch else 0)
         request: Request[int] = Request(LANE, "fft.plan", partial(self._prepare, spec))
-        answer = driver.perform(request)
+        answer = preparer.perform(request)
         plan = self._plan(spec)
         work = plan.work if plan.epoch is epoch else 0
         if answer is not None:
             work = answer
-        return Found(plan.number, work, partial(self._miss, spec, plan, collector, epoch, answer))
+        return FoundPlan(
+            plan.number, work, partial(self._miss, spec, plan, collector, epoch, answer)
+        )
 
-    def _plan(self, spec: bytes) -> Plan:
+    def _plan(self, spec: bytes) -> CachedFftPlan:
         known = self._plans.get(spec)
         if known is None:
             digest = hashlib.blake2b(spec, digest_size=8).digest()
             # Below what stands for addresses in templates.
-            known = Plan(int.from_bytes(digest, "little") % PLACE)
+            known = CachedFftPlan(int.from_bytes(digest, "little") % PLACE)
         return known
 
-    def _prepare(self, spec: bytes, _driver: Driver) -> Submission[int]:
+    def _prepare(self, spec: bytes, _preparer: Preparer) -> Submission[int]:
         plan = self._plan(spec)
         message = Prepare(plan.number, spec)
         return Submission(message, (), (), sent=partial(self._keep, spec, plan))
 
-    def _still(self, spec: bytes, plan: Plan, epoch: Epoch | None) -> bool:
+    def _still(self, spec: bytes, plan: CachedFftPlan, epoch: Epoch | None) -> bool:
         """Return True if a plan and its epoch have not changed, and count a use of the plan."""
         there = self._plans.get(spec) is plan and plan.epoch is epoch
         if there:
             self._hit(spec, plan)
         return there
 
-    def _hit(self, spec: bytes, plan: Plan) -> None:
+    def _hit(self, spec: bytes, plan: CachedFftPlan) -> None:
         self._hits += 1
         self._keep(spec, plan)
 
     def _miss(
         self,
         spec: bytes,
-        plan: Plan,
-        collector: Home | None,
+        plan: CachedFftPlan,
+        collector: DeviceView | None,
         epoch: Epoch | None,
         answer: int | None,
     ) -> None:
@@ -186,7 +188,7 @@ class PlanCache:
             self._told.setdefault(collector, set()).add(plan.number)
         self._keep(spec, plan)
 
-    def _keep(self, spec: bytes, plan: Plan) -> None:
+    def _keep(self, spec: bytes, plan: CachedFftPlan) -> None:
         """Note that the host is about to be sent something that makes it have the plan."""
         self._plans[spec] = plan
         self._plans.move_to_end(spec)
@@ -211,26 +213,26 @@ class PlanCache:
         self._evict(max(limit, transforms))
 
     def transforming(
-        self, driver: Driver, spec: bytes, scratch: int, source: Block, out: GpuRef
+        self, preparer: Preparer, spec: bytes, scratch: int, source: Block, out: GpuRef
     ) -> Submission[GpuRef]:
         """A transform by a plan.
 
         Args:
-            driver: of the transform.
+            preparer: of the transform.
             spec: what the transform is, encoded.
             scratch: bytes of scratch memory it takes beside the plan's work area.
             source: where its input is.
             out: where its result goes.
         """
-        number, work, used = self.find(driver, spec)
+        number, work, used = self.find(preparer, spec)
         target = out._block
         writes: tuple[Block, ...] = (target,)
         workspace = 0
         if scratch + work:
-            shared = self.workspaces.obtain(driver, scratch + work)
+            shared = self.workspaces.obtain(preparer, scratch + work)
             writes = (target, shared)
             workspace = shared.address
-        message = Transform(number, spec, source.address, target.address, workspace, work)
+        message = RunTransform(number, spec, source.address, target.address, workspace, work)
         return Submission(message, (source,), writes, out, sent=used)
 
     def clear(self) -> None:
@@ -258,4 +260,4 @@ class PlanCache:
     def _forget(self, number: int) -> None:
         port = self._device.ports.get(LANE.name)
         if port is not None:
-            self._device.submit(port, "fft.forget", Forget(number))
+            self._device.submit(port, "fft.forget", ForgetPlan(number))

@@ -11,13 +11,13 @@ import cloudpickle
 
 from ..._errors import Unsupported
 from .wire._messages import Hook
-from .wire._plan import Fft, Move, plan, spectrum_shape
+from .wire._plan import CufftRun, Move, plan, spectrum_shape
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ...ops import Home
-    from .wire._messages import Spec
+    from ...ops import DeviceView
+    from .wire._messages import FftSpec
 
     Twin = Callable[[np.ndarray[Any, Any], np.ndarray[Any, Any]], np.ndarray[Any, Any]]
     """A function that replaces a callback on the CPU. It takes elements and their offsets, and
@@ -41,7 +41,7 @@ class FftCallback:
 
 
 def make_callback(source: str, name: str, cpu: Twin | None) -> FftCallback:
-    """See ``Fft.callback``."""
+    """See ``CufftRun.callback``."""
     if not all(isinstance(text, str) for text in (source, name)):
         raise TypeError("callback(source, name) takes the source and the name as str")
     if cpu is not None and not callable(cpu):
@@ -51,7 +51,7 @@ def make_callback(source: str, name: str, cpu: Twin | None) -> FftCallback:
     return FftCallback(name, source, b"" if cpu is None else cloudpickle.dumps(cpu))
 
 
-def hook(callback: FftCallback | None, role: str, device: Home) -> Hook | None:
+def hook(callback: FftCallback | None, role: str, device: DeviceView) -> Hook | None:
     """A callback as messages carry it.
 
     Raises:
@@ -81,14 +81,14 @@ _WANTED: Final = (
 )
 
 
-def require_one_piece(spec: Spec) -> None:
+def require_one_piece(spec: FftSpec) -> None:
     """Require that cuFFT alone reads and writes the elements of a transform.
 
     Raises:
         Unsupported: kernels of this package would take part, which call no callbacks.
     """
     steps = plan(spec).steps
-    ffts = [step for step in steps if isinstance(step, Fft)]
+    ffts = [step for step in steps if isinstance(step, CufftRun)]
     # Complex-to-real transforms overwrite their input, so they get a copy of it.
     copies = 1 if spec.kind == "c2r" and spectrum_shape(spec) == spec.shape else 0
     in_one = not steps or (
@@ -106,7 +106,7 @@ def require_one_piece(spec: Spec) -> None:
         raise Unsupported(f"{_WANTED}; this is {describe(spec)}")
 
 
-def describe(spec: Spec) -> str:
+def describe(spec: FftSpec) -> str:
     """A transform in words."""
     scaled = "" if spec.scale == 1.0 else f", scaled with {spec.scale:.6g}"
     return (

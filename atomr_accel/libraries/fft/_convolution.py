@@ -26,7 +26,7 @@ _MODES: Final = ("full", "same", "valid")
 _FACTORS: Final = (2, 3, 5, 7)
 
 
-class Convolutions(FftPart[D]):
+class FftConvolutions(FftPart[D]):
     """Convolutions, and the chirp z-transform."""
 
     @op
@@ -168,7 +168,7 @@ def fast_size(least: int) -> int:
 # --- convolutions ----------------------------------------------------------------------------
 
 
-class _Pair(NamedTuple):
+class _ConvolutionPair(NamedTuple):
     """Two arrays to be convolved.
 
     Attributes:
@@ -191,7 +191,7 @@ def _pair(
     in2: GpuRef,
     mode: str,
     axes: int | Sequence[int] | None,
-) -> _Pair:
+) -> _ConvolutionPair:
     """Check two arrays and the part of their convolution to compute.
 
     Raises:
@@ -242,7 +242,7 @@ def _pair(
         start[axis] = (full[axis] - shape[axis]) // 2
     common = np.result_type(computed_in(name, first.dtype), computed_in(name, second.dtype))
     dtype = DTYPES[common.name]
-    return _Pair(
+    return _ConvolutionPair(
         steps.cast(first, dtype),
         steps.cast(second, dtype),
         convolved,
@@ -252,7 +252,7 @@ def _pair(
 
 
 def _convolved(
-    steps: FftSteps, name: str, pair: _Pair, out: GpuRef | None, *, blocks: bool
+    steps: FftSteps, name: str, pair: _ConvolutionPair, out: GpuRef | None, *, blocks: bool
 ) -> GpuRef:
     first, second = pair.first, pair.second
     reads = [("in1", first), ("in2", second)]

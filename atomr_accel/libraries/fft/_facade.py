@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ...ops import D
 from ...wire.options import whole
 from ...wire.recent import Recent
-from ..array.steps import Describing
-from ._cache import FftStatistics, PlanCache
+from ..array.steps import RequestsOnly
+from ._cache import FftPlanCache, FftStatistics
 from ._callbacks import FftCallback, make_callback
-from ._convolution import Convolutions
-from ._steps import Known
+from ._convolution import FftConvolutions
+from ._steps import FftFacades
 from ._transforms import Transforms
 from ._trigonometric import Trigonometric
 
 if TYPE_CHECKING:
-    from ...ops import Home
+    from ...ops import DeviceView
     from ..cub.facade import Cub
     from ._callbacks import Twin
 
@@ -24,7 +24,7 @@ _MOST_CALLS: Final = 1024
 
 
 @final
-class Fft(Trigonometric[D], Convolutions[D], Transforms[D]):
+class Fft(Trigonometric[D], FftConvolutions[D], Transforms[D]):
     """Fourier transforms, and functions made from them: cuFFT on CUDA, ``numpy.fft`` on the CPU.
 
     Names, arguments, shapes and results are those of ``numpy.fft`` and ``scipy.fft``. They
@@ -66,12 +66,12 @@ class Fft(Trigonometric[D], Convolutions[D], Transforms[D]):
 
     traced = True
 
-    def __init__(self, device: Home, cub: Cub[Any]) -> None:
+    def __init__(self, device: DeviceView, cub: Cub[Any]) -> None:
         self._device = device
         self._calls = Recent(_MOST_CALLS)
-        self._plans = PlanCache(device)
-        described = Describing(device)
-        self._known = Known(self._on(described), cub._on(described))
+        self._plans = FftPlanCache(device)
+        described = RequestsOnly(device)
+        self._known = FftFacades(self._on(described), cub._on(described))
 
     @property
     def plan_limit(self) -> int:

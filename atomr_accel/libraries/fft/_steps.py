@@ -13,10 +13,10 @@ from ...expressions import cast, index
 from ...expressions.expression import broadcast_constant
 from ...ops import ARRAY_LANE as LANE
 from ...ops import D, Facade, LaneSpec, Request
-from ..array.steps import Steps
+from ..array.steps import CallSteps
 from ._arguments import PRECISION, resolve
 from ._cache import LANE as TRANSFORMS
-from .wire._messages import Transform, encode
+from .wire._messages import RunTransform, encode
 from .wire._plan import COMPLEX, plan
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ...expressions import Operand
     from ...memory import GpuRef
-    from ...ops import Described, Driver, Submission
+    from ...ops import AsRequests, Preparer, Submission
     from ..cub.facade import Cub
     from ._transforms import Transforms
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 FLOAT64: Final = DTYPES["float64"]
 
 
-class Known(NamedTuple):
+class FftFacades(NamedTuple):
     """The facades that make steps, shared by all copies of a facade.
 
     Attributes:
@@ -41,15 +41,15 @@ class Known(NamedTuple):
         cub: algorithms that steps may be.
     """
 
-    fft: Transforms[Described]
-    cub: Cub[Described]
+    fft: Transforms[AsRequests]
+    cub: Cub[AsRequests]
 
 
-class FftSteps(Steps):
+class FftSteps(CallSteps):
     """The steps of a call of ``device.fft``, while it is prepared."""
 
-    def __init__(self, driver: Driver, known: Known, lane: LaneSpec = LANE) -> None:
-        super().__init__(driver, known.cub, lane)
+    def __init__(self, preparer: Preparer, known: FftFacades, lane: LaneSpec = LANE) -> None:
+        super().__init__(preparer, known.cub, lane)
         self.fft: Final = known.fft
 
     def result(self, result: T, last: Submission[Any] | None = None) -> Submission[T]:
@@ -57,7 +57,7 @@ class FftSteps(Steps):
         made = super().result(result, last)
         if not self._sent:
             return made
-        transforms = sum(type(each.message) is Transform for _, each in self._steps)
+        transforms = sum(type(each.message) is RunTransform for _, each in self._steps)
         used = partial(self.fft._plans.all_used, self._sent, transforms)
         return msgspec.structs.replace(made, sent=used)
 
@@ -71,10 +71,10 @@ class FftSteps(Steps):
         *,
         spent: bool = False,
     ) -> None:
-        """Another step: what ``PlanCache.transforming`` does; perhaps one that spends its input."""
+        """Another step, by ``FftPlanCache.transforming``, which may spend its input."""
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            made = self.fft._plans.transforming(driver, spec, scratch, source._block, out)
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            made = self.fft._plans.transforming(preparer, spec, scratch, source._block, out)
             if not spent:
                 return made
             return msgspec.structs.replace(made, reads=(), writes=(*made.writes, source._block))
@@ -106,7 +106,7 @@ class FftSteps(Steps):
 class FftPart(Facade[D]):
     """Base of the parts of ``device.fft`` that make steps."""
 
-    _known: Known
+    _known: FftFacades
 
     def _several(
         self, name: str, build: Callable[[FftSteps], T], lane: LaneSpec = LANE
@@ -114,8 +114,8 @@ class FftPart(Facade[D]):
         """A request of several steps, of which the last one is on a lane."""
         known = self._known
 
-        def prepare(driver: Driver) -> Submission[T]:
-            steps = FftSteps(driver, known, lane)
+        def prepare(preparer: Preparer) -> Submission[T]:
+            steps = FftSteps(preparer, known, lane)
             return steps.result(build(steps))
 
         return Request(lane, f"fft.{name}", prepare)

@@ -24,7 +24,7 @@ from ...ops import (
 from ...wire.options import flag, real, whole
 from ._arguments import (
     FAMILIES,
-    Call,
+    TransformCall,
     axis_of,
     norm_of,
     one_axis,
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import GpuRef, MemoryMap
-    from ...ops import Driver
+    from ...ops import Preparer
     from ...wire.recent import Recent
-    from ._cache import PlanCache
+    from ._cache import FftPlanCache
     from ._callbacks import FftCallback
     from .wire._messages import Hook
 
@@ -152,8 +152,8 @@ def _many_axes_plainly(
 class Transforms(Facade[D]):
     """Transforms of ``numpy.fft``, and Hermitian transforms of several axes."""
 
-    _calls: Recent[tuple[Any, ...], tuple[Call, ...]]
-    _plans: PlanCache
+    _calls: Recent[tuple[Any, ...], tuple[TransformCall, ...]]
+    _plans: FftPlanCache
 
     # --- one axis ------------------------------------------------------------------------
 
@@ -452,8 +452,8 @@ class Transforms(Facade[D]):
     ) -> Request[GpuRef]:
         """A transform along one axis, if it has the name of its family, or along several."""
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = driver.memory
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            memory = preparer.memory
             require_readable(a, memory, "a")
             if out is not None:
                 require_readable(out, memory, "out")
@@ -485,30 +485,30 @@ class Transforms(Facade[D]):
             source = a
             for call in calls[:-1]:
                 step = partial(self._submission, call, source, None)
-                given = driver.perform(Request(LANE, f"fft.{name}", step))
+                given = preparer.perform(Request(LANE, f"fft.{name}", step))
                 assert given is not None  # buffers are given in batches, too
                 source = given
-            return self._submission(calls[-1], source, out, driver)
+            return self._submission(calls[-1], source, out, preparer)
 
         return Request(LANE, f"fft.{name}", prepare)
 
     def _submission(
-        self, call: Call, a: GpuRef, out: GpuRef | None, driver: Driver
+        self, call: TransformCall, a: GpuRef, out: GpuRef | None, preparer: Preparer
     ) -> Submission[GpuRef]:
-        source = require_readable(a, driver.memory, "a")
+        source = require_readable(a, preparer.memory, "a")
         if out is None:
-            out = driver.output(call.shape, call.dtype)
-        return self._plans.transforming(driver, call.encoded, call.scratch, source, out)
+            out = preparer.output(call.shape, call.dtype)
+        return self._plans.transforming(preparer, call.encoded, call.scratch, source, out)
 
     def _frequencies(self, name: str, n: int, d: float, *, half: bool) -> Request[GpuRef]:
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
             points = size_of(n, "n")
             if points < 1:
                 raise ValueError(f"n must be at least 1, not {points}")
             spacing = real(d, "d", finite=False)
             if not spacing:
                 raise ValueError("d must not be zero")
-            out = driver.output((points // 2 + 1 if half else points,), _FLOAT64)
+            out = preparer.output((points // 2 + 1 if half else points,), _FLOAT64)
             message = Frequencies(out._block.address, points, 1.0 / (points * spacing), half)
             return Submission(message, (), (out._block,), out)
 
@@ -517,8 +517,8 @@ class Transforms(Facade[D]):
     def _shift(
         self, name: str, x: GpuRef, axes: int | Sequence[int] | None, *, inverse: bool
     ) -> Request[GpuRef]:
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            block = require_readable(x, driver.memory, "x")
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            block = require_readable(x, preparer.memory, "x")
             given = range(x.ndim) if axes is None else axes
             several = isinstance(given, Iterable)
             chosen = several_of(given, "axes") if several else (whole(given, "axes"),)
@@ -527,7 +527,7 @@ class Transforms(Facade[D]):
                 half = x.shape[axis] // 2
                 shifts[axis] += half if inverse else -half
             shape, turns = _merged(x.shape, shifts)
-            out = driver.output(x.shape, x.dtype)
+            out = preparer.output(x.shape, x.dtype)
             message = Roll(block.address, out._block.address, x.dtype.itemsize, shape, turns)
             return Submission(message, (block,), (out._block,), out)
 
@@ -545,7 +545,7 @@ def _resolve(
     half: bool,
     aligned: tuple[bool, bool],
     hooks: tuple[Hook | None, Hook | None],
-) -> tuple[Call, ...]:
+) -> tuple[TransformCall, ...]:
     """The transforms that a call asks for, one after the other: one, unless an axis repeats."""
     data = _data_shape(name, family, shape, dtype, half=half)
     if name == family:
@@ -554,7 +554,7 @@ def _resolve(
         todo = stages(family, *several_axes(family, data, points, along))
     if len(todo) > 1 and hooks != (None, None):
         raise Unsupported(f"{name} along an axis more than once calls no callbacks")
-    calls: list[Call] = []
+    calls: list[TransformCall] = []
     for number, (stage, axes, sizes) in enumerate(todo, 1):
         # What is made in between begins where whatever could.
         begins = aligned[0] or bool(calls), aligned[1] or number < len(todo)
@@ -568,7 +568,7 @@ def _resolve(
 
 
 def _require_output(
-    name: str, calls: tuple[Call, ...], a: GpuRef, out: GpuRef, memory: MemoryMap
+    name: str, calls: tuple[TransformCall, ...], a: GpuRef, out: GpuRef, memory: MemoryMap
 ) -> None:
     """Raise where ``out`` cannot take the result."""
     call = calls[-1]

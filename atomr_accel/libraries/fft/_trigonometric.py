@@ -16,7 +16,7 @@ from ._arguments import PRECISION, axis_of, norm_of, several_of, size_of
 from ._cache import LANE
 from ._steps import FftPart, FftSteps, computed_in
 from .wire._cosines import plan_cosines, points_of
-from .wire._messages import Along, Cosines, encode
+from .wire._messages import Cosines, CosineSpec, encode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -201,7 +201,7 @@ class Trigonometric(FftPart[D]):
 
 
 def _transformed(
-    steps: FftSteps, name: str, x: GpuRef, along: tuple[Along, ...], out: GpuRef | None
+    steps: FftSteps, name: str, x: GpuRef, along: tuple[CosineSpec, ...], out: GpuRef | None
 ) -> GpuRef:
     """One axis after the other, all of them in one message."""
     points = {each.axis: each.points for each in along}
@@ -236,7 +236,7 @@ def _lane(x: object, out: object) -> LaneSpec:
 
 def _along(
     name: str, type_: int, axis: int, points: int, norm: str | None, orthogonalize: bool | None
-) -> Along:
+) -> CosineSpec:
     """The transform along an axis.
 
     Raises:
@@ -258,7 +258,7 @@ def _along(
     else:
         scale = 1 / period if inverse == (norm == "backward") else 1.0
     kind = _INVERSE[number] if inverse else number
-    return Along(axis, points, kind, sine, scale, orthogonal)
+    return CosineSpec(axis, points, kind, sine, scale, orthogonal)
 
 
 def _sizes(

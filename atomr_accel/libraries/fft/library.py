@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...ops import Check, Library, Requirement
+from ...ops import Library, LibraryCheck, Requirement
 from ._cache import LANE
 
 if TYPE_CHECKING:
@@ -26,5 +26,5 @@ LIBRARY: Final = Library(
     uses=("cub",),
     numpy_modules=("numpy.fft",),
     needs=(Requirement("cufft", "device.fft", "cuda12", vendor=True),),
-    check=Check("rfft of 16 x 1000, float32", 1e-5, _check),
+    check=LibraryCheck("rfft of 16 x 1000, float32", 1e-5, _check),
 )

@@ -19,8 +19,8 @@ from ..dnn.attention.call import FP8, steps_of
 from .wire._messages import (
     PLACES,
     STEPPED,
+    AttentionForm,
     Flash,
-    Form,
     scratch_of,
 )
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, MemoryMap
-    from ...ops import Driver, Home
+    from ...ops import DeviceView, Preparer
     from ..dnn.attention.call import AttentionCall, AttentionWork
 
 LANE: Final = LaneSpec(
@@ -40,7 +40,7 @@ LANE: Final = LaneSpec(
         "cuda": f"{__package__}.host._cuda:CudaFlashAttention",
     },
     max_streams=4,
-    blocks=True,  # it compiles kernels
+    own_thread=True,  # it compiles kernels
 )
 
 _FLOAT32: Final = DTYPES["float32"]
@@ -125,28 +125,28 @@ class KernelCall:
         self._splits: Final = splits
         self._cached: Final = "count_k" in self._reads and "count_q" not in self._reads
 
-    def submission(self, driver: Driver, kept: Workspaces) -> Submission[Any]:
+    def submission(self, preparer: Preparer, kept: Workspaces) -> Submission[Any]:
         """Prepare the submission, whose result is the outputs; a single one is not in a tuple.
 
         Args:
-            driver: driver of the request.
+            preparer: preparer of the request.
             kept: the lane's workspaces.
         """
-        _require_tensor_cores(driver.home)
-        form = self._form(driver.home)
+        _require_tensor_cores(preparer.home)
+        form = self._form(preparer.home)
         appending = self._call.appending
-        blocks = self._readable(driver.memory)
-        self._check_outputs(driver.memory)
+        blocks = self._readable(preparer.memory)
+        self._check_outputs(preparer.memory)
         made = {}
         for name, shape in self._outputs.items():
             given = self._outs.get(name)
-            made[name] = driver.output(shape, self._dtype(name)) if given is None else given
+            made[name] = preparer.output(shape, self._dtype(name)) if given is None else given
         writes = [ref._block for ref in made.values()]
         addresses = {name: block.address for name, block in blocks.items()}
         addresses |= {name: ref._block.address for name, ref in made.items()}
         nbytes = scratch_of(form)
         if nbytes:
-            block = kept.obtain(driver, nbytes)
+            block = kept.obtain(preparer, nbytes)
             writes.append(block)
             addresses["scratch"] = block.address
         reads = list(blocks.values())
@@ -154,7 +154,7 @@ class KernelCall:
         if appending is not None:
             table = addresses.get("table", 0)
             append = appending.message(addresses["count_k"], table)
-            more_reads, more_writes = appending.blocks(driver.memory)
+            more_reads, more_writes = appending.blocks(preparer.memory)
             reads = [block for block in reads if block not in more_writes]
             reads += [block for block in more_reads if block not in reads]
             writes += more_writes
@@ -164,7 +164,7 @@ class KernelCall:
 
     # --- sizes ----------------------------------------------------------------------------
 
-    def _form(self, home: Home) -> Form:
+    def _form(self, home: DeviceView) -> AttentionForm:
         call, reads = self._call, self._reads
         spec = call.spec
         new = 0 if call.appending is None else call.appending.k.shape[1]
@@ -190,7 +190,7 @@ class KernelCall:
         elif narrow or (plain and "count_q" not in reads and spec.queries * group <= _MOST_ROWS):
             kind = "decode"
         slopes = reads.get("slopes")
-        return Form(
+        return AttentionForm(
             kind,
             dtype.name,
             reads["k"].dtype.name,
@@ -224,7 +224,7 @@ class KernelCall:
         ref = self._reads.get(f"scale_{name}")
         return 0 if ref is None else ref.size
 
-    def _split(self, home: Home) -> int:
+    def _split(self, home: DeviceView) -> int:
         """Return the number of blocks among which to split the keys of a sequence."""
         tiles = -(-self._call.spec.keys // _TILE)
         if self._splits:
@@ -288,7 +288,7 @@ class KernelCall:
         require_no_alias(self._op, written, read)
 
 
-def _require_tensor_cores(home: Home) -> None:
+def _require_tensor_cores(home: DeviceView) -> None:
     """Check that the device has the tensor cores and copies that the kernels use.
 
     Raises:

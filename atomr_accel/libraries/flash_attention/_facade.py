@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ...memory import GpuRef
-    from ...ops import Driver, Home
+    from ...ops import DeviceView, Preparer
     from ..dnn.attention.call import AttentionCall
     from ..dnn.facade import Dnn
 
@@ -76,7 +76,7 @@ class FlashAttention(AttentionCalls[D]):
     _renamed: ClassVar[Mapping[str, str]] = {"window": "window_size"}
     _called: ClassVar[Mapping[str, str]] = {**ARGUMENTS, "dO": "dout", "stats": "softmax_lse"}
 
-    def __init__(self, device: Home, dnn: Dnn[Any]) -> None:
+    def __init__(self, device: DeviceView, dnn: Dnn[Any]) -> None:
         super().__init__(device, dnn._plans)
         self._scratch: Final = workspaces()
 
@@ -535,8 +535,8 @@ class FlashAttention(AttentionCalls[D]):
             request = Request(
                 LANE,
                 work.name,
-                lambda driver: KernelCall(work, make(), scales, splits).submission(
-                    driver, self._scratch
+                lambda preparer: KernelCall(work, make(), scales, splits).submission(
+                    preparer, self._scratch
                 ),
             )
         else:
@@ -556,8 +556,8 @@ class FlashAttention(AttentionCalls[D]):
 def _with_probs(request: Request[Any]) -> Request[AttnProbs]:
     """Have a request return the three results of flash-attn."""
 
-    def prepare(driver: Driver) -> Submission[AttnProbs]:
-        submission = request.prepare(driver)
+    def prepare(preparer: Preparer) -> Submission[AttnProbs]:
+        submission = request.prepare(preparer)
         assert submission.result is not None
         return msgspec.structs.replace(submission, result=AttnProbs(*submission.result))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...ops import Check, Library
+from ...ops import Library, LibraryCheck
 from ._call import LANE
 
 if TYPE_CHECKING:
@@ -32,5 +32,5 @@ LIBRARY: Final = Library(
     facade="atomr_accel.libraries.flash_attention._facade:FlashAttention",
     lanes=(LANE,),
     uses=("dnn",),
-    check=Check("100 queries, 2 heads of 64, float16", 4e-3, _check),
+    check=LibraryCheck("100 queries, 2 heads of 64, float16", 4e-3, _check),
 )

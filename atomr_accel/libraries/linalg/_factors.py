@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from ...expressions import Operand, cast
 from ...ops import D, op
-from ._steps import INT32, INT64, LinalgPart, LinalgSteps, Stack, triangle
-from .wire._messages import Problem
+from ._steps import INT32, INT64, LinalgPart, LinalgSteps, SolverStack, triangle
+from .wire._messages import SolverProblem
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
@@ -29,7 +29,7 @@ class QR(NamedTuple):
     R: GpuRef
 
 
-class Factors(LinalgPart[D]):
+class SolverFactorizations(LinalgPart[D]):
     """Factorizations that take a fixed number of steps."""
 
     @op
@@ -95,11 +95,13 @@ class Factors(LinalgPart[D]):
 
         return self._calls("lu_factor", build)
 
-    def _lu(self, steps: LinalgSteps, stack: Stack, *, transposed: bool) -> tuple[GpuRef, GpuRef]:
+    def _lu(
+        self, steps: LinalgSteps, stack: SolverStack, *, transposed: bool
+    ) -> tuple[GpuRef, GpuRef]:
         """The factors as the solver leaves them, and its pivots, which count from one."""
         m, n = (stack.n, stack.m) if transposed else (stack.m, stack.n)
         factors = steps.fresh(stack.ref if transposed else stack.ref.mT)
-        batched = Problem("getrf", stack.dtype.name, stack.batch, (m, n)).batched
+        batched = SolverProblem("getrf", stack.dtype.name, stack.batch, (m, n)).batched
         pivots = steps.output((*stack.lead, min(m, n)), INT32 if batched else INT64)
         steps.solve("getrf", stack, (m, n), (factors, pivots))
         return factors, pivots
@@ -204,7 +206,7 @@ class Factors(LinalgPart[D]):
 
         return self._calls("qr_r", build)
 
-    def _reflectors(self, steps: LinalgSteps, a: Operand) -> tuple[Stack, GpuRef, GpuRef]:
+    def _reflectors(self, steps: LinalgSteps, a: Operand) -> tuple[SolverStack, GpuRef, GpuRef]:
         """Return the matrices, and their reflectors and scalars."""
         stack = steps.stack(self._operand(a, "a"))
         factors = steps.fresh(stack.ref.mT)

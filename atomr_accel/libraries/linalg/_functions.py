@@ -18,9 +18,9 @@ from ...ops import ARRAY_LANE as ARRAY
 from ...ops import Awaited, D, op
 from ...wire.options import whole
 from ..array.choosing import read_number
-from ._factors import Factors
+from ._factors import SolverFactorizations
 from ._spectra import Spectra
-from ._steps import FLOAT64, INT64, LANE, LinalgSteps, Stack
+from ._steps import FLOAT64, INT64, LANE, LinalgSteps, SolverStack
 from ._systems import Systems
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _THETA: Final = 5.371920351148152
 """Up to which 1-norm that approximant is as exact as float64 (Higham, 2005)."""
 
 
-class Functions(Systems[D], Factors[D], Spectra[D]):
+class MatrixFunctions(Systems[D], SolverFactorizations[D], Spectra[D]):
     """Determinants, norms, powers and the exponential."""
 
     @op
@@ -274,14 +274,14 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
                 return steps.fresh(stack.ref)
             wanted = _squarings(cast(self._operand(A, "A"), stack.dtype))
             most = given
-            if most is None and steps.driver.home.driver is not Awaited:
+            if most is None and steps.preparer.home.call_mode is not Awaited:
                 raise Unsupported(
                     "linalg.expm asks the device how often matrices are squared, so in a batch or "
                     "a recording it needs a number: expm(A, squarings=8), say"
                 )
             if most is None:  # asked of what was given, as no step is executed yet
                 asked = read_number(self._cub, cast(wanted.max(), INT64), "expm")
-                most = steps.driver.perform(asked) or 0
+                most = steps.preparer.perform(asked) or 0
             times = steps.evaluate(ufunc("minimum", wanted, most))
             scaled = steps.evaluate(stack.ref * cast(ufunc("exp2", -times), stack.dtype))
             made = self._approximant(steps, stack, scaled)
@@ -292,7 +292,7 @@ class Functions(Systems[D], Factors[D], Spectra[D]):
 
         return self._calls("expm", build, ARRAY)
 
-    def _approximant(self, steps: LinalgSteps, stack: Stack, a: GpuRef) -> GpuRef:
+    def _approximant(self, steps: LinalgSteps, stack: SolverStack, a: GpuRef) -> GpuRef:
         """``(v - u)^-1 @ (v + u)``, with the odd powers in u and the even ones in v."""
         b, n = _PADE, stack.n
         row, column = index((n, n), 0), index((n, n), 1)

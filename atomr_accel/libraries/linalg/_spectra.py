@@ -14,9 +14,9 @@ from ...ops import ARRAY_LANE as ARRAY
 from ...ops import D, op
 from ...wire.options import real, whole
 from ._polar import Scaled, scaled
-from ._steps import COMPLEX_OF, INT64, LANE, LinalgPart, LinalgSteps, Stack, real_of
+from ._steps import COMPLEX_OF, INT64, LANE, LinalgPart, LinalgSteps, SolverStack, real_of
 from ._systems import precision_of
-from .wire._messages import BATCHED, Problem
+from .wire._messages import BATCHED, SolverProblem
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
@@ -163,7 +163,7 @@ class Spectra(LinalgPart[D]):
     def _svd(
         self,
         steps: LinalgSteps,
-        stack: Stack,
+        stack: SolverStack,
         *,
         full: bool,
         algorithm: str | None = None,
@@ -200,7 +200,7 @@ class Spectra(LinalgPart[D]):
         left: Operand = u[..., :wanted, :]
         right: Operand = v if name == "gesvd" else steps.adjoint(v[..., :kept, :])
         if tall:
-            left, right = _turned(left), _turned(right)
+            left, right = _adjoint(left), _adjoint(right)
         else:
             left, right = right, left
         values = steps.result_of(info, s[..., :kept] if polar is None else polar.values(s))
@@ -210,7 +210,7 @@ class Spectra(LinalgPart[D]):
     def _solved(
         steps: LinalgSteps,
         name: str,
-        stack: Stack,
+        stack: SolverStack,
         sizes: tuple[int, ...],
         buffers: tuple[GpuRef, ...],
         options: tuple[int, ...],
@@ -220,11 +220,11 @@ class Spectra(LinalgPart[D]):
         if polar is None:
             return steps.solve(name, stack, sizes, buffers, *options, failure=_NO_SVD)
         info = steps.solve(name, stack, sizes, buffers, *options)
-        problem = Problem(name, NAMES[stack.dtype], stack.batch, sizes, options)
+        problem = SolverProblem(name, NAMES[stack.dtype], stack.batch, sizes, options)
         return steps.require(polar.told(info), problem, _NO_SVD)
 
     @staticmethod
-    def _nothing(steps: LinalgSteps, stack: Stack, *, full: bool) -> SVD:
+    def _nothing(steps: LinalgSteps, stack: SolverStack, *, full: bool) -> SVD:
         """Return the decompositions of matrices without rows, or without columns."""
         if full:
             u, vh = steps.eye(stack, stack.m), steps.eye(stack, stack.n)
@@ -233,7 +233,9 @@ class Spectra(LinalgPart[D]):
             vh = steps.output((*stack.lead, 0, stack.n), stack.dtype)
         return SVD(u, steps.output((*stack.lead, 0), real_of(stack.dtype)), vh)
 
-    def _values(self, steps: LinalgSteps, stack: Stack, algorithm: str | None = None) -> GpuRef:
+    def _values(
+        self, steps: LinalgSteps, stack: SolverStack, algorithm: str | None = None
+    ) -> GpuRef:
         sizes = max(stack.m, stack.n), min(stack.m, stack.n)
         name = _algorithm_of(stack, algorithm, None)
         given = stack.ref.mT if stack.m > stack.n else stack.ref
@@ -489,7 +491,7 @@ class Spectra(LinalgPart[D]):
         return self._calls("lstsq", build, ARRAY)
 
     def _least_squares(
-        self, steps: LinalgSteps, stack: Stack, sides: GpuRef, rcond: float | None
+        self, steps: LinalgSteps, stack: SolverStack, sides: GpuRef, rcond: float | None
     ) -> tuple[GpuRef, GpuRef, GpuRef]:
         u, s, vh = self._svd(steps, stack, full=False)
         small = rcond_of(stack, rcond)
@@ -498,7 +500,7 @@ class Spectra(LinalgPart[D]):
         return steps.matmul(vh, scaled, trans_a=2), self._rank(steps, s, s, small), s
 
     def _refined_squares(
-        self, steps: LinalgSteps, stack: Stack, sides: GpuRef, refine: str
+        self, steps: LinalgSteps, stack: SolverStack, sides: GpuRef, refine: str
     ) -> tuple[GpuRef, GpuRef, GpuRef]:
         m, n = stack.m, stack.n
         if m < n:
@@ -595,7 +597,9 @@ class Spectra(LinalgPart[D]):
         return self._calls("polar", build, ARRAY)
 
 
-def _algorithm_of(stack: Stack, algorithm: str | None, k: int | None, *, full: bool = False) -> str:
+def _algorithm_of(
+    stack: SolverStack, algorithm: str | None, k: int | None, *, full: bool = False
+) -> str:
     """Return the algorithm that computes singular values."""
     largest, least = max(stack.m, stack.n), min(stack.m, stack.n)
     small = stack.batch > 1 and largest <= BATCHED["gesvdj"]
@@ -613,7 +617,7 @@ def _algorithm_of(stack: Stack, algorithm: str | None, k: int | None, *, full: b
 
 
 def _eigh_algorithm(
-    stack: Stack, algorithm: str | None, subset: tuple[int, int] | None
+    stack: SolverStack, algorithm: str | None, subset: tuple[int, int] | None
 ) -> tuple[str, tuple[int, ...], slice]:
     """The routine, its sizes, and which eigenvalues come of it."""
     n = stack.n
@@ -633,7 +637,7 @@ def _eigh_algorithm(
     return "syevdx", (n, first + 1, last + 1), slice(first, last + 1)
 
 
-def rcond_of(stack: Stack, rcond: float | None) -> float:
+def rcond_of(stack: SolverStack, rcond: float | None) -> float:
     """Return the ratio to the largest singular value up to which others count as zero.
 
     Raises:
@@ -664,12 +668,12 @@ def _inverted(s: GpuRef, small: float) -> Operand:
     return where(used, 1 / where(used, s, constant(1, s.dtype)), constant(0, s.dtype))
 
 
-def _rows(s: Operand, stack: Stack) -> Operand:
+def _rows(s: Operand, stack: SolverStack) -> Operand:
     """A factor for each row."""
     return cast(_seen(s, -1), stack.dtype)
 
 
-def _columns(s: Operand, stack: Stack) -> Operand:
+def _columns(s: Operand, stack: SolverStack) -> Operand:
     """A factor for each column."""
     return cast(_seen(s, -2), stack.dtype)
 
@@ -679,7 +683,7 @@ def _seen(s: Operand, axis: int) -> Operand:
     return made  # type: ignore[no-any-return]
 
 
-def _turned(x: Operand) -> Operand:
+def _adjoint(x: Operand) -> Operand:
     return x.swapaxes(-1, -2)  # type: ignore[attr-defined, no-any-return]
 
 

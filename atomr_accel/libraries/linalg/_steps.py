@@ -17,14 +17,14 @@ from ..._dtypes import DTYPES, NAMES
 from ...expressions import Operand, cast, constant, index
 from ...expressions.expression import where
 from ...ops import D, LaneSpec, Request, Submission, Workspaces, copying, require_int32
-from ..array.steps import LAUNCHED, ArrayPart, Describing, Joining, Steps
-from .wire._messages import Compute, ComputeAll, Plan, Problem, Require
+from ..array.steps import LAUNCHED, ArrayPart, CallSteps, MergeRule, RequestsOnly
+from .wire._messages import Compute, ComputeAll, MeasureWorkspace, Require, SolverProblem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...memory import Epoch, GpuRef
-    from ...ops import Described, Driver, Home
+    from ...ops import AsRequests, DeviceView, Preparer
     from ..blas.facade import Blas
     from ..cub.facade import Cub
 
@@ -37,12 +37,12 @@ LANE: Final = LaneSpec(
         "cuda": "atomr_accel.libraries.linalg.host._cuda:CudaSolver",
     },
     max_streams=4,
-    blocks=True,
+    own_thread=True,
 )
 """The solver's lane. It has its own thread, because some routines read results of the device before
 they return."""
 
-_SOLVED: Final = Joining(
+_SOLVED: Final = MergeRule(
     LANE,
     "linalg.several",
     LAUNCHED.lanes | {LANE.name},
@@ -62,7 +62,7 @@ _SMALL: Final = 16 << 20
 """Bytes of workspace up to which calls may run side by side."""
 
 
-class Stack(NamedTuple):
+class SolverStack(NamedTuple):
     """Matrices over leading dimensions.
 
     Attributes:
@@ -85,7 +85,7 @@ class Stack(NamedTuple):
         return self.ref.dtype
 
 
-class Known(NamedTuple):
+class LinalgState(NamedTuple):
     """The state of the facade, shared by all its copies.
 
     Attributes:
@@ -94,23 +94,23 @@ class Known(NamedTuple):
         workspaces: the workspaces.
     """
 
-    blas: Blas[Described]
-    work: dict[Problem, tuple[Epoch, int]]
+    blas: Blas[AsRequests]
+    work: dict[SolverProblem, tuple[Epoch, int]]
     workspaces: Workspaces
 
 
-class LinalgSteps(Steps):
+class LinalgSteps(CallSteps):
     """The steps of a call of ``device.linalg``, while it is prepared."""
 
     def __init__(
-        self, driver: Driver, cub: Cub[Described], known: Known, lane: LaneSpec = LANE
+        self, preparer: Preparer, cub: Cub[AsRequests], known: LinalgState, lane: LaneSpec = LANE
     ) -> None:
-        super().__init__(driver, cub, lane, (LAUNCHED, _SOLVED))
+        super().__init__(preparer, cub, lane, (LAUNCHED, _SOLVED))
         self._known: Final = known
 
     # --- arguments ------------------------------------------------------------------------
 
-    def stack(self, x: Operand, name: str = "a", *, square: bool = False) -> Stack:
+    def stack(self, x: Operand, name: str = "a", *, square: bool = False) -> SolverStack:
         """Matrices that the caller gave; whole numbers are float64.
 
         Raises:
@@ -125,7 +125,7 @@ class LinalgSteps(Steps):
         *lead, m, n = ref.shape
         if square and m != n:
             raise np.linalg.LinAlgError(f"{name} must hold square matrices, not shape {ref.shape}")
-        return Stack(ref, tuple(lead), math.prod(lead), m, n)
+        return SolverStack(ref, tuple(lead), math.prod(lead), m, n)
 
     def joint(self, x: Operand, y: Operand) -> tuple[Operand, Operand]:
         """Two arguments in the dtype that NumPy computes both in."""
@@ -142,7 +142,7 @@ class LinalgSteps(Steps):
         """The conjugate transpose."""
         return ref.mT.conj() if ref.dtype.kind == "c" else ref.mT
 
-    def eye(self, stack: Stack, n: int) -> GpuRef:
+    def eye(self, stack: SolverStack, n: int) -> GpuRef:
         """Identities, as many as there are matrices."""
         made = self.evaluate(cast(index((n, n), 0) == index((n, n), 1), stack.dtype))
         return self.fresh(made.broadcast_to((*stack.lead, n, n)))
@@ -152,7 +152,7 @@ class LinalgSteps(Steps):
     def solve(
         self,
         routine: str,
-        stack: Stack,
+        stack: SolverStack,
         sizes: tuple[int, ...],
         buffers: tuple[GpuRef, ...],
         *options: int,
@@ -173,15 +173,15 @@ class LinalgSteps(Steps):
         Returns:
             LAPACK's info: int32, of the shape of the leading dimensions.
         """
-        home = self.driver.home
+        home = self.preparer.home
         require_int32(home, f"linalg: {routine}", (stack.batch,))
-        problem = Problem(routine, NAMES[stack.dtype], stack.batch, sizes, options)
+        problem = SolverProblem(routine, NAMES[stack.dtype], stack.batch, sizes, options)
         work = self._work(problem)
         info = self.output(stack.lead, INT32)
         written = [ref._block for ref in (*buffers[reads:], info)]
         workspace = 0
         if work:
-            block = self._known.workspaces.obtain(self.driver, work)
+            block = self._known.workspaces.obtain(self.preparer, work)
             workspace = block.address
             written.append(block)
         message = Compute(
@@ -195,10 +195,10 @@ class LinalgSteps(Steps):
         made: Submission[None] = Submission(
             message, tuple([ref._block for ref in buffers[:reads]]), tuple(written)
         )
-        self._add(Request(LANE, f"linalg.{routine}", lambda _driver: made), made)
+        self._add(Request(LANE, f"linalg.{routine}", lambda _preparer: made), made)
         return info
 
-    def require(self, info: Operand, problem: Problem, failure: str) -> GpuRef:
+    def require(self, info: Operand, problem: SolverProblem, failure: str) -> GpuRef:
         """Raise where ``info`` is not 0, once that is known.
 
         Returns:
@@ -207,18 +207,18 @@ class LinalgSteps(Steps):
         made = self.evaluate(cast(info, INT32))
         message = Require(problem, made._block.address, failure)
         sent: Submission[None] = Submission(message, (made._block,), ())
-        self._add(Request(LANE, f"linalg.{problem.routine}", lambda _driver: sent), sent)
+        self._add(Request(LANE, f"linalg.{problem.routine}", lambda _preparer: sent), sent)
         return made
 
-    def _work(self, problem: Problem) -> int:
+    def _work(self, problem: SolverProblem) -> int:
         """Return the bytes of workspace of a problem, or 0 if they are unknown, as in a batch."""
-        epoch = self.driver.memory.epoch
+        epoch = self.preparer.memory.epoch
         known = self._known.work.get(problem)
         if known is not None and known[0] is epoch:
             return known[1]
-        made: Submission[int] = Submission(Plan(problem), (), ())
-        request: Request[int] = Request(LANE, "linalg.plan", lambda _driver: made, problem)
-        answer = self.driver.perform(request)
+        made: Submission[int] = Submission(MeasureWorkspace(problem), (), ())
+        request: Request[int] = Request(LANE, "linalg.plan", lambda _preparer: made, problem)
+        answer = self.preparer.perform(request)
         if answer is None:
             return 0
         if epoch is not None:
@@ -246,10 +246,10 @@ class LinalgSteps(Steps):
 class LinalgPart(ArrayPart[D]):
     """Base of the parts of ``device.linalg``."""
 
-    def __init__(self, device: Home, cub: Cub[Any], blas: Blas[Any]) -> None:
+    def __init__(self, device: DeviceView, cub: Cub[Any], blas: Blas[Any]) -> None:
         super().__init__(device, cub)
-        described: Blas[Described] = blas._on(Describing(device))
-        self._known = Known(described, {}, Workspaces(LANE.max_streams, _SMALL))
+        described: Blas[AsRequests] = blas._on(RequestsOnly(device))
+        self._known = LinalgState(described, {}, Workspaces(LANE.max_streams, _SMALL))
 
     def _calls(
         self, name: str, build: Callable[[LinalgSteps], T], lane: LaneSpec = LANE
@@ -263,8 +263,8 @@ class LinalgPart(ArrayPart[D]):
         """
         cub, known = self._cub, self._known
 
-        def prepare(driver: Driver) -> Submission[T]:
-            steps = LinalgSteps(driver, cub, known, lane)
+        def prepare(preparer: Preparer) -> Submission[T]:
+            steps = LinalgSteps(preparer, cub, known, lane)
             return steps.result(build(steps))
 
         return Request(lane, f"linalg.{name}", prepare)

@@ -11,8 +11,8 @@ from ..._dtypes import NAMES
 from ...expressions import Operand, cast, constant, index
 from ...expressions.expression import ufunc, where
 from ...ops import D, op
-from ._steps import INT32, INT64, LinalgPart, LinalgSteps, Stack, solved_in
-from .wire._messages import Problem
+from ._steps import INT32, INT64, LinalgPart, LinalgSteps, SolverStack, solved_in
+from .wire._messages import SolverProblem
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
@@ -36,7 +36,7 @@ class Sides(NamedTuple):
         vector: whether they have one axis only.
     """
 
-    a: Stack
+    a: SolverStack
     b: GpuRef
     vector: bool
 
@@ -102,7 +102,7 @@ class Systems(LinalgPart[D]):
         lost: Any = ufunc("isnan", x).any(axis=(-2, -1))
         for given in (stack.ref, right):
             lost = lost & ufunc("isfinite", given).all(axis=(-2, -1))
-        problem = Problem("irs_gesv", NAMES[stack.dtype], stack.batch, sizes, (precision,))
+        problem = SolverProblem("irs_gesv", NAMES[stack.dtype], stack.batch, sizes, (precision,))
         found = where(lost, ufunc("maximum", info, constant(1, info.dtype)), info)
         return sides.shaped(steps.result_of(steps.require(found, problem, SINGULAR), x.mT))
 
@@ -124,7 +124,7 @@ class Systems(LinalgPart[D]):
         """
         return self._calls("inv", lambda steps: self._inverse(steps, steps.stack(a, square=True)))
 
-    def _inverse(self, steps: LinalgSteps, stack: Stack, *, raises: bool = True) -> GpuRef:
+    def _inverse(self, steps: LinalgSteps, stack: SolverStack, *, raises: bool = True) -> GpuRef:
         """The inverse: that of the transpose, which the solver sees, is its transpose."""
         n = stack.n
         factors, right = steps.fresh(stack.ref), steps.eye(stack, n)
@@ -174,7 +174,7 @@ class Systems(LinalgPart[D]):
     def _triangular(
         self,
         steps: LinalgSteps,
-        stack: Stack,
+        stack: SolverStack,
         x: GpuRef,
         trans: int,
         *,
@@ -264,7 +264,7 @@ class Systems(LinalgPart[D]):
         return self._calls("lu_solve", build)
 
     def _counted(
-        self, steps: LinalgSteps, stack: Stack, sizes: tuple[int, ...], piv: GpuRef
+        self, steps: LinalgSteps, stack: SolverStack, sizes: tuple[int, ...], piv: GpuRef
     ) -> tuple[GpuRef, GpuRef]:
         """Return the number of invalid pivots, and pivots that are safe for the solver.
 
@@ -276,7 +276,7 @@ class Systems(LinalgPart[D]):
         own = index(whole, len(whole) - 1)
         wrong = (rows < 0) | (rows >= stack.n)
         counted: Any = cast(wrong, INT64)
-        problem = Problem("getrs", stack.dtype.name, stack.batch, sizes)
+        problem = SolverProblem("getrs", stack.dtype.name, stack.batch, sizes)
         told = steps.require(counted.sum(-1), problem, _NO_ROWS)
         pivots = cast(where(wrong, own, rows) + 1, self._pivots("getrs", stack))
         return told, steps.evaluate(pivots)
@@ -297,7 +297,7 @@ class Systems(LinalgPart[D]):
         lead = np.broadcast_shapes(stack.lead, sides.shape[:-2])
         whole = stack.ref.broadcast_to((*lead, stack.n, stack.n))
         return Sides(
-            Stack(whole, lead, math.prod(lead), stack.n, stack.n),
+            SolverStack(whole, lead, math.prod(lead), stack.n, stack.n),
             sides.broadcast_to((*lead, *sides.shape[-2:])),
             vector,
         )
@@ -308,9 +308,9 @@ class Systems(LinalgPart[D]):
         return steps.fresh(b.mT)
 
     @staticmethod
-    def _pivots(routine: str, stack: Stack) -> np.dtype[np.int32] | np.dtype[np.int64]:
+    def _pivots(routine: str, stack: SolverStack) -> np.dtype[np.int32] | np.dtype[np.int64]:
         """Return the dtype in which the solver stores pivots."""
-        problem = Problem(routine, stack.dtype.name, stack.batch, (stack.m, stack.n))
+        problem = SolverProblem(routine, stack.dtype.name, stack.batch, (stack.m, stack.n))
         return INT32 if problem.batched else INT64
 
 
@@ -326,7 +326,7 @@ def turned_by(trans: Trans) -> int:
         raise ValueError(f"trans must be 0 ('N'), 1 ('T') or 2 ('C'), not {trans!r}") from None
 
 
-def precision_of(refine: str, stack: Stack) -> int:
+def precision_of(refine: str, stack: SolverStack) -> int:
     """The number of a precision that is lower than that of the matrices.
 
     Raises:

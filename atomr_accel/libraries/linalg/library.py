@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...ops import Check, Library, Requirement
+from ...ops import Library, LibraryCheck, Requirement
 from ._steps import LANE
 
 if TYPE_CHECKING:
@@ -28,5 +28,5 @@ LIBRARY: Final = Library(
     uses=("cub", "blas"),
     numpy_modules=("numpy.linalg", "numpy"),
     needs=(Requirement("cusolver", "device.linalg", "cuda12", vendor=True),),
-    check=Check("solve of 8 systems of 48, float64", 1e-12, _check),
+    check=LibraryCheck("solve of 8 systems of 48, float64", 1e-12, _check),
 )

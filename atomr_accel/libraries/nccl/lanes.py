@@ -13,15 +13,15 @@ _HOST: Final = "atomr_accel.libraries.nccl.host"
 COLLECTIVES: Final = LaneSpec(
     "nccl",
     {"cpu": f"{_HOST}._cpu:CpuCollectives", "cuda": f"{_HOST}._cuda:CudaCollectives"},
-    hangs=False,
-    blocks=True,
+    watched=False,
+    own_thread=True,
 )
 """Lane on which ranks join communicators and take part in collectives."""
 
 ABORTS: Final = LaneSpec(
     "nccl-aborts",
     {"cpu": f"{_HOST}._cpu:CpuAborts", "cuda": f"{_HOST}._cuda:CudaAborts"},
-    hangs=False,
-    blocks=True,
+    watched=False,
+    own_thread=True,
 )
 """Lane that answers at once, also while the other waits for a rank that is gone."""

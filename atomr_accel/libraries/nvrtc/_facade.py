@@ -26,11 +26,19 @@ from .lanes import COMPILER
 from .module import Module
 from .signature import read_signature
 from .structures import StructType, all_structured, assertions
-from .wire.messages import UNCHECKED, Compile, Compiled, Content, Entry, Link, Part
+from .wire.messages import (
+    UNCHECKED,
+    Compile,
+    CompiledCode,
+    KernelEntry,
+    LinkImage,
+    LinkInput,
+    VariableContent,
+)
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from ...ops import Driver, Home
+    from ...ops import DeviceView, Preparer
 
 _NOT_A_KERNEL: Final = re.compile(
     r"\s*--?(dlto|dlink-time-opt|optix-ir|fdevice-syntax-only|dc|device-c"
@@ -57,8 +65,8 @@ _IMAGES: Final = {
 _RELOCATABLE: Final = b"\1\0"
 """The type in an ELF file's head, at byte 16, if something has to be linked to it."""
 
-Twin = Callable[..., object]
-Twins = Twin | Mapping[str, Twin]
+CpuFallback = Callable[..., object]
+CpuFallbacks = CpuFallback | Mapping[str, CpuFallback]
 """Python functions that replace kernels on the CPU backend: one for all, or by names."""
 
 _log = logging.getLogger("atomr_accel.nvrtc")
@@ -78,14 +86,14 @@ class NvrtcStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _ModulePlan:
     """A module before it is compiled: all that the program knows of it."""
 
     names: tuple[str, ...]
     source: str
     structs: Mapping[str, np.dtype[np.void]]
     variables: Mapping[str, np.ndarray[Any, Any]]
-    cpu: Twins | None
+    cpu: CpuFallbacks | None
     pickled: bytes
 
 
@@ -100,7 +108,7 @@ class Nvrtc(Facade[D]):
     time if its result may depend on more, such as the clock or files with absolute paths.
     """
 
-    def __init__(self, device: Home) -> None:
+    def __init__(self, device: DeviceView) -> None:
         self._device = device
         self._compiled = self._found = 0
 
@@ -110,7 +118,7 @@ class Nvrtc(Facade[D]):
         source: str,
         name: str,
         *,
-        cpu: Twin | None = None,
+        cpu: CpuFallback | None = None,
         options: CompileOptions | Sequence[str] = (),
     ) -> Request[Kernel[D]]:
         """Compile a kernel (``nvrtcCompileProgram``).
@@ -150,7 +158,7 @@ class Nvrtc(Facade[D]):
         _check_texts(source, name, *message.options)
         plan = self._plan((name,), source, {}, {}, cpu)
 
-        def finish(answer: Compiled) -> Kernel[D]:
+        def finish(answer: CompiledCode) -> Kernel[D]:
             return self._made(plan, answer)[1][0]
 
         return _compiling("nvrtc.compile", message, finish)
@@ -161,7 +169,7 @@ class Nvrtc(Facade[D]):
         source: str,
         names: Sequence[str] | None = None,
         *,
-        cpu: Twins | None = None,
+        cpu: CpuFallbacks | None = None,
         options: CompileOptions | Sequence[str] = (),
         headers: Mapping[str, str] | None = None,
         structs: Mapping[str, StructType] | None = None,
@@ -224,7 +232,7 @@ class Nvrtc(Facade[D]):
         _check_texts(checked, *plan.names, *contents, *message.options, *texts, *texts.values())
         _check_texts(*(part.source or "" for part in message.parts))
 
-        def finish(answer: Compiled) -> Module[D]:
+        def finish(answer: CompiledCode) -> Module[D]:
             return self._module(plan, answer)
 
         return _compiling("nvrtc.compile_module", message, finish)
@@ -235,7 +243,7 @@ class Nvrtc(Facade[D]):
         image: bytes | str,
         names: Sequence[str] | Mapping[str, str],
         *,
-        cpu: Twins | None = None,
+        cpu: CpuFallbacks | None = None,
         declarations: str = "",
         structs: Mapping[str, StructType] | None = None,
         variables: Mapping[str, np.ndarray[Any, Any]] | None = None,
@@ -284,25 +292,25 @@ class Nvrtc(Facade[D]):
             if mark.encode() not in data:
                 raise ValueError(f"the {kind} has no kernel named {symbol!r}")
 
-        known = Compiled(data, tuple(map(Entry, symbols)), (), "")
+        known = CompiledCode(data, tuple(map(KernelEntry, symbols)), (), "")
 
-        def made(answer: Compiled) -> Module[D]:
+        def made(answer: CompiledCode) -> Module[D]:
             entries = tuple(
-                Entry(symbol, type=each.type)
+                KernelEntry(symbol, type=each.type)
                 for symbol, each in zip(symbols.values(), answer.entries, strict=True)
             )
-            compiled = Compiled(
+            compiled = CompiledCode(
                 *(answer.image or data, entries, tuple(plan.variables), answer.log, True),
                 structs=answer.structs,
             )
             return self._module(plan, compiled)
 
-        def prepare(driver: Driver) -> Submission[Module[D]]:
-            linked = kind == "LTO-IR" and not driver.home.capabilities.python_kernels
+        def prepare(preparer: Preparer) -> Submission[Module[D]]:
+            linked = kind == "LTO-IR" and not preparer.home.capabilities.python_kernels
             if not linked and not declarations:
                 return Submission(None, (), (), made(known))
             structs = tuple(plan.structs) if declarations else ()
-            message = Link(data if linked else b"", declarations, tuple(symbols), structs)
+            message = LinkImage(data if linked else b"", declarations, tuple(symbols), structs)
             return Submission(message, (), (), finish=made)
 
         return Request(COMPILER, "nvrtc.load_module", prepare)
@@ -342,29 +350,31 @@ class Nvrtc(Facade[D]):
         source: str,
         structs: Mapping[str, np.dtype[np.void]],
         variables: Mapping[str, np.ndarray[Any, Any]],
-        cpu: Twins | None,
-    ) -> _Plan:
+        cpu: CpuFallbacks | None,
+    ) -> _ModulePlan:
         _check_twins(cpu)
         if names is None:
-            return _Plan((), source, structs, variables, cpu, b"")
+            return _ModulePlan((), source, structs, variables, cpu, b"")
         if not _are_texts(names):
             raise TypeError(f"names must be a sequence of str, not {names!r}")
         if not names:
             raise ValueError("names must not be empty; leave it out for all but templates")
         if len({*names}) != len(names):
             raise ValueError(f"names must not repeat, not {[*names]}")
-        return _Plan(tuple(names), source, structs, variables, cpu, self._pickled(cpu, names))
+        return _ModulePlan(tuple(names), source, structs, variables, cpu, self._pickled(cpu, names))
 
-    def _pickled(self, cpu: Twins | None, names: Sequence[str]) -> bytes:
+    def _pickled(self, cpu: CpuFallbacks | None, names: Sequence[str]) -> bytes:
         """Return the functions of kernels for a host that calls them; empty for other hosts."""
         twins = _twins(cpu, names)
         return cloudpickle.dumps(twins) if self._device.capabilities.python_kernels else b""
 
-    def _module(self, plan: _Plan, compiled: Compiled) -> Module[D]:
+    def _module(self, plan: _ModulePlan, compiled: CompiledCode) -> Module[D]:
         resident, kernels = self._made(plan, compiled)
         return Module(self._device, resident, kernels, compiled.log)
 
-    def _made(self, plan: _Plan, compiled: Compiled) -> tuple[Resident, tuple[Kernel[D], ...]]:
+    def _made(
+        self, plan: _ModulePlan, compiled: CompiledCode
+    ) -> tuple[Resident, tuple[Kernel[D], ...]]:
         """Return the resident module and the kernels of a compilation."""
         self._compiled += 1
         self._found += compiled.kept
@@ -384,7 +394,7 @@ class Nvrtc(Facade[D]):
         twins = _twins(plan.cpu, names)
         variables = tuple(
             Variable(
-                Content(name, symbol, NAMES[array.dtype], array.shape, array.tobytes()),
+                VariableContent(name, symbol, NAMES[array.dtype], array.shape, array.tobytes()),
                 array.dtype,
                 constant=symbol in compiled.constants,
             )
@@ -408,7 +418,7 @@ class Nvrtc(Facade[D]):
                 guessed=tuple(plan.structs.values()) if unchecked else None,
             )
             for at, (name, entry) in enumerate(
-                zip(names, compiled.entries or map(Entry, names), strict=True)
+                zip(names, compiled.entries or map(KernelEntry, names), strict=True)
             )
         )
         return resident, kernels
@@ -422,8 +432,8 @@ def _warn_unchecked() -> None:
     )
 
 
-def _compiling(name: str, message: Compile, finish: Callable[[Compiled], Any]) -> Request[Any]:
-    return Request(COMPILER, name, lambda _driver: Submission(message, (), (), finish=finish))
+def _compiling(name: str, message: Compile, finish: Callable[[CompiledCode], Any]) -> Request[Any]:
+    return Request(COMPILER, name, lambda _preparer: Submission(message, (), (), finish=finish))
 
 
 def _flags(options: CompileOptions | Sequence[str]) -> tuple[str, ...]:
@@ -472,14 +482,14 @@ def _headers(headers: object) -> dict[str, str]:
     return dict(given)
 
 
-def _parts(parts: Sequence[str | bytes]) -> tuple[Part, ...]:
+def _parts(parts: Sequence[str | bytes]) -> tuple[LinkInput, ...]:
     if isinstance(parts, str | bytes) or not isinstance(parts, Sequence):
         raise TypeError("parts must be a sequence of sources (str) and images (bytes)")
     made = []
     for part in parts:
         if not isinstance(part, str | bytes):
             raise TypeError(f"a part must be a source (str) or an image (bytes), not {part!r}")
-        made.append(Part(source=part) if isinstance(part, str) else Part(image=part))
+        made.append(LinkInput(source=part) if isinstance(part, str) else LinkInput(image=part))
     return tuple(made)
 
 
@@ -504,7 +514,7 @@ def _contents(
     return made
 
 
-def _twins(cpu: Twins | None, names: Sequence[str]) -> tuple[Twin | None, ...]:
+def _twins(cpu: CpuFallbacks | None, names: Sequence[str]) -> tuple[CpuFallback | None, ...]:
     """The function of each kernel: its own, or that of all instances of its template."""
     if cpu is None:
         return (None,) * len(names)
@@ -519,7 +529,7 @@ def _twins(cpu: Twins | None, names: Sequence[str]) -> tuple[Twin | None, ...]:
     return twins
 
 
-def _check_twins(cpu: Twins | None) -> None:
+def _check_twins(cpu: CpuFallbacks | None) -> None:
     for twin in cpu.values() if isinstance(cpu, Mapping) else (cpu,):
         if twin is not None and not callable(twin):
             raise TypeError(f"cpu must be callable, not {type(twin).__name__}")

@@ -11,7 +11,7 @@ from ...memory import GpuRef, Slab, block_at
 from ...ops import Request, Submission
 from ...wire import SLAB_SHIFT
 from .lanes import KERNELS
-from .wire.messages import Content, Load, MapVariable, Unload
+from .wire.messages import Load, MapVariable, Unload, VariableContent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, Epoch, MemoryMap
-    from ...ops import Driver
+    from ...ops import Preparer
 
 _numbers: Final = itertools.count(1)
 """Numbers of modules, unique in all hosts. A host may have loaded some as a standby."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class _Copy:
+class _ModuleCopy:
     """A module loaded by a group of executors, in one generation.
 
     Attributes:
-        keeper: the owner of those executors.
+        host_objects: the owner of those executors.
         kept: block that unloads the module when dropped; launches name it as read.
         loaded: whether the module is known to be loaded.
         asked_by: the batches and recordings that load the module themselves. Their own later
             launches may use it, but others may not until ``loaded`` is true.
     """
 
-    keeper: ref[object]
+    host_objects: ref[object]
     kept: Block
     loaded: bool = False
     asked_by: WeakSet[object] = field(default_factory=WeakSet)
@@ -58,7 +58,9 @@ class Variable:
 
     __slots__ = ("_block", "_dtype", "constant", "content")
 
-    def __init__(self, content: Content, dtype: np.dtype[np.generic], *, constant: bool) -> None:
+    def __init__(
+        self, content: VariableContent, dtype: np.dtype[np.generic], *, constant: bool
+    ) -> None:
         self.content: Final = content
         self.constant: Final = constant
         self._dtype: Final = dtype
@@ -144,51 +146,51 @@ class Resident:
         self._name = name
         self._image = image
         self._symbols = symbols
-        self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
-        self._latest: Callable[[], _Copy | None] = _no_copy  # mostly the only one
+        self._copies: WeakKeyDictionary[object, _ModuleCopy] = WeakKeyDictionary()
+        self._latest: Callable[[], _ModuleCopy | None] = _no_copy  # mostly the only one
 
     @property
     def image(self) -> bytes:
         """The image to load. On the CPU backend it contains functions, not machine code."""
         return self._image
 
-    def loaded(self, driver: Driver) -> Block:
-        """Return the block that stands for the module in the driver's host. Load it if needed.
+    def loaded(self, preparer: Preparer) -> Block:
+        """Return the block that stands for the module in the preparer's host. Load it if needed.
 
         Args:
-            driver: driver of the launch.
+            preparer: preparer of the launch.
         """
-        keeper = driver.keeper
+        host_objects = preparer.host_objects
         copy = self._latest()
-        if copy is None or copy.keeper() is not keeper:
-            copy = self._copies.get(keeper)
+        if copy is None or copy.host_objects() is not host_objects:
+            copy = self._copies.get(host_objects)
             self._latest = _no_copy if copy is None else ref(copy)
-        if copy is None or copy.kept.epoch is not driver.memory.epoch:
-            kept = keeper.keep(KERNELS.name, f"unload {self._name}", Unload(self.number))
-            copy = self._copies[keeper] = _Copy(ref(keeper), kept)
-        if not copy.loaded and driver.home not in copy.asked_by:
-            driver.perform(self._load(copy))
-            copy.asked_by.add(driver.home)
+        if copy is None or copy.kept.epoch is not preparer.memory.epoch:
+            kept = host_objects.keep(KERNELS.name, f"unload {self._name}", Unload(self.number))
+            copy = self._copies[host_objects] = _ModuleCopy(ref(host_objects), kept)
+        if not copy.loaded and preparer.home not in copy.asked_by:
+            preparer.perform(self._load(copy))
+            copy.asked_by.add(preparer.home)
         return copy.kept
 
-    def used(self, driver: Driver) -> Iterator[tuple[Variable, Block]]:
+    def used(self, preparer: Preparer) -> Iterator[tuple[Variable, Block]]:
         """The variables that programs have refs of, which launches come in order with."""
-        memory = driver.memory
+        memory = preparer.memory
         known = [variable.block(memory) for variable in self.variables.values()]
-        driver.depends(
+        preparer.depends(
             lambda: [variable.block(memory) for variable in self.variables.values()] == known
         )
         for variable, block in zip(self.variables.values(), known, strict=True):
             if block is not None:
-                yield variable, driver.obtain(_giving(block))
+                yield variable, preparer.obtain(_giving(block))
 
     def map(self, variable: Variable) -> Request[GpuRef]:
         """The request of a variable's memory."""
         at = [*self.variables.values()].index(variable)
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = driver.memory
-            kept = driver.obtain(self.loaded)
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            memory = preparer.memory
+            kept = preparer.obtain(self.loaded)
             block = variable.block(memory)
             if block is not None:
                 return Submission(None, (), (), variable.ref(block))
@@ -202,20 +204,20 @@ class Resident:
 
         return Request(KERNELS, f"variable {variable.content.name}", prepare)
 
-    def _load(self, copy: _Copy) -> Request[None]:
+    def _load(self, copy: _ModuleCopy) -> Request[None]:
         def done() -> None:
             copy.loaded = True
 
         contents = tuple(variable.content for variable in self.variables.values())
 
-        def prepare(driver: Driver) -> Submission[None]:
+        def prepare(preparer: Preparer) -> Submission[None]:
             # Others are loaded for as long as refs of their variables are not known to be gone.
-            driver.memory.reclaim_held()
+            preparer.memory.reclaim_held()
             message = Load(self.number, self._image, self._symbols, contents)
             return Submission(message, (copy.kept,), (), done=done)
 
         return Request(KERNELS, f"load {self._name}", prepare, ("nvrtc.load", self.number))
 
 
-def _giving(block: Block) -> Callable[[Driver], Block]:
-    return lambda _driver: block
+def _giving(block: Block) -> Callable[[Preparer], Block]:
+    return lambda _preparer: block

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, GpuRef
-    from ...ops import Driver, Home
+    from ...ops import DeviceView, Preparer
 
 _numbers: Final = itertools.count(1)
 """Numbers of CUDA arrays, unique in all hosts."""
 
 
 @dataclass(slots=True, eq=False)
-class _Copy:
+class _CudaArrayCopy:
     """A CUDA array in one host.
 
     Attributes:
@@ -65,17 +65,17 @@ class ArrayMemory:
         self._home = ref._block.memory
         self._freed = False
         self._source = ref if ref.sealed else None
-        self._copies: WeakKeyDictionary[object, _Copy] = WeakKeyDictionary()
+        self._copies: WeakKeyDictionary[object, _CudaArrayCopy] = WeakKeyDictionary()
 
-    def make(self, driver: Driver, ref: GpuRef) -> Submission[None]:
+    def make(self, preparer: Preparer, ref: GpuRef) -> Submission[None]:
         """Prepare to make the array in the host of a device, with the content of ``ref``."""
-        block = require_readable(ref, driver.memory, "the array")
-        keeper: Any = driver.memory.owner
-        copy = self._copies.get(keeper)
-        if copy is None or copy.kept.epoch is not driver.memory.epoch:
+        block = require_readable(ref, preparer.memory, "the array")
+        host_objects: Any = preparer.memory.owner
+        copy = self._copies.get(host_objects)
+        if copy is None or copy.kept.epoch is not preparer.memory.epoch:
             release = FreeArray(self.number)
-            copy = _Copy(keeper.keep(KERNELS.name, "free a CUDA array", release))
-            self._copies[keeper] = copy
+            copy = _CudaArrayCopy(host_objects.keep(KERNELS.name, "free a CUDA array", release))
+            self._copies[host_objects] = copy
         layout = self.layout
         message = MakeArray(
             self.number,
@@ -93,7 +93,7 @@ class ArrayMemory:
 
         return Submission(message, (block,), (copy.kept,), done=done)
 
-    def there(self, driver: Driver) -> Block:
+    def there(self, preparer: Preparer) -> Block:
         """Return the block that stands for the array. Rebuild the array after a fault if possible.
 
         Raises:
@@ -101,40 +101,40 @@ class ArrayMemory:
             GpuRefStale: it was freed; or a fault ended it together with its source; or this is a
                 recording, which cannot rebuild it.
         """
-        keeper, source = driver.memory.owner, self._source
+        host_objects, source = preparer.memory.owner, self._source
         what = f"a CUDA array of {NAMES[self.dtype]}{[*self.shape]}"
         if self._freed:
             raise GpuRefStale(f"{what} was freed")
-        copy = self._copies.get(keeper)
-        if copy is None or copy.kept.epoch is not driver.memory.epoch or not copy.made:
-            if copy is None and source is None and self._home is not driver.memory:
+        copy = self._copies.get(host_objects)
+        if copy is None or copy.kept.epoch is not preparer.memory.epoch or not copy.made:
+            if copy is None and source is None and self._home is not preparer.memory:
                 raise ValueError(
-                    f"{what} lives on {name_of(self._home, driver.memory)}, but the op runs on "
-                    f"{driver.memory.device}: make one there"
+                    f"{what} lives on {name_of(self._home, preparer.memory)}, but the op runs on "
+                    f"{preparer.memory.device}: make one there"
                 )
-            if source is None or driver.keeper is not keeper:
+            if source is None or preparer.host_objects is not host_objects:
                 raise GpuRefStale(
                     f"{what} is gone: the generation "
                     "of its device has ended. One that is made of a sealed buffer is made again "
                     "when it is next used outside of a recording"
                 )
             key = "nvrtc.cuda_array", self.number
-            driver.perform(Request(KERNELS, key[0], partial(self.make, ref=source), key))
-            copy = self._copies[keeper]
+            preparer.perform(Request(KERNELS, key[0], partial(self.make, ref=source), key))
+            copy = self._copies[host_objects]
         return copy.kept
 
-    def free(self, driver: Driver) -> Submission[None]:
+    def free(self, preparer: Preparer) -> Submission[None]:
         """Prepare to free the array: in this host after earlier ops, in others when they learn it.
 
         Raises:
             Unsupported: the call is part of a recording.
             GpuRefStale: the array was already freed, or is of an older generation.
         """
-        if driver.keeper is not driver.memory.owner:
+        if preparer.host_objects is not preparer.memory.owner:
             raise Unsupported(
                 "a CUDA array is freed by itself, and not when a recording is replayed"
             )
-        kept = self.there(driver)
+        kept = self.there(preparer)
         self._freed = True
         self._source = None
         self._copies.clear()
@@ -156,7 +156,7 @@ class CudaArray(Facade[D]):
         surface: whether surfaces may be made of it.
     """
 
-    def __init__(self, device: Home, memory: ArrayMemory) -> None:
+    def __init__(self, device: DeviceView, memory: ArrayMemory) -> None:
         self._device = device
         self._memory = memory
         self.shape: Final[tuple[int, ...]] = memory.shape
@@ -212,15 +212,15 @@ class CudaArray(Facade[D]):
     def _copy(self, ref: GpuRef, *, to_array: bool) -> Request[None]:
         memory, name = self._memory, f"CudaArray.copy_{'from' if to_array else 'to'}"
 
-        def prepare(driver: Driver) -> Submission[None]:
+        def prepare(preparer: Preparer) -> Submission[None]:
             check = require_readable if to_array else require_writable
-            block = check(ref, driver.memory, "ref")
+            block = check(ref, preparer.memory, "ref")
             if ref.shape != self.shape or ref.dtype != self.dtype:
                 raise ValueError(
                     f"{name} takes {NAMES[self.dtype]}{[*self.shape]}, not "
                     f"{NAMES[ref.dtype]}{[*ref.shape]}"
                 )
-            kept = driver.obtain(memory.there)
+            kept = preparer.obtain(memory.there)
             message = CopyArray(memory.number, block.address, to_array)
             if to_array:
                 return Submission(message, (block,), (kept,))
@@ -229,7 +229,9 @@ class CudaArray(Facade[D]):
         return Request(KERNELS, name, prepare)
 
 
-def array_of(device: Home, ref: GpuRef, channels: int, *, surface: bool) -> Request[CudaArray[D]]:
+def array_of(
+    device: DeviceView, ref: GpuRef, channels: int, *, surface: bool
+) -> Request[CudaArray[D]]:
     """The request of a CUDA array.
 
     Raises:
@@ -241,8 +243,8 @@ def array_of(device: Home, ref: GpuRef, channels: int, *, surface: bool) -> Requ
         raise TypeError(f"surface must be True or False, not {surface!r}")
     memory = ArrayMemory(ref, layout, surface=surface)
 
-    def prepare(driver: Driver) -> Submission[CudaArray[D]]:
-        made: Any = memory.make(driver, ref)
+    def prepare(preparer: Preparer) -> Submission[CudaArray[D]]:
+        made: Any = memory.make(preparer, ref)
         return msgspec.structs.replace(made, finish=lambda _answer: CudaArray(device, memory))
 
     return Request(KERNELS, "nvrtc.cuda_array", prepare)

@@ -16,14 +16,14 @@ from .structures import StructValue
 from .tensor_map import TensorMap
 from .texture import Surface, Texture
 from .wire.messages import (
-    Array,
+    ArrayArgument,
     DescribeFunction,
-    Entry,
     KernelAttributes,
-    Launch,
+    KernelEntry,
+    LaunchKernel,
     Occupancy,
     Scalar,
-    Structure,
+    StructArgument,
     SuggestBlock,
     SurfaceObject,
     TextureObject,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...memory import Block
-    from ...ops import Driver, Home
+    from ...ops import DeviceView, Preparer
     from ._resident import Resident
 
 
@@ -44,7 +44,7 @@ Argument = GpuRef | complex | np.generic | StructValue | TensorMap | Texture | S
 float, int and bool), a struct by value, a tensor map, a texture, a surface."""
 
 
-_Sent = Array | Scalar | Structure | TiledMap | TextureObject | SurfaceObject
+_Sent = ArrayArgument | Scalar | StructArgument | TiledMap | TextureObject | SurfaceObject
 
 
 @final
@@ -62,13 +62,13 @@ class Kernel(Facade[D]):
 
     def __init__(
         self,
-        device: Home,
+        device: DeviceView,
         resident: Resident,
         at: int,
         name: str,
         parameters: tuple[Parameter, ...] | None,
         *,
-        entry: Entry,
+        entry: KernelEntry,
         log: str,
         twin: Callable[..., object] | None,
         guessed: tuple[np.dtype[np.void], ...] | None = None,
@@ -195,20 +195,20 @@ class Kernel(Facade[D]):
             TypeError, ValueError: as ``launch``.
             Unsupported: on the CPU backend.
         """
-        size = geometry(1, 1, LaunchWish(shared), Entry(""), self._device.info).shared
+        size = geometry(1, 1, LaunchWish(shared), KernelEntry(""), self._device.info).shared
         return self._ask("suggest_block", SuggestBlock(self._resident.number, self._at, size))
 
     def _ask(self, what: str, message: Any) -> Request[Any]:
-        """The request of something that the driver knows."""
+        """The request of something that the host knows."""
         resident = self._resident
 
-        def prepare(driver: Driver) -> Submission[Any]:
-            if driver.home.capabilities.python_kernels:
+        def prepare(preparer: Preparer) -> Submission[Any]:
+            if preparer.home.capabilities.python_kernels:
                 raise Unsupported(
                     f"{what} of kernel {self.name!r}: on the CPU backend a Python function stands "
                     "for it, which has none; ask a CUDA device"
                 )
-            kept = driver.obtain(resident.loaded)
+            kept = preparer.obtain(resident.loaded)
             return Submission(message, (kept,), (), finish=_itself)
 
         return Request(KERNELS, f"{what} of {self.name}", prepare)
@@ -219,21 +219,21 @@ class Kernel(Facade[D]):
         """The request of ``launch``, its arguments in tuples."""
         resident = self._resident
 
-        def prepare(driver: Driver) -> Submission[None]:
-            shape = geometry(grid, block, wish, self._entry, driver.home.info)
+        def prepare(preparer: Preparer) -> Submission[None]:
+            shape = geometry(grid, block, wish, self._entry, preparer.home.info)
             if not self._runs:
                 raise Unsupported(
                     f"kernel {self.name!r} has no Python function, so it cannot run on the CPU "
                     f"backend; give one: device.nvrtc.compile(source, {self.name!r}, cpu=function)"
                 )
-            arguments, reads, writes = self._arguments(args, driver)
+            arguments, reads, writes = self._arguments(args, preparer)
             if shape.grid is None:
                 return Submission(None, (), ())
-            reads.append(driver.obtain(resident.loaded))
+            reads.append(preparer.obtain(resident.loaded))
             if resident.variables:
-                for variable, memory in resident.used(driver):
+                for variable, memory in resident.used(preparer):
                     (reads if variable.constant else writes).append(memory)
-            message = Launch(
+            message = LaunchKernel(
                 resident.number,
                 self._at,
                 shape.grid,
@@ -244,13 +244,13 @@ class Kernel(Facade[D]):
             )
             if not resident.prints:
                 return Submission(message, reads, writes)
-            device: Any = driver.memory.owner
+            device: Any = preparer.memory.owner
             return Submission(message, reads, writes, done=device.tell_output)
 
         return Request(KERNELS, self._op_name, prepare)
 
     def _arguments(
-        self, args: tuple[Argument, ...], driver: Driver
+        self, args: tuple[Argument, ...], preparer: Preparer
     ) -> tuple[tuple[_Sent, ...], list[Block], list[Block]]:
         positions = self._positions
         if positions is None:
@@ -273,9 +273,9 @@ class Kernel(Facade[D]):
         writes: list[Block] = []
         arguments = tuple(
             [
-                position.array(arg, driver.memory, reads, writes)
+                position.array(arg, preparer.memory, reads, writes)
                 if position.pointer
-                else position.value(arg, driver, reads, writes)
+                else position.value(arg, preparer, reads, writes)
                 for position, arg in zip(positions, args, strict=True)
             ]
         )

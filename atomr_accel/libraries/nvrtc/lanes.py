@@ -12,8 +12,8 @@ COMPILER: Final = LaneSpec(
         "cpu": "atomr_accel.libraries.nvrtc.host._cpu:CpuCompiler",
         "cuda": "atomr_accel.libraries.nvrtc.host._cuda:CudaCompiler",
     },
-    hangs=False,
-    blocks=True,
+    watched=False,
+    own_thread=True,
 )
 KERNELS: Final = LaneSpec(
     "kernels",

@@ -14,7 +14,7 @@ from .wire.messages import LaunchOptions
 
 if TYPE_CHECKING:
     from ...wire import DeviceInfo
-    from .wire.messages import Entry
+    from .wire.messages import KernelEntry
 
 Dim = int | Sequence[int]
 """Sizes in x, y and z. Omitted ones are 1."""
@@ -69,7 +69,7 @@ def geometry(
     grid: Dim | None,
     block: Dim,
     wish: LaunchWish,
-    entry: Entry,
+    entry: KernelEntry,
     info: DeviceInfo | None,
 ) -> Geometry:
     """Check the dimensions and options of a launch, and convert them to their form in messages.
@@ -130,7 +130,7 @@ def _grid(grid: Dim | None, block: Dim3, elements: Dim | None) -> Dim3 | None:
 
 
 def _options(
-    grid: Dim3 | None, wish: LaunchWish, entry: Entry, info: DeviceInfo | None
+    grid: Dim3 | None, wish: LaunchWish, entry: KernelEntry, info: DeviceInfo | None
 ) -> LaunchOptions | None:
     for name in ("cooperative", "programmatic"):
         value = getattr(wish, name)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...ops import Check, Library, Requirement
+from ...ops import Library, LibraryCheck, Requirement
 from .lanes import COMPILER, KERNELS
 
 if TYPE_CHECKING:
@@ -42,5 +42,5 @@ LIBRARY: Final = Library(
         "atomr_accel.libraries.nvrtc.module:Module",
     ),
     needs=(Requirement("nvrtc", "device.nvrtc, device.array", "cuda12", vendor=True),),
-    check=Check("a kernel, compiled and launched", 0.0, _check),
+    check=LibraryCheck("a kernel, compiled and launched", 0.0, _check),
 )

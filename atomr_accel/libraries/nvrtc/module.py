@@ -12,7 +12,7 @@ from .wire.messages import Disassemble
 
 if TYPE_CHECKING:
     from ...memory import GpuRef
-    from ...ops import Driver, Home
+    from ...ops import DeviceView, Preparer
     from ._resident import Resident
 
 
@@ -31,7 +31,7 @@ class Module(Facade[D]):
     """
 
     def __init__(
-        self, device: Home, resident: Resident, kernels: tuple[Kernel[Any], ...], log: str
+        self, device: DeviceView, resident: Resident, kernels: tuple[Kernel[Any], ...], log: str
     ) -> None:
         self._device = device
         self._resident = resident
@@ -55,7 +55,7 @@ class Module(Facade[D]):
         """
         kernel = self._find(self._kernels, name, "kernel")
 
-        def prepare(_driver: Driver) -> Submission[Kernel[D]]:
+        def prepare(_preparer: Preparer) -> Submission[Kernel[D]]:
             return Submission(None, (), (), kernel._on(self._device))
 
         return Request(KERNELS, f"kernel {name}", prepare)
@@ -95,8 +95,8 @@ class Module(Facade[D]):
         """
         resident = self._resident
 
-        def prepare(driver: Driver) -> Submission[str]:
-            if driver.home.capabilities.python_kernels:
+        def prepare(preparer: Preparer) -> Submission[str]:
+            if preparer.home.capabilities.python_kernels:
                 raise Unsupported("on the CPU backend kernels have no machine code: ask CUDA")
             if b".address_size" in resident.image[:4096]:
                 raise Unsupported("the module is PTX, which the driver compiles when it is loaded")

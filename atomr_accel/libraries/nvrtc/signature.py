@@ -20,13 +20,20 @@ from .structures import is_struct, structure
 from .tensor_map import TensorMap
 from .texture import Surface, Texture
 from .wire._mangled import function_type
-from .wire.messages import Array, Scalar, Structure, SurfaceObject, TextureObject, TiledMap
+from .wire.messages import (
+    ArrayArgument,
+    Scalar,
+    StructArgument,
+    SurfaceObject,
+    TextureObject,
+    TiledMap,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ...memory import Block, MemoryMap
-    from ...ops import Driver
+    from ...ops import Preparer
     from .wire._mangled import CppType
 
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
@@ -168,7 +175,9 @@ class Position:
         if self._type in _FORMATS:
             self._pack = struct.Struct(f"={_FORMATS[self._type]}").pack
 
-    def array(self, arg: Any, memory: MemoryMap, reads: list[Block], writes: list[Block]) -> Array:
+    def array(
+        self, arg: Any, memory: MemoryMap, reads: list[Block], writes: list[Block]
+    ) -> ArrayArgument:
         """Convert a buffer to its form in messages.
 
         Args:
@@ -187,18 +196,18 @@ class Position:
         if ref.dtype is not parameter.dtype:
             parameter.check_ref(ref, self._at)
         (writes if parameter.written else reads).append(block)
-        return Array(block.address, ref.shape, NAMES[ref.dtype])
+        return ArrayArgument(block.address, ref.shape, NAMES[ref.dtype])
 
     def value(
-        self, arg: object, driver: Driver, reads: list[Block], writes: list[Block]
-    ) -> Array | Scalar | Structure | TiledMap | TextureObject | SurfaceObject:
+        self, arg: object, preparer: Preparer, reads: list[Block], writes: list[Block]
+    ) -> ArrayArgument | Scalar | StructArgument | TiledMap | TextureObject | SurfaceObject:
         """Convert a number, struct, tensor map, texture or surface to its form in messages.
 
         If the type that the kernel declares is unknown, the argument may also be a buffer.
 
         Args:
             arg: the caller's argument.
-            driver: driver of the launch, for the array of a tensor map, texture or surface.
+            preparer: preparer of the launch, for the array of a tensor map, texture or surface.
             reads: gets the block of that array, if the kernel only loads from it.
             writes: gets the block of that array, if the kernel may store to it.
 
@@ -217,7 +226,7 @@ class Position:
                     f"argument {self._at} is a {type(arg).__name__}, but the kernel declares "
                     f"'{self.parameter.text}'; it is for '{arg.declared}'"
                 )
-            return arg._message(driver, self._name, reads, writes)
+            return arg._message(preparer, self._name, reads, writes)
         fields = self.parameter.struct
         if fields is not None or is_struct(arg):
             if self.parameter.dtype is not None:
@@ -228,7 +237,7 @@ class Position:
             return structure(arg, fields, self._size, self._name)
         if isinstance(arg, GpuRef):
             if self.parameter.written and self._size in (None, _POINTER):
-                return self.array(arg, driver.memory, reads, writes)  # such as a typedef of one
+                return self.array(arg, preparer.memory, reads, writes)  # such as a typedef of one
             raise TypeError(
                 f"argument {self._at} is a GpuRef, but the kernel declares "
                 f"'{self.parameter.text}', which is no pointer"

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._dtypes import NAMES, NUMBER_KINDS, is_added, is_float, number_kind
 from ._scalars import scalar_for
-from .wire.messages import Structure
+from .wire.messages import StructArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,7 +149,7 @@ def is_struct(value: object) -> TypeGuard[np.void | ctypes.Structure]:
 
 def structure(
     value: object, dtype: np.dtype[np.void] | None, size: tuple[int, int] | None, name: str
-) -> Structure:
+) -> StructArgument:
     """Convert a struct to its form in messages.
 
     Args:
@@ -191,7 +191,7 @@ def structure(
             f"{name} takes {size[0]} bytes, but a struct of {actual} has {actual.itemsize}"
         )
     fields = repr(np.lib.format.dtype_to_descr(actual))
-    return Structure(found.tobytes(), fields)
+    return StructArgument(found.tobytes(), fields)
 
 
 def _require_ordinary(dtype: np.dtype[Any], name: str, field: str = "") -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block
-    from ...ops import Driver
+    from ...ops import Preparer
 
 _TENSOR_MAP: Final = (128, 64)
 """Bytes of a ``CUtensorMap``, and how they are aligned at least: ``cuda.h`` has 64 bytes up to
@@ -153,12 +153,12 @@ class TensorMap:
         return dtype is None and takes_tensor_maps(size)
 
     def _message(
-        self, driver: Driver, name: str, reads: list[Block], writes: list[Block]
+        self, preparer: Preparer, name: str, reads: list[Block], writes: list[Block]
     ) -> TiledMap:
         """Return the map in its form in messages.
 
         Args:
-            driver: driver of the launch, which may substitute the buffer.
+            preparer: preparer of the launch, which may substitute the buffer.
             name: name of the buffer in errors.
             reads: gets the buffer's block, if the kernel only loads from it.
             writes: gets the buffer's block otherwise.
@@ -167,8 +167,8 @@ class TensorMap:
             ValueError: the buffer does not begin at a multiple of 16 bytes.
             TypeError, ValueError, GpuRefStale, GpuRefSealed: as for all buffers.
         """
-        ref = driver.stand_in(self.ref)
-        block = (require_writable if self.written else require_readable)(ref, driver.memory, name)
+        ref = preparer.stand_in(self.ref)
+        block = (require_writable if self.written else require_readable)(ref, preparer.memory, name)
         (writes if self.written else reads).append(block)
         if block.offset % _UNIT:  # whole buffers begin at multiples of 512
             raise ValueError(f"{name} begins at byte {block.offset}; TMA wants a multiple of 16")

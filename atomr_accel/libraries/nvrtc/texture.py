@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, GpuRef
-    from ...ops import Driver
+    from ...ops import Preparer
 
 AddressMode = Literal["wrap", "clamp", "mirror", "border"]
 
@@ -208,12 +208,12 @@ class Texture:
         return _takes_objects(dtype, size)
 
     def _message(
-        self, driver: Driver, name: str, reads: list[Block], writes: list[Block]
+        self, preparer: Preparer, name: str, reads: list[Block], writes: list[Block]
     ) -> TextureObject:
         """Return the texture in its form in messages.
 
         Args:
-            driver: driver of the launch, which may substitute the buffer.
+            preparer: preparer of the launch, which may substitute the buffer.
             name: name of the buffer in errors.
             reads: gets the block of the array.
             writes: gets nothing.
@@ -226,11 +226,11 @@ class Texture:
         layout, array, address = self._layout(), 0, 0
         source = self.source
         if isinstance(source, CudaArray):
-            reads.append(driver.obtain(source._memory.there))
+            reads.append(preparer.obtain(source._memory.there))
             array = source._memory.number
         else:
-            source = driver.stand_in(source)
-            block = require_readable(source, driver.memory, name)
+            source = preparer.stand_in(source)
+            block = require_readable(source, preparer.memory, name)
             _check_begin(block, name)  # of what stands for it
             reads.append(block)
             address = block.address
@@ -287,10 +287,10 @@ class Surface:
         return _takes_objects(dtype, size)
 
     def _message(
-        self, driver: Driver, name: str, reads: list[Block], writes: list[Block]
+        self, preparer: Preparer, name: str, reads: list[Block], writes: list[Block]
     ) -> SurfaceObject:
         """Return the surface in its form in messages; ``writes`` gets its block."""
         del name, reads
         memory = self.source._memory
-        writes.append(driver.obtain(memory.there))
+        writes.append(preparer.obtain(memory.there))
         return SurfaceObject(memory.number)

@@ -15,7 +15,7 @@ from ...expressions import Operand
 from ...memory import as_shape, ref_error
 from ...ops import require_ref, require_shape, require_writable
 from ...wire.options import LARGEST, real, whole
-from .wire._distributions import FLOATS, WHOLE, Kind, bounds
+from .wire._distributions import FLOATS, WHOLE, GeneratorKind, bounds
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
@@ -100,7 +100,7 @@ def interval(low: Any, high: Any) -> tuple[float, float]:
     return start, end - start
 
 
-def event_rate(lam: Any, dtype: str, kind: Kind) -> float:
+def event_rate(lam: Any, dtype: str, kind: GeneratorKind) -> float:
     """Return the mean of a Poisson distribution.
 
     Raises:

@@ -17,7 +17,7 @@ from ...memory import GpuRef
 from ...ops import ARRAY_LANE as ARRAY
 from ...ops import D, Request, Submission, op, require_no_alias, require_readable, require_writable
 from ...wire.options import flag
-from ..array.steps import Steps
+from ..array.steps import CallSteps
 from ._arguments import (
     Size,
     check_out,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
 
     from ...memory import Block
-    from ...ops import Driver
+    from ...ops import Preparer
 
 T = TypeVar("T")
 
@@ -88,25 +88,25 @@ class Choosing(Drawing[D]):
                 more than 131,072 items.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
             again = flag(replace, "replace")
             rows: GpuRef | None = None
             rest: tuple[int, ...] = ()
             kind = _INT64
             if isinstance(a, GpuRef):
                 rows = a
-                require_readable(rows, driver.memory, "a")
+                require_readable(rows, preparer.memory, "a")
                 if not rows.shape:
                     raise ValueError("a must have at least one axis, but has shape ()")
                 items, rest, kind = rows.shape[0], rows.shape[1:], rows.dtype
             else:
-                items = item_count(a, "a", driver.memory)
+                items = item_count(a, "a", preparer.memory)
             wanted = size
             if out is not None and size is None:
                 wanted = out.shape[: out.ndim - len(rest)]
             shape = shape_of(wanted, None, self._state.dimensions)
             if out is not None:
-                check_out(out, driver.memory, (*shape, *rest), kind)
+                check_out(out, preparer.memory, (*shape, *rest), kind)
                 if rows is not None:
                     require_no_alias("choice", [("out", out)], [("a", rows)])
             count = math.prod(shape)
@@ -117,11 +117,11 @@ class Choosing(Drawing[D]):
                 self._check_pick(items, count, chances)
             pick = self._without if count and not again else self._with_replacement
             if rows is None:
-                return pick(items, shape, chances, out, driver)
+                return pick(items, shape, chances, out, preparer)
             chosen = partial(pick, items, shape, chances, None)
-            index = driver.perform(Request(LANE, "rng.choice", chosen))
+            index = preparer.perform(Request(LANE, "rng.choice", chosen))
             assert index is not None  # buffers are given in batches, too
-            return _take(rows, index, (*shape, *rest), out, driver)
+            return _take(rows, index, (*shape, *rest), out, preparer)
 
         return Request(LANE, "rng.choice", prepare)
 
@@ -142,9 +142,9 @@ class Choosing(Drawing[D]):
             Unsupported: a quasi-random generator.
         """
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             if not isinstance(x, GpuRef):
-                return self._order(steps, item_count(x, "x", steps.driver.memory))
+                return self._order(steps, item_count(x, "x", steps.preparer.memory))
             return self._shuffled(steps, steps.ref(x), axis)
 
         return self._several("permutation", build)
@@ -166,8 +166,8 @@ class Choosing(Drawing[D]):
             Unsupported: a quasi-random generator.
         """
 
-        def build(steps: Steps) -> GpuRef:
-            require_writable(x, steps.driver.memory, "x", strided=True)
+        def build(steps: CallSteps) -> GpuRef:
+            require_writable(x, steps.preparer.memory, "x", strided=True)
             steps.assign((self._shuffled(steps, x, axis), x))
             return x
 
@@ -193,7 +193,7 @@ class Choosing(Drawing[D]):
             Unsupported: a quasi-random generator.
         """
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             self._require_words("multinomial")
             trials, shape = whole_trials(n), shape_of(() if size is None else size, None, 1)
             chances = probabilities(pvals, np.size(np.asarray(pvals)), "pvals")
@@ -241,7 +241,7 @@ class Choosing(Drawing[D]):
             TypeError: another dtype.
         """
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             kind = dtype_of(dtype, None, "float64")
             if kind.name not in ("float32", "float64"):
                 raise TypeError(f"multivariate_normal gives float32 or float64, not {kind.name}")
@@ -251,8 +251,8 @@ class Choosing(Drawing[D]):
             law = continuous("normal", kind, 0.0, 1.0)
             count = math.prod(shape)
 
-            def draw(driver: Driver) -> Submission[GpuRef]:
-                return self._draw(driver, "multivariate_normal", law, (count, d), None)
+            def draw(preparer: Preparer) -> Submission[GpuRef]:
+                return self._draw(preparer, "multivariate_normal", law, (count, d), None)
 
             drawn = steps.do(Request(LANE, "rng.multivariate_normal", draw))
             if not drawn.size:
@@ -267,11 +267,11 @@ class Choosing(Drawing[D]):
 
     # --- helpers -----------------------------------------------------------------------------
 
-    def _several(self, name: str, build: Callable[[Steps], T]) -> Request[T]:
+    def _several(self, name: str, build: Callable[[CallSteps], T]) -> Request[T]:
         """A request of several steps, of which one draws."""
 
-        def prepare(driver: Driver) -> Submission[T]:
-            steps = Steps(driver, self._known.cub)
+        def prepare(preparer: Preparer) -> Submission[T]:
+            steps = CallSteps(preparer, self._known.cub)
             return steps.result(build(steps))
 
         return Request(ARRAY, f"rng.{name}", prepare)
@@ -283,7 +283,7 @@ class Choosing(Drawing[D]):
                 "use a pseudo-random generator"
             )
 
-    def _order(self, steps: Steps, items: int) -> GpuRef:
+    def _order(self, steps: CallSteps, items: int) -> GpuRef:
         """The integers from 0 on, in random order."""
         self._require_words("permutation")
         if items < 0:
@@ -293,7 +293,7 @@ class Choosing(Drawing[D]):
         pick = partial(self._without, items, (items,), None, None)
         return steps.do(Request(LANE, "rng.permutation", pick))
 
-    def _shuffled(self, steps: Steps, x: GpuRef, axis: int) -> GpuRef:
+    def _shuffled(self, steps: CallSteps, x: GpuRef, axis: int) -> GpuRef:
         along = normalize_axis_index(operator.index(axis), x.ndim)
         order = self._order(steps, x.shape[along])
         return steps.do(self._known.array.take(x, order, axis=along, mode="clip"))
@@ -325,13 +325,13 @@ class Choosing(Drawing[D]):
         shape: tuple[int, ...],
         chances: Entries | None,
         out: GpuRef | None,
-        driver: Driver,
+        preparer: Preparer,
     ) -> Submission[GpuRef]:
         if chances is None:
-            return self._draw(driver, "choice", integers("int64", 0, max(1, items)), shape, out)
+            return self._draw(preparer, "choice", integers("int64", 0, max(1, items)), shape, out)
         table = np.cumsum(chances)
         table /= table[-1] if len(table) else 1.0
-        return self._draw(driver, "choice", search("int64", 0), shape, out, table)
+        return self._draw(preparer, "choice", search("int64", 0), shape, out, table)
 
     def _without(
         self,
@@ -339,15 +339,15 @@ class Choosing(Drawing[D]):
         shape: tuple[int, ...],
         chances: Entries | None,
         out: GpuRef | None,
-        driver: Driver,
+        preparer: Preparer,
     ) -> Submission[GpuRef]:
         state = self._state
-        weights = None if chances is None else self._provide(driver, chances)
-        target = driver.output(shape, _INT64) if out is None else out
+        weights = None if chances is None else self._provide(preparer, chances)
+        target = preparer.output(shape, _INT64) if out is None else out
         writes: tuple[Block, ...] = (target._block,)
         scratch = 0
         if weights is not None or items <= _RACE:
-            times = driver.output((items,), _FLOAT64)._block
+            times = preparer.output((items,), _FLOAT64)._block
             writes, scratch = (target._block, times), times.address
         count = math.prod(shape)
         message = Pick(
@@ -366,13 +366,13 @@ class Choosing(Drawing[D]):
 
 
 def _take(
-    rows: GpuRef, index: GpuRef, shape: tuple[int, ...], out: GpuRef | None, driver: Driver
+    rows: GpuRef, index: GpuRef, shape: tuple[int, ...], out: GpuRef | None, preparer: Preparer
 ) -> Submission[GpuRef]:
     source, places = (
-        require_readable(rows, driver.memory, "a"),
-        require_readable(index, driver.memory, "index"),
+        require_readable(rows, preparer.memory, "a"),
+        require_readable(index, preparer.memory, "index"),
     )
-    target = driver.output(shape, rows.dtype) if out is None else out
+    target = preparer.output(shape, rows.dtype) if out is None else out
     nbytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
     message = Take(source.address, places.address, target._block.address, index.size, nbytes)
     return Submission(message, (source, places), (target._block,), target)

@@ -15,17 +15,17 @@ from ...ops import D, Facade, LaneSpec, Request, Submission, alignment, require_
 from ._arguments import Size, check_out, dtype_of, shape_of
 from ._distributions import continuous
 from .wire._distributions import BLOCK, DISTRIBUTIONS
-from .wire._messages import Distribution, Draw, Points, Table
+from .wire._messages import Distribution, Draw, Points, UploadTable
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import Block, GpuRef
-    from ...ops import Described, Driver, Home
+    from ...ops import AsRequests, DeviceView, Preparer
     from ..array.facade import ArrayFunctions
     from ..blas.facade import Blas
     from ..cub.facade import Cub
-    from ._state import State
+    from ._state import GeneratorState
 
 LANE: Final = LaneSpec(
     "rng",
@@ -41,7 +41,7 @@ _FLOAT64: Final = DTYPES["float64"]
 Entries = np.ndarray[Any, np.dtype[np.float64]]
 
 
-class Known(NamedTuple):
+class RngFacades(NamedTuple):
     """The facades for calls of several steps, shared by all generators of a device.
 
     Attributes:
@@ -50,15 +50,15 @@ class Known(NamedTuple):
         blas: makes requests for products.
     """
 
-    array: ArrayFunctions[Described]
-    cub: Cub[Described]
-    blas: Blas[Described]
+    array: ArrayFunctions[AsRequests]
+    cub: Cub[AsRequests]
+    blas: Blas[AsRequests]
 
 
 class Drawing(Facade[D]):
     """Base of generators: it prepares and submits draws."""
 
-    def __init__(self, device: Home, state: State, known: Known) -> None:
+    def __init__(self, device: DeviceView, state: GeneratorState, known: RngFacades) -> None:
         self._device = device
         self._state = state
         self._known = known
@@ -74,15 +74,17 @@ class Drawing(Facade[D]):
     ) -> Request[GpuRef]:
         """Values of a continuous distribution."""
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
             kind = dtype_of(dtype, out, "float64")
-            return self._draw(driver, name, continuous(distribution, kind, *parameters), size, out)
+            return self._draw(
+                preparer, name, continuous(distribution, kind, *parameters), size, out
+            )
 
         return Request(LANE, f"rng.{name}", prepare)
 
     def _draw(
         self,
-        driver: Driver,
+        preparer: Preparer,
         name: str,
         distribution: Distribution,
         size: Size,
@@ -90,7 +92,7 @@ class Drawing(Facade[D]):
         table: Entries | None = None,
     ) -> Submission[GpuRef]:
         """Values of any distribution; ``table`` is what one by ``search`` looks them up in."""
-        state, memory = self._state, driver.memory
+        state, memory = self._state, preparer.memory
         use = DISTRIBUTIONS[distribution.name]
         if state.spec.quasi and use.until_accepted:
             raise Unsupported(
@@ -105,13 +107,13 @@ class Drawing(Facade[D]):
             check_out(out, memory, shape, dtype)
         reads: tuple[Block, ...] = ()
         if table is not None:
-            entries = self._provide(driver, table)
+            entries = self._provide(preparer, table)
             reads = (entries,)
             distribution = msgspec.structs.replace(
                 distribution, table=entries.address, extent=len(table)
             )
         if out is None:
-            out = driver.output(shape, dtype)
+            out = preparer.output(shape, dtype)
         target = out._block
         writes: tuple[Block, ...] = (target,)
         message: Points | Draw
@@ -128,8 +130,8 @@ class Drawing(Facade[D]):
         fits = values * dtype.itemsize == 4 * BLOCK and not count % values
         fits = fits and alignment(out) % (4 * BLOCK) == 0
         by_vendor = not state.spec.fused and not use.until_accepted
-        if by_vendor and not fits and driver.home.capabilities.needs_scratch:
-            words = driver.output((4 * BLOCK * blocks,), _UINT8)._block
+        if by_vendor and not fits and preparer.home.capabilities.needs_scratch:
+            words = preparer.output((4 * BLOCK * blocks,), _UINT8)._block
             writes, scratch = (target, words), words.address
         message = Draw(
             distribution,
@@ -148,33 +150,33 @@ class Drawing(Facade[D]):
             sent = partial(state.drawn, count, places=blocks * BLOCK)
         return Submission(message, reads, writes, out, sent=sent)
 
-    def _provide(self, driver: Driver, table: Entries) -> Block:
+    def _provide(self, preparer: Preparer, table: Entries) -> Block:
         """Return a table on the device, copied before the ops that use it."""
-        entries = driver.perform(Request(LANE, "rng.table", partial(put_table, table.tobytes())))
+        entries = preparer.perform(Request(LANE, "rng.table", partial(put_table, table.tobytes())))
         assert entries is not None  # buffers are given in batches, too
-        return require_readable(entries, driver.memory, "table")
+        return require_readable(entries, preparer.memory, "table")
 
 
-def put_table(data: bytes, driver: Driver) -> Submission[GpuRef]:
+def put_table(data: bytes, preparer: Preparer) -> Submission[GpuRef]:
     """Copy a table to the device in pieces, so that no other op waits for long."""
     last = max(0, (len(data) - 1) // _PIECE * _PIECE)
     if not last:
-        return _first(data, driver)
+        return _first(data, preparer)
     # It comes with its first piece: what is made here would be another one at the next try.
-    ref = driver.perform(Request(LANE, "rng.table", partial(_first, data)))
+    ref = preparer.perform(Request(LANE, "rng.table", partial(_first, data)))
     assert ref is not None
     for start in range(_PIECE, last, _PIECE):
-        driver.perform(Request(LANE, "rng.table", partial(_further, data, ref, start)))
-    return _further(data, ref, last, driver)
+        preparer.perform(Request(LANE, "rng.table", partial(_further, data, ref, start)))
+    return _further(data, ref, last, preparer)
 
 
-def _first(data: bytes, driver: Driver) -> Submission[GpuRef]:
-    ref = driver.output((len(data) // _FLOAT64.itemsize,), _FLOAT64)
-    message = Table(ref._block.address, data[:_PIECE])
+def _first(data: bytes, preparer: Preparer) -> Submission[GpuRef]:
+    ref = preparer.output((len(data) // _FLOAT64.itemsize,), _FLOAT64)
+    message = UploadTable(ref._block.address, data[:_PIECE])
     return Submission(message, (), (ref._block,), ref)
 
 
-def _further(data: bytes, ref: GpuRef, start: int, driver: Driver) -> Submission[GpuRef]:
-    block = require_readable(ref, driver.memory, "table")
-    message = Table(block.address + start, data[start : start + _PIECE])
+def _further(data: bytes, ref: GpuRef, start: int, preparer: Preparer) -> Submission[GpuRef]:
+    block = require_readable(ref, preparer.memory, "table")
+    message = UploadTable(block.address + start, data[start : start + _PIECE])
     return Submission(message, (), (block,), ref)

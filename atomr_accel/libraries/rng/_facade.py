@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from ...ops import D
-from ..array.steps import Describing
-from ._draws import Known
+from ..array.steps import RequestsOnly
+from ._draws import RngFacades
 from ._state import new_state
 from .generator import Generator, check_dimensions
 
 if TYPE_CHECKING:
-    from ...ops import Home
+    from ...ops import DeviceView
     from ..array.facade import ArrayFunctions
     from ..blas.facade import Blas
     from ..cub.facade import Cub
@@ -29,10 +29,10 @@ class Rng(Generator[D]):
     """
 
     def __init__(
-        self, device: Home, array: ArrayFunctions[Any], cub: Cub[Any], blas: Blas[Any]
+        self, device: DeviceView, array: ArrayFunctions[Any], cub: Cub[Any], blas: Blas[Any]
     ) -> None:
-        described = Describing(device)
-        known = Known(array._on(described), cub._on(described), blas._on(described))
+        described = RequestsOnly(device)
+        known = RngFacades(array._on(described), cub._on(described), blas._on(described))
         super().__init__(device, new_state(None, "philox4_32_10", "default", 0, 1), known)
 
     def seed(self, seed: Seed = None) -> None:

@@ -13,7 +13,7 @@ from .wire._distributions import BLOCK, KINDS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from .wire._distributions import Kind
+    from .wire._distributions import GeneratorKind
 
 
 Seed: TypeAlias = "SupportsIndex | Iterable[SupportsIndex] | np.random.SeedSequence | None"
@@ -39,7 +39,7 @@ class GeneratorStatistics:
 
 
 @dataclass(slots=True, eq=False)
-class State:
+class GeneratorState:
     """A generator's state.
 
     Attributes:
@@ -67,7 +67,7 @@ class State:
             self.key = int(self.seeds.generate_state(1, np.uint64)[0])
 
     @property
-    def spec(self) -> Kind:
+    def spec(self) -> GeneratorKind:
         """The properties of the generator's kind."""
         return KINDS[self.kind]
 
@@ -150,7 +150,7 @@ class State:
             self.key = int(seeds.generate_state(1, np.uint64)[0])
 
 
-def new_state(seed: Seed, kind: str, ordering: str, offset: int, dimensions: int) -> State:
+def new_state(seed: Seed, kind: str, ordering: str, offset: int, dimensions: int) -> GeneratorState:
     """The state of a new generator.
 
     Raises:
@@ -172,7 +172,7 @@ def new_state(seed: Seed, kind: str, ordering: str, offset: int, dimensions: int
         seeds = seed if isinstance(seed, np.random.SeedSequence) else _seeds(seed)
         if dimensions != 1:
             raise ValueError(f"{kind} makes no points, so dimensions is 1, not {dimensions}")
-    state = State(kind, ordering, dimensions, seeds)
+    state = GeneratorState(kind, ordering, dimensions, seeds)
     state.move(offset)
     return state
 

@@ -27,7 +27,7 @@ from ._arguments import (
 from ._choosing import Choosing
 from ._distributions import continuous, integers, search
 from ._draws import LANE
-from ._state import GeneratorStatistics, State, new_state
+from ._state import GeneratorState, GeneratorStatistics, new_state
 from .wire._distributions import MOST_DIMENSIONS, bounds
 from .wire._messages import Distribution
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from ...ops import Driver
+    from ...ops import Preparer
     from ._draws import Entries
 
 _RACE: Final = 1 << 16
@@ -124,7 +124,9 @@ class Generator(Choosing[D]):
         if operator.index(n_children) < 0:
             raise ValueError(f"n_children must not be negative, but is {n_children}")
         return [
-            Generator(self._device, State(state.kind, state.ordering, 1, seeds), self._known)
+            Generator(
+                self._device, GeneratorState(state.kind, state.ordering, 1, seeds), self._known
+            )
             for seeds in state.seeds.spawn(n_children)
         ]
 
@@ -338,11 +340,11 @@ class Generator(Choosing[D]):
             out: where to put the result.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
             kind = NAMES[dtype_of(dtype, out, "int64", whole=True, flags=True)]
             closed = flag(endpoint, "endpoint")
             least, span = integer_range(low, high, kind, endpoint=closed)
-            return self._draw(driver, "integers", integers(kind, least, span), size, out)
+            return self._draw(preparer, "integers", integers(kind, least, span), size, out)
 
         return Request(LANE, "rng.integers", prepare)
 
@@ -370,14 +372,14 @@ class Generator(Choosing[D]):
             Unsupported: ``lam`` above 400,000 from a quasi-random generator.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
             kind = NAMES[dtype_of(dtype, out, "int64", whole=True)]
             rate = event_rate(lam, kind, self._state.spec)
             if not self._state.spec.quasi:
                 events = Distribution("poisson", kind, (rate,))
-                return self._draw(driver, "poisson", events, size, out)
+                return self._draw(preparer, "poisson", events, size, out)
             first, table = poisson_table(rate)
-            return self._draw(driver, "poisson", search(kind, first), size, out, table)
+            return self._draw(preparer, "poisson", search(kind, first), size, out, table)
 
         return Request(LANE, "rng.poisson", prepare)
 
@@ -407,10 +409,10 @@ class Generator(Choosing[D]):
             Unsupported: a variance, ``n * p * (1 - p)``, above 10**8.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
             kind = NAMES[dtype_of(dtype, out, "int64", whole=True)]
             first, table = binomial_table(*trials(n, p, kind))
-            return self._draw(driver, "binomial", search(kind, first), size, out, table)
+            return self._draw(preparer, "binomial", search(kind, first), size, out, table)
 
         return Request(LANE, "rng.binomial", prepare)
 
@@ -437,9 +439,9 @@ class Generator(Choosing[D]):
             Unsupported: a ``p`` so small that the table would have more than 2**21 entries.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
             _, table = failures_table(1.0, chance(p))
-            return self._looked_up(driver, "geometric", 1, table, size, dtype, out)
+            return self._looked_up(preparer, "geometric", 1, table, size, dtype, out)
 
         return Request(LANE, "rng.geometric", prepare)
 
@@ -469,9 +471,9 @@ class Generator(Choosing[D]):
             Unsupported: a table of more than 2**21 entries.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
             first, table = failures_table(positive_shape(n, "n", "float64"), chance(p))
-            return self._looked_up(driver, "negative_binomial", first, table, size, dtype, out)
+            return self._looked_up(preparer, "negative_binomial", first, table, size, dtype, out)
 
         return Request(LANE, "rng.negative_binomial", prepare)
 
@@ -502,7 +504,7 @@ class Generator(Choosing[D]):
             Unsupported: a table of more than 2**21 entries.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
             counts = [
                 whole_trials(value, name)
                 for name, value in (("ngood", ngood), ("nbad", nbad), ("nsample", nsample))
@@ -513,13 +515,13 @@ class Generator(Choosing[D]):
                     f"but is {counts[2]}"
                 )
             first, table = hypergeometric_table(*counts)
-            return self._looked_up(driver, "hypergeometric", first, table, size, dtype, out)
+            return self._looked_up(preparer, "hypergeometric", first, table, size, dtype, out)
 
         return Request(LANE, "rng.hypergeometric", prepare)
 
     def _looked_up(
         self,
-        driver: Driver,
+        preparer: Preparer,
         name: str,
         first: int,
         table: Entries,
@@ -532,7 +534,7 @@ class Generator(Choosing[D]):
         last = first + len(table) - 1
         if last > bounds(kind)[1]:
             raise ValueError(f"{name} gives numbers up to {last}, which {kind} does not hold")
-        return self._draw(driver, name, search(kind, first), size, out, table)
+        return self._draw(preparer, name, search(kind, first), size, out, table)
 
     @op
     def sobol(
@@ -568,7 +570,7 @@ class Generator(Choosing[D]):
             Shape (n, dimensions), in [0, 1).
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
             if operator.index(bits) not in (32, 64):
                 raise ValueError(f"bits must be 32 or 64, not {bits}")
             scrambled = "scrambled_" if flag(scramble, "scramble") else ""
@@ -577,7 +579,7 @@ class Generator(Choosing[D]):
             points = continuous("uniform", dtype_of(dtype, out, "float64"), 0.0, 1.0)
             shape = (operator.index(n), dimensions)
             generator: Generator[D] = Generator(self._device, state, self._known)
-            return generator._draw(driver, "sobol", points, shape, out)
+            return generator._draw(preparer, "sobol", points, shape, out)
 
         return Request(LANE, "rng.sobol", prepare)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...ops import Check, Library, Requirement
+from ...ops import Library, LibraryCheck, Requirement
 from ._draws import LANE
 
 if TYPE_CHECKING:
@@ -33,5 +33,5 @@ LIBRARY: Final = Library(
     objects=("atomr_accel.libraries.rng.generator:Generator",),
     needs=(Requirement("curand", "device.rng", "cuda12", vendor=True),),
     # Five standard deviations of the mean of 2**16 numbers, by the mean.
-    check=Check("65,536 uniform numbers, twice", 1.2e-2, _check),
+    check=LibraryCheck("65,536 uniform numbers, twice", 1.2e-2, _check),
 )

@@ -87,10 +87,10 @@ class EllRef(msgspec.Struct, frozen=True, eq=False):
         """True if the content of a part is gone."""
         return any(part.is_stale for part in self.parts)
 
-    def _apart(self) -> tuple[object, tuple[GpuRef, ...]]:
+    def _flatten(self) -> tuple[object, tuple[GpuRef, ...]]:
         return (self.format, self.shape, self.nnz, self.size), self.parts
 
-    def _joined(self, parts: Sequence[GpuRef]) -> EllRef:
+    def _unflatten(self, parts: Sequence[GpuRef]) -> EllRef:
         *offsets, indices, data = parts
         return EllRef(self.format, self.shape, self.nnz, self.size, data, indices, *offsets)
 

@@ -9,7 +9,7 @@ from ..._errors import Unsupported, said_of
 from ...ops import D
 from ...wire.options import whole
 from ._ell import EllArrays, EllFormat, EllRef, blocked, sliced, unblocked, unsliced
-from ._products import Products
+from ._products import SparseProducts
 from ._solves import Solves
 from ._vectors import Vectors
 from .array import FORMATS, SparseRef
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Stored = TypeVar("Stored", SparseRef, EllRef)
 
 
-class Moving(Protocol):
+class Transfers(Protocol):
     """Transfers of arrays between the program and the device."""
 
     async def put(self, array: object, *, sealed: bool = False) -> GpuRef:
@@ -46,7 +46,7 @@ class Moving(Protocol):
 
 
 @final
-class Sparse(Products[D], Solves[D], DirectSolves[D], Vectors[D]):
+class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
     """Sparse matrices: cuSPARSE on CUDA, ``scipy.sparse`` on the CPU.
 
     A sparse matrix is a ``SparseRef``, a plain value of refs: ``csr``, ``csc``, ``coo`` or ``bsr``,
@@ -60,7 +60,7 @@ class Sparse(Products[D], Solves[D], DirectSolves[D], Vectors[D]):
     """
 
     traced = True
-    _moving: Moving | None = None
+    _transfers: Transfers | None = None
 
     async def put(self, array: object, *, sealed: bool = False, check: bool = False) -> SparseRef:
         """Copy a sparse array of SciPy's to the device.
@@ -83,7 +83,7 @@ class Sparse(Products[D], Solves[D], DirectSolves[D], Vectors[D]):
         given = _scipys(array)
         if check:
             _look_at(given)
-        moving = self._mover("put")
+        moving = self._transfers_for("put")
         major, indices = given.coords if given.format == "coo" else (given.indptr, given.indices)
         if major.dtype != indices.dtype:
             major = major.astype(indices.dtype)
@@ -157,7 +157,7 @@ class Sparse(Products[D], Solves[D], DirectSolves[D], Vectors[D]):
     ) -> EllRef:
         if 0 in given.shape:
             raise ValueError(f"shape {given.shape}: a {form} matrix has rows and columns")
-        moving = self._mover(f"put_{form.replace('-', '_')}")
+        moving = self._transfers_for(f"put_{form.replace('-', '_')}")
         made: EllArrays = (blocked if form == "blocked-ell" else sliced)(given, size)
         kind = given.dtype if dtype is None else as_dtype(dtype)
         if kind.name not in FLOATS:
@@ -188,7 +188,7 @@ class Sparse(Products[D], Solves[D], DirectSolves[D], Vectors[D]):
         import scipy.sparse
 
         _require_matrix(a)
-        moving = self._mover("get")
+        moving = self._transfers_for("get")
         *more, data = [await moving.get(part) for part in a.parts]
         if data.dtype.itemsize == 2:
             data = data.astype("float32")
@@ -215,7 +215,7 @@ class Sparse(Products[D], Solves[D], DirectSolves[D], Vectors[D]):
             Unsupported: where memory cannot be sealed; in a batch or a recording.
         """
         _require_matrix(a)
-        moving = self._mover("seal")
+        moving = self._transfers_for("seal")
         for part in a.parts:
             if not part.sealed:
                 await moving.seal(part)
@@ -231,19 +231,19 @@ class Sparse(Products[D], Solves[D], DirectSolves[D], Vectors[D]):
             Unsupported: in a batch or a recording.
         """
         _require_matrix(a)
-        moving = self._mover("free")
+        moving = self._transfers_for("free")
         for part in a.parts:
             await moving.free(part)
 
-    def _mover(self, name: str) -> Moving:
-        if self._moving is None:
+    def _transfers_for(self, name: str) -> Transfers:
+        if self._transfers is None:
             raise Unsupported(f"sparse.{name} is awaited on the device itself")
-        return self._moving
+        return self._transfers
 
     def _on(self, device: Any) -> Any:
         """Return a facade driven by a collector of calls, which moves no arrays."""
         facade = super()._on(device)
-        facade._moving = None
+        facade._transfers = None
         return facade
 
 

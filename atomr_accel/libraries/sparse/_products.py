@@ -13,17 +13,17 @@ from ...memory import GpuRef
 from ...ops import D, Request, Submission, op, require_dtype, require_no_alias, require_shape
 from ..blas.checks import operation, scalar
 from ._ell import EllRef
-from ._structure import Structure
+from ._structure import SparseStructure
 from .array import SparseRef
 from .part import FLOATS, LANE, WAITING, laid, place, require_sparse, taken_as
-from .wire._messages import Forget, Multiply, Product, Spec, encode
+from .wire._messages import ComputeProduct, FindStructure, ForgetSparse, SparseSpec, encode
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block
-    from ...ops import Driver
-    from ..array.steps import Steps
+    from ...ops import Preparer
+    from ..array.steps import CallSteps
     from ..blas.checks import Number, Trans
     from .wire._messages import Matrix
 
@@ -49,7 +49,7 @@ class ProductPlan(msgspec.Struct, frozen=True, eq=False):
     product: SparseRef
     _number: int
     _kept: Any
-    _spec: Spec
+    _spec: SparseSpec
     _structure: tuple[GpuRef, ...]
 
     @property
@@ -63,7 +63,7 @@ class ProductPlan(msgspec.Struct, frozen=True, eq=False):
         return self.product.nnz
 
 
-class Products(Structure[D]):
+class SparseProducts(SparseStructure[D]):
     """Products with sparse matrices."""
 
     @op
@@ -107,7 +107,7 @@ class Products(Structure[D]):
         if type(a) is not SparseRef or a.format != "coo":
             return self._product(a, x, taken, alpha, beta, out)
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             # cuSPARSE wants rows in order, and only the device knows in which these are.
             return steps.do(self._product(self._to(steps, a, "csr"), x, taken, alpha, beta, out))
 
@@ -122,9 +122,9 @@ class Products(Structure[D]):
         beta: Number,
         out: GpuRef | None,
     ) -> Request[GpuRef]:
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            matrix, parts = self._matrix(driver, a, "a", _MULTIPLIED, FLOATS)
-            source = place(x, driver, "x")
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            matrix, parts = self._matrix(preparer, a, "a", _MULTIPLIED, FLOATS)
+            source = place(x, preparer, "x")
             given = laid(x, "x")
             require_dtype(x, a.dtype, "x", "a")
             if taken and a.format in _AS_THEY_ARE:
@@ -145,12 +145,12 @@ class Products(Structure[D]):
             shape = (m, *x.shape[1:])
             if out is None and beta:
                 raise ValueError("beta multiplies out, so it needs one")
-            made = driver.output(shape, a.dtype) if out is None else out
-            target = place(made, driver, "out", writable=True)
+            made = preparer.output(shape, a.dtype) if out is None else out
+            target = place(made, preparer, "out", writable=True)
             require_dtype(made, a.dtype, "out", "a")
             require_shape(made, shape, "out")
             require_no_alias("matmul", [("out", made)], [("x", x), *_named(a, "a")])
-            spec = Spec(
+            spec = SparseSpec(
                 "matvec" if x.ndim == 1 else "matmat",
                 matrix.dtype,
                 (matrix,),
@@ -160,7 +160,7 @@ class Products(Structure[D]):
             )
             compute = _computed(a.dtype)
             return self._call(
-                driver,
+                preparer,
                 spec,
                 [*parts, source, target],
                 [target],
@@ -202,12 +202,12 @@ class Products(Structure[D]):
             ValueError: shapes that do not fit.
         """
 
-        def prepare(driver: Driver) -> Submission[SparseRef]:
+        def prepare(preparer: Preparer) -> Submission[SparseRef]:
             # A matrix by columns is the transpose of one by rows: (a @ b).T is b.T @ a.T.
             swapped = require_format(pattern, "pattern") == "csc"
             left, right = (b.T, a.T) if swapped else (a, b)
-            matrix, parts = self._matrix(driver, by_rows(pattern), "pattern", ("csr",))
-            blocks = [place(ref, driver, name) for ref, name in ((left, "a"), (right, "b"))]
+            matrix, parts = self._matrix(preparer, by_rows(pattern), "pattern", ("csr",))
+            blocks = [place(ref, preparer, name) for ref, name in ((left, "a"), (right, "b"))]
             for ref, name in ((a, "a"), (b, "b")):
                 require_dtype(ref, pattern.dtype, name, "pattern")
                 if ref.ndim != 2:
@@ -217,11 +217,13 @@ class Products(Structure[D]):
                     f"a has shape {a.shape}, b {b.shape} and pattern {pattern.shape}, which do "
                     "not fit"
                 )
-            data = driver.output(pattern.data.shape, pattern.dtype)
+            data = preparer.output(pattern.data.shape, pattern.dtype)
             target = data._block
-            spec = Spec("sddmm", pattern.dtype.name, (matrix,), (laid(left, "a"), laid(right, "b")))
+            spec = SparseSpec(
+                "sddmm", pattern.dtype.name, (matrix,), (laid(left, "a"), laid(right, "b"))
+            )
             return self._call(
-                driver,
+                preparer,
                 spec,
                 [*parts, *blocks, target],
                 [target],
@@ -256,9 +258,9 @@ class Products(Structure[D]):
             Unsupported: in a batch or a recording; int64 indices on CUDA.
         """
 
-        def prepare(driver: Driver) -> Submission[SparseRef]:
-            plan = self._structure_of(driver, a, b)
-            return self._filled(driver, plan, a, b, alpha, plan.product, structure=True)
+        def prepare(preparer: Preparer) -> Submission[SparseRef]:
+            plan = self._structure_of(preparer, a, b)
+            return self._filled(preparer, plan, a, b, alpha, plan.product, structure=True)
 
         return Request(WAITING, "sparse.spgemm", prepare)
 
@@ -280,9 +282,9 @@ class Products(Structure[D]):
             TypeError, ValueError, Unsupported: as ``spgemm``.
         """
 
-        def prepare(driver: Driver) -> Submission[ProductPlan]:
-            plan = self._structure_of(driver, a, b)
-            filled = self._filled(driver, plan, a, b, 1.0, plan.product, structure=True)
+        def prepare(preparer: Preparer) -> Submission[ProductPlan]:
+            plan = self._structure_of(preparer, a, b)
+            filled = self._filled(preparer, plan, a, b, 1.0, plan.product, structure=True)
             return Submission(filled.message, filled.reads, filled.writes, plan)
 
         return Request(WAITING, "sparse.spgemm_plan", prepare)
@@ -310,7 +312,7 @@ class Products(Structure[D]):
             GpuRefStale: the device was rebuilt since.
         """
 
-        def prepare(driver: Driver) -> Submission[SparseRef]:
+        def prepare(preparer: Preparer) -> Submission[SparseRef]:
             if type(plan) is not ProductPlan:
                 raise TypeError("plan is what spgemm_plan makes")
             for each, name in ((a, "a"), (b, "b")):
@@ -321,25 +323,25 @@ class Products(Structure[D]):
                     "a and b must have the refs of indices that the plan was made of: "
                     "a.with_data(data)"
                 )
-            data = driver.output(plan.product.data.shape, plan.product.dtype)
+            data = preparer.output(plan.product.data.shape, plan.product.dtype)
             product = plan.product.with_data(data)
-            return self._filled(driver, plan, a, b, alpha, product, structure=False)
+            return self._filled(preparer, plan, a, b, alpha, product, structure=False)
 
         return Request(WAITING, "sparse.spgemm_reuse", prepare)
 
-    def _structure_of(self, driver: Driver, a: SparseRef, b: SparseRef) -> ProductPlan:
-        spec, blocks = self._factors(driver, a, b)
+    def _structure_of(self, preparer: Preparer, a: SparseRef, b: SparseRef) -> ProductPlan:
+        spec, blocks = self._factors(preparer, a, b)
         encoded = encode(spec)
         key = ("spgemm", *map(id, (*a.parts, *b.parts)))
 
-        def multiply(asking: Driver) -> Submission[tuple[int, tuple[int, Block]]]:
+        def multiply(asking: Preparer) -> Submission[tuple[int, tuple[int, Block]]]:
             number = next(_numbers)  # one for each time that it is prepared
-            kept = asking.keeper.keep(WAITING.name, "sparse.forget", Forget(number))
-            message = Multiply(number, encoded, tuple(block.address for block in blocks))
+            kept = asking.host_objects.keep(WAITING.name, "sparse.forget", ForgetSparse(number))
+            message = FindStructure(number, encoded, tuple(block.address for block in blocks))
             found = (number, kept)
             return Submission(message, tuple(blocks), (kept,), finish=lambda nnz: (int(nnz), found))
 
-        answer = driver.perform(Request(WAITING, "sparse.spgemm", multiply, key))
+        answer = preparer.perform(Request(WAITING, "sparse.spgemm", multiply, key))
         assert answer is not None  # it has a finish, so batches refuse it
         nnz, (made, kept) = answer
         form = a.format
@@ -349,13 +351,15 @@ class Products(Structure[D]):
         product = SparseRef(
             form,
             shape,
-            driver.output((nnz,), a.dtype),
-            driver.output((majors + 1,), index),
-            driver.output((nnz,), index),
+            preparer.output((nnz,), a.dtype),
+            preparer.output((majors + 1,), index),
+            preparer.output((nnz,), index),
         )
         return ProductPlan(product, made, kept, spec, (*a.parts[:2], *b.parts[:2]))
 
-    def _factors(self, driver: Driver, a: SparseRef, b: SparseRef) -> tuple[Spec, list[Block]]:
+    def _factors(
+        self, preparer: Preparer, a: SparseRef, b: SparseRef
+    ) -> tuple[SparseSpec, list[Block]]:
         """Both factors by rows: of matrices by columns, (a @ b).T is b.T @ a.T."""
         for each, name in ((a, "a"), (b, "b")):
             require_format(each, name)
@@ -369,14 +373,14 @@ class Products(Structure[D]):
                 f"{b.index_dtype.name}; both must be the same"
             )
         pair = (a, b) if a.format == "csr" else (b.T, a.T)
-        found = [self._matrix(driver, each, "a", ("csr",)) for each in pair]
+        found = [self._matrix(preparer, each, "a", ("csr",)) for each in pair]
         matrices: tuple[Matrix, ...] = tuple(matrix for matrix, _ in found)
-        spec = Spec("spgemm", a.dtype.name, matrices)
+        spec = SparseSpec("spgemm", a.dtype.name, matrices)
         return spec, [block for _, blocks in found for block in blocks]
 
     def _filled(
         self,
-        driver: Driver,
+        preparer: Preparer,
         plan: ProductPlan,
         a: SparseRef,
         b: SparseRef,
@@ -385,15 +389,15 @@ class Products(Structure[D]):
         *,
         structure: bool,
     ) -> Submission[SparseRef]:
-        spec, blocks = self._factors(driver, a, b)
+        spec, blocks = self._factors(preparer, a, b)
         if spec != plan._spec:
             raise TypeError("a and b have other dtypes or shapes than those of the plan")
         kept: Block = plan._kept
-        if kept.epoch is not driver.memory.epoch:
+        if kept.epoch is not preparer.memory.epoch:
             raise GpuRefStale("the device was rebuilt since the plan was made; make another")
         outputs = [part._block for part in product.parts]
         operands = tuple(block.address for block in (*blocks, *outputs))
-        message = Product(
+        message = ComputeProduct(
             plan._number, encode(spec), operands, structure, scalar(alpha, a.dtype, "alpha")
         )
         written = outputs if structure else outputs[2:]

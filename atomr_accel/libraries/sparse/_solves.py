@@ -16,12 +16,12 @@ from ..blas.checks import operation, scalar
 from ._products import by_rows, require_format
 from .array import SparseRef
 from .part import LANE, SINGLE_OR_DOUBLE, SparsePart, laid, place, taken_as
-from .wire._messages import Analyse, Dense, Forget, Solve, Spec, encode
+from .wire._messages import Analyse, DenseMatrix, ForgetSparse, Solve, SparseSpec, encode
 
 if TYPE_CHECKING:
     from ...memory import Block
-    from ...ops import Driver
-    from ..array.steps import Steps
+    from ...ops import Preparer
+    from ..array.steps import CallSteps
     from ..blas.checks import Number, Trans
     from .wire._messages import Matrix
 
@@ -93,13 +93,17 @@ class Solves(SparsePart[D]):
         taken = operation(trans, "trans")
         flags = flag(lower, "lower"), flag(unit_diagonal, "unit_diagonal")
 
-        def prepare(driver: Driver) -> Submission[TriangularAnalysis]:
-            matrix, blocks, way = self._triangle(driver, a, flags, taken)
+        def prepare(preparer: Preparer) -> Submission[TriangularAnalysis]:
+            matrix, blocks, way = self._triangle(preparer, a, flags, taken)
             number = next(_numbers)
-            kept = driver.keeper.keep(LANE.name, "sparse.forget", Forget(number))
+            kept = preparer.host_objects.keep(LANE.name, "sparse.forget", ForgetSparse(number))
             n = a.shape[0]
-            lying = Dense((n,)) if columns is None else Dense((n, columns), ld=max(columns, 1))
-            spec = Spec("solve", a.dtype.name, (matrix,), (lying, lying), way[0], (), way[1:])
+            lying = (
+                DenseMatrix((n,))
+                if columns is None
+                else DenseMatrix((n, columns), ld=max(columns, 1))
+            )
+            spec = SparseSpec("solve", a.dtype.name, (matrix,), (lying, lying), way[0], (), way[1:])
             message = Analyse(number, encode(spec), tuple(block.address for block in blocks))
             made = TriangularAnalysis(a, *flags, taken, number, kept)
             return Submission(message, tuple(blocks), (kept,), made)
@@ -152,21 +156,21 @@ class Solves(SparsePart[D]):
         else:
             flags = flag(lower, "lower"), flag(unit_diagonal, "unit_diagonal")
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            matrix, parts, way = self._triangle(driver, matrix_of, flags, taken)
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            matrix, parts, way = self._triangle(preparer, matrix_of, flags, taken)
             n = matrix.shape[0]
-            source = place(b, driver, "b")
+            source = place(b, preparer, "b")
             given = laid(b, "b")
             require_dtype(b, matrix_of.dtype, "b", "a")
             if b.shape[0] != n:
                 raise ValueError(f"b has shape {b.shape}, but a has {n} rows")
-            made = driver.output(b.shape, b.dtype) if out is None else out
-            target = place(made, driver, "out", writable=True)
+            made = preparer.output(b.shape, b.dtype) if out is None else out
+            target = place(made, preparer, "out", writable=True)
             require_dtype(made, b.dtype, "out", "b")
             require_shape(made, b.shape, "out")
             named = zip(("a.indptr", "a.indices", "a.data"), matrix_of.parts, strict=True)
             require_no_alias("spsolve_triangular", [("out", made)], [("b", b), *named])
-            spec = Spec(
+            spec = SparseSpec(
                 "solve",
                 b.dtype.name,
                 (matrix,),
@@ -177,7 +181,7 @@ class Solves(SparsePart[D]):
             )
             number, kept = 0, []
             if known is not None:
-                number, kept = known._number, self._analysed(driver, known, spec, parts)
+                number, kept = known._number, self._analysed(preparer, known, spec, parts)
             operands = (*parts, source, target)
             message = Solve(
                 number,
@@ -190,20 +194,20 @@ class Solves(SparsePart[D]):
         return Request(LANE, "sparse.spsolve_triangular", prepare)
 
     def _analysed(
-        self, driver: Driver, known: TriangularAnalysis, spec: Spec, parts: list[Block]
+        self, preparer: Preparer, known: TriangularAnalysis, spec: SparseSpec, parts: list[Block]
     ) -> list[Block]:
         """Return the block of an analysis; a recording has it made again before its replays."""
         kept: Block = known._kept
-        if kept.epoch is not driver.memory.epoch:
+        if kept.epoch is not preparer.memory.epoch:
             raise GpuRefStale("the device was rebuilt since the analysis was made; make another")
-        if driver.home is not self._home:
+        if preparer.home is not self._home:
             message = Analyse(known._number, encode(spec), tuple(each.address for each in parts))
             made: Submission[None] = Submission(message, tuple(parts), ())
-            driver.perform(Request(LANE, "sparse.analyse_triangular", lambda _driver: made))
+            preparer.perform(Request(LANE, "sparse.analyse_triangular", lambda _preparer: made))
         return [kept]
 
     def _triangle(
-        self, driver: Driver, a: SparseRef, flags: tuple[bool, bool], taken: int
+        self, preparer: Preparer, a: SparseRef, flags: tuple[bool, bool], taken: int
     ) -> tuple[Matrix, list[Block], tuple[Any, ...]]:
         """The matrix by rows, and how to take that: the operation, lower, unit diagonal."""
         lower, unit = flags
@@ -214,7 +218,7 @@ class Solves(SparsePart[D]):
             )
         if a.shape[0] != a.shape[1]:
             raise ValueError(f"a has shape {a.shape}; it must be square")
-        matrix, blocks = self._matrix(driver, by_rows(a), "a", ("csr",))
+        matrix, blocks = self._matrix(preparer, by_rows(a), "a", ("csr",))
         if not swapped:
             return matrix, blocks, (taken_as(taken, a.dtype), lower, unit)
         if taken == 2 and a.dtype.kind == "c":
@@ -261,7 +265,7 @@ class Solves(SparsePart[D]):
         if not fits:
             raise ValueError(f"ab has shape {ab.shape} and b {b.shape}, which do not fit")
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             if not b.size:
                 return steps.output(b.shape, b.dtype)
             # One matrix with several right sides is a stack for the solver that takes no such.
@@ -281,7 +285,7 @@ class Solves(SparsePart[D]):
         return self._steps("solve_banded", build)
 
     def _banded(
-        self, steps: Steps, reach: int, bands: GpuRef, right: GpuRef, *, one: bool
+        self, steps: CallSteps, reach: int, bands: GpuRef, right: GpuRef, *, one: bool
     ) -> GpuRef:
         """Solve on copies, which the vendor overwrites; solutions are (count, n), as ``right``."""
         (count, n), dtype = right.shape, right.dtype
@@ -306,11 +310,11 @@ class Solves(SparsePart[D]):
         target = scratch(count, 0)
         steps.assign((right, target[:, :n]))
         name = "pentadiagonal" if interleaved else "tridiagonal" if one else "tridiagonal_batch"
-        spec = Spec(name, dtype.name, sizes=(size, count))
+        spec = SparseSpec(name, dtype.name, sizes=(size, count))
         blocks = [each._block.base for each in (*diagonals, target)]
 
-        def prepare(driver: Driver) -> Submission[None]:
-            return self._call(driver, spec, blocks, blocks, None)
+        def prepare(preparer: Preparer) -> Submission[None]:
+            return self._call(preparer, spec, blocks, blocks, None)
 
         steps.do(Request(LANE, f"sparse.{name}", prepare))
         return target[:, :n]

@@ -25,8 +25,8 @@ from .part import FLOATS, SparsePart, require_sparse
 from .wire._messages import Format
 
 if TYPE_CHECKING:
-    from ...ops import Driver, Request
-    from ..array.steps import Steps
+    from ...ops import Preparer, Request
+    from ..array.steps import CallSteps
 
 _INT64: Final = DTYPES["int64"]
 _INDICES: Final = ("int32", "int64")
@@ -42,7 +42,7 @@ class Coordinates(NamedTuple):
     data: GpuRef
 
 
-class Structure(SparsePart[D]):
+class SparseStructure(SparsePart[D]):
     """Sparse matrices of refs, conversions between formats, and checks."""
 
     # --- of refs ------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Structure(SparsePart[D]):
         """
         form = _require_elements(a)
 
-        def build(steps: Steps) -> SparseRef:
+        def build(steps: CallSteps) -> SparseRef:
             found = self._coordinates(steps, a)
             return self._assembled(steps, found, a.shape, form)
 
@@ -233,7 +233,7 @@ class Structure(SparsePart[D]):
         """
         form = _require_elements(a)
 
-        def build(steps: Steps) -> SparseRef:
+        def build(steps: CallSteps) -> SparseRef:
             if not a.data.size:
                 return a
             found, places, count = self._grouped(steps, a, form == "csc", (1, 1))
@@ -269,7 +269,7 @@ class Structure(SparsePart[D]):
         if rows % r or columns % c:
             raise ValueError(f"shape {a.shape} is no multiple of blocks of shape {(r, c)}")
 
-        def build(steps: Steps) -> SparseRef:
+        def build(steps: CallSteps) -> SparseRef:
             index = a.index_dtype
             if not a.data.size:
                 majors = steps.evaluate(broadcast_constant((rows // r + 1,), index))
@@ -310,10 +310,10 @@ class Structure(SparsePart[D]):
         """
         require_sparse(a, "a")
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             found = self._coordinates(steps, a)
             if out is not None:
-                require_writable(out, steps.driver.memory, "out", strided=True)
+                require_writable(out, steps.preparer.memory, "out", strided=True)
                 require_shape(out, a.shape, "out")
                 require_dtype(out, a.dtype, "out", "a")
             made = steps.evaluate(broadcast_constant(a.shape, a.dtype), out)
@@ -356,9 +356,9 @@ class Structure(SparsePart[D]):
         if index_dtype not in _INDICES:
             raise ValueError(f"index_dtype must be 'int32' or 'int64', not {index_dtype!r}")
 
-        def build(steps: Steps) -> SparseRef:
+        def build(steps: CallSteps) -> SparseRef:
             seen = x.T if format == "csc" else x
-            found = steps.driver.perform(self._array.nonzero(seen))
+            found = steps.preparer.perform(self._array.nonzero(seen))
             assert found is not None
             data = steps.do(self._array.getitem(seen, tuple(found)))
             one, other = (steps.evaluate(cast(each, DTYPES[index_dtype])) for each in found)
@@ -387,8 +387,10 @@ class Structure(SparsePart[D]):
         """
         require_sparse(a, "a")
 
-        def build(steps: Steps) -> SparseRef:
-            wrong = steps.driver.perform(read_number(self._cub, _wrong(steps.driver, a), "check"))
+        def build(steps: CallSteps) -> SparseRef:
+            wrong = steps.preparer.perform(
+                read_number(self._cub, _wrong(steps.preparer, a), "check")
+            )
             if wrong:
                 raise ValueError(
                     f"{a!r} has {wrong} indices that are out of bounds or out of order; on CUDA "
@@ -400,22 +402,22 @@ class Structure(SparsePart[D]):
 
     # --- steps --------------------------------------------------------------------------------
 
-    def _to(self, steps: Steps, a: SparseRef, form: To) -> SparseRef:
+    def _to(self, steps: CallSteps, a: SparseRef, form: To) -> SparseRef:
         require_sparse(a, "a")
         if a.format == form:
             for part in a.parts:
-                require_readable(part, steps.driver.memory, "a")
+                require_readable(part, steps.preparer.memory, "a")
             return a
         found = self._coordinates(steps, a)
         if form == "coo":
             return SparseRef("coo", a.shape, found.data, found.row, found.col)
         return self._assembled(steps, found, a.shape, form)
 
-    def _coordinates(self, steps: Steps, a: SparseRef) -> Coordinates:
+    def _coordinates(self, steps: CallSteps, a: SparseRef) -> Coordinates:
         """The elements of any matrix with their places."""
-        major, indices, data = (steps.driver.stand_in(part) for part in a.parts)
+        major, indices, data = (steps.preparer.stand_in(part) for part in a.parts)
         for part in (major, indices, data):
-            require_readable(part, steps.driver.memory, "a")
+            require_readable(part, steps.preparer.memory, "a")
         if a.format == "coo":
             return Coordinates(major, indices, data)
         majors = self._expanded(steps, major, indices.size)
@@ -436,7 +438,7 @@ class Structure(SparsePart[D]):
         ]
         return Coordinates(flat[0], flat[1], data.reshape(-1))
 
-    def _expanded(self, steps: Steps, indptr: GpuRef, nnz: int) -> GpuRef:
+    def _expanded(self, steps: CallSteps, indptr: GpuRef, nnz: int) -> GpuRef:
         """Which row, or column, each element is of."""
         if not nnz:
             return steps.output((0,), indptr.dtype)
@@ -444,7 +446,7 @@ class Structure(SparsePart[D]):
         behind = steps.do(self._array.searchsorted(indptr, places, side="right"))
         return steps.evaluate(cast(behind - 1, indptr.dtype))
 
-    def _pointers(self, steps: Steps, majors: GpuRef, count: int) -> GpuRef:
+    def _pointers(self, steps: CallSteps, majors: GpuRef, count: int) -> GpuRef:
         """Return the start of each row among the sorted rows of elements."""
         ends = steps.do(self._array.arange(count + 1, dtype=majors.dtype.name))
         return steps.evaluate(cast(steps.do(self._array.searchsorted(majors, ends)), majors.dtype))
@@ -464,7 +466,7 @@ class Structure(SparsePart[D]):
         return row * (shape[1] // block[1]) + col
 
     def _assembled(
-        self, steps: Steps, found: Coordinates, shape: tuple[int, int], form: Format
+        self, steps: CallSteps, found: Coordinates, shape: tuple[int, int], form: Format
     ) -> SparseRef:
         """The elements sorted, in a format."""
         if found.data.size:
@@ -474,7 +476,7 @@ class Structure(SparsePart[D]):
         return self._pointed(steps, found, shape, form)
 
     def _pointed(
-        self, steps: Steps, found: Coordinates, shape: tuple[int, int], form: Format
+        self, steps: CallSteps, found: Coordinates, shape: tuple[int, int], form: Format
     ) -> SparseRef:
         """Elements that are sorted, in a format."""
         if form == "coo":
@@ -486,14 +488,14 @@ class Structure(SparsePart[D]):
         return SparseRef(form, shape, found.data, pointers, indices)
 
     def _grouped(
-        self, steps: Steps, a: SparseRef, by_columns: bool, block: tuple[int, int]
+        self, steps: CallSteps, a: SparseRef, by_columns: bool, block: tuple[int, int]
     ) -> tuple[Coordinates, GpuRef, int]:
         """The elements, the number of each one's place, or block, among those there are; how many.
 
         It is asked for before the steps of the call.
         """
 
-        def build(inner: Steps) -> tuple[Coordinates, GpuRef, GpuRef]:
+        def build(inner: CallSteps) -> tuple[Coordinates, GpuRef, GpuRef]:
             found = self._coordinates(inner, a)
             place = inner.evaluate(self._key(found, a.shape, by_columns, block))
             order = inner.do(self._array.argsort(place))
@@ -505,10 +507,10 @@ class Structure(SparsePart[D]):
             inner.do(self._array.setitem(places, order, numbers))
             return found, places, numbers
 
-        made = steps.driver.perform(self._steps("places", build))
+        made = steps.preparer.perform(self._steps("places", build))
         assert made is not None
         found, places, numbers = made
-        last = steps.driver.perform(read_number(self._cub, numbers[-1:].sum(), "places"))
+        last = steps.preparer.perform(read_number(self._cub, numbers[-1:].sum(), "places"))
         return found, places, (last or 0) + 1
 
 
@@ -521,9 +523,9 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operand:
     return broadcast_constant(shape, dtype)
 
 
-def _wrong(driver: Driver, a: SparseRef) -> Any:
+def _wrong(preparer: Preparer, a: SparseRef) -> Any:
     """Return the number of invalid indices."""
-    major, indices, _ = (driver.stand_in(part) for part in a.parts)
+    major, indices, _ = (preparer.stand_in(part) for part in a.parts)
     rows, columns = a.shape
     bound = rows if a.format == "csc" else columns // a.blocksize[1]
     wrong = _outside(indices, bound)

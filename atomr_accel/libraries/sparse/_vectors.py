@@ -19,11 +19,11 @@ from ...ops import (
 from ...wire.options import flag
 from ..blas.checks import scalar
 from .part import LANE, SINGLE_OR_DOUBLE, SparsePart
-from .wire._messages import Dense, Matrix, Spec
+from .wire._messages import DenseMatrix, Matrix, SparseSpec
 
 if TYPE_CHECKING:
     from ...memory import Block
-    from ...ops import Driver
+    from ...ops import Preparer
     from ..blas.checks import Number
 
 
@@ -53,10 +53,10 @@ class Vectors(SparsePart[D]):
             ValueError: shapes that do not fit, or operands that share memory.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            spec, blocks = self._sparse(driver, "axpby", x, indices, y, written="y")
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            spec, blocks = self._sparse(preparer, "axpby", x, indices, y, written="y")
             return self._call(
-                driver,
+                preparer,
                 spec,
                 blocks,
                 blocks[2:],
@@ -85,10 +85,10 @@ class Vectors(SparsePart[D]):
             TypeError, ValueError: as ``axpby``.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            made = driver.output(indices.shape, y.dtype) if out is None else out
-            spec, blocks = self._sparse(driver, "gather", made, indices, y, written="out")
-            return self._call(driver, spec, blocks, blocks[1:2], made)
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            made = preparer.output(indices.shape, y.dtype) if out is None else out
+            spec, blocks = self._sparse(preparer, "gather", made, indices, y, written="out")
+            return self._call(preparer, spec, blocks, blocks[1:2], made)
 
         return Request(LANE, "sparse.gather", prepare)
 
@@ -110,9 +110,9 @@ class Vectors(SparsePart[D]):
             TypeError, ValueError: as ``axpby``.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            spec, blocks = self._sparse(driver, "scatter", x, indices, y, written="y")
-            return self._call(driver, spec, blocks, blocks[2:], y)
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            spec, blocks = self._sparse(preparer, "scatter", x, indices, y, written="y")
+            return self._call(preparer, spec, blocks, blocks[2:], y)
 
         return Request(LANE, "sparse.scatter", prepare)
 
@@ -145,21 +145,21 @@ class Vectors(SparsePart[D]):
         """
         conjugated = flag(conjugate, "conjugate")
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            spec, blocks = self._sparse(driver, "dot", x, indices, y, conjugated=conjugated)
-            made = driver.output((), y.dtype) if out is None else out
-            target = require_writable(made, driver.memory, "out")
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            spec, blocks = self._sparse(preparer, "dot", x, indices, y, conjugated=conjugated)
+            made = preparer.output((), y.dtype) if out is None else out
+            target = require_writable(made, preparer.memory, "out")
             require_dtype(made, y.dtype, "out", "y")
             require_shape(made, (), "out")
             given = [("x", x), ("indices", indices), ("y", y)]
             require_no_alias("dot", [("out", made)], given)
-            return self._call(driver, spec, [*blocks, target], [target], made)
+            return self._call(preparer, spec, [*blocks, target], [target], made)
 
         return Request(LANE, "sparse.dot", prepare)
 
     def _sparse(
         self,
-        driver: Driver,
+        preparer: Preparer,
         name: str,
         x: GpuRef,
         indices: GpuRef,
@@ -167,12 +167,12 @@ class Vectors(SparsePart[D]):
         *,
         written: str = "",
         conjugated: bool = False,
-    ) -> tuple[Spec, list[Block]]:
+    ) -> tuple[SparseSpec, list[Block]]:
         """The spec, and the blocks of indices, elements and the dense vector."""
         named = "out" if written == "out" else "x"
         refs = {"indices": indices, named: x, "y": y}
         blocks = [
-            (require_writable if what == written else require_readable)(ref, driver.memory, what)
+            (require_writable if what == written else require_readable)(ref, preparer.memory, what)
             for what, ref in refs.items()
         ]
         if y.dtype.name not in SINGLE_OR_DOUBLE:
@@ -190,5 +190,7 @@ class Vectors(SparsePart[D]):
             require_no_alias(name, [(written, refs[written])], others)
         # A vector is a matrix of one row whose second array of indices alone counts.
         vector = Matrix("coo", (1, y.size), x.size, indices.dtype.name, y.dtype.name)
-        spec = Spec(name, y.dtype.name, (vector,), (Dense(y.shape),), flags=(conjugated,))
+        spec = SparseSpec(
+            name, y.dtype.name, (vector,), (DenseMatrix(y.shape),), flags=(conjugated,)
+        )
         return spec, blocks

@@ -144,10 +144,10 @@ class SparseRef(msgspec.Struct, frozen=True, eq=False):
         rows, columns = self.shape
         return SparseRef(_TRANSPOSED[self.format], (columns, rows), self.data, major, indices)
 
-    def _apart(self) -> tuple[object, tuple[GpuRef, ...]]:
+    def _flatten(self) -> tuple[object, tuple[GpuRef, ...]]:
         return (self.format, self.shape), self.parts
 
-    def _joined(self, parts: Sequence[GpuRef]) -> SparseRef:
+    def _unflatten(self, parts: Sequence[GpuRef]) -> SparseRef:
         major, indices, data = parts
         return SparseRef(self.format, self.shape, data, major, indices)
 

@@ -28,7 +28,7 @@ from .wire._direct import (
     Pivoting,
     Reordering,
     SolveBy,
-    System,
+    SparseSystem,
     Triangle,
 )
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...memory import Block, GpuRef
-    from ...ops import Driver, Home
-    from ..array.steps import Steps
+    from ...ops import DeviceView, Preparer
+    from ..array.steps import CallSteps
     from .array import SparseRef
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ DIRECT: Final = LaneSpec(
         "cpu": "atomr_accel.libraries.sparse.host._direct_cpu:CpuDirect",
         "cuda": "atomr_accel.libraries.sparse.host._direct_cuda:CudaDirect",
     },
-    blocks=True,
+    own_thread=True,
 )
 """Its library orders rows on the host's processor, and waits for the device to tell how it went."""
 
@@ -69,9 +69,9 @@ class SparseLU(Facade[D]):
 
     def __init__(
         self,
-        device: Home,
-        steps: Callable[[str, Callable[[Steps], GpuRef]], Request[GpuRef]],
-        factors: Factors,
+        device: DeviceView,
+        steps: Callable[[str, Callable[[CallSteps], GpuRef]], Request[GpuRef]],
+        factors: HostFactors,
     ) -> None:
         self._device = device
         self._in_steps: Final = steps
@@ -151,7 +151,7 @@ class SparseLU(Facade[D]):
         lu: Any = self
         factors = self._factors
 
-        def prepare(driver: Driver) -> Submission[SparseLU[Awaited]]:
+        def prepare(preparer: Preparer) -> Submission[SparseLU[Awaited]]:
             there = factors.matrix
             require_sparse(a, "a")
             pairs = zip(a.parts[:2], there.parts[:2], strict=True)
@@ -162,54 +162,54 @@ class SparseLU(Facade[D]):
                     "lu.matrix.with_data(data)"
                 )
             require_dtype(a.data, there.dtype, "a", "the matrix")
-            kept = factors.here(driver)
-            return factors.factorizing(driver, a, kept, lu)
+            kept = factors.here(preparer)
+            return factors.factorizing(preparer, a, kept, lu)
 
         return Request(DIRECT, "sparse.refactorize", prepare)
 
 
 @final
-class Factors:
+class HostFactors:
     """The program's record of factors in the host, shared by all copies of a ``SparseLU``.
 
     Attributes:
         matrix: the matrix.
     """
 
-    def __init__(self, part: SparsePart[Any], matrix: SparseRef, system: System) -> None:
+    def __init__(self, part: SparsePart[Any], matrix: SparseRef, system: SparseSystem) -> None:
         self._part: Final = part
         self._system: Final = system
         self._number: Final = next(_numbers)
         self._kept: Block | None = None
         self.matrix = matrix
 
-    def keep(self, driver: Driver) -> Block:
+    def keep(self, preparer: Preparer) -> Block:
         """Return a block that represents the factors, which are going to be made."""
-        self._kept = driver.keeper.keep(DIRECT.name, "sparse.drop", Drop(self._number))
+        self._kept = preparer.host_objects.keep(DIRECT.name, "sparse.drop", Drop(self._number))
         return self._kept
 
-    def here(self, driver: Driver) -> Block:
+    def here(self, preparer: Preparer) -> Block:
         """Return the block that represents the factors.
 
         Raises:
             GpuRefStale: they are gone.
             Unsupported: in a recording.
         """
-        if driver.keeper is not self._part._home:
+        if preparer.host_objects is not self._part._home:
             raise Unsupported(
                 "a recording has executors of its own, which have none of these factors; await "
                 "lu.solve(b) instead"
             )
         kept = self._kept
-        if kept is None or kept.epoch is not driver.memory.epoch:
+        if kept is None or kept.epoch is not preparer.memory.epoch:
             raise GpuRefStale("the device was rebuilt since the factorization; make another")
         return kept
 
     def factorizing(
-        self, driver: Driver, matrix: SparseRef, kept: Block, result: T
+        self, preparer: Preparer, matrix: SparseRef, kept: Block, result: T
     ) -> Submission[T]:
         """Return the submission of a factorization, which must be awaited because it may fail."""
-        parts = self._parts(driver, matrix)
+        parts = self._parts(preparer, matrix)
         message = Factorize(self._number, self._system, tuple(each.address for each in parts))
 
         def finish(_answer: Any) -> T:
@@ -218,7 +218,7 @@ class Factors:
 
         return Submission(message, parts, (kept,), finish=finish)
 
-    def solving(self, b: GpuRef, trans: Trans) -> Callable[[Steps], GpuRef]:
+    def solving(self, b: GpuRef, trans: Trans) -> Callable[[CallSteps], GpuRef]:
         """The steps of a solve."""
         if trans not in _TRANS:
             raise ValueError(f"trans must be 'N', 'T' or 'H', not {trans!r}")
@@ -235,7 +235,7 @@ class Factors:
                 )
             taken = 0 if taken else 1
 
-        def build(steps: Steps) -> GpuRef:
+        def build(steps: CallSteps) -> GpuRef:
             given = steps.ref(b, "b")
             lying = given.ndim == 2 and given.T.contiguous
             # The library has right sides one after the other.
@@ -243,9 +243,9 @@ class Factors:
             x = steps.output(right.shape, right.dtype)
             count = right.size // n if n else 0
 
-            def prepare(driver: Driver) -> Submission[None]:
-                parts = self._parts(driver, self.matrix)
-                source, target, kept = right._block, x._block, self.here(driver)
+            def prepare(preparer: Preparer) -> Submission[None]:
+                parts = self._parts(preparer, self.matrix)
+                source, target, kept = right._block, x._block, self.here(preparer)
                 message = SolveBy(
                     self._number,
                     tuple(each.address for each in parts),
@@ -262,10 +262,10 @@ class Factors:
     def _by_columns(self) -> bool:
         return self.matrix.format == "csc"
 
-    def _parts(self, driver: Driver, matrix: SparseRef) -> tuple[Block, ...]:
+    def _parts(self, preparer: Preparer, matrix: SparseRef) -> tuple[Block, ...]:
         names = ("major", "indices", "data")
         return tuple(
-            require_readable(driver.stand_in(part), driver.memory, f"a.{name}")
+            require_readable(preparer.stand_in(part), preparer.memory, f"a.{name}")
             for part, name in zip(matrix.parts, names, strict=True)
         )
 
@@ -365,8 +365,8 @@ class DirectSolves(SparsePart[D]):
             ValueError: shapes that do not fit.
         """
 
-        def build(steps: Steps) -> GpuRef:
-            made = steps.driver.perform(self._factorized(a, kind, refinement=refinement))
+        def build(steps: CallSteps) -> GpuRef:
+            made = steps.preparer.perform(self._factorized(a, kind, refinement=refinement))
             assert made is not None  # it has a finish, so batches refuse it
             return made._factors.solving(b, "N")(steps)
 
@@ -407,12 +407,12 @@ class DirectSolves(SparsePart[D]):
                 raise ValueError(f"lower must be None for a general matrix, not {lower!r}")
             triangle = "lower" if lower is not swapped else "upper"
 
-        def prepare(driver: Driver) -> Submission[SparseLU[Awaited]]:
-            matrix, _ = self._matrix(driver, by_rows(a), "a", ("csr",))
+        def prepare(preparer: Preparer) -> Submission[SparseLU[Awaited]]:
+            matrix, _ = self._matrix(preparer, by_rows(a), "a", ("csr",))
             options = (kind, triangle, reordering, pivoting, threshold, epsilon, steps)
-            system = System(matrix, *options, self._device.deterministic)
-            factors = Factors(self, a, system)
+            system = SparseSystem(matrix, *options, self._device.deterministic)
+            factors = HostFactors(self, a, system)
             lu: SparseLU[Awaited] = SparseLU(self._home, self._steps, factors)
-            return factors.factorizing(driver, a, factors.keep(driver), lu)
+            return factors.factorizing(preparer, a, factors.keep(preparer), lu)
 
         return Request(DIRECT, "sparse.splu", prepare)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import scipy.sparse
 
-from ...ops import Check, Library, Requirement
+from ...ops import Library, LibraryCheck, Requirement
 from .direct import DIRECT
 from .part import LANE, WAITING
 
@@ -33,5 +33,5 @@ LIBRARY: Final = Library(
         Requirement("cusparse", "device.sparse", "cuda12", vendor=True),
         Requirement("cudss", "direct solvers of device.sparse", "cudss12", vendor=True),
     ),
-    check=Check("a csr matrix of 300 x 200 times a vector, float64", 1e-13, _check),
+    check=LibraryCheck("a csr matrix of 300 x 200 times a vector, float64", 1e-13, _check),
 )

@@ -10,8 +10,8 @@ from ..._errors import Unsupported, said_of
 from ...memory import GpuRef, NotContiguous, ref_error
 from ...ops import ARRAY_LANE as ARRAYS
 from ...ops import (
+    AsRequests,
     D,
-    Described,
     Facade,
     LaneSpec,
     Request,
@@ -23,10 +23,10 @@ from ...ops import (
     require_writable,
 )
 from ...wire.recent import Recent
-from ..array.steps import Describing, Steps
+from ..array.steps import CallSteps, RequestsOnly
 from ._ell import EllRef
 from .array import SparseRef
-from .wire._messages import Call, Dense, Matrix, Measure, Spec, encode
+from .wire._messages import DenseMatrix, Matrix, MeasureSparse, RunSparse, SparseSpec, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ...memory import Block, Epoch
-    from ...ops import Driver, Home
+    from ...ops import DeviceView, Preparer
     from ..array.facade import ArrayFunctions
     from ..cub.facade import Cub
     from .wire._messages import Scalar
@@ -46,7 +46,7 @@ _EXECUTORS: Final = {
     "cuda": "atomr_accel.libraries.sparse.host._cuda:CudaSparse",
 }
 LANE: Final = LaneSpec("sparse", _EXECUTORS)
-WAITING: Final = LaneSpec("sparse-waits", _EXECUTORS, blocks=True)
+WAITING: Final = LaneSpec("sparse-waits", _EXECUTORS, own_thread=True)
 """Runs what waits for the device in the middle of it."""
 
 SINGLE_OR_DOUBLE: Final = ("float32", "float64", "complex64", "complex128")
@@ -56,7 +56,7 @@ _SMALL: Final = 16 << 20
 _MOST_MEASURED: Final = 1024
 
 
-class Measured(NamedTuple):
+class MeasuredScratch(NamedTuple):
     """Bytes of scratch memory that a call needs, as the host of that generation reported them."""
 
     epoch: Epoch | None
@@ -66,14 +66,14 @@ class Measured(NamedTuple):
 class SparsePart(Facade[D]):
     """Base of the parts of ``device.sparse``."""
 
-    def __init__(self, device: Home, array: ArrayFunctions[Any], cub: Cub[Any]) -> None:
+    def __init__(self, device: DeviceView, array: ArrayFunctions[Any], cub: Cub[Any]) -> None:
         self._device = self._home = device
-        describing = Describing(device)
-        self._array: ArrayFunctions[Described] = array._on(describing)
-        self._cub: Cub[Described] = cub._on(describing)
+        describing = RequestsOnly(device)
+        self._array: ArrayFunctions[AsRequests] = array._on(describing)
+        self._cub: Cub[AsRequests] = cub._on(describing)
         self._workspaces = Workspaces(LANE.max_streams, _SMALL)
-        self._measured: Recent[bytes, Measured] = Recent(_MOST_MEASURED)
-        self._told: WeakKeyDictionary[Home, set[bytes]] = WeakKeyDictionary()
+        self._measured: Recent[bytes, MeasuredScratch] = Recent(_MOST_MEASURED)
+        self._told: WeakKeyDictionary[DeviceView, set[bytes]] = WeakKeyDictionary()
 
     def statistics(self) -> WorkspaceStatistics:
         """Return the workspaces of the device."""
@@ -81,19 +81,19 @@ class SparsePart(Facade[D]):
 
     # --- calls ------------------------------------------------------------------------------
 
-    def _steps(self, name: str, build: Callable[[Steps], T]) -> Request[T]:
+    def _steps(self, name: str, build: Callable[[CallSteps], T]) -> Request[T]:
         """A request of several steps of ``device.array``."""
 
-        def prepare(driver: Driver) -> Submission[T]:
-            steps = Steps(driver, self._cub)
+        def prepare(preparer: Preparer) -> Submission[T]:
+            steps = CallSteps(preparer, self._cub)
             return steps.result(build(steps))
 
         return Request(ARRAYS, f"sparse.{name}", prepare)
 
     def _call(
         self,
-        driver: Driver,
-        spec: Spec,
+        preparer: Preparer,
+        spec: SparseSpec,
         operands: Sequence[Block],
         written: Sequence[Block],
         result: T,
@@ -103,9 +103,9 @@ class SparsePart(Facade[D]):
     ) -> Submission[T]:
         """Return the submission of a call, with the scratch memory that it needs."""
         encoded = encode(spec)
-        work = self._measure(driver, encoded)
-        workspace = self._workspaces.obtain(driver, work) if work else None
-        message = Call(
+        work = self._measure(preparer, encoded)
+        workspace = self._workspaces.obtain(preparer, work) if work else None
+        message = RunSparse(
             encoded,
             tuple(block.address for block in operands),
             alpha,
@@ -116,37 +116,37 @@ class SparsePart(Facade[D]):
         writes = [*written, *([] if workspace is None else [workspace])]
         return Submission(message, tuple(operands), tuple(writes), result)
 
-    def _measure(self, driver: Driver, encoded: bytes) -> int:
+    def _measure(self, preparer: Preparer, encoded: bytes) -> int:
         """Bytes of scratch memory; 0 where a batch has no answer yet."""
-        epoch = driver.memory.epoch
+        epoch = preparer.memory.epoch
         known = self._measured.get(encoded)
         if known is not None and known.epoch is epoch:
             return known.nbytes
-        message = Measure(encoded)
+        message = MeasureSparse(encoded)
         measure: Request[int] = Request(
-            LANE, "sparse.measure", lambda _driver: Submission(message, (), ()), encoded
+            LANE, "sparse.measure", lambda _preparer: Submission(message, (), ()), encoded
         )
-        home = driver.home
+        home = preparer.home
         if home is self._home:
-            answer = driver.perform(measure)
+            answer = preparer.perform(measure)
             assert answer is not None
         else:
             # It has no answer before it ends, so the executor has memory of its own for it.
             told = self._told.setdefault(home, set())
             if encoded not in told:
                 told.add(encoded)
-                driver.perform(measure)
+                preparer.perform(measure)
             measured = self._measured  # not self, which would keep the batch that it is part of
-            driver.depends(lambda: measured.get(encoded) is None)
+            preparer.depends(lambda: measured.get(encoded) is None)
             return 0
-        self._measured.keep(encoded, Measured(epoch, answer))
+        self._measured.keep(encoded, MeasuredScratch(epoch, answer))
         return answer
 
     # --- operands -----------------------------------------------------------------------------
 
     def _matrix(
         self,
-        driver: Driver,
+        preparer: Preparer,
         a: SparseRef | EllRef,
         name: str,
         formats: Sequence[str],
@@ -171,7 +171,7 @@ class SparsePart(Facade[D]):
             raise TypeError(f"{name} is {dtype}; this call takes {_any_of(dtypes)}")
         names = ("major", "indices", "data")
         blocks = [
-            require_readable(driver.stand_in(part), driver.memory, f"{name}.{what}")
+            require_readable(preparer.stand_in(part), preparer.memory, f"{name}.{what}")
             for part, what in zip(a.parts, names[-len(a.parts) :], strict=True)
         ]
         if isinstance(a, EllRef):
@@ -180,9 +180,9 @@ class SparsePart(Facade[D]):
         matrix = Matrix(a.format, a.shape, nnz, NAMES[a.indices.dtype], dtype, a.blocksize)
         return matrix, blocks
 
-    def _vector(self, driver: Driver, x: GpuRef, a: SparseRef, name: str) -> Block:
+    def _vector(self, preparer: Preparer, x: GpuRef, a: SparseRef, name: str) -> Block:
         """A dense operand of the matrix's dtype, without gaps."""
-        block = require_readable(x, driver.memory, name)
+        block = require_readable(x, preparer.memory, name)
         require_dtype(x, a.dtype, name, "the matrix")
         return block
 
@@ -228,7 +228,7 @@ def require_sparse(a: object, name: str) -> None:
         )
 
 
-def laid(ref: GpuRef, name: str) -> Dense:
+def laid(ref: GpuRef, name: str) -> DenseMatrix:
     """Return the layout of a dense operand.
 
     Raises:
@@ -236,25 +236,25 @@ def laid(ref: GpuRef, name: str) -> Dense:
         NotContiguous: rows and columns both have gaps.
     """
     if ref.ndim == 1 and ref.contiguous:
-        return Dense(ref.shape)
+        return DenseMatrix(ref.shape)
     if ref.ndim == 2:
         rows, columns = ref.shape
         down, across = (step // ref.dtype.itemsize for step in ref.strides)
         if ref.contiguous:
-            return Dense(ref.shape, by_rows=True, ld=max(columns, 1))
+            return DenseMatrix(ref.shape, by_rows=True, ld=max(columns, 1))
         if across == 1 and down >= columns:
-            return Dense(ref.shape, by_rows=True, ld=down)
+            return DenseMatrix(ref.shape, by_rows=True, ld=down)
         if down == 1 and across >= rows:
-            return Dense(ref.shape, by_rows=False, ld=across)
+            return DenseMatrix(ref.shape, by_rows=False, ld=across)
     elif ref.ndim != 1:
         raise ValueError(f"{name} must have one or two dimensions, not shape {ref.shape}")
     raise NotContiguous(f"neither rows nor columns of {name} are without gaps: {ref!r}")
 
 
-def place(ref: GpuRef, driver: Driver, name: str, *, writable: bool = False) -> Block:
+def place(ref: GpuRef, preparer: Preparer, name: str, *, writable: bool = False) -> Block:
     """The block of a dense operand that may lie by columns."""
     check: Callable[..., Block] = require_writable if writable else require_readable
-    return check(ref, driver.memory, name, strided=True)
+    return check(ref, preparer.memory, name, strided=True)
 
 
 def taken_as(operation: int, dtype: np.dtype[Any]) -> int:

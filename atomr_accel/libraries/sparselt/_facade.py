@@ -28,13 +28,13 @@ from ..sparse.part import laid, place
 from ._structured import StructuredRef
 from .wire._messages import (
     Algorithm,
-    Check,
+    CheckSparsity,
     Compress,
-    Dense,
-    Measure,
-    Multiply,
+    DenseOperand,
+    MeasureCompressed,
+    MultiplyCompressed,
     Prune,
-    Spec,
+    SparseLtSpec,
     Structured,
     encode,
 )
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...memory import Block
-    from ...ops import Driver, Home
+    from ...ops import DeviceView, Preparer
 
 LANE: Final = LaneSpec(
     "sparselt",
@@ -52,7 +52,8 @@ LANE: Final = LaneSpec(
         "cpu": "atomr_accel.libraries.sparselt.host._cpu:CpuSparseLt",
         "cuda": "atomr_accel.libraries.sparselt.host._cuda:CudaSparseLt",
     },
-    blocks=True,  # to plan a product takes milliseconds, and to check a matrix waits for the device
+    # to plan a product takes milliseconds, and to check a matrix waits for the device
+    own_thread=True,
 )
 
 Epilogue = Literal["bias", "relu", "relu_bias", "gelu", "gelu_bias"]
@@ -104,7 +105,7 @@ class SparseLt(Facade[D]):
 
     traced = True
 
-    def __init__(self, device: Home) -> None:
+    def __init__(self, device: DeviceView) -> None:
         self._device = device
 
     # --- matrices -----------------------------------------------------------------------------
@@ -137,10 +138,10 @@ class SparseLt(Facade[D]):
         if alg not in get_args(Algorithm):
             raise ValueError(f"alg must be 'strip' or 'tile', not {alg!r}")
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            matrix, source = self._structured(driver, a)
-            made = driver.output(a.shape, a.dtype) if out is None else out
-            target = require_writable(made, driver.memory, "out")
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            matrix, source = self._structured(preparer, a)
+            made = preparer.output(a.shape, a.dtype) if out is None else out
+            target = require_writable(made, preparer.memory, "out")
             require_dtype(made, a.dtype, "out", "a")
             require_shape(made, a.shape, "out")
             require_alignment(made, _ALIGNMENT, "out", _WHY)
@@ -167,9 +168,9 @@ class SparseLt(Facade[D]):
             Unsupported: in a batch or a recording.
         """
 
-        def prepare(driver: Driver) -> Submission[bool]:
-            matrix, source = self._structured(driver, a)
-            return Submission(Check(matrix, source.address), (source,), (), finish=bool)
+        def prepare(preparer: Preparer) -> Submission[bool]:
+            matrix, source = self._structured(preparer, a)
+            return Submission(CheckSparsity(matrix, source.address), (source,), (), finish=bool)
 
         return Request(LANE, "sparselt.check", prepare)
 
@@ -192,18 +193,20 @@ class SparseLt(Facade[D]):
             Unsupported: in a batch or a recording, because the host tells how large it is.
         """
 
-        def prepare(driver: Driver) -> Submission[StructuredRef]:
-            matrix, source = self._structured(driver, a)
+        def prepare(preparer: Preparer) -> Submission[StructuredRef]:
+            matrix, source = self._structured(preparer, a)
             measure: Request[tuple[int, int]] = Request(
-                LANE, "sparselt.measure", lambda _driver: Submission(Measure(matrix), (), ())
+                LANE,
+                "sparselt.measure",
+                lambda _preparer: Submission(MeasureCompressed(matrix), (), ()),
             )
-            sizes = driver.perform(measure)
+            sizes = preparer.perform(measure)
             if sizes is None:
                 raise Unsupported(
                     "how large a compressed matrix is the host has to tell, so compress cannot be "
                     "in a batch; await it"
                 )
-            made, *scratch = (driver.output((size,), _UINT8) for size in sizes if size)
+            made, *scratch = (preparer.output((size,), _UINT8) for size in sizes if size)
             targets: list[Block] = [each._block for each in (made, *scratch)]
             at = scratch[0]._block.address if scratch else 0
             message = Compress(matrix, source.address, made._block.address, at)
@@ -278,10 +281,10 @@ class SparseLt(Facade[D]):
         require_no_race(self._device, autotune=tuned)
         numbers = [_number(alpha, "alpha"), _number(beta, "beta")]
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            memory = driver.memory
-            compressed = require_readable(driver.stand_in(a.data), memory, "a")
-            source = place(b, driver, "b")
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            memory = preparer.memory
+            compressed = require_readable(preparer.stand_in(a.data), memory, "a")
+            source = place(b, preparer, "b")
             require_dtype(b, a.dtype, "b", "a")
             right = _dense(b, "b")
             if right.rows != a.shape[1]:
@@ -296,9 +299,9 @@ class SparseLt(Facade[D]):
             made = out
             if made is None:
                 turned = order == "F"
-                made = driver.output(shape[::-1] if turned else shape, kind)
+                made = preparer.output(shape[::-1] if turned else shape, kind)
                 made = made.T if turned else made
-            target = place(made, driver, "out", writable=True)
+            target = place(made, preparer, "out", writable=True)
             require_shape(made, shape, "out")
             result = _dense(made, "out")
             added = c if c is not None else out
@@ -306,7 +309,7 @@ class SparseLt(Facade[D]):
             named = [("a", a.data), ("b", b)]
             adding = result
             if c is not None:
-                reads.append(place(c, driver, "c"))
+                reads.append(place(c, preparer, "c"))
                 require_shape(c, shape, "c")
                 adding = _dense(c, "c")
                 named.append(("c", c))
@@ -328,18 +331,18 @@ class SparseLt(Facade[D]):
             require_no_alias("matmul", [("out", made)], named, in_place=(("out", "c"),))
             for name, ref in (*named, ("out", made)):
                 require_alignment(ref, _ALIGNMENT, name, _WHY)
-            spec = Spec(
+            spec = SparseLtSpec(
                 Structured(*a.shape, NAMES[a.dtype]),
                 *(right, adding, result),
                 activation,
                 NAMES[bias.dtype] if bias is not None and biased else "",
                 tuned,
             )
-            message = Multiply(
+            message = MultiplyCompressed(
                 encode(spec),
                 compressed.address,
                 source.address,
-                (added if added is not None else made)._place.address,
+                (added if added is not None else made)._addressable_block.address,
                 target.address,
                 0 if bias is None else bias._block.address,
                 *numbers,
@@ -350,7 +353,7 @@ class SparseLt(Facade[D]):
 
         return Request(LANE, "sparselt.matmul", prepare)
 
-    def _structured(self, driver: Driver, a: GpuRef) -> tuple[Structured, Block]:
+    def _structured(self, preparer: Preparer, a: GpuRef) -> tuple[Structured, Block]:
         """A matrix that is, or may be, half zeros."""
         if not isinstance(a, GpuRef):
             raise ref_error(a, self._device.memory, "a")
@@ -358,7 +361,7 @@ class SparseLt(Facade[D]):
             raise TypeError(f"a is {a.dtype.name}; it must be one of {', '.join(RESULTS)}")
         if a.ndim != 2:
             raise ValueError(f"a must have two dimensions, not shape {a.shape}")
-        block = require_readable(a, driver.memory, "a")
+        block = require_readable(a, preparer.memory, "a")
         require_alignment(a, _ALIGNMENT, "a", _WHY)
         _require_multiples(a.shape, _STRUCTURED[a.dtype.itemsize], "a", a.dtype)
         rows, columns = a.shape
@@ -394,7 +397,7 @@ def _number(value: float, name: str) -> float:
     return number
 
 
-def _dense(ref: GpuRef, name: str) -> Dense:
+def _dense(ref: GpuRef, name: str) -> DenseOperand:
     """A dense matrix."""
     found = laid(ref, name)
     if len(found.shape) != 2:
@@ -408,10 +411,12 @@ def _dense(ref: GpuRef, name: str) -> Dense:
             f"which must be a multiple of {multiple}: copy it first"
         )
     rows, columns = ref.shape
-    return Dense(rows, columns, found.ld, found.by_rows, NAMES[ref.dtype])
+    return DenseOperand(rows, columns, found.ld, found.by_rows, NAMES[ref.dtype])
 
 
-def _beside_fp8(adding: Dense, c: GpuRef | None, bias: GpuRef | None, *, beta: float) -> Dense:
+def _beside_fp8(
+    adding: DenseOperand, c: GpuRef | None, bias: GpuRef | None, *, beta: float
+) -> DenseOperand:
     """Return the operand that is added to a product whose result is fp8."""
     if beta and c is None:
         raise ValueError("an fp8 result cannot be added to; give c")
@@ -419,7 +424,7 @@ def _beside_fp8(adding: Dense, c: GpuRef | None, bias: GpuRef | None, *, beta: f
     name = "float16" if beside is None else beside.dtype.name
     if name not in ("float16", "bfloat16"):
         raise TypeError(f"c and bias of an fp8 result are float16 or bfloat16, not {name}")
-    return Dense(adding.rows, adding.columns, adding.ld, adding.by_rows, name)
+    return DenseOperand(adding.rows, adding.columns, adding.ld, adding.by_rows, name)
 
 
 def _require_multiples(

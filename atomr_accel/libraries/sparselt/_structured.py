@@ -50,10 +50,10 @@ class StructuredRef(msgspec.Struct, frozen=True, eq=False):
         """True if its content is gone."""
         return self.data.is_stale
 
-    def _apart(self) -> tuple[object, tuple[GpuRef, ...]]:
+    def _flatten(self) -> tuple[object, tuple[GpuRef, ...]]:
         return (self.shape, self.dtype), (self.data,)
 
-    def _joined(self, parts: Sequence[GpuRef]) -> StructuredRef:
+    def _unflatten(self, parts: Sequence[GpuRef]) -> StructuredRef:
         (data,) = parts
         return StructuredRef(self.shape, self.dtype, data)
 

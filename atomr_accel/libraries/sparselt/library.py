@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...ops import Check, Library, Requirement
+from ...ops import Library, LibraryCheck, Requirement
 from ._facade import LANE
 
 if TYPE_CHECKING:
@@ -28,5 +28,7 @@ LIBRARY: Final = Library(
     facade="atomr_accel.libraries.sparselt._facade:SparseLt",
     lanes=(LANE,),
     needs=(Requirement("cusparseLt", "device.sparselt", "cusparselt12", vendor=True),),
-    check=Check("a 2:4 matrix of 64 x 64 times 64 x 32, float16", 1e-3, _check, optional=True),
+    check=LibraryCheck(
+        "a 2:4 matrix of 64 x 64 times 64 x 32, float16", 1e-3, _check, optional=True
+    ),
 )

@@ -20,7 +20,7 @@ from ...ops import (
     same_place,
 )
 from ..blas.checks import scalar
-from .wire._messages import ADDS, Kind, Operation, Tensor
+from .wire._messages import ADDS, Operation, OperationKind, TensorLayout
 from .wire._operators import BINARY, COMPLEX_UNARY, COMPUTE, UNARY
 
 if TYPE_CHECKING:
@@ -55,20 +55,20 @@ class Checked(NamedTuple):
 
 
 _NAMES: Final = {
-    Kind.CONTRACT: ("ab", "c", ("alpha", "beta")),
-    Kind.CONTRACT_TRINARY: ("abc", "d", ("alpha", "beta")),
-    Kind.REDUCE: ("a", "c", ("alpha", "beta")),
-    Kind.PERMUTE: ("a", "", ("alpha",)),
-    Kind.BINARY: ("ac", "", ("alpha", "gamma")),
-    Kind.TRINARY: ("abc", "", ("alpha", "beta", "gamma")),
+    OperationKind.CONTRACT: ("ab", "c", ("alpha", "beta")),
+    OperationKind.CONTRACT_TRINARY: ("abc", "d", ("alpha", "beta")),
+    OperationKind.REDUCE: ("a", "c", ("alpha", "beta")),
+    OperationKind.PERMUTE: ("a", "", ("alpha",)),
+    OperationKind.BINARY: ("ac", "", ("alpha", "gamma")),
+    OperationKind.TRINARY: ("abc", "", ("alpha", "beta", "gamma")),
 }
 """Names of the operands, of the added array, and of the scalars."""
 
 
-class Call(NamedTuple):
+class TensorCall(NamedTuple):
     """The arguments of a call, before checks."""
 
-    kind: Kind
+    kind: OperationKind
     arrays: tuple[GpuRef, ...]
     given: tuple[Modes, ...]
     modes: Modes
@@ -127,10 +127,14 @@ class Call(NamedTuple):
             return
         others = [*zip(names, self.arrays, strict=True)]
         last = self.added if self.kind in ADDS else self.arrays[-1]
-        if self.kind in (Kind.BINARY, Kind.TRINARY):
+        if self.kind in (OperationKind.BINARY, OperationKind.TRINARY):
             others.pop()
         may_be = name_added or names[-1]
-        if last is not None and self.kind is not Kind.PERMUTE and not same_place(last, out):
+        if (
+            last is not None
+            and self.kind is not OperationKind.PERMUTE
+            and not same_place(last, out)
+        ):
             others.append((may_be, last))
         for name, ref in others:
             if overlap(out, ref):
@@ -200,7 +204,7 @@ def _numbered(
 
 
 def operation_of(
-    call: Call,
+    call: TensorCall,
     checked: Checked,
     result: GpuRef,
     compute_type: str | None,
@@ -217,11 +221,11 @@ def operation_of(
             f"compute_type {compute_type!r} is none of those for {name}: {', '.join(known)}"
         )
     real = checked.dtype.kind != "c"
-    allowed = UNARY if real and call.kind is not Kind.CONTRACT else COMPLEX_UNARY
+    allowed = UNARY if real and call.kind is not OperationKind.CONTRACT else COMPLEX_UNARY
     for each in unary:
         if each not in allowed:
             raise ValueError(f"operator {each!r} is none of those for {name}: {', '.join(allowed)}")
-    if call.kind is Kind.CONTRACT and real:
+    if call.kind is OperationKind.CONTRACT and real:
         unary = ()  # real numbers are their conjugates, for which the vendor has no operator here
     for each in operators:
         if each not in BINARY:
@@ -236,10 +240,10 @@ def operation_of(
     output = _tensor(result, checked.modes, "identity")
     # What is added, or joined last, is described as the result is, and so is as much aligned.
     last = call.added if call.kind in ADDS else call.arrays[-1]
-    if last is not None and call.kind is not Kind.PERMUTE:
+    if last is not None and call.kind is not OperationKind.PERMUTE:
         aligned = min(output.alignment, alignment(last))
         output = msgspec.structs.replace(output, alignment=aligned)
-    if call.kind in (Kind.BINARY, Kind.TRINARY):
+    if call.kind in (OperationKind.BINARY, OperationKind.TRINARY):
         inputs[-1] = msgspec.structs.replace(output, operator=unary[-1])
     return Operation(
         call.kind,
@@ -253,11 +257,11 @@ def operation_of(
     )
 
 
-def _tensor(ref: GpuRef, modes: tuple[int, ...], operator: str) -> Tensor:
+def _tensor(ref: GpuRef, modes: tuple[int, ...], operator: str) -> TensorLayout:
     size = ref.dtype.itemsize
     strides = strides_of(ref.shape, size) if ref._strides is None else ref.strides
     steps = tuple(
         1 if extent == 1 else stride // size
         for extent, stride in zip(ref.shape, strides, strict=True)
     )
-    return Tensor(ref.shape, steps, modes, min(128, alignment(ref)), operator)
+    return TensorLayout(ref.shape, steps, modes, min(128, alignment(ref)), operator)

@@ -16,22 +16,22 @@ from ...expressions.promotion import FLOAT32
 from ...memory import GpuRef, ref_error
 from ...memory.views import strides_of
 from ...ops import ARRAY_LANE as ARRAY
-from ...ops import Collected, D, Described, Request, Submission, op
+from ...ops import AsRequests, Collected, D, Request, Submission, op
 from ...wire.recent import Recent
-from ..array.steps import Describing, Steps, target_of
+from ..array.steps import CallSteps, RequestsOnly, target_of
 from ..blas.checks import LANE as BLAS
-from ._operations import LANE, Operations
-from ._plan import Contraction, Copy, Layout, Plan, Product, Sum, make_plan
+from ._operations import LANE, TensorOperations
+from ._plan import ArrayLayout, Contraction, CopyStep, EinsumPlan, MatrixProduct, Sum, make_plan
 from ._subscripts import Terms, interleaved, parse, resolve
 from .wire._messages import Available
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ...ops import Driver, Home, LaneSpec
+    from ...ops import DeviceView, LaneSpec, Preparer
     from ..blas.facade import Blas
     from ..cub.facade import Cub
-    from ._plan import View
+    from ._plan import ArrayView
 
 Subscripts: TypeAlias = "str | Operand"
 Sublist: TypeAlias = "Sequence[SupportsIndex | EllipsisType]"
@@ -43,7 +43,7 @@ _MOST_PLANS: Final = 1024
 
 
 @dataclass(slots=True)
-class _Found:
+class _HostFacts:
     """Facts about the host.
 
     Attributes:
@@ -53,15 +53,15 @@ class _Found:
     cutensor: bool | None = None
 
 
-class Einsum(Operations[D]):
+class Einsum(TensorOperations[D]):
     """The part of ``Tensor`` that takes any number of operands."""
 
-    def __init__(self, device: Home, blas: Blas[Any], cub: Cub[Any]) -> None:
+    def __init__(self, device: DeviceView, blas: Blas[Any], cub: Cub[Any]) -> None:
         super().__init__(device)
-        self._found = _Found()
-        self._blas: Blas[Described] = blas._on(Describing(device))
-        self._cub: Cub[Described] = cub._on(Describing(device))
-        self._sums: Recent[Hashable, Plan] = Recent(_MOST_PLANS)
+        self._found = _HostFacts()
+        self._blas: Blas[AsRequests] = blas._on(RequestsOnly(device))
+        self._cub: Cub[AsRequests] = cub._on(RequestsOnly(device))
+        self._sums: Recent[Hashable, EinsumPlan] = Recent(_MOST_PLANS)
 
     @op
     def einsum(
@@ -112,14 +112,14 @@ class Einsum(Operations[D]):
         kind = _dtype_of(arrays, dtype, casting)
         asked = (terms, arrays, out, kind, optimize)
         without = self._planned(*asked, contracts=False)
-        ends = not without.copies and isinstance(without.steps[-1], Product)
+        ends = not without.copies and isinstance(without.steps[-1], MatrixProduct)
         lane: LaneSpec = BLAS if ends else ARRAY
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
             plan = without
-            if without.copies and self._contracts(driver):
+            if without.copies and self._contracts(preparer):
                 plan = self._planned(*asked, contracts=True)
-            steps = Steps(driver, self._cub, lane)
+            steps = CallSteps(preparer, self._cub, lane)
             refs = [steps.ref(each, f"operand {at}") for at, each in enumerate(arrays)]
             reads = [(f"operand {at}", ref) for at, ref in enumerate(refs)]
             result = target_of(steps, out, plan.shape, kind, reads, op="einsum")
@@ -129,7 +129,7 @@ class Einsum(Operations[D]):
 
         return Request(lane, "tensor.einsum", prepare)
 
-    def _contracts(self, driver: Driver) -> bool:
+    def _contracts(self, preparer: Preparer) -> bool:
         """Return True if cuTENSOR is available.
 
         The lane is asked once. Batches and recordings get no answers, so they do not ask, and use
@@ -140,15 +140,15 @@ class Einsum(Operations[D]):
             return False
         found = self._found
         known = found.cutensor
-        if known is None and driver.home.driver is not Collected:
+        if known is None and preparer.home.call_mode is not Collected:
             asking: Request[bool] = Request(
                 LANE,
                 "tensor.available",
-                lambda _driver: Submission(Available(), (), ()),
+                lambda _preparer: Submission(Available(), (), ()),
                 key="tensor.available",
             )
-            known = found.cutensor = driver.perform(asking)
-        driver.depends(lambda: found.cutensor is known)
+            known = found.cutensor = preparer.perform(asking)
+        preparer.depends(lambda: found.cutensor is known)
         return bool(known)
 
     def _planned(
@@ -160,7 +160,7 @@ class Einsum(Operations[D]):
         optimize: Any,
         *,
         contracts: bool,
-    ) -> Plan:
+    ) -> EinsumPlan:
         """The plan for operands that lie so, with cuTENSOR or without."""
         layouts = tuple(map(_layout, arrays))
         given = _layout(out) if isinstance(out, GpuRef) else None
@@ -174,20 +174,20 @@ class Einsum(Operations[D]):
         plan = make_plan(labelled, layouts, given, dtype, optimize, contracts=contracts)
         return self._sums.keep(key, plan)
 
-    def _perform(self, steps: Steps, plan: Plan, values: list[GpuRef]) -> None:
+    def _perform(self, steps: CallSteps, plan: EinsumPlan, values: list[GpuRef]) -> None:
         """Do the steps of a plan."""
-        described: Operations[Described] = self._on(Describing(self._device))
+        described: TensorOperations[AsRequests] = self._on(RequestsOnly(self._device))
 
-        def seen(view: View) -> GpuRef:
+        def seen(view: ArrayView) -> GpuRef:
             return values[view.value]._seen(view.shape, view.strides)
 
         for step in plan.steps:
             match step:
-                case Product(a, b, target):
+                case MatrixProduct(a, b, target):
                     steps.do(self._blas.gemm(seen(a), seen(b), out=seen(target)))
                 case Sum(parts, axes, target):
                     steps.evaluate(_sum([seen(each) for each in parts], axes), seen(target))
-                case Copy(source, target):
+                case CopyStep(source, target):
                     steps.assign((seen(source), seen(target)))
                 case Contraction((a, b, target), (modes_a, modes_b, modes)):
                     steps.do(
@@ -213,11 +213,11 @@ def _read(
     return interleaved(given[1::2], last), given[::2]
 
 
-def _layout(array: Operand) -> Layout:
+def _layout(array: Operand) -> ArrayLayout:
     """Return the layout of an operand; an expression will be contiguous."""
     if isinstance(array, GpuRef):
-        return Layout(array.shape, array.strides, array.dtype)
-    return Layout(array.shape, strides_of(array.shape, array.dtype.itemsize), array.dtype)
+        return ArrayLayout(array.shape, array.strides, array.dtype)
+    return ArrayLayout(array.shape, strides_of(array.shape, array.dtype.itemsize), array.dtype)
 
 
 def _dtype_of(

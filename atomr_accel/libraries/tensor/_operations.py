@@ -22,13 +22,13 @@ from ...ops import (
 )
 from ...wire.options import flag
 from ...wire.recent import Recent
-from ._call import Call, alike, lies, operation_of
-from .wire._messages import ADDS, Kind, Run, Tune, encode
+from ._call import TensorCall, alike, lies, operation_of
+from .wire._messages import ADDS, OperationKind, RunTensor, TuneTensor, encode
 from .wire._operators import REDUCTIONS
 
 if TYPE_CHECKING:
     from ...memory import Block, Epoch, GpuRef
-    from ...ops import Driver, Home
+    from ...ops import DeviceView, Preparer
     from ..blas.checks import Number
     from ._call import Checked, Modes
 
@@ -38,7 +38,7 @@ LANE: Final = LaneSpec(
         "cpu": "atomr_accel.libraries.tensor.host._cpu:CpuTensors",
         "cuda": "atomr_accel.libraries.tensor.host._cuda:CudaTensors",
     },
-    blocks=True,  # to plan an operation takes milliseconds, and more with ``jit``
+    own_thread=True,  # to plan an operation takes milliseconds, and more with ``jit``
 )
 
 Unary: TypeAlias = Literal[
@@ -81,10 +81,10 @@ _MOST_OPERATIONS: Final = 2048
 _UINT8: Final = DTYPES["uint8"]
 
 
-class Operations(Facade[D]):
+class TensorOperations(Facade[D]):
     """The part of ``Tensor`` that is cuTENSOR's."""
 
-    def __init__(self, device: Home) -> None:
+    def __init__(self, device: DeviceView) -> None:
         self._device = device
         self._workspaces = Workspaces(LANE.max_streams, WORKSPACE)
         self._encoded: Recent[Hashable, bytes] = Recent(_MOST_OPERATIONS)
@@ -142,7 +142,9 @@ class Operations(Facade[D]):
             LibraryMissing: cuTENSOR is not installed.
             Unsupported: cuTENSOR does not support the operation.
         """
-        call = Call(Kind.CONTRACT, (a, b), (modes_a, modes_b), modes, c, out, (alpha, beta))
+        call = TensorCall(
+            OperationKind.CONTRACT, (a, b), (modes_a, modes_b), modes, c, out, (alpha, beta)
+        )
         return self._request(call, (op_a, op_b), compute_type, jit=jit, autotune=autotune)
 
     @op
@@ -191,7 +193,9 @@ class Operations(Facade[D]):
             ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         arrays, labels = (a, b, c), (modes_a, modes_b, modes_c)
-        call = Call(Kind.CONTRACT_TRINARY, arrays, labels, modes, d, out, (alpha, beta))
+        call = TensorCall(
+            OperationKind.CONTRACT_TRINARY, arrays, labels, modes, d, out, (alpha, beta)
+        )
         return self._request(call, (), compute_type, jit=jit, autotune=autotune)
 
     @op
@@ -233,7 +237,7 @@ class Operations(Facade[D]):
         """
         if op not in REDUCTIONS:
             raise ValueError(f"op is {op!r}; expected one of {', '.join(map(repr, REDUCTIONS))}")
-        call = Call(Kind.REDUCE, (a,), (modes_a,), modes, c, out, (alpha, beta))
+        call = TensorCall(OperationKind.REDUCE, (a,), (modes_a,), modes, c, out, (alpha, beta))
         return self._request(call, (op_a,), compute_type, (REDUCTIONS[op],))
 
     @op
@@ -267,7 +271,7 @@ class Operations(Facade[D]):
         Raises:
             ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
-        call = Call(Kind.PERMUTE, (a,), (modes_a,), modes, None, out, (alpha,))
+        call = TensorCall(OperationKind.PERMUTE, (a,), (modes_a,), modes, None, out, (alpha,))
         return self._request(call, (op_a,), compute_type)
 
     @op
@@ -310,7 +314,7 @@ class Operations(Facade[D]):
             ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         labels = modes_a, modes_c
-        call = Call(Kind.BINARY, (a, c), labels, modes_c, None, out, (alpha, gamma))
+        call = TensorCall(OperationKind.BINARY, (a, c), labels, modes_c, None, out, (alpha, gamma))
         return self._request(call, (op_a, op_c), compute_type, (op,))
 
     @op
@@ -363,14 +367,16 @@ class Operations(Facade[D]):
             ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         arrays, labels = (a, b, c), (modes_a, modes_b, modes_c)
-        call = Call(Kind.TRINARY, arrays, labels, modes_c, None, out, (alpha, beta, gamma))
+        call = TensorCall(
+            OperationKind.TRINARY, arrays, labels, modes_c, None, out, (alpha, beta, gamma)
+        )
         return self._request(call, (op_a, op_b, op_c), compute_type, (op_ab, op_abc))
 
     # --- in common ------------------------------------------------------------------------
 
     def _request(
         self,
-        call: Call,
+        call: TensorCall,
         unary: tuple[str, ...],
         compute_type: str | None,
         operators: tuple[str, ...] = (),
@@ -381,11 +387,11 @@ class Operations(Facade[D]):
         jit, autotune = flag(jit, "jit"), flag(autotune, "autotune")
         require_no_race(self._device, autotune=autotune)
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            checked = call.checked(driver.memory)
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            checked = call.checked(preparer.memory)
             result = checked.out
             if result is None:
-                result = driver.output(checked.shape, checked.dtype)
+                result = preparer.output(checked.shape, checked.dtype)
             key = (
                 *(call.kind, checked.dtype, compute_type, unary, operators, jit, autotune),
                 *(checked.modes, checked.labels),
@@ -406,50 +412,61 @@ class Operations(Facade[D]):
                 if added is None:
                     raise ValueError("beta scales what is added, but there is neither that nor out")
             last = added if call.kind in ADDS else inputs[-1]
-            if call.kind is not Kind.PERMUTE and last is not None and not alike(last, result):
+            if (
+                call.kind is not OperationKind.PERMUTE
+                and last is not None
+                and not alike(last, result)
+            ):
                 # What is added, or joined last, has to lie as the result does.
                 before = (copying(last, result),)
                 if call.kind in ADDS:
                     added = result
                 else:
                     inputs[-1] = result
-            reads = [ref._place for ref in (*inputs, *([] if added is None else [added]))]
-            if autotune and driver.home.driver is not Collected:
-                self._tune(driver, data, checked, inputs, result)
-            workspace, nbytes = self._workspace(driver, call.kind)
-            message = Run(
+            reads = [
+                ref._addressable_block for ref in (*inputs, *([] if added is None else [added]))
+            ]
+            if autotune and preparer.home.call_mode is not Collected:
+                self._tune(preparer, data, checked, inputs, result)
+            workspace, nbytes = self._workspace(preparer, call.kind)
+            message = RunTensor(
                 data,
-                tuple([ref._place.address for ref in inputs]),
-                0 if added is None else added._place.address,
-                result._place.address,
+                tuple([ref._addressable_block.address for ref in inputs]),
+                0 if added is None else added._addressable_block.address,
+                result._addressable_block.address,
                 checked.scalars,
                 0 if workspace is None else workspace.address,
                 nbytes,
             )
-            writes = [result._place, *([] if workspace is None else [workspace])]
+            writes = [result._addressable_block, *([] if workspace is None else [workspace])]
             return Submission(message, reads, writes, result, before=before)
 
         return Request(LANE, f"tensor.{call.kind.value}", prepare)
 
-    def _workspace(self, driver: Driver, kind: Kind) -> tuple[Block | None, int]:
+    def _workspace(self, preparer: Preparer, kind: OperationKind) -> tuple[Block | None, int]:
         if kind not in ADDS or not self._device.capabilities.needs_scratch:
             return None, 0
-        return self._workspaces.obtain(driver, WORKSPACE), WORKSPACE
+        return self._workspaces.obtain(preparer, WORKSPACE), WORKSPACE
 
     def _tune(
-        self, driver: Driver, data: bytes, checked: Checked, inputs: list[GpuRef], result: GpuRef
+        self,
+        preparer: Preparer,
+        data: bytes,
+        checked: Checked,
+        inputs: list[GpuRef],
+        result: GpuRef,
     ) -> None:
         """Have the host time algorithms, once in a generation."""
-        if self._tuned.get(data) is driver.memory.epoch:
+        if self._tuned.get(data) is preparer.memory.epoch:
             return
 
-        def prepare(driver: Driver) -> Submission[bool]:
+        def prepare(preparer: Preparer) -> Submission[bool]:
             _, nbytes = span(result.shape, result.strides, result.dtype.itemsize)
-            trial = driver.output((nbytes,), _UINT8)
-            workspace, size = self._workspace(driver, Kind.CONTRACT)
-            run = Run(
+            trial = preparer.output((nbytes,), _UINT8)
+            workspace, size = self._workspace(preparer, OperationKind.CONTRACT)
+            run = RunTensor(
                 data,
-                tuple([ref._place.address for ref in inputs]),
+                tuple([ref._addressable_block.address for ref in inputs]),
                 0,
                 trial._block.address,
                 (checked.scalars[0], (0.0, 0.0) if checked.dtype.kind == "c" else 0.0),
@@ -457,7 +474,9 @@ class Operations(Facade[D]):
                 size,
             )
             writes = [trial._block, *([] if workspace is None else [workspace])]
-            return Submission(Tune(run), [ref._place for ref in inputs], writes, True)
+            return Submission(
+                TuneTensor(run), [ref._addressable_block for ref in inputs], writes, True
+            )
 
-        driver.perform(Request(LANE, "tensor.tune", prepare, key=("tensor.tune", data)))
-        self._tuned.keep(data, driver.memory.epoch)
+        preparer.perform(Request(LANE, "tensor.tune", prepare, key=("tensor.tune", data)))
+        self._tuned.keep(data, preparer.memory.epoch)

@@ -33,7 +33,7 @@ class Seen(NamedTuple):
     strides: tuple[int, ...]
 
 
-class Pair(NamedTuple):
+class PathStep(NamedTuple):
     """One step: arrays that are multiplied, and summed along what the result has not.
 
     Attributes:
@@ -59,7 +59,7 @@ def pairs(
     output: tuple[int, ...],
     sizes: Sequence[int],
     optimize: Any,
-) -> list[Pair]:
+) -> list[PathStep]:
     """The steps that lead from operands to the result; the last one gives it.
 
     Args:
@@ -68,7 +68,7 @@ def pairs(
         sizes: how far each index goes.
         optimize: as for ``einsum``.
     """
-    steps: list[Pair] = []
+    steps: list[PathStep] = []
     left = list(range(len(inputs)))
     labels = list(map(tuple, inputs))
     for group in _path(inputs, output, sizes, optimize):
@@ -82,7 +82,7 @@ def pairs(
             kept = tuple(label for label in known if label in needed)
             first = len(labels)
             labels.append(kept)
-            steps.append(Pair(parts, kept))
+            steps.append(PathStep(parts, kept))
             if not others:
                 break
         left.append(first)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ._path import Pair
+    from ._path import PathStep
     from ._subscripts import Labelled
 
 MATRICES: Final = frozenset(
@@ -35,7 +35,7 @@ MATRICES: Final = frozenset(
 """The dtypes of matrix products."""
 
 
-class Layout(NamedTuple):
+class ArrayLayout(NamedTuple):
     """An array as callers gave it; strides in bytes."""
 
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
     dtype: np.dtype[Any]
 
 
-class View(NamedTuple):
+class ArrayView(NamedTuple):
     """A value of a plan, seen in a certain way.
 
     Attributes:
@@ -57,12 +57,12 @@ class View(NamedTuple):
     strides: tuple[int, ...]
 
 
-class Product(NamedTuple):
+class MatrixProduct(NamedTuple):
     """Matrix products: shapes (..., m, k), (..., k, n) and (..., m, n)."""
 
-    a: View
-    b: View
-    target: View
+    a: ArrayView
+    b: ArrayView
+    target: ArrayView
 
 
 class Sum(NamedTuple):
@@ -74,26 +74,26 @@ class Sum(NamedTuple):
         target: of the shape of the remaining axes.
     """
 
-    parts: tuple[View, ...]
+    parts: tuple[ArrayView, ...]
     axes: int
-    target: View
+    target: ArrayView
 
 
-class Copy(NamedTuple):
+class CopyStep(NamedTuple):
     """A copy of an array, possibly with another dtype."""
 
-    source: View
-    target: View
+    source: ArrayView
+    target: ArrayView
 
 
 class Contraction(NamedTuple):
     """One call of cuTENSOR: views of three arrays with the index of each axis."""
 
-    views: tuple[View, View, View]
+    views: tuple[ArrayView, ArrayView, ArrayView]
     modes: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-class Plan(NamedTuple):
+class EinsumPlan(NamedTuple):
     """A sum of products.
 
     Attributes:
@@ -105,19 +105,19 @@ class Plan(NamedTuple):
 
     shape: tuple[int, ...]
     scratch: tuple[tuple[int, ...], ...]
-    steps: tuple[Product | Sum | Copy | Contraction, ...]
+    steps: tuple[MatrixProduct | Sum | CopyStep | Contraction, ...]
     copies: bool
 
 
 def make_plan(
     labelled: Labelled,
-    operands: Sequence[Layout],
-    out: Layout | None,
+    operands: Sequence[ArrayLayout],
+    out: ArrayLayout | None,
     dtype: np.dtype[Any],
     optimize: Any,
     *,
     contracts: bool,
-) -> Plan:
+) -> EinsumPlan:
     """Plan a sum of products.
 
     Args:
@@ -128,16 +128,16 @@ def make_plan(
         optimize: as for ``einsum``.
         contracts: True to use cuTENSOR for pairs that matrix products would copy.
     """
-    return _Planner(labelled, operands, out, dtype, contracts).plan(optimize)
+    return _EinsumPlanner(labelled, operands, out, dtype, contracts).plan(optimize)
 
 
 @final
-class _Planner:
+class _EinsumPlanner:
     def __init__(
         self,
         labelled: Labelled,
-        operands: Sequence[Layout],
-        out: Layout | None,
+        operands: Sequence[ArrayLayout],
+        out: ArrayLayout | None,
         dtype: np.dtype[Any],
         contracts: bool,
     ) -> None:
@@ -150,10 +150,10 @@ class _Planner:
         self._out = out or self._layout(self._shape)
         self._result = len(operands)
         self._scratch: list[tuple[int, ...]] = []
-        self._steps: list[Product | Sum | Copy | Contraction] = []
+        self._steps: list[MatrixProduct | Sum | CopyStep | Contraction] = []
         self._copies = False
 
-    def plan(self, optimize: Any) -> Plan:
+    def plan(self, optimize: Any) -> EinsumPlan:
         """All steps."""
         values: list[tuple[int, Seen]] = []
         for at, (labels, layout) in enumerate(
@@ -171,20 +171,20 @@ class _Planner:
         if self._converts(self._out):
             made = self._made(result.labels, last, values)
             self._steps.append(
-                Copy(
+                CopyStep(
                     self._view(*made, result.labels),
                     self._view(self._result, result, result.labels),
                 )
             )
         else:
             self._pair(last, values, (self._result, result))
-        return Plan(self._shape, tuple(self._scratch), tuple(self._steps), self._copies)
+        return EinsumPlan(self._shape, tuple(self._scratch), tuple(self._steps), self._copies)
 
-    def _converts(self, layout: Layout) -> bool:
+    def _converts(self, layout: ArrayLayout) -> bool:
         return layout.dtype is not self._dtype
 
-    def _layout(self, shape: tuple[int, ...]) -> Layout:
-        return Layout(shape, strides_of(shape, self._dtype.itemsize), self._dtype)
+    def _layout(self, shape: tuple[int, ...]) -> ArrayLayout:
+        return ArrayLayout(shape, strides_of(shape, self._dtype.itemsize), self._dtype)
 
     def _extents(self, labels: Iterable[int]) -> tuple[int, ...]:
         return tuple([self._sizes[label] for label in labels])
@@ -195,10 +195,10 @@ class _Planner:
         self._scratch.append(shape)
         return self._result + len(self._scratch), Seen(labels, self._layout(shape).strides)
 
-    def _view(self, value: int, seen: Seen, labels: Sequence[int]) -> View:
+    def _view(self, value: int, seen: Seen, labels: Sequence[int]) -> ArrayView:
         """Return an array with axes in this order, with axes of one element for missing labels."""
         strides = dict(zip(*seen, strict=True))
-        return View(
+        return ArrayView(
             value,
             tuple([self._sizes[each] if each in strides else 1 for each in labels]),
             tuple([strides.get(each, 0) for each in labels]),
@@ -207,7 +207,7 @@ class _Planner:
     def _copied(self, value: int, seen: Seen, labels: tuple[int, ...]) -> tuple[int, Seen]:
         """A contiguous copy with axes in this order, of the dtype that is computed with."""
         made = self._new(labels)
-        self._steps.append(Copy(self._view(value, seen, labels), self._view(*made, labels)))
+        self._steps.append(CopyStep(self._view(value, seen, labels), self._view(*made, labels)))
         return made
 
     def _summed(self, value: int, seen: Seen, kept: tuple[int, ...]) -> tuple[int, Seen]:
@@ -224,13 +224,13 @@ class _Planner:
         self._steps.append(Sum(views, len(gone), self._view(*target, kept)))
 
     def _made(
-        self, labels: tuple[int, ...], pair: Pair, values: list[tuple[int, Seen]]
+        self, labels: tuple[int, ...], pair: PathStep, values: list[tuple[int, Seen]]
     ) -> tuple[int, Seen]:
         """Compute a pair into scratch memory, with axes in the order that costs nothing."""
         return self._pair(pair._replace(output=labels), values, None)
 
     def _pair(
-        self, pair: Pair, values: list[tuple[int, Seen]], target: tuple[int, Seen] | None
+        self, pair: PathStep, values: list[tuple[int, Seen]], target: tuple[int, Seen] | None
     ) -> tuple[int, Seen]:
         parts = [values[each] for each in pair.parts]
         kept = pair.output
@@ -238,7 +238,7 @@ class _Planner:
             made = target or self._new(kept)
             (part,) = parts
             if {*part[1].labels} == {*kept}:
-                self._steps.append(Copy(self._view(*part, kept), self._view(*made, kept)))
+                self._steps.append(CopyStep(self._view(*part, kept), self._view(*made, kept)))
             else:
                 self._sum(parts, made)
             return made
@@ -295,7 +295,7 @@ class _Planner:
         self._steps.append(self._product(a, b, through, *groups))
         if not to:
             labels = made[1].labels
-            self._steps.append(Copy(self._view(*through, labels), self._view(*made, labels)))
+            self._steps.append(CopyStep(self._view(*through, labels), self._view(*made, labels)))
         return made
 
     def _contractible(self, *parts: tuple[int, Seen]) -> bool:
@@ -360,14 +360,14 @@ class _Planner:
         rows: Sequence[int],
         inner: Sequence[int],
         columns: Sequence[int],
-    ) -> Product:
+    ) -> MatrixProduct:
         """Products of matrices, with as few axes of batches as the arrays allow."""
         strides = [dict(zip(*seen, strict=True)) for _, seen in (a, b, target)]
         extents, steps = _merged(
             self._extents(batch), [[each[label] for label in batch] for each in strides]
         )
         views = [
-            View(
+            ArrayView(
                 value,
                 (*extents, *(math.prod(self._extents(group)) for group in groups)),
                 (*before, *(sum(self._fold(group, seen)[1]) for group in groups)),
@@ -379,7 +379,7 @@ class _Planner:
                 strict=True,
             )
         ]
-        return Product(*views)
+        return MatrixProduct(*views)
 
 
 def _by_stride(seen: Seen, labels: Sequence[int]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ...ops import Check, Library, Requirement
+from ...ops import Library, LibraryCheck, Requirement
 from ._operations import LANE
 
 if TYPE_CHECKING:
@@ -27,5 +27,5 @@ LIBRARY: Final = Library(
     uses=("blas", "cub"),
     numpy_modules=("numpy",),
     needs=(Requirement("cutensor", "device.tensor", "cutensor12", vendor=True),),
-    check=Check("einsum bik,kbj->jbi, float64", 1e-13, _check),
+    check=LibraryCheck("einsum bik,kbj->jbi, float64", 1e-13, _check),
 )

@@ -12,7 +12,7 @@ import trio
 from ..._errors import said_of
 from ...actors.blocks import opens
 from ...actors.util import NoPublicConstructor, check_instance
-from .._calls import Calls, closing, unprotected
+from .._calls import CallsInProgress, closing, unprotected
 from .._retry import Retry
 from ._exchange import DeviceCopies, Exchange, at_once, naming
 from ._experts import MoeWeights, check_weights, grouped_experts, padded_experts, put_weights
@@ -170,7 +170,7 @@ class Moe(metaclass=NoPublicConstructor):
         self._exchange = exchange
         self._retry = retry
         self._residual = residual
-        self._calls = Calls("mixture of experts", observer)
+        self._calls = CallsInProgress("mixture of experts", observer)
         self._tokens = self._dropped_choices = 0
         self._load = np.zeros(experts, np.int64)
         self._losses = np.zeros(2)

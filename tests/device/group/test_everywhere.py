@@ -35,7 +35,7 @@ LARGE = np.arange(1 << 17, dtype=np.float64)
 def group(count: int, **options: Any) -> Any:
     """Devices in threads, which are opened sooner, unless they are to be broken."""
     return open_devices(
-        range(count), **{"backend": "cpu", "isolation": "thread", "prompt": False, **options}
+        range(count), **{"backend": "cpu", "isolation": "thread", "low_latency": False, **options}
     )
 
 

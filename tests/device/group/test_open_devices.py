@@ -28,7 +28,7 @@ pytestmark = cpu_only
 def group(count: int = 2, **options: Any) -> Any:
     """Devices in threads, which are opened sooner, unless they are to be broken."""
     return open_devices(
-        range(count), **{"backend": "cpu", "isolation": "thread", "prompt": False, **options}
+        range(count), **{"backend": "cpu", "isolation": "thread", "low_latency": False, **options}
     )
 
 

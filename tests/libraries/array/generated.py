@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from atomr_accel._dtypes import as_dtype
-from atomr_accel.libraries.array._plan import Layout, Plan, make_plan
-from atomr_accel.libraries.array.graph import Graph
+from atomr_accel.libraries.array._plan import BufferLayout, EvaluationPlan, make_plan
+from atomr_accel.libraries.array.graph import ExpressionGraph
 from atomr_accel.libraries.array.host._codegen import NAME, PRELUDE, body_of
 from atomr_accel.memory import Block, GpuRef, block_at
 
@@ -54,20 +54,23 @@ class Case:
     """An expression, its plan, and where its results go."""
 
     def __init__(self, leaves: Leaves, expressions: Sequence[Any]) -> None:
-        self.graph = Graph(expressions)
+        self.graph = ExpressionGraph(expressions)
         self.operands = [leaves.pointer(ref) for ref in self.graph.operands]
         self.outputs = [
             _garbage(each.shape, each.dtype)
             for each in (self.graph.values[at] for at in self.graph.results)
         ]
         operands = [
-            Layout(ref.shape, ref.strides, ref.dtype, _alignment(pointer))
+            BufferLayout(ref.shape, ref.strides, ref.dtype, _alignment(pointer))
             for ref, pointer in zip(self.graph.operands, self.operands, strict=True)
         ]
         outputs = [
-            Layout(array.shape, array.strides, as_dtype(array.dtype), 256) for array in self.outputs
+            BufferLayout(array.shape, array.strides, as_dtype(array.dtype), 256)
+            for array in self.outputs
         ]
-        self.plan: Plan = make_plan(self.graph.values, self.graph.results, operands, outputs)
+        self.plan: EvaluationPlan = make_plan(
+            self.graph.values, self.graph.results, operands, outputs
+        )
 
     @property
     def forms(self) -> list[KernelForm]:

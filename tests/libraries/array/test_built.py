@@ -22,13 +22,13 @@ from atomr_accel.libraries.array import evaluate as _evaluate
 from atomr_accel.libraries.array.evaluate import BUILDS
 from atomr_accel.libraries.array.host import _cuda_expression
 from atomr_accel.libraries.array.host._codegen import NAME, PRELUDE, body_of
-from atomr_accel.libraries.array.host.cpu import CpuArray
+from atomr_accel.libraries.array.host.cpu import CpuArrayExecutor
 from atomr_accel.libraries.array.wire._program import (
     BuildKernels,
+    ExpressionLaunch,
     ForgetKernel,
     ForgetKernels,
     KernelForm,
-    Launch,
     RunKernels,
 )
 from atomr_accel.ops import ARRAY_LANE as LANE
@@ -72,7 +72,7 @@ class HostBuilder:
         BUILT.pop(message.kernel, None)
 
 
-class HostArray(CpuArray):  # type: ignore[misc] # final for all but this
+class HostArray(CpuArrayExecutor):  # type: ignore[misc] # final for all but this
     """Launches them."""
 
     def __init__(self, context: Any, stream: Any) -> None:
@@ -273,7 +273,7 @@ def test_built_kernels_stay_while_an_executor_holds_them() -> None:
         one.handlers[BuildKernels](BuildKernels((5, 8), (form, form)))
         assert len(driver.loaded) == 2
         run = _cuda_expression.CudaExpressions(context, stream).handlers[RunKernels]
-        launch = Launch(5, (3, 1), (16, 32), (1, 2, -3), (8, 9))
+        launch = ExpressionLaunch(5, (3, 1), (16, 32), (1, 2, -3), (8, 9))
         run(RunKernels((launch, launch)))
         words = struct.pack("=QQqqq", 17, 33, 1, 2, -3) + struct.pack("=II", 8, 9)
         assert driver.launched == [(1, 3, 1, 1, form.threads, 1, 1, 0, 7, 0, words)] * 2

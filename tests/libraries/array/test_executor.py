@@ -50,7 +50,7 @@ def test_copies_go_to_where_addresses_lead(
     monkeypatch.setattr(_cuda, "Kernels", lambda *_: HostKernels(compiled))
     context: Any = Context()
     stream: Any = SimpleNamespace(handle=0)
-    executor = _cuda.CudaArray(context, stream)
+    executor = _cuda.CudaArrayExecutor(context, stream)
     rng = np.random.default_rng(seeds.draw())
     for other in (executor, executor.on(stream)):
         for shape in ((1, 1), (40, 70), (3, 50)):

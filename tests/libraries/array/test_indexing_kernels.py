@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.libraries.array.choosing import Along, choose
+from atomr_accel.libraries.array.choosing import GatherAxis, choose
 from atomr_accel.libraries.array.host import _cuda_indexing
 from atomr_accel.libraries.array.host._cpu_indexing import CpuIndexing
 from atomr_accel.libraries.array.host._cuda_indexing import CudaIndexing
@@ -30,8 +30,8 @@ from atomr_accel.libraries.array.wire.indexing import (
     CountNumbers,
     FindOutside,
     ReadNumbers,
-    Scan,
-    Upload,
+    ScanRows,
+    UploadBytes,
 )
 
 from ... import seeds
@@ -183,12 +183,12 @@ def message_of(
     shape = np.broadcast_shapes(*(each.shape for each in indices))
     wide = [np.broadcast_to(each, shape) for each in indices]
     loops = [
-        Along(extent, plain.strides[at], 0, tuple(each.strides[at] for each in wide))
+        GatherAxis(extent, plain.strides[at], 0, tuple(each.strides[at] for each in wide))
         for at, extent in enumerate(shape)
     ]
     count = len(indices)
     rest = [
-        Along(
+        GatherAxis(
             chosen.shape[count + at],
             plain.strides[len(shape) + at],
             chosen.strides[count + at],
@@ -373,7 +373,7 @@ def test_parts_of_flags(count: int) -> None:
 def test_bytes_of_the_program(cuda: CudaIndexing, size: int) -> None:
     data = seeds.rng().bytes(size)
     target = np.zeros(size + 1, np.uint8)
-    cuda.handlers[Upload](Upload(pointer(target), data))
+    cuda.handlers[UploadBytes](UploadBytes(pointer(target), data))
     assert target.tobytes() == data + b"\0"
 
 
@@ -392,10 +392,10 @@ def test_scans(
         source = np.where(rng.random(shape) < 2 / shape[1], 2, 1)
     given = source.astype(DTYPES[dtype])
     target, expected = np.empty_like(given), np.empty_like(given)
-    cuda.handlers[Scan](Scan(kind, pointer(given), pointer(target), dtype, *shape))
-    cpu.handlers[Scan](Scan(kind, pointer(given), pointer(expected), dtype, *shape))
+    cuda.handlers[ScanRows](ScanRows(kind, pointer(given), pointer(target), dtype, *shape))
+    cpu.handlers[ScanRows](ScanRows(kind, pointer(given), pointer(expected), dtype, *shape))
     np.testing.assert_array_equal(target, expected)
-    cuda.handlers[Scan](Scan(kind, pointer(given), pointer(given), dtype, *shape))
+    cuda.handlers[ScanRows](ScanRows(kind, pointer(given), pointer(given), dtype, *shape))
     np.testing.assert_array_equal(given, expected)
 
 
@@ -417,11 +417,11 @@ def test_a_long_row_in_parts(
     target, expected = np.empty_like(given), np.empty_like(given)
     scratch = np.empty(PARTS * SCAN_PART, np.uint8)
     row = (kind, pointer(given), pointer(target), dtype, 1, length)
-    cuda.handlers[Scan](Scan(*row, pointer(scratch)))
-    cpu.handlers[Scan](Scan(kind, pointer(given), pointer(expected), dtype, 1, length))
+    cuda.handlers[ScanRows](ScanRows(*row, pointer(scratch)))
+    cpu.handlers[ScanRows](ScanRows(kind, pointer(given), pointer(expected), dtype, 1, length))
     np.testing.assert_array_equal(target, expected)
-    cuda.handlers[Scan](
-        Scan(kind, pointer(given), pointer(given), dtype, 1, length, pointer(scratch))
+    cuda.handlers[ScanRows](
+        ScanRows(kind, pointer(given), pointer(given), dtype, 1, length, pointer(scratch))
     )
     np.testing.assert_array_equal(given, expected)
 

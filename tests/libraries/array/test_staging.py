@@ -263,8 +263,8 @@ async def test_a_block_of_a_view_tells_no_address(device: Device) -> None:
     _, x = await filled(device, 4, 6)
     with pytest.raises(NotContiguous, match="copy it first"):
         _ = x.T._block.address
-    assert x.T._place.address == x._block.address
-    assert x[:, 1]._place.address == x._block.address + 4
+    assert x.T._addressable_block.address == x._block.address
+    assert x[:, 1]._addressable_block.address == x._block.address + 4
     with pytest.raises(ValueError, match="ref is not contiguous, and is needed so here"):
         await device.prefetch(x.T)
 

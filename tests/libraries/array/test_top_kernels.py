@@ -17,8 +17,8 @@ from atomr_accel.libraries.array.host._top_source import TOPS, kernel_types
 from atomr_accel.libraries.array.wire.indexing import (
     MOST_TOP,
     PARTS,
+    CountHistogram,
     Distinct,
-    Histogram,
     Top,
     top_scratch,
 )
@@ -254,7 +254,7 @@ def test_histograms(cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, edge: str)
         for executor in (cuda, cpu):
             counts, edges = np.full(size, -3), np.full(size + 1, 9, edge)
             known = bool(rng.integers(2))
-            message = Histogram(
+            message = CountHistogram(
                 pointer(given) if count else 0,
                 count,
                 dtype,
@@ -266,7 +266,7 @@ def test_histograms(cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, edge: str)
                 edge,
                 size,
             )
-            executor.handlers[Histogram](message)
+            executor.handlers[CountHistogram](message)
             made.append((counts, edges))
         np.testing.assert_array_equal(made[0][0], made[1][0])
         np.testing.assert_array_equal(made[0][1], made[1][1])
@@ -275,9 +275,9 @@ def test_histograms(cuda: CudaIndexing, cpu: CpuIndexing, dtype: str, edge: str)
 
 @needs_compiler
 def test_histograms_by_templates(cuda: CudaIndexing) -> None:
-    prepare = cuda.preparers[Histogram]
+    prepare = cuda.preparers[CountHistogram]
     given = ("float32", 0, -1.0, 2.0)
-    message = Histogram(PLACE, 3000, *given, PLACE | 1, PLACE | 2, "float32", 10)
+    message = CountHistogram(PLACE, 3000, *given, PLACE | 1, PLACE | 2, "float32", 10)
     run = prepare(template_of(message))
     assert run is not None
     for _ in range(2):  # on other buffers each time
@@ -287,7 +287,7 @@ def test_histograms_by_templates(cuda: CudaIndexing) -> None:
         expected = np.histogram(x, 10, (-1, 2))
         np.testing.assert_array_equal(counts, expected[0])
         np.testing.assert_allclose(edges, expected[1], rtol=1e-6)
-    asking = Histogram(PLACE, 3000, "float32", PLACE | 1, 0.0, 0.0, 1, 1, "float32", 10)
+    asking = CountHistogram(PLACE, 3000, "float32", PLACE | 1, 0.0, 0.0, 1, 1, "float32", 10)
     assert prepare(template_of(asking)) is None  # it looks at the device's numbers first
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from atomr_accel.libraries.cub.host._algorithms import ALGORITHMS
-from atomr_accel.libraries.cub.wire._spec import Operator, Spec, encode
+from atomr_accel.libraries.cub.wire._spec import CubSpec, OperatorSpec, encode
 
 from ...harness import ROOT
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def binary(kind: str, dtype: str, result: str | None = None) -> Operator:
-    return Operator((dtype, dtype), result or dtype, kind)
+def binary(kind: str, dtype: str, result: str | None = None) -> OperatorSpec:
+    return OperatorSpec((dtype, dtype), result or dtype, kind)
 
 
-def own(dtype: str, source: str) -> Operator:
-    return Operator((dtype,), "bool", "", source, "f")
+def own(dtype: str, source: str) -> OperatorSpec:
+    return OperatorSpec((dtype,), "bool", "", source, "f")
 
 
 POSITIVE: Final = own("float32", "__device__ bool f(float a) { return a > 0; }")
@@ -34,38 +34,42 @@ BELOW: Final = own(
 PLUS: Final = binary("plus", "float32")
 
 SPECS: Final = (
-    Spec("reduce", ("float16", "float32", "float16"), (PLUS,), init=True, determinism="run_to_run"),
-    Spec("reduce", ("float32",) * 3, (PLUS,), init=True, determinism="not_guaranteed"),
-    Spec(
+    CubSpec(
+        "reduce", ("float16", "float32", "float16"), (PLUS,), init=True, determinism="run_to_run"
+    ),
+    CubSpec("reduce", ("float32",) * 3, (PLUS,), init=True, determinism="not_guaranteed"),
+    CubSpec(
         "reduce",
         ("bfloat16",) * 3,
         (binary("maximum", "bfloat16"),),
         determinism="run_to_run",
     ),
-    Spec("arg_reduce", ("float32", "int64"), descending=True),
-    Spec("inclusive_scan", ("complex64",) * 3, (binary("plus", "complex64"),)),
-    Spec("exclusive_scan", ("int32",) * 3, (binary("plus", "int32"),), init=True),
-    Spec("segmented_reduce", ("float32", "int64", "float32", "float32"), (PLUS,), init=True),
-    Spec("radix_sort", ("float32", "")),
-    Spec("radix_sort", ("bfloat16", "uint64"), descending=True),
-    Spec("radix_sort", ("int8", "complex128")),
-    Spec("argsort", ("bool", "uint64")),
-    Spec("merge_sort", ("int32", "complex128"), (binary("less", "int32", "bool"),)),
-    Spec("segmented_sort", ("int16", "", "int32")),
-    Spec("select", ("float32",), (POSITIVE,)),
-    Spec("select_flagged", ("complex128",)),
-    Spec("partition", ("float32",), (POSITIVE,)),
-    Spec("three_way_partition", ("float32",), (POSITIVE, BELOW)),
-    Spec("unique_by_key", ("float16", ""), (binary("equal_to", "float16", "bool"),)),
-    Spec("unique_by_key", ("int32", "complex128"), (binary("equal_to", "int32", "bool"),)),
-    Spec("histogram_even", ("float16", "int64", "float64"), levels=11),
-    Spec("histogram_even", ("uint8", "int32", "int64"), levels=257),
-    Spec(
-        "unary_transform", ("float16", "bfloat16"), (Operator(("float16",), "bfloat16", "negate"),)
+    CubSpec("arg_reduce", ("float32", "int64"), descending=True),
+    CubSpec("inclusive_scan", ("complex64",) * 3, (binary("plus", "complex64"),)),
+    CubSpec("exclusive_scan", ("int32",) * 3, (binary("plus", "int32"),), init=True),
+    CubSpec("segmented_reduce", ("float32", "int64", "float32", "float32"), (PLUS,), init=True),
+    CubSpec("radix_sort", ("float32", "")),
+    CubSpec("radix_sort", ("bfloat16", "uint64"), descending=True),
+    CubSpec("radix_sort", ("int8", "complex128")),
+    CubSpec("argsort", ("bool", "uint64")),
+    CubSpec("merge_sort", ("int32", "complex128"), (binary("less", "int32", "bool"),)),
+    CubSpec("segmented_sort", ("int16", "", "int32")),
+    CubSpec("select", ("float32",), (POSITIVE,)),
+    CubSpec("select_flagged", ("complex128",)),
+    CubSpec("partition", ("float32",), (POSITIVE,)),
+    CubSpec("three_way_partition", ("float32",), (POSITIVE, BELOW)),
+    CubSpec("unique_by_key", ("float16", ""), (binary("equal_to", "float16", "bool"),)),
+    CubSpec("unique_by_key", ("int32", "complex128"), (binary("equal_to", "int32", "bool"),)),
+    CubSpec("histogram_even", ("float16", "int64", "float64"), levels=11),
+    CubSpec("histogram_even", ("uint8", "int32", "int64"), levels=257),
+    CubSpec(
+        "unary_transform",
+        ("float16", "bfloat16"),
+        (OperatorSpec(("float16",), "bfloat16", "negate"),),
     ),
-    Spec("binary_transform", ("complex64",) * 3, (binary("divides", "complex64"),)),
-    Spec("lower_bound", ("bfloat16", "bfloat16")),
-    Spec("upper_bound", ("int32", "int32"), (binary("less", "int32", "bool"),)),
+    CubSpec("binary_transform", ("complex64",) * 3, (binary("divides", "complex64"),)),
+    CubSpec("lower_bound", ("bfloat16", "bfloat16")),
+    CubSpec("upper_bound", ("int32", "int32"), (binary("less", "int32", "bool"),)),
 )
 
 

@@ -13,8 +13,8 @@ from atomr_accel.libraries.cub import _operators
 from atomr_accel.libraries.cub.call import BUILDER, LANE, WAITING
 from atomr_accel.libraries.cub.host import _bindings, _builds
 from atomr_accel.libraries.cub.host import cuda as _cuda
-from atomr_accel.libraries.cub.wire._spec import Spec, encode
-from atomr_accel.libraries.cub.wire.messages import Build, Run
+from atomr_accel.libraries.cub.wire._spec import CubSpec, encode
+from atomr_accel.libraries.cub.wire.messages import BuildCub, RunCub
 from atomr_accel.wire import StickyFault
 
 from ...fakes import cub as fakes
@@ -244,7 +244,7 @@ def test_statuses_become_errors() -> None:
 
 
 def test_damaged_build_on_disk_is_built_again(linker: fakes.Linker) -> None:
-    spec = Spec("radix_sort", ("int32", ""))
+    spec = CubSpec("radix_sort", ("int32", ""))
     store = _builds.BuildStore((9, 0))
     assert store.find(encode(spec), (5,))[1] == "built"
     assert store.find(encode(spec), (9,))[1] == "memory"
@@ -257,7 +257,7 @@ def test_build_of_another_source_is_not_found(
     linker: fakes.Linker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del linker
-    spec = encode(Spec("radix_sort", ("int32", "complex128")))
+    spec = encode(CubSpec("radix_sort", ("int32", "complex128")))
     assert _builds.BuildStore((9, 0)).find(spec, (5,))[1] == "built"
     monkeypatch.setattr(_builds, "_FORM", _builds._FORM + 1)
     assert _builds.BuildStore((9, 0)).find(spec, (5,))[1] == "built"
@@ -270,7 +270,9 @@ def test_positions_of_wide_values_are_part_of_the_scratch_memory(linker: fakes.L
     kind = type("Context", (), {"compute_capability": (9, 0), "pointer": int})
     executor: Any = _cuda.CudaCub(kind(), stream)
     narrow, wide = (
-        executor.handlers[Build](Build(encode(Spec("radix_sort", ("int32", values))), (1000,)))[0]
+        executor.handlers[BuildCub](
+            BuildCub(encode(CubSpec("radix_sort", ("int32", values))), (1000,))
+        )[0]
         for values in ("uint64", "complex128")
     )
     assert wide == narrow + 8192  # whole multiples of what memory is aligned to
@@ -283,7 +285,7 @@ def test_a_recording_cannot_have_what_waits(linker: fakes.Linker) -> None:
     kind = type("Context", (), {"compute_capability": (9, 0), "pointer": int})
     context: Any = kind()
     executor: Any = _cuda.CudaCub(context, stream)
-    spec = encode(Spec("segmented_sort", ("int32", "", "int64")))
+    spec = encode(CubSpec("segmented_sort", ("int32", "", "int64")))
     with pytest.raises(Unsupported, match="a recording cannot have it"):
-        executor.handlers[Run](Run(spec, (1, 0, 1, 1, 1, 0), (5, 1), (), 0, 0))
+        executor.handlers[RunCub](RunCub(spec, (1, 0, 1, 1, 1, 0), (5, 1), (), 0, 0))
     executor.close()

@@ -9,7 +9,7 @@ import pytest
 
 from atomr_accel import LibraryMissing
 from atomr_accel.libraries.cutlass.host._builds import headers
-from atomr_accel.libraries.cutlass.wire._spec import Node, Spec
+from atomr_accel.libraries.cutlass.wire._spec import CutlassSpec, EpilogueNode
 
 from ..conformance import MARKS, dtype_of, on_cuda
 
@@ -33,10 +33,10 @@ _MISSING: Final = _missing()
 COMPILING: Final = [*MARKS, pytest.mark.skipif(bool(_MISSING), reason=_MISSING)]
 """For ``pytestmark`` of tests that compile kernels where they run on a GPU."""
 
-PRODUCT: Final = Node("accumulator")
+PRODUCT: Final = EpilogueNode("accumulator")
 
 
-def spec(**changed: Any) -> Spec:
+def spec(**changed: Any) -> CutlassSpec:
     given = {
         **dict.fromkeys(("a", "b", "out"), "bfloat16"),
         "trans_a": False,
@@ -49,7 +49,7 @@ def spec(**changed: Any) -> Spec:
         "stages": 0,
         "fast": False,
     }
-    return Spec(**{**given, **changed})
+    return CutlassSpec(**{**given, **changed})
 
 
 FIXED: Final[Any] = {"tile": (128, 128, 64), "cluster": (2, 1, 1)}

@@ -16,19 +16,19 @@ import pytest
 from atomr_accel import LibraryError
 from atomr_accel.libraries.cutlass._movement import Movement
 from atomr_accel.libraries.cutlass.host import _plans, _tuned
-from atomr_accel.libraries.cutlass.host._builds import Build as Built
+from atomr_accel.libraries.cutlass.host._builds import CutlassBuild as Built
 from atomr_accel.libraries.cutlass.host._cuda import CudaCutlass
 from atomr_accel.libraries.cutlass.host._images import Facts, Map
 from atomr_accel.libraries.cutlass.host._source import NUMBER_MARK, POINTER_MARK
 from atomr_accel.libraries.cutlass.wire._messages import (
-    Build,
+    BuildCutlass,
     Grouped,
-    Matmul,
-    Recall,
-    Tune,
+    RecallKernel,
+    RunCutlass,
+    TuneCutlass,
     table_parts,
 )
-from atomr_accel.libraries.cutlass.wire._spec import Node, encode
+from atomr_accel.libraries.cutlass.wire._spec import EpilogueNode, encode
 
 from ...fakes.driver import FakeDriver, installed, memory
 from .specs import PRODUCT, spec
@@ -220,22 +220,24 @@ def executor() -> Any:
     return CudaCutlass(context, stream)
 
 
-BIAS: Final = Node("row", dtype="float32")
+BIAS: Final = EpilogueNode("row", dtype="float32")
 F32: Final = dict.fromkeys(("a", "b", "out"), "float32")
 ONE: Final = spec(
     **F32,
     tile=(128, 128, 32),
-    epilogue=Node("add", (Node("multiply", (PRODUCT, Node("number"))), BIAS)),
+    epilogue=EpilogueNode(
+        "add", (EpilogueNode("multiply", (PRODUCT, EpilogueNode("number"))), BIAS)
+    ),
     source="float32",
 )
 
 
-def matmul(a: Array, b: Array, c: Array | None, out: Array, *buffers: Array) -> Matmul:
+def matmul(a: Array, b: Array, c: Array | None, out: Array, *buffers: Array) -> RunCutlass:
     def at(array: Array) -> int:
         return array.ctypes.data
 
     sizes = (a.shape[0], b.shape[0], a.shape[1], 1)
-    return Matmul(
+    return RunCutlass(
         *(encode(ONE), sizes, 4, at(a), at(b), 0 if c is None else at(c), at(out)),
         *((*map(at, buffers), *[64] * (7 - len(buffers))), (0.5,)),
     )
@@ -250,12 +252,12 @@ def test_a_plan_is_filled_once_and_each_call_has_its_own_operands(driver: Kernel
             for shape in ((4, 8), (12, 8), (4, 12), (12,))
         )
         out = np.full((4, 12), 77, np.float32)
-        do.handlers[Matmul](matmul(a, b, c, out, bias))
+        do.handlers[RunCutlass](matmul(a, b, c, out, bias))
         assert (out == (a @ b.T) / 2 + bias + c).all()
-        do.handlers[Matmul](matmul(a, b, None, out, bias))
+        do.handlers[RunCutlass](matmul(a, b, None, out, bias))
         assert (out == (a @ b.T) / 2 + bias).all()
     assert driver.filled == [(4, 12, 8, 1, PROCESSORS, 4)]
-    assert do.handlers[Build](Build(encode(ONE), (4, 12, 8, 1), 4))[0] == "memory"
+    assert do.handlers[BuildCutlass](BuildCutlass(encode(ONE), (4, 12, 8, 1), 4))[0] == "memory"
     config = driver.configs[-1]
     assert (config.gridDimX, config.gridDimY, config.blockDimX) == (2, 66, 384)
     assert (config.sharedMemBytes, config.hStream, config.numAttrs) == (200_000, 7, 1)
@@ -264,7 +266,7 @@ def test_a_plan_is_filled_once_and_each_call_has_its_own_operands(driver: Kernel
     assert not driver.streams
     driver.status = 1
     with pytest.raises(LibraryError, match="cuLaunchKernelEx"):
-        do.handlers[Matmul](matmul(a, b, None, out, bias))
+        do.handlers[RunCutlass](matmul(a, b, None, out, bias))
 
 
 def test_marks_of_an_earlier_plan_in_padding_are_not_taken_for_its_own(driver: Kernels) -> None:
@@ -289,18 +291,20 @@ def test_marks_of_an_earlier_plan_in_padding_are_not_taken_for_its_own(driver: K
     rng = np.random.default_rng(1)
     a, b = (rng.integers(0, 9, shape).astype(np.float32) for shape in ((4, 8), (12, 8)))
     bias, out = np.zeros(12, np.float32), np.full((4, 12), 77, np.float32)
-    do.handlers[Matmul](matmul(a, b, None, out, bias))
+    do.handlers[RunCutlass](matmul(a, b, None, out, bias))
     assert (out == (a @ b.T) / 2).all()
 
 
 def test_accumulated_output_starts_with_zeros(driver: Kernels) -> None:
-    node = Node("sum_columns", (Node("amax", (PRODUCT,), "float32", 1),), "float32", 2)
+    node = EpilogueNode(
+        "sum_columns", (EpilogueNode("amax", (PRODUCT,), "float32", 1),), "float32", 2
+    )
     one = spec(**F32, tile=(128, 128, 32), epilogue=node)
     a, b, out = np.ones((4, 8), "f4"), np.ones((12, 8), "f4"), np.ones((4, 12), "f4")
     bias, largest, sums = np.zeros(12, "f4"), np.full(1, 7, "f4"), np.full(5, 7, "f4")
     message = matmul(a, b, None, out, bias, largest, sums)
-    executor().handlers[Matmul](
-        Matmul(encode(one), *[getattr(message, name) for name in message.__struct_fields__[1:]])
+    executor().handlers[RunCutlass](
+        RunCutlass(encode(one), *[getattr(message, name) for name in message.__struct_fields__[1:]])
     )
     assert largest.tolist() == [0]
     assert sums.tolist() == [0, 0, 0, 0, 7]
@@ -338,8 +342,8 @@ def test_images_are_found_by_a_window(driver: Kernels) -> None:
     sizes, shape = movement.over(x.shape, w.shape)
     out = np.zeros(shape, "f4")
     images, filters, result = (array.ctypes.data for array in (x, w, out))
-    message = Matmul(encode(one), sizes, 4, images, filters, 0, result, (64,) * 7, (0.5,))
-    executor().handlers[Matmul](message)
+    message = RunCutlass(encode(one), sizes, 4, images, filters, 0, result, (64,) * 7, (0.5,))
+    executor().handlers[RunCutlass](message)
     assert driver.filled == [(*sizes, PROCESSORS, 4)]
     # From the innermost axis: the corners count from the ends of an image.
     assert driver.windows == [
@@ -356,7 +360,7 @@ def test_the_fastest_is_kept(driver: Kernels) -> None:
     do = executor().handlers
     wanted = b"wanted"
     candidates = ((encode(ONE), 1), (encode(ONE), 2))
-    first, second = do[Tune](Tune(wanted, product, candidates))
+    first, second = do[TuneCutlass](TuneCutlass(wanted, product, candidates))
     assert first < second
-    assert do[Recall](Recall(wanted, product.sizes)) == [candidates[0]]
-    assert do[Recall](Recall(b"another", product.sizes)) == []
+    assert do[RecallKernel](RecallKernel(wanted, product.sizes)) == [candidates[0]]
+    assert do[RecallKernel](RecallKernel(b"another", product.sizes)) == []

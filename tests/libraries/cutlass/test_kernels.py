@@ -12,7 +12,7 @@ from atomr_accel._dtypes import DTYPES
 from atomr_accel.executors.disk_cache import DiskCache
 from atomr_accel.libraries.cutlass.host import _builds
 from atomr_accel.libraries.cutlass.host._builds import find_build
-from atomr_accel.libraries.cutlass.wire._spec import FUNCTIONS, Node, encode, shared_bytes
+from atomr_accel.libraries.cutlass.wire._spec import FUNCTIONS, EpilogueNode, encode, shared_bytes
 
 from .specs import PRODUCT, spec
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.headers, pytest.mark.slow]
 
-VECTOR: Final = Node("row", dtype="bfloat16", slot=0)
+VECTOR: Final = EpilogueNode("row", dtype="bfloat16", slot=0)
 
 
-def everything() -> Node:
+def everything() -> EpilogueNode:
     """Return an epilogue with every step, except for those that would be computed twice."""
     node = PRODUCT
     for name, function in FUNCTIONS.items():
-        node = Node(name, (node, Node("number"))[: function.arity])
+        node = EpilogueNode(name, (node, EpilogueNode("number"))[: function.arity])
     loads = (
         VECTOR,
-        Node("column", dtype="float32", slot=1),
-        Node("full", dtype="float16", slot=2),
-        Node("scalar", dtype="float32", slot=3),
-        Node("source", dtype="bfloat16"),
+        EpilogueNode("column", dtype="float32", slot=1),
+        EpilogueNode("full", dtype="float16", slot=2),
+        EpilogueNode("scalar", dtype="float32", slot=3),
+        EpilogueNode("source", dtype="bfloat16"),
     )
     for load in loads:
-        node = Node("add", (node, load))
+        node = EpilogueNode("add", (node, load))
     for slot, store in enumerate(("store", "amax", "sum_rows", "sum_columns"), 4):
-        node = Node(store, (node,), "float32", slot)
+        node = EpilogueNode(store, (node,), "float32", slot)
     return node
 
 
@@ -61,7 +61,7 @@ KERNELS: Final[dict[str, dict[str, Any]]] = {
         "space": 2,
         "out": "float16",
         "tile": (128, 128, 128),
-        "epilogue": Node("add", (Node("relu", (PRODUCT,)), VECTOR)),
+        "epilogue": EpilogueNode("add", (EpilogueNode("relu", (PRODUCT,)), VECTOR)),
     },
     "conv 3-D": {
         **dict.fromkeys(("a", "b"), "float8_e4m3fn"),
@@ -71,7 +71,11 @@ KERNELS: Final[dict[str, dict[str, Any]]] = {
     },
     "gradient by images": {"space": 2, "trans_b": False},
     "gradient by filters": {"space": 3, "trans_a": True, "trans_b": False, "cluster": (2, 2, 1)},
-    "grouped": {"grouped": True, "epilogue": Node("silu", (PRODUCT,)), "schedule": "pingpong"},
+    "grouped": {
+        "grouped": True,
+        "epilogue": EpilogueNode("silu", (PRODUCT,)),
+        "schedule": "pingpong",
+    },
 }
 
 

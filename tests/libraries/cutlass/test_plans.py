@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atomr_accel.libraries.cutlass._product import Choice, chosen
+from atomr_accel.libraries.cutlass._product import KernelChoice, chosen
 from atomr_accel.libraries.cutlass.host import _plans, _tuned
 from atomr_accel.libraries.cutlass.host._images import Facts, Map, _map
 from atomr_accel.libraries.cutlass.host._plans import (
-    Kernel,
-    Plan,
+    CutlassKernel,
+    CutlassPlan,
     extents_of,
     filled,
     marks,
@@ -25,7 +25,7 @@ from atomr_accel.libraries.cutlass.wire._spec import (
     LOADS,
     SHARED,
     STORES,
-    Node,
+    EpilogueNode,
     decode,
     encode,
     refusal,
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 
 def test_a_spec_comes_back_as_it_was() -> None:
-    row = Node("row", dtype="float32", slot=2)
-    one = spec(epilogue=Node("relu", (Node("add", (PRODUCT, row)),)))
+    row = EpilogueNode("row", dtype="float32", slot=2)
+    one = spec(epilogue=EpilogueNode("relu", (EpilogueNode("add", (PRODUCT, row)),)))
     assert decode(encode(one)) == one
 
 
@@ -48,8 +48,8 @@ def test_a_spec_comes_back_as_it_was() -> None:
 def test_every_step_of_an_epilogue_has_a_type(op: str) -> None:
     arity = FUNCTIONS[op].arity if op in FUNCTIONS else int(op in STORES)
     dtype = "float32" if op in (*LOADS, *STORES) else ""
-    node = Node(op, (PRODUCT,) * arity, dtype)
-    text = source_of(spec(epilogue=Node("negative", (node,)), source="float32"))
+    node = EpilogueNode(op, (PRODUCT,) * arity, dtype)
+    text = source_of(spec(epilogue=EpilogueNode("negative", (node,)), source="float32"))
     assert text.count("{") == text.count("}")
     assert "using Fusion = fusion::Sm90EVT<fusion::Sm90Compute<F_negative, ElementD" in text
     assert (f"struct F_{op} " in text) == (op in FUNCTIONS)
@@ -93,7 +93,7 @@ def test_plan_refuses_unsupported_shapes(changed: dict[str, Any], said: str | No
 
 def test_shared_memory_grows_with_what_passes_through_it() -> None:
     plain = shared_bytes(spec(), 4)
-    row = Node("add", (PRODUCT, Node("row", dtype="float32")))
+    row = EpilogueNode("add", (PRODUCT, EpilogueNode("row", dtype="float32")))
     assert shared_bytes(spec(epilogue=row), 4) == plain + 4 * 128
     assert shared_bytes(spec(), 5) == plain + 64 * (128 + 128) * 2
     assert shared_bytes(spec(source="float32"), 4) == plain + 4 * 128 * 32 * 4
@@ -131,11 +131,11 @@ def test_parameters_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     struct.pack_into("<Q", params, 800, (POINTER_MARK << 32) + 256 * 4)
     struct.pack_into("<I", params, 900, NUMBER_MARK)
     one = spec(source="float16")
-    kernel = Kernel(one, Facts(1024, 0, 384, 4, maps), None, None)  # type: ignore[arg-type]
+    kernel = CutlassKernel(one, Facts(1024, 0, 384, 4, maps), None, None)  # type: ignore[arg-type]
     extents = extents_of(one, (10, 20, 30, 2))
     assert extents == (packed(30, 10, 2), packed(30, 20, 2), *[packed(20, 10, 2)] * 2)
     assert extents[0] == ((30, 10, 2), (30, 300), None)
-    plan = Plan(kernel, bytes(params), (1, 1, 1), *marks(bytes(params)), extents)
+    plan = CutlassPlan(kernel, bytes(params), (1, 1, 1), *marks(bytes(params)), extents)
     monkeypatch.setattr(
         _plans, "_tensor_map", lambda *given: repr(given[:3]).encode().ljust(128, b".")
     )
@@ -186,7 +186,7 @@ def test_fastest_plan_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_default_plan_is_chosen_without_options(
     changed: dict[str, Any], m: int, expected: tuple[Any, ...]
 ) -> None:
-    nothing = Choice(None, None, None, 0, None)
+    nothing = KernelChoice(None, None, None, 0, None)
     tall, _ = chosen(spec(space=2), nothing, (132 * 256, 64, 64, 1))
     assert tall.tile == (256, 64, 64)
     # 196 wide tiles would leave 68 of 132 multiprocessors idle in the second round.
@@ -195,5 +195,5 @@ def test_default_plan_is_chosen_without_options(
     found, swizzle = chosen(spec(**changed), nothing, (m, m, 64, 1))
     assert (found.tile, found.cluster, swizzle) == expected
     assert found.schedule == "cooperative"
-    tile = Choice((64, 256, found.tile[2]), None, None, 3, 8)
+    tile = KernelChoice((64, 256, found.tile[2]), None, None, 3, 8)
     assert chosen(spec(**changed), tile, (m, m, 64, 1))[0].schedule == "pingpong"

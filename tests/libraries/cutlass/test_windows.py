@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from atomr_accel.libraries.cutlass._movement import Movement
 from atomr_accel.libraries.cutlass.host._plans import Extents, extents_of
-from atomr_accel.libraries.cutlass.wire._window import Window
+from atomr_accel.libraries.cutlass.wire._window import ImageWindow
 
 from .specs import spec
 
@@ -83,8 +83,8 @@ def test_sizes_hold_all_of_a_window() -> None:
     sizes, shape = movement.over((4, 9, 8, 16), (24, 3, 2, 16))
     assert shape == (4, 4, 9, 24)
     assert sizes[:4] == (4 * 4 * 9, 24, 3 * 2 * 16, 1)
-    window = Window.of(sizes, 2)
-    assert window == Window(16, False, (9, 8), (4, 9), (-1, -2), (2, 1), (3, 2), (1, 3))
+    window = ImageWindow.of(sizes, 2)
+    assert window == ImageWindow(16, False, (9, 8), (4, 9), (-1, -2), (2, 1), (3, 2), (1, 3))
     assert window.sizes(*sizes[:4]) == sizes
     # With multiprocessors and a swizzle behind them they end where pointers may follow.
     assert not len(sizes) % 2
@@ -124,7 +124,7 @@ def test_tma_gathers_windows(case: tuple[Axes, Axes, Movement]) -> None:
         _, result = movement._replace(images=None).over(images, filters)
         x_shape = result
     sizes, _ = movement.over(x_shape, filters)
-    window = Window.of(sizes, space)
+    window = ImageWindow.of(sizes, space)
     assert window.refusal() is None
     x = np.random.default_rng(1).standard_normal(x_shape)
     rows = np.pad(x, ((0, 0), *window.margins, (0, 0)))

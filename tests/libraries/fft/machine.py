@@ -12,9 +12,9 @@ from atomr_accel.libraries.fft.wire._plan import (
     INPUT,
     OUTPUT,
     SCRATCH,
-    Fft,
+    BufferOffset,
+    CufftRun,
     Move,
-    Place,
     plan,
     result_shape,
     result_type,
@@ -23,7 +23,7 @@ from atomr_accel.libraries.fft.wire._plan import (
 from ..conformance import dtype_of
 
 if TYPE_CHECKING:
-    from atomr_accel.libraries.fft.wire._messages import Spec
+    from atomr_accel.libraries.fft.wire._messages import FftSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 class Machine:
     """Buffers as cuFFT and the kernels see them, and what those do, in NumPy."""
 
-    def __init__(self, spec: Spec, source: Array, *, in_place: bool = False) -> None:
+    def __init__(self, spec: FftSpec, source: Array, *, in_place: bool = False) -> None:
         self.spec = spec
         self.program = plan(spec)
         elements = math.prod(result_shape(spec))
@@ -52,16 +52,16 @@ class Machine:
             if isinstance(step, Move):
                 self.move(step)
             else:
-                assert isinstance(step, Fft)
+                assert isinstance(step, CufftRun)
                 places = {step.source.buffer, step.target.buffer}
                 assert self.spec.source_aligned or INPUT not in places
                 assert self.spec.target_aligned or OUTPUT not in places
                 self.fft(step)
         assert in_place or self.buffers[INPUT].tobytes() == before
-        result = self.read(Place(OUTPUT), result_type(self.spec))
+        result = self.read(BufferOffset(OUTPUT), result_type(self.spec))
         return result.reshape(result_shape(self.spec))
 
-    def elements(self, place: Place, kind: str) -> Array:
+    def elements(self, place: BufferOffset, kind: str) -> Array:
         name, pair, _ = kind.partition("x2")
         flat = self.buffers[place.buffer][place.offset :]
         dtype = dtype_of(name)
@@ -69,14 +69,14 @@ class Machine:
         flat = flat[: len(flat) // width * width].view(dtype)
         return flat.reshape(-1, 2) if pair else flat
 
-    def read(self, place: Place, kind: str) -> Array:
+    def read(self, place: BufferOffset, kind: str) -> Array:
         values = self.elements(place, kind)
         if kind.endswith("x2"):
             wide = values.astype(np.float32)
             return wide[:, 0] + 1j * wide[:, 1]
         return values
 
-    def write(self, place: Place, kind: str, at: Array, values: Array) -> None:
+    def write(self, place: BufferOffset, kind: str, at: Array, values: Array) -> None:
         target = self.elements(place, kind)
         if kind.endswith("x2"):
             target[at] = np.stack((values.real, values.imag), -1)
@@ -103,7 +103,7 @@ class Machine:
             values.imag[(edge == 0) | (edge == step.middle)] = 0
         self.write(step.target, step.target_type, np.asarray(to), values)
 
-    def fft(self, step: Fft) -> None:
+    def fft(self, step: CufftRun) -> None:
         layout = step.layout
         real_in = not layout.source_type.startswith("complex") and "x2" not in layout.source_type
         real_out = not layout.target_type.startswith("complex") and "x2" not in layout.target_type

@@ -19,7 +19,7 @@ from atomr_accel.libraries.fft.host._prototypes import (
     TRANSFORM_TYPES,
 )
 from atomr_accel.libraries.fft.wire import _plan
-from atomr_accel.libraries.fft.wire._plan import Fft, Layout, Place
+from atomr_accel.libraries.fft.wire._plan import BufferOffset, CufftLayout, CufftRun
 
 from ..conformance import Array
 from .machine import Machine
@@ -40,7 +40,7 @@ class StandIn:
             kind = ctypes.CFUNCTYPE(ctypes.c_int, *(TYPES[word] for word in words.split()))
             self.functions[function] = kind(getattr(self, function, lambda *_: 0))
         self.handles = itertools.count(7)
-        self.layouts: dict[int, Layout] = {}
+        self.layouts: dict[int, CufftLayout] = {}
         self.log: list[tuple[Any, ...]] = []
         self.work: dict[int, int] = {}
 
@@ -87,7 +87,7 @@ class StandIn:
     ) -> int:
         stride, distance, kind, target_embed, to_stride, to_distance, to_kind, batch = rest[:8]
         work, computed = rest[8:]
-        self.layouts[handle] = Layout(
+        self.layouts[handle] = CufftLayout(
             tuple(sizes[:rank]),
             tuple(source_embed[:rank]),
             stride,
@@ -111,7 +111,9 @@ class StandIn:
             0: np.frombuffer(memory(source), np.uint8),
             1: np.frombuffer(memory(target), np.uint8),
         }
-        machine.fft(Fft(layout, direction == INVERSE, Place(0), Place(1), ((0, 0),)))
+        machine.fft(
+            CufftRun(layout, direction == INVERSE, BufferOffset(0), BufferOffset(1), ((0, 0),))
+        )
         return 0
 
 

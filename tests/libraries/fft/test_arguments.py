@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from atomr_accel import Device, GpuRefSealed, GpuRefStale, Unsupported, open_device
-from atomr_accel.libraries.fft.wire._messages import Forget, Prepare, Transform
+from atomr_accel.libraries.fft.wire._messages import ForgetPlan, Prepare, RunTransform
 from atomr_accel.ops import TOGETHER, perform
 from atomr_accel.testing import poison
 
@@ -226,9 +226,9 @@ async def test_no_plan_is_left_in_the_host_that_the_program_has_dropped(
     await device.fft.fft(refs[0])
     there: set[int] = set()
     for message in sent:
-        if isinstance(message, Forget):
+        if isinstance(message, ForgetPlan):
             there.discard(message.number)
-        elif isinstance(message, Prepare | Transform):
+        elif isinstance(message, Prepare | RunTransform):
             there.add(message.number)
     assert there == {plan.number for plan in device.fft._plans._plans.values()}
     assert len(there) == 2

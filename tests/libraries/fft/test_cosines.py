@@ -17,8 +17,14 @@ from atomr_accel.libraries.fft.host._source import (
     spread_launch,
 )
 from atomr_accel.libraries.fft.wire._cosines import ODD, Fold, Series, Spread, plan_cosines
-from atomr_accel.libraries.fft.wire._messages import Along, Cosines, Prepare, Transform, encode
-from atomr_accel.libraries.fft.wire._plan import Fft, Place
+from atomr_accel.libraries.fft.wire._messages import (
+    Cosines,
+    CosineSpec,
+    Prepare,
+    RunTransform,
+    encode,
+)
+from atomr_accel.libraries.fft.wire._plan import BufferOffset, CufftRun
 
 from ... import seeds
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
@@ -36,11 +42,11 @@ def launches(type_: int, source: str, precision: str, inner: int) -> Iterator[tu
     """A fold's and a spread's kernels, and their parameters."""
     series = Series(type_, sine=False, scale=1.0, orthogonal=False, outer=1, inner=inner, **FEW)
     a = ELEMENTS[precision]
-    fold = Fold(Place(0), Place(1), source, precision, series, 4)
+    fold = Fold(BufferOffset(0), BufferOffset(1), source, precision, series, 4)
     row = f"Form<{type_}, {a}>"
     rest = "u64 count; Series s"
     yield fold_launch(fold).name, f"{row}::In* target; {ELEMENTS[source]}* source; {rest}"
-    spread = Spread(Place(0), Place(1), precision, series, 4, 4)
+    spread = Spread(BufferOffset(0), BufferOffset(1), precision, series, 4, 4)
     yield spread_launch(spread).name, f"{a}* target; {row}::Out* source; {rest}"
 
 
@@ -55,8 +61,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return compile_kernels(on_host(COSINES), members, tmp_path_factory.mktemp("cosines"), THREADS)
 
 
-def along(axis: int, points: int, type_: int, *, sine: bool, scale: float = 1.0) -> Along:
-    return Along(axis, points, type_, sine, scale, orthogonal=type_ < 4)
+def along(axis: int, points: int, type_: int, *, sine: bool, scale: float = 1.0) -> CosineSpec:
+    return CosineSpec(axis, points, type_, sine, scale, orthogonal=type_ < 4)
 
 
 def expected(spec: Cosines, x: Any) -> Any:
@@ -92,7 +98,7 @@ def test_transforms(kernels: Any, type_: int, monkeypatch: pytest.MonkeyPatch) -
         given[: source.nbytes] = np.frombuffer(source.tobytes(), np.uint8)
         target, scratch = room(nbytes), room(plan_cosines(spec).scratch + work)
         at = given.ctypes.data, target.ctypes.data, scratch.ctypes.data
-        fft.handlers[Transform](Transform(number, encode(spec), *at, work))
+        fft.handlers[RunTransform](RunTransform(number, encode(spec), *at, work))
         got = target[:nbytes].view(precision).reshape(wanted.shape)
         tolerance = (2e-6 if precision.itemsize == 4 else 1e-14) * np.abs(wanted).max()
         np.testing.assert_allclose(got, wanted, atol=tolerance, rtol=0, err_msg=repr(spec))
@@ -108,7 +114,9 @@ def test_angles_in_single_precision(kernels: Any) -> None:
     series = Series(
         2, sine=False, scale=0.5, orthogonal=False, outer=1, inner=1, extent=n, points=n
     )
-    launch = spread_launch(Spread(Place(0), Place(1), "float32", series, n // 2 + 1, n // 2 + 1))
+    launch = spread_launch(
+        Spread(BufferOffset(0), BufferOffset(1), "float32", series, n // 2 + 1, n // 2 + 1)
+    )
     got, ones = np.empty(n, np.float32), np.ones(n // 2 + 1, np.complex64)
     ones.imag = 0
     arguments = got.ctypes.data.to_bytes(8, "little") + ones.ctypes.data.to_bytes(8, "little")
@@ -124,10 +132,10 @@ def test_an_axis_takes_three_steps(type_: int, size: int) -> None:
     shape = (3, 4, 4)
     axes = tuple(along(axis, 4, type_, sine=False) for axis in (2, 1))
     steps = plan_cosines(Cosines("float32", "float32", shape, axes)).steps
-    assert [type(step) for step in steps] == [Fold, Fft, Spread] * 2
+    assert [type(step) for step in steps] == [Fold, CufftRun, Spread] * 2
     for step in steps:
         assert step.source != step.target
-        if isinstance(step, Fft):
+        if isinstance(step, CufftRun):
             assert (step.layout.sizes, step.layout.batch) == ((size,), 12)
 
 

@@ -19,7 +19,7 @@ from atomr_accel.libraries.fft.host._prototypes import (
     PROTOTYPES,
 )
 from atomr_accel.libraries.fft.host._source import ELEMENTS, SOURCE, move_name
-from atomr_accel.libraries.fft.wire._messages import Forget, Hook, Prepare, Transform
+from atomr_accel.libraries.fft.wire._messages import ForgetPlan, Hook, Prepare, RunTransform
 from atomr_accel.libraries.fft.wire._plan import Move, plan
 
 from ... import seeds
@@ -91,7 +91,7 @@ def test_transforms(library: StandIn) -> None:
         nbytes = int(np.prod(call.shape)) * call.dtype.itemsize
         target, workspace = room(nbytes), room(call.scratch + work)
         at = memory.ctypes.data, target.ctypes.data, workspace.ctypes.data
-        fft.handlers[Transform](Transform(number, call.encoded, *at, work))
+        fft.handlers[RunTransform](RunTransform(number, call.encoded, *at, work))
         got = target[:nbytes].view(call.dtype).reshape(call.shape)
         wide = source.astype("complex128" if source.dtype.kind == "c" else "float64")
         expected = reference(family, wide, (axes, sizes, "ortho"))
@@ -107,7 +107,7 @@ def test_transforms(library: StandIn) -> None:
             ("stream", STREAM),
         ] * len(handles)
         library.log.clear()
-        fft.handlers[Forget](Forget(number))
+        fft.handlers[ForgetPlan](ForgetPlan(number))
         assert library.log == [("destroy", handle) for handle in handles]
         library.log.clear()
         library.work.clear()
@@ -119,14 +119,14 @@ def test_a_plan_that_was_dropped_is_made_again(library: StandIn) -> None:
     call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
     source, target, work = room(32), room(32), room(1024)
     source[:32] = np.ones(4, "complex64").view(np.uint8)
-    message = Transform(
+    message = RunTransform(
         1, call.encoded, source.ctypes.data, target.ctypes.data, work.ctypes.data, 1024
     )
-    fft.handlers[Transform](message)
+    fft.handlers[RunTransform](message)
     assert target[:32].view("complex64").tolist() == [4, 0, 0, 0]
     fft.close()
     assert not library.layouts
-    fft.handlers[Transform](message)
+    fft.handlers[RunTransform](message)
     assert len(library.layouts) == 1
 
 
@@ -182,7 +182,7 @@ def test_a_plan_stays_as_long_as_a_graph_has_it(library: StandIn) -> None:
     for number, call in ((1, calls[0]), (2, calls[1]), (1, calls[0])):
         assert fft.handlers[Prepare](Prepare(number, call.encoded)) == 1024
         at = source.ctypes.data, target.ctypes.data, work.ctypes.data
-        fft.handlers[Transform](Transform(number, call.encoded, *at, 1024))
+        fft.handlers[RunTransform](RunTransform(number, call.encoded, *at, 1024))
     left = [2]
     for _, give_back in kept:
         give_back()
@@ -200,10 +200,10 @@ def test_a_plan_whose_work_area_is_not_known_has_its_own(
     source[:32] = 0
     at = source.ctypes.data, target.ctypes.data
     for _ in range(2):
-        fft.handlers[Transform](Transform(1, call.encoded, *at, 0, 0))
+        fft.handlers[RunTransform](RunTransform(1, call.encoded, *at, 0, 0))
         [area] = library.work.values()
         assert len(driver.held[area]) == 1024
-    fft.handlers[Transform](Transform(1, call.encoded, *at, work.ctypes.data, 1024))
+    fft.handlers[RunTransform](RunTransform(1, call.encoded, *at, work.ctypes.data, 1024))
     assert [*library.work.values()] == [work.ctypes.data]
     fft.close()
     assert not driver.held
@@ -235,5 +235,5 @@ def test_a_transform_that_fails_is_an_error(library: StandIn) -> None:
     source, target, work = room(32), room(32), room(1024)
     at = source.ctypes.data, target.ctypes.data, work.ctypes.data
     with pytest.raises(LibraryError, match="cufftXtExec") as caught:
-        executor().handlers[Transform](Transform(1, call.encoded, *at, 1024))
+        executor().handlers[RunTransform](RunTransform(1, call.encoded, *at, 1024))
     assert caught.value.status == 6

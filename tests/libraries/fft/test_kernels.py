@@ -20,7 +20,7 @@ from atomr_accel.libraries.fft.host._source import (
     move_name,
     roll_arguments,
 )
-from atomr_accel.libraries.fft.wire._plan import Dim, Move, Place
+from atomr_accel.libraries.fft.wire._plan import BufferOffset, Dim, Move
 
 from ... import seeds
 from ..conformance import dtype_of
@@ -44,7 +44,9 @@ PAIRS = (
 
 
 def a_move(source: str, target: str, dims: tuple[Dim, ...] = (), **more: Any) -> Move:
-    return Move(Place(0), Place(1), source, target, dims or (Dim(1, 1, 1, 1),), **more)
+    return Move(
+        BufferOffset(0), BufferOffset(1), source, target, dims or (Dim(1, 1, 1, 1),), **more
+    )
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from atomr_accel.libraries.fft._arguments import FAMILIES, resolve
-from atomr_accel.libraries.fft._cache import PlanCache
+from atomr_accel.libraries.fft._cache import FftPlanCache
 from atomr_accel.libraries.fft.wire import _plan
 from atomr_accel.libraries.fft.wire._plan import (
-    Fft,
+    CufftRun,
     Move,
     plan,
 )
@@ -22,7 +22,7 @@ from ... import seeds
 from .machine import Machine, reference, sample
 
 if TYPE_CHECKING:
-    from atomr_accel.libraries.fft.wire._messages import Spec
+    from atomr_accel.libraries.fft.wire._messages import FftSpec
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -98,13 +98,13 @@ def test_in_place() -> None:
             np.testing.assert_allclose(got, np.fft.fftn(array, axes=axes), atol=1e-12)
 
 
-def spec_of(family: str, shape: tuple[int, ...], axes: tuple[int, ...], **more: Any) -> Spec:
+def spec_of(family: str, shape: tuple[int, ...], axes: tuple[int, ...], **more: Any) -> FftSpec:
     dtype = np.dtype(more.get("dtype", "complex64"))
     sizes = more.get("sizes", tuple(shape[axis] for axis in axes))
     return resolve(family, family, shape, dtype, axes, sizes, more.get("norm"), half=False).spec
 
 
-def spent(spec: Spec) -> Spec:
+def spent(spec: FftSpec) -> FftSpec:
     return msgspec.structs.replace(spec, spent=True)
 
 
@@ -130,16 +130,16 @@ def spent(spec: Spec) -> Spec:
         (spent(spec_of("irfft", (8, 513), (1,), sizes=(1024,), norm="forward")), [1], 0),
     ],
 )
-def test_no_more_work_than_needed(spec: Spec, runs: list[int], moves: int) -> None:
+def test_no_more_work_than_needed(spec: FftSpec, runs: list[int], moves: int) -> None:
     steps = plan(spec).steps
-    assert [len(step.offsets) for step in steps if isinstance(step, Fft)] == runs
+    assert [len(step.offsets) for step in steps if isinstance(step, CufftRun)] == runs
     assert sum(isinstance(step, Move) for step in steps) == moves
 
 
 def test_sizes_beyond_32_bits() -> None:
     spec = spec_of("ifft", (3, 2**32), (1,))
     (fft, scale) = plan(spec).steps
-    assert isinstance(fft, Fft)
+    assert isinstance(fft, CufftRun)
     assert isinstance(scale, Move)
     assert fft.layout.sizes == (2**32,)
     assert fft.layout.source_distance == 2**32
@@ -152,7 +152,7 @@ def test_empty_transform_needs_no_plan() -> None:
 
 def test_a_plan_has_the_number_of_its_transform() -> None:
     """A host that serves two devices in turn therefore never confuses their plans."""
-    one, other = (PlanCache(cast("Any", None)) for _ in range(2))
+    one, other = (FftPlanCache(cast("Any", None)) for _ in range(2))
     specs = [bytes([number]) * 9 for number in range(50)]
     numbers = [one._plan(spec).number for spec in specs]
     assert numbers == [other._plan(spec).number for spec in reversed(specs)][::-1]

@@ -14,12 +14,12 @@ from ..host_kernels import compile_bodies
 if TYPE_CHECKING:
     import pytest
 
-    from atomr_accel.libraries.flash_attention.host._launches import Launch
+    from atomr_accel.libraries.flash_attention.host._launches import AttentionLaunch
 
 WARPS: Final = Path(__file__).with_name("warps_on_host.h")
 
 
-def source_of(launch: Launch) -> str:
+def source_of(launch: AttentionLaunch) -> str:
     """A kernel's source without what only devices have."""
     on_host = {"conversions.cuh": "", "instructions.cuh": "", "warps.cuh": WARPS.read_text()}
     return launch.source.preprocess(on_host)
@@ -37,7 +37,7 @@ class HostKernels:
         self._compiled: dict[str, Any] = {}
         self.ran: list[str] = []
 
-    def run(self, launch: Launch, pointers: dict[str, int]) -> None:
+    def run(self, launch: AttentionLaunch, pointers: dict[str, int]) -> None:
         name = launch.name
         if name not in self._compiled:
             body = (

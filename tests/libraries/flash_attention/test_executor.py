@@ -10,7 +10,12 @@ import pytest
 from atomr_accel.libraries.dnn.wire.sequence_messages import Append
 from atomr_accel.libraries.flash_attention.host import _cuda
 from atomr_accel.libraries.flash_attention.host._problem import POINTERS
-from atomr_accel.libraries.flash_attention.wire._messages import PLACES, Flash, Form, scratch_of
+from atomr_accel.libraries.flash_attention.wire._messages import (
+    PLACES,
+    AttentionForm,
+    Flash,
+    scratch_of,
+)
 
 BASE = 1 << 40
 """Start of the buffers' addresses on the device."""
@@ -81,14 +86,16 @@ def executor() -> Any:
     return _cuda.CudaFlashAttention(context, stream)
 
 
-def form(kind: str, **more: Any) -> Form:
+def form(kind: str, **more: Any) -> AttentionForm:
     sizes = {"batch": 2, "heads": 4, "kv_heads": 2, "size": 64, "value_size": 64}
     given: dict[str, Any] = {**sizes, "queries": 3, "keys": 300, "rows_q": 0, "rows_k": 0, **more}
     steps = ((1, 1, 1),) * 6
-    return Form(kind, "float16", "float16", "float16", steps=steps, **given)
+    return AttentionForm(kind, "float16", "float16", "float16", steps=steps, **given)
 
 
-def message(form: Form, *names: str, first: int = 100, append: Append | None = None) -> Flash:
+def message(
+    form: AttentionForm, *names: str, first: int = 100, append: Append | None = None
+) -> Flash:
     addresses = {name: first + at for at, name in enumerate(names)}
     return Flash(form, tuple([addresses.get(name, 0) for name in PLACES]), append)
 

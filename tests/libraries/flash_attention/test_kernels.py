@@ -24,8 +24,8 @@ from atomr_accel.libraries.flash_attention.host._launches import (
     launches,
     width_of,
 )
-from atomr_accel.libraries.flash_attention.host._problem import Problem
-from atomr_accel.libraries.flash_attention.wire._messages import Form
+from atomr_accel.libraries.flash_attention.host._problem import AttentionProblem
+from atomr_accel.libraries.flash_attention.wire._messages import AttentionForm
 
 from ...harness import opened, sized
 from ..conformance import MARKS, check, dtype_of, on_cuda
@@ -47,15 +47,15 @@ on_host = [needs_compiler, pytest.mark.slow, pytest.mark.skipif(on_cuda(), reaso
 E4M3, E5M2, BFLOAT16 = map(dtype_of, ("float8_e4m3fn", "float8_e5m2", "bfloat16"))
 
 
-def form(kind: str, dtype: str = "float16", size: int = 64, **more: Any) -> Form:
+def form(kind: str, dtype: str = "float16", size: int = 64, **more: Any) -> AttentionForm:
     """A call of no particular sizes."""
     given: dict[str, Any] = {"kv_dtype": dtype, "out_dtype": dtype, "value_size": size, **more}
     given |= {"batch": 2, "heads": 4, "kv_heads": 2, "queries": 100, "keys": 200}
     steps = ((1, 1, 1),) * 6
-    return Form(kind, dtype, size=size, rows_q=0, rows_k=0, steps=steps, **given)
+    return AttentionForm(kind, dtype, size=size, rows_q=0, rows_k=0, steps=steps, **given)
 
 
-def every_form() -> Iterator[tuple[Form, list[str]]]:
+def every_form() -> Iterator[tuple[AttentionForm, list[str]]]:
     """Calls that take every kernel: all options by themselves and together, all sizes."""
     bias = {"bias": (1, 4, 100, 200)}
     options: list[dict[str, Any]] = [
@@ -124,13 +124,14 @@ def test_arguments_have_the_order_of_the_kernels() -> None:
     declared = [
         re.sub(r"\W", "", each.split()[-1]) for each in re.split("[,;]", found[1].strip(" \n;"))
     ]
-    assert declared == [name for name, *_ in Problem._fields_]
+    assert declared == [name for name, *_ in AttentionProblem._fields_]
 
 
 @pytest.mark.headers
 def test_arguments_are_as_large_as_the_kernels_have_them() -> None:
     (launch,) = launches(form("forward"), [])
-    source = f"{launch.source.text}\nstatic_assert(sizeof(Problem) == {ctypes.sizeof(Problem)});\n"
+    size = ctypes.sizeof(AttentionProblem)
+    source = f"{launch.source.text}\nstatic_assert(sizeof(Problem) == {size});\n"
     compile_cubin(source, "forward<h16, 32, 32, 1, 1, 16, 0>", (), (8, 0))
 
 

@@ -11,7 +11,7 @@ import pytest
 from atomr_accel import LibraryError, LinAlgError, Unsupported
 from atomr_accel.libraries.linalg._facade import LANE
 from atomr_accel.libraries.linalg.host import _cuda
-from atomr_accel.libraries.linalg.host._sizes import Sizes
+from atomr_accel.libraries.linalg.host._sizes import WorkspaceSizes
 
 from ... import seeds
 from ...fakes.cublas import FakeContext, FakeLibrary
@@ -42,7 +42,7 @@ def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> FakeSolverLi
     blas, solver = FakeLibrary(), FakeSolverLibrary()
     monkeypatch.setattr(_cuda_handle, "load_cublas", lambda: blas)
     monkeypatch.setattr(_cuda, "load_cusolver", lambda: solver)
-    monkeypatch.setattr(_cuda, "CudaArray", array_on_the_cpu)
+    monkeypatch.setattr(_cuda, "CudaArrayExecutor", array_on_the_cpu)
     monkeypatch.setattr(_cuda, "Kernels", FakeKernels)
     monkeypatch.setattr(FakeKernels, "launched", solver.called)
     assert isinstance(LANE.executors, dict)
@@ -289,7 +289,7 @@ async def test_plans_are_dropped_with_their_memory_but_for_what_a_graph_has(
 
 
 def test_memory_of_a_plan_outlives_it_in_graphs(driver: FakeDriver) -> None:
-    plan = _cuda._Plan(None, Sizes(256))  # type: ignore[arg-type]
+    plan = _cuda._SolverPlan(None, WorkspaceSizes(256))  # type: ignore[arg-type]
     plan.graphs = 2
     plan.work(0)
     plan.close()

@@ -12,7 +12,7 @@ from atomr_accel.executors.compiler import compile_cubin
 from atomr_accel.libraries.linalg.host._cpu import ROUTINES
 from atomr_accel.libraries.linalg.host._small import SOURCE, THREADS, TYPES, room_of
 from atomr_accel.libraries.linalg.wire._forms import forms
-from atomr_accel.libraries.linalg.wire._messages import Problem
+from atomr_accel.libraries.linalg.wire._messages import SolverProblem
 
 from ... import seeds
 from ..host_kernels import compile_kernels, needs_compiler, on_host
@@ -73,7 +73,7 @@ def given(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
     return made.astype(dtype)
 
 
-def problem_of(routine: str, dtype: str, m: int, n: int, trans: int) -> Problem:
+def problem_of(routine: str, dtype: str, m: int, n: int, trans: int) -> SolverProblem:
     sizes = {
         "potrf": (n,),
         "getrf": (n, n),
@@ -82,7 +82,7 @@ def problem_of(routine: str, dtype: str, m: int, n: int, trans: int) -> Problem:
         "orgqr": (m, min(m, n), min(m, n, 3)),
     }
     options = (trans,) if routine == "gesv" else ()
-    return Problem(routine, dtype, BATCH, sizes[routine], options)
+    return SolverProblem(routine, dtype, BATCH, sizes[routine], options)
 
 
 @pytest.mark.slow  # to compile them takes seconds

@@ -17,13 +17,13 @@ from atomr_accel.libraries.nccl.host import _cpu, _cuda
 from atomr_accel.libraries.nccl.wire.area import Area
 from atomr_accel.libraries.nccl.wire.exchange import numbers_of
 from atomr_accel.libraries.nccl.wire.messages import (
-    Abort,
+    AbortCommunicator,
     AskBegun,
     Collect,
+    CollectiveStep,
     Join,
     Revoke,
     Shrink,
-    Step,
 )
 
 from ...fakes.nccl import FakeNccl
@@ -167,7 +167,7 @@ def test_collectives_give_each_rank_its_result(
     library.forget()  # ranks of former examples are gone
     ranks = Ranks(backend, size)
     at = 1
-    steps: list[list[Step]] = [[] for _ in range(size)]
+    steps: list[list[CollectiveStep]] = [[] for _ in range(size)]
     wanted: list[tuple[Array, Array]] = []
     for kind in kinds:
         root, to = int(rng.integers(size)), int(rng.integers(size))
@@ -187,7 +187,7 @@ def test_collectives_give_each_rank_its_result(
             context = ranks.contexts[rank]
             source = context.address(x[rank]) if gives else 0
             to_address = context.address(target)
-            step = Step(
+            step = CollectiveStep(
                 kind,  # type: ignore[arg-type]
                 "float64",
                 count,
@@ -228,7 +228,7 @@ def test_reductions(backend: str, op: str) -> None:
             return Collect(
                 7,
                 (
-                    Step(
+                    CollectiveStep(
                         "all_reduce",
                         "float64",
                         2,
@@ -250,7 +250,7 @@ def test_wait_for_a_missing_rank_is_released(backend: str) -> None:
     ranks = Ranks(backend, 2)
     x = np.ones(1)
     address = ranks.contexts[0].address(x)
-    step = Step("all_reduce", "float64", 1, address, address, longest=1, at=1)
+    step = CollectiveStep("all_reduce", "float64", 1, address, address, longest=1, at=1)
     errors: list[LibraryError] = []
 
     def wait() -> None:
@@ -266,7 +266,7 @@ def test_wait_for_a_missing_rank_is_released(backend: str) -> None:
         while ask(AskBegun(7)) == 1:
             """Poll until the rank is about to wait."""
         assert ranks.aborts[1].handlers[AskBegun](AskBegun(7)) == 1  # it has joined
-        ranks.aborts[0].handlers[Abort](Abort(7))
+        ranks.aborts[0].handlers[AbortCommunicator](AbortCommunicator(7))
     assert [error.status_name for error in errors] == ["ncclRemoteError"]
     with pytest.raises(LibraryError, match="aborted"):
         ranks.lanes[0].handlers[Collect](Collect(7, (step,)))
@@ -276,11 +276,11 @@ def test_wait_for_a_missing_rank_is_released(backend: str) -> None:
 def test_rank_released_before_joining_does_not_join(backend: str) -> None:
     ranks = Ranks(backend, 2)
     lane, aborts = ranks.lanes[0], ranks.aborts[0]
-    aborts.handlers[Abort](Abort(8))
+    aborts.handlers[AbortCommunicator](AbortCommunicator(8))
     with pytest.raises(LibraryError, match="aborted"):  # and does not wait for the other
         lane.handlers[Join](Join(8, 0, 2, bytes([2]) * 128, 0))
     assert aborts.handlers[AskBegun](AskBegun(8)) == 0
-    aborts.handlers[Abort](Abort(7))
+    aborts.handlers[AbortCommunicator](AbortCommunicator(7))
     lane.close()
 
 
@@ -294,7 +294,7 @@ def test_rest_of_a_communicator_continues(monkeypatch: pytest.MonkeyPatch) -> No
     def collect(number: int, at: int) -> Callable[[int], Collect]:
         def message(rank: int) -> Collect:
             address = ranks.contexts[rank].address(x[rank])
-            step = Step("all_reduce", "float64", 2, address, address, longest=2, at=at)
+            step = CollectiveStep("all_reduce", "float64", 2, address, address, longest=2, at=at)
             return Collect(number, (step,))
 
         return message
@@ -312,7 +312,7 @@ def test_rest_of_a_communicator_continues(monkeypatch: pytest.MonkeyPatch) -> No
     assert not waiting.is_alive()
     assert together(lambda rank: Shrink(8, 7, (1,), left.index(rank), 2)) == []
     for rank in left:
-        ranks.aborts[rank].handlers[Abort](Abort(7))
+        ranks.aborts[rank].handlers[AbortCommunicator](AbortCommunicator(7))
     assert together(collect(8, 1)) == []
     assert [part.tolist() for part in x] == [[101.0] * 2, [10.0] * 2, [101.0] * 2]
     assert len(fake.comms) == 3  # those of the dead rank, and of the two that are left
@@ -325,5 +325,7 @@ def test_rest_of_a_communicator_continues(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("dtype", sorted(HALVES, key=str), ids=str)
 def test_narrow_floats_are_added_up_in_float32(dtype: Any) -> None:
     parts = [np.full(1, number, dtype) for number in (4, *[0.5] * 4)]
-    total = _cpu._reduced(parts, Step("all_reduce", str(parts[0].dtype), 1, 0, 0, reduction="sum"))
+    total = _cpu._reduced(
+        parts, CollectiveStep("all_reduce", str(parts[0].dtype), 1, 0, 0, reduction="sum")
+    )
     assert total == np.asarray(6, dtype)  # added up in fp4 or fp8 it stays below

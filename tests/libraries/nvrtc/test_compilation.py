@@ -14,7 +14,13 @@ import pytest
 from atomr_accel import LibraryError, Unsupported
 from atomr_accel.executors import compiler as _compiler
 from atomr_accel.host.templates import Template
-from atomr_accel.libraries.nvrtc.wire.messages import Array, Launch, Load, Scalar, Unload
+from atomr_accel.libraries.nvrtc.wire.messages import (
+    ArrayArgument,
+    LaunchKernel,
+    Load,
+    Scalar,
+    Unload,
+)
 from atomr_accel.wire import PLACE
 
 from ...fakes.driver import FakeDriver, installed
@@ -316,29 +322,29 @@ def test_each_launch_has_its_own_arguments(launches: Launches, by_template: bool
     kernels = _cuda.CudaKernels(context, stream)
     do: Any = kernels.handlers
     do[Load](Load(1, b"one", ("k",)))
-    decode = msgspec.msgpack.Decoder(Launch).decode
+    decode = msgspec.msgpack.Decoder(LaunchKernel).decode
 
     def launch(*arguments: int | bytes, shared: int = 0) -> bytes:
         addresses = [each for each in arguments if isinstance(each, int)]
 
-        def message(addresses: list[int]) -> Launch:
+        def message(addresses: list[int]) -> LaunchKernel:
             left = iter(addresses)
             made = tuple(
-                Array(next(left), (1,), "float32")
+                ArrayArgument(next(left), (1,), "float32")
                 if isinstance(each, int)
                 else Scalar(each, "int32")
                 for each in arguments
             )
-            return Launch(1, 0, (1, 1, 1), (1, 1, 1), shared, made)
+            return LaunchKernel(1, 0, (1, 1, 1), (1, 1, 1), shared, made)
 
         if by_template:
             places = [PLACE | at for at in range(len(addresses))]
             template = Template(msgspec.msgpack.encode(message(places)), decode)
-            call = kernels.preparers[Launch](template)
+            call = kernels.preparers[LaunchKernel](template)
             assert call is not None
             call(addresses)
         else:
-            do[Launch](message(addresses))
+            do[LaunchKernel](message(addresses))
         return launches.launched[-1]
 
     def pointer(value: int) -> bytes:

@@ -19,21 +19,21 @@ from atomr_accel import GpuRefStale, LibraryError, Unsupported
 from atomr_accel.libraries.nvrtc.launching import LaunchWish, geometry
 from atomr_accel.libraries.nvrtc.tensor_map import TensorMap, takes_tensor_maps
 from atomr_accel.libraries.nvrtc.wire.messages import (
-    Array,
-    Content,
+    ArrayArgument,
     DescribeFunction,
-    Entry,
     KernelAttributes,
-    Launch,
+    KernelEntry,
+    LaunchKernel,
     LaunchOptions,
     Load,
     MapVariable,
     Occupancy,
     Scalar,
-    Structure,
+    StructArgument,
     SuggestBlock,
     TiledMap,
     Unload,
+    VariableContent,
 )
 from atomr_accel.wire import PLACE, DeviceInfo
 
@@ -53,11 +53,11 @@ H200: Final = DeviceInfo(
 A100: Final = DeviceInfo(
     "A100", "cuda", 0, 1 << 36, (8, 0), multiprocessors=108, shared_memory_per_block=163 << 10
 )
-PLAIN: Final = Entry("k")
+PLAIN: Final = KernelEntry("k")
 
 
 def shape(
-    grid: Any = 1, block: Any = 32, entry: Entry = PLAIN, info: Any = H200, **wish: Any
+    grid: Any = 1, block: Any = 32, entry: KernelEntry = PLAIN, info: Any = H200, **wish: Any
 ) -> Any:
     return geometry(grid, block, LaunchWish(**wish), entry, info)
 
@@ -67,8 +67,8 @@ def shape(
 
 def test_a_plain_launch_asks_for_nothing_more() -> None:
     assert shape((2, 3), 64, shared=1 << 16) == ((2, 3, 1), (64, 1, 1), 1 << 16, None)
-    assert shape(4, entry=Entry("k", cluster=(2, 1, 1))).options is None  # the image says it
-    assert shape(4, entry=Entry("k", cluster=(2, 1, 1)), cluster=2).options is None
+    assert shape(4, entry=KernelEntry("k", cluster=(2, 1, 1))).options is None  # the image says it
+    assert shape(4, entry=KernelEntry("k", cluster=(2, 1, 1)), cluster=2).options is None
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,19 @@ def test_launch_refuses_invalid_options(
 @pytest.mark.parametrize(
     ("entry", "arguments", "said"),
     [
-        (Entry("k", most_threads=128), {"block": 129}, "compiled for at most 128"),
-        (Entry("k", threads=(8, 8, 1)), {"block": 64}, r"compiled for \(8, 8, 1\)"),
-        (Entry("k", cluster=(2, 1, 1)), {"grid": 3}, "whole clusters"),
-        (Entry("k", cluster=(2, 1, 1)), {"grid": 4, "cluster": 4}, r"compiled for \(2, 1, 1\)"),
+        (KernelEntry("k", most_threads=128), {"block": 129}, "compiled for at most 128"),
+        (KernelEntry("k", threads=(8, 8, 1)), {"block": 64}, r"compiled for \(8, 8, 1\)"),
+        (KernelEntry("k", cluster=(2, 1, 1)), {"grid": 3}, "whole clusters"),
+        (
+            KernelEntry("k", cluster=(2, 1, 1)),
+            {"grid": 4, "cluster": 4},
+            r"compiled for \(2, 1, 1\)",
+        ),
     ],
 )
-def test_launch_bounds_limit_a_launch(entry: Entry, arguments: dict[str, Any], said: str) -> None:
+def test_launch_bounds_limit_a_launch(
+    entry: KernelEntry, arguments: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         shape(entry=entry, **arguments)
 
@@ -291,7 +297,9 @@ def driver() -> Iterator[Launches]:
         yield made
 
 
-CONTENT: Final = Content("table", "_table", "float32", (4,), np.arange(4, dtype="f4").tobytes())
+CONTENT: Final = VariableContent(
+    "table", "_table", "float32", (4,), np.arange(4, dtype="f4").tobytes()
+)
 LOAD: Final = Load(1, b"image", ("one", "two"), (CONTENT,))
 
 
@@ -302,16 +310,16 @@ def executor(context: Any) -> Any:
     return CudaKernels(context, stream)
 
 
-def launch(function: int = 0, *arguments: Any, shared: int = 0, **options: Any) -> Launch:
+def launch(function: int = 0, *arguments: Any, shared: int = 0, **options: Any) -> LaunchKernel:
     told = LaunchOptions(**options) if options else None
-    return Launch(1, function, (4, 2, 1), (32, 1, 1), shared, arguments, told)
+    return LaunchKernel(1, function, (4, 2, 1), (32, 1, 1), shared, arguments, told)
 
 
 def test_options_are_attributes_of_the_launch(driver: Launches) -> None:
     kernels = executor(Context())
     do = kernels.handlers
     do[Load](LOAD)
-    do[Launch](launch(1, cluster=(2, 1, 1), cooperative=True, programmatic=True, priority=-3))
+    do[LaunchKernel](launch(1, cluster=(2, 1, 1), cooperative=True, programmatic=True, priority=-3))
     (config, function), _ = driver.launched[-1]
     assert function == "two of 1"
     assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (4, 2, 1)
@@ -323,12 +331,12 @@ def test_options_are_attributes_of_the_launch(driver: Launches) -> None:
     assert programmatic.value.programmaticStreamSerializationAllowed == 1
     assert (priority.id, priority.value.priority) == (8, -3)
     assert not driver.allowed
-    do[Launch](launch(1, cluster=(16, 1, 1)))
-    do[Launch](launch(1, cluster=(16, 1, 1)))
+    do[LaunchKernel](launch(1, cluster=(16, 1, 1)))
+    do[LaunchKernel](launch(1, cluster=(16, 1, 1)))
     assert driver.allowed == [(14, 1)]
     driver.status = 720
     with pytest.raises(LibraryError, match=r"cuLaunchKernelEx .*COOPERATIVE_LAUNCH_TOO_LARGE"):
-        do[Launch](launch(cooperative=True))
+        do[LaunchKernel](launch(cooperative=True))
     kernels.close()
     assert not driver.modules
 
@@ -336,7 +344,9 @@ def test_options_are_attributes_of_the_launch(driver: Launches) -> None:
 def test_arguments_are_aligned_as_the_compiler_does(driver: Launches) -> None:
     do = executor(Context()).handlers
     do[Load](LOAD)
-    do[Launch](launch(0, Scalar(b"1", "int8"), Array(512, (1,), "float32"), Scalar(b"ab", "int16")))
+    do[LaunchKernel](
+        launch(0, Scalar(b"1", "int8"), ArrayArgument(512, (1,), "float32"), Scalar(b"ab", "int16"))
+    )
     _, data = driver.launched[-1]
     assert data == b"1" + bytes(7) + (512).to_bytes(8, "little") + b"ab"
 
@@ -348,9 +358,9 @@ def test_driver_decides_the_layout_of_structs_and_tensor_maps(
     """Only the image tells, so each argument has a pointer of its own."""
     do = executor(Context()).handlers
     do[Load](LOAD)
-    struct = Structure(b"abcdefgh", "[('x', '<f4'), ('y', '<f4')]")
+    struct = StructArgument(b"abcdefgh", "[('x', '<f4'), ('y', '<f4')]")
     tiled = TiledMap(4096, "float32", 7, (6, 8), (2, 4), (1, 1), 0, 0, 0)
-    one, two = Scalar(b"1", "int8"), Array(512, (1,), "float32")
+    one, two = Scalar(b"1", "int8"), ArrayArgument(512, (1,), "float32")
     pointer = (512).to_bytes(8, "little")
     for given, expected in (
         ((one, struct, two), [b"1", b"abcdefgh", pointer]),
@@ -359,7 +369,7 @@ def test_driver_decides_the_layout_of_structs_and_tensor_maps(
         ((one, struct, two), [b"1", b"abcdefgh", pointer]),
     ):
         driver.sizes = [len(each) for each in expected if isinstance(each, bytes)]
-        do[Launch](launch(0, *given, **options))
+        do[LaunchKernel](launch(0, *given, **options))
         assert driver.launched[-1][1] == expected
 
 
@@ -405,11 +415,11 @@ def test_lanes_share_a_module(driver: Launches) -> None:
     assert context.mapped == (5, ctypes.addressof(driver.variable), 16)
     assert np.frombuffer(driver.variable.raw, "f4").tolist() == [0, 1, 2, 3]
     for kernels in (one, other):  # what one was allowed, the other is
-        kernels.handlers[Launch](launch(shared=1 << 16))
+        kernels.handlers[LaunchKernel](launch(shared=1 << 16))
     assert driver.allowed == [(8, 1 << 16)]
     one.handlers[Unload](Unload(1))
     assert driver.modules == 1
-    other.handlers[Launch](launch())
+    other.handlers[LaunchKernel](launch())
     other.close()
     assert driver.modules == 0
     one.handlers[Load](LOAD)
@@ -419,7 +429,7 @@ def test_lanes_share_a_module(driver: Launches) -> None:
 
 
 def test_a_variable_of_another_size_is_refused(driver: Launches) -> None:
-    wrong = Load(1, b"image", ("one",), (Content("table", "t", "float32", (1,), bytes(4)),))
+    wrong = Load(1, b"image", ("one",), (VariableContent("table", "t", "float32", (1,), bytes(4)),))
     with pytest.raises(ValueError, match="'table' takes 16 bytes in the module, and its array 4"):
         executor(Context()).handlers[Load](wrong)
     assert driver.modules == 0
@@ -592,10 +602,10 @@ def test_templated_launch_is_reported_once(driver: Launches) -> None:
     do = kernels.handlers
     do[Load](LOAD)
     tiled = TiledMap(PLACE, "float32", 7, (6, 8), (2, 4), (1, 1), 0, 0, 0)
-    message = launch(1, tiled, Array(PLACE | 1, (1,), "float32"), cluster=(2, 1, 1))
+    message = launch(1, tiled, ArrayArgument(PLACE | 1, (1,), "float32"), cluster=(2, 1, 1))
     driver.sizes = [128, 8]
     template: Any = SimpleNamespace(message=message)
-    call = kernels.preparers[Launch](template)
+    call = kernels.preparers[LaunchKernel](template)
     assert call is not None
     for address in (512, 1024):
         call((4096 + address, address))

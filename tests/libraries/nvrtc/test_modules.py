@@ -20,7 +20,7 @@ from atomr_accel.libraries.nvrtc._options import CompileOptions
 from atomr_accel.libraries.nvrtc.host import _program
 from atomr_accel.libraries.nvrtc.host.linker import kind_of
 from atomr_accel.libraries.nvrtc.structures import structure
-from atomr_accel.libraries.nvrtc.wire.messages import Compile, Entry, Link, Part
+from atomr_accel.libraries.nvrtc.wire.messages import Compile, KernelEntry, LinkImage, LinkInput
 from atomr_accel.testing import poison
 
 from ...harness import cpu_only, needs_nvrtc, on_shared, opened, program
@@ -278,9 +278,9 @@ async def test_variables_cannot_be_sealed(device: Device) -> None:
 
 def count(x: Any) -> None:
     """Write the number of the host's modules to x."""
-    from atomr_accel.libraries.nvrtc.host._modules import Modules
+    from atomr_accel.libraries.nvrtc.host._modules import LaneModules
 
-    x[0] = max(len(each._own) for each in gc.get_objects() if type(each) is Modules)
+    x[0] = max(len(each._own) for each in gc.get_objects() if type(each) is LaneModules)
 
 
 @cpu_only
@@ -512,8 +512,8 @@ def test_the_compiler_tells_of_parameters_and_bounds() -> None:
     found = _program.find_module(message, (9, 0))
     assert found.entries[1].type == "_Z15atomr_signatureIFvPiiiEE"
     fills, evaluates, looks, pairs = (replace(each, type="") for each in found.entries[1:])
-    assert fills == Entry("_ZN4deep4fillIiEEvPT_S1_i", ((8, 8), (4, 4), (4, 4)))
-    assert evaluates == Entry("evaluate", ((8, 8), (16, 8), (4, 4)), most_threads=128)
+    assert fills == KernelEntry("_ZN4deep4fillIiEEvPT_S1_i", ((8, 8), (4, 4), (4, 4)))
+    assert evaluates == KernelEntry("evaluate", ((8, 8), (16, 8), (4, 4)), most_threads=128)
     assert looks.parameters == ((8, 8), (8, 8), (4, 4))
     assert (pairs.parameters, pairs.cluster) == (((1, 1), (2, 2)), (2, 1, 1))
     assert found.variables == ("table", "counter")
@@ -591,23 +591,23 @@ def test_parts_are_linked() -> None:
         extern "C" __global__ void k(float* x) { *x = half_of(*x); }
     """
     other = "__device__ float half_of(float x) { return x / 2; }"
-    found = find(source, "k", parts=(Part(source=other),))
+    found = find(source, "k", parts=(LinkInput(source=other),))
     assert found.image.startswith(b"\x7fELF")
     assert not found.kept
-    assert find(source, "k", parts=(Part(source=other),)).kept
+    assert find(source, "k", parts=(LinkInput(source=other),)).kept
     for wrong in ("", "__device__ float twice_of(float x) { return x * 2; }"):
         with pytest.raises(CompileError, match=r"do not link:\n[^$]*half_of"):
-            find(source, "k", parts=(Part(source=wrong or "\n"),))
+            find(source, "k", parts=(LinkInput(source=wrong or "\n"),))
     with pytest.raises(CompileError, match=r"part part0\.cu does not compile"):
-        find(source, "k", parts=(Part(source="nonsense"),))
+        find(source, "k", parts=(LinkInput(source="nonsense"),))
     with pytest.raises(Unsupported, match="nothing is linked for a device"):
-        _program.compile_module(Compile(source, ("k",), parts=(Part(source=other),)), (99, 0))
+        _program.compile_module(Compile(source, ("k",), parts=(LinkInput(source=other),)), (99, 0))
     with _compiler.NvrtcProgram(other + PLAIN, "a.cu") as compiling:
         compiling.compile("it", ("--gpu-architecture=sm_90", *_compiler.LINKABLE))
         image = compiling.output("LTOIR")
     assert kind_of(image) == "LTOIR"
-    assert find(source, "k", parts=(Part(image=image),)).image.startswith(b"\x7fELF")
-    linked = _program.link_image(Link(image, other, ("half_of",)), (9, 0))
+    assert find(source, "k", parts=(LinkInput(image=image),)).image.startswith(b"\x7fELF")
+    linked = _program.link_image(LinkImage(image, other, ("half_of",)), (9, 0))
     assert linked.image.startswith(b"\x7fELF")
     assert linked.entries[0].type == "_Z15atomr_signatureIFffEE"
 

@@ -12,7 +12,7 @@ import pytest
 from atomr_accel import CompileError, GpuRefSealed, LibraryMissing
 from atomr_accel.libraries.nvrtc.host import _cpu, _program
 from atomr_accel.libraries.nvrtc.signature import Parameter, read_signature
-from atomr_accel.libraries.nvrtc.wire.messages import Compile, Link
+from atomr_accel.libraries.nvrtc.wire.messages import Compile, LinkImage
 
 from ...harness import cpu_only, opened, program
 
@@ -136,13 +136,13 @@ def test_sources_before_cpp14_have_no_signatures() -> None:
 def test_declarations_of_an_image_are_read() -> None:
     declared = "struct S { int a; }; __global__ void store(float*, S);"
     declared += "__global__ void load(const float*);"
-    made = _program.link_image(Link(b"", declared, ("store", "load"), ("S",)), (9, 0))
+    made = _program.link_image(LinkImage(b"", declared, ("store", "load"), ("S",)), (9, 0))
     found = read_signature(made.entries[0].type, {"S": np.dtype([("a", "i4")])}, made.structs)
     assert found is not None
     assert found[1].struct is not None
     assert made.entries[1].type == "_Z15atomr_signatureIFvPKfEE"
     with pytest.raises(CompileError, match=r"declarations= does not compile"):
-        _program.link_image(Link(b"", declared, ("other",)), (9, 0))
+        _program.link_image(LinkImage(b"", declared, ("other",)), (9, 0))
 
 
 # --- without a compiler ---------------------------------------------------------------------

@@ -22,7 +22,7 @@ from atomr_accel import (
 from atomr_accel.libraries.nvrtc.wire.messages import (
     CopyArray,
     FreeArray,
-    Launch,
+    LaunchKernel,
     Load,
     MakeArray,
     SurfaceObject,
@@ -367,8 +367,8 @@ def texture(array: int = 0, extent: tuple[int, ...] = (4, 8), address: int = 512
     )
 
 
-def launch(argument: Any) -> Launch:
-    return Launch(1, 0, (1, 1, 1), (1, 1, 1), 0, (argument,), None)
+def launch(argument: Any) -> LaunchKernel:
+    return LaunchKernel(1, 0, (1, 1, 1), (1, 1, 1), 0, (argument,), None)
 
 
 def executor(**stream: Any) -> Any:
@@ -383,7 +383,7 @@ def executor(**stream: Any) -> Any:
 
 def test_textures_of_memory(driver: Textured) -> None:
     kernels = executor()
-    do: Any = kernels.handlers[Launch]
+    do: Any = kernels.handlers[LaunchKernel]
     do(launch(texture()))
     do(launch(texture()))
     ((resource, how),) = driver.made.values()
@@ -414,7 +414,7 @@ def test_a_graph_has_textures_of_its_own(driver: Textured) -> None:
     kernels: Any = CudaKernels(context, stream)  # type: ignore[arg-type]
     kernels.handlers[Load](Load(1, b"\x7fELF", ("k",)))
     for _ in range(2):
-        kernels.handlers[Launch](launch(texture()))
+        kernels.handlers[LaunchKernel](launch(texture()))
     kernels.close()
     assert len(driver.made) == len(kept) == 2
     for _, give_back in kept:
@@ -439,7 +439,7 @@ def test_cuda_arrays_by_the_driver(driver: Textured) -> None:
     do[CopyArray](CopyArray(9, 2048, to_array=False))
     assert int(driver.copied[-1].dstDevice) == 2048
     for argument in (texture(9, (3, 4, 8)), SurfaceObject(9), texture(9, (3, 4, 8))):
-        do[Launch](launch(argument))
+        do[LaunchKernel](launch(argument))
     assert len(driver.made) == 3
     resource, how = [*driver.made.values()][1]
     assert int(resource.resType) == 0

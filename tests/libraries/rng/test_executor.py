@@ -20,7 +20,14 @@ from atomr_accel.executors.vendor import VendorLibrary
 from atomr_accel.libraries.rng.host._prototypes import GENERATORS, PROTOTYPES, STATUS_NAMES
 from atomr_accel.libraries.rng.host._source import SOURCE
 from atomr_accel.libraries.rng.wire._distributions import DISTRIBUTIONS
-from atomr_accel.libraries.rng.wire._messages import Distribution, Draw, Pick, Points, Table, Take
+from atomr_accel.libraries.rng.wire._messages import (
+    Distribution,
+    Draw,
+    Pick,
+    Points,
+    Take,
+    UploadTable,
+)
 
 from ... import seeds
 from ..conformance import Array
@@ -218,7 +225,7 @@ def test_points(machine: Machine, bits: int, dimensions: int) -> None:
 
 def test_tables_choices_and_rows(machine: Machine) -> None:
     table, out = np.zeros(3), np.zeros(1000, np.int64)
-    machine.do(Table(at(table), np.array([0.0, 0.25, 1.0]).tobytes()))
+    machine.do(UploadTable(at(table), np.array([0.0, 0.25, 1.0]).tobytes()))
     assert table.tolist() == [0.0, 0.25, 1.0]
     law = a_distribution("search", "int64", table=at(table), extent=3)
     values = machine.draw("mtgp32", law, 1000)

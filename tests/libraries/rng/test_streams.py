@@ -73,7 +73,7 @@ class Words:
     """
 
     driver = Collected
-    witness = None
+    recorder = None
 
     def __init__(self, backend: str, taken: Callable[[Any], Iterable[range]]) -> None:
         self.backend = backend

@@ -98,11 +98,13 @@ async def test_options_reach_the_library(device: Device, library: FakeDss) -> No
 def test_transposes_that_are_the_matrix_itself_are_none(
     dtype: str, kind: Any, name: str, modes: tuple[int, ...]
 ) -> None:
-    from atomr_accel.libraries.sparse.wire._direct import System
+    from atomr_accel.libraries.sparse.wire._direct import SparseSystem
     from atomr_accel.libraries.sparse.wire._messages import Matrix
 
     matrix = Matrix("csr", (3, 3), 5, "int32", dtype)
-    system = System(matrix, kind, "full", "default", "auto", None, None, 0, deterministic=False)
+    system = SparseSystem(
+        matrix, kind, "full", "default", "auto", None, None, 0, deterministic=False
+    )
     assert _direct_cuda.matrix_type(system) == name
     assert tuple(_direct_cuda.effective(system, trans) for trans in range(3)) == modes
 

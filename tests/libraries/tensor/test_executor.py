@@ -168,7 +168,7 @@ async def test_refusal_of_the_library_is_unsupported(device: Device, library: Fa
 
 def test_a_plan_stays_as_long_as_a_graph_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     freed: list[Any] = []
-    monkeypatch.setattr(_cuda._Plan, "__init__", lambda *_: None)
+    monkeypatch.setattr(_cuda._TensorPlan, "__init__", lambda *_: None)
     monkeypatch.setattr(_cuda.CudaTensors, "_launch", lambda *_: None)
     kept: list[Callable[[], None]] = []
     stream = SimpleNamespace(captures=True, keep=lambda _, give_back: kept.append(give_back))
@@ -177,7 +177,7 @@ def test_a_plan_stays_as_long_as_a_graph_has_it(monkeypatch: pytest.MonkeyPatch)
     executor._plans = Recent(2, lambda plan: plan.drop())
 
     def plan(number: int) -> Any:
-        made: Any = object.__new__(_cuda._Plan)
+        made: Any = object.__new__(_cuda._TensorPlan)
         made._made, made._own, made.graphs, made._dropped = ExitStack(), 0, 0, False
         made._made.callback(freed.append, number)
         return made

@@ -48,7 +48,7 @@ _OUT_OF_MEMORY: Final = 2
 
 
 @final
-class Driver:
+class CudaDriver:
     """The driver's functions, types and numbers, by the names that ``cuda.bindings`` has.
 
     They are loaded when the first one is wanted.
@@ -97,7 +97,7 @@ class Driver:
             self.__dict__.update(known)
 
 
-driver: Final = Driver()
+driver: Final = CudaDriver()
 """The one that all executors and the context use."""
 
 

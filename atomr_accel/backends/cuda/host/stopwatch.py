@@ -91,7 +91,7 @@ class DeviceClock:
 
 
 @final
-class _Mark:
+class _TimeMark:
     """A point in a stream's work."""
 
     __slots__ = ("anchor", "event", "users")
@@ -116,9 +116,9 @@ class CudaStopwatch:
         self._stream = stream
         self._lock: Final = threading.Lock()
         self._events: list[Any] = []
-        self._last: _Mark | None = None
+        self._last: _TimeMark | None = None
 
-    def start(self) -> _Mark:
+    def start(self) -> _TimeMark:
         """Return the start of the next work: the end of the queued work, or now."""
         with self._lock:
             last = self._last
@@ -129,7 +129,7 @@ class CudaStopwatch:
                     return last
             return self._mark()
 
-    def stop(self, begun: _Mark) -> tuple[_Mark, _Mark]:
+    def stop(self, begun: _TimeMark) -> tuple[_TimeMark, _TimeMark]:
         """From there to where it ends: here."""
         with self._lock:
             end = self._mark()
@@ -139,12 +139,12 @@ class CudaStopwatch:
             self._last = end
             return begun, end
 
-    def drop(self, mark: _Mark) -> None:
+    def drop(self, mark: _TimeMark) -> None:
         """One fewer wants to know when that is."""
         with self._lock:
             self._drop(mark)
 
-    def read(self, token: tuple[_Mark, _Mark]) -> tuple[int, int]:
+    def read(self, token: tuple[_TimeMark, _TimeMark]) -> tuple[int, int]:
         """When the device was there, in nanoseconds of ``time.monotonic_ns``."""
         begun, end = token
         started = begun.anchor.at + _elapsed(begun.anchor.event, begun.event)
@@ -164,17 +164,17 @@ class CudaStopwatch:
                 check("cuEventDestroy", driver.cuEventDestroy(event))
             self._events.clear()
 
-    def _drop(self, mark: _Mark) -> None:
+    def _drop(self, mark: _TimeMark) -> None:
         mark.users -= 1
         if not mark.users:
             self._events.append(mark.event)
             self._clock().release(mark.anchor)
 
-    def _mark(self) -> _Mark:
+    def _mark(self) -> _TimeMark:
         anchor = self._clock().take()  # before the event, which is compared with it
         event = self._events.pop() if self._events else _new_event()
         check("cuEventRecord", driver.cuEventRecord(event, self._stream))
-        return _Mark(event, anchor)
+        return _TimeMark(event, anchor)
 
 
 def _elapsed(start: Any, end: Any) -> int:

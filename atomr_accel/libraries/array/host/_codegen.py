@@ -21,7 +21,7 @@ from ._elements import CHEAP, EXACT, LONG, OF_COMPLEX, OVER, SMALL, STORED, regi
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ..wire._program import Access, KernelForm, Node
+    from ..wire._program import Access, KernelForm, KernelNode
 
 PRELUDE: Final = CudaSource("atomr_accel.libraries.array.host", "expressions.cuh")
 NAME: Final = "expression"
@@ -41,16 +41,16 @@ def source_of(form: KernelForm) -> str:
         Unsupported: a function that is not computed for such a dtype.
         ValueError: a form that no program sends.
     """
-    return PRELUDE.text + _Writer(form).text()
+    return PRELUDE.text + _KernelWriter(form).text()
 
 
 def body_of(form: KernelForm) -> str:
     """The source without the part that all kernels share."""
-    return _Writer(form).text()
+    return _KernelWriter(form).text()
 
 
 @final
-class _Writer:
+class _KernelWriter:
     """Writes one kernel."""
 
     def __init__(self, form: KernelForm) -> None:
@@ -88,7 +88,7 @@ class _Writer:
         ]
         self._words: Final = self._scalars + max(words, default=0)
 
-    def _check(self, at: int, node: Node) -> None:
+    def _check(self, at: int, node: KernelNode) -> None:
         form = self._form
         if node.kind in ("load", "index"):
             known = 0 <= node.args[0] < len(form.operands)

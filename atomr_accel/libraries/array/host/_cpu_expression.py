@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ....backends.cpu.host.context import CpuContext
-    from ..wire._program import Step, StridedArray
+    from ..wire._program import ExpressionStep, StridedArray
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -58,7 +58,9 @@ def strided(context: CpuContext, array: StridedArray) -> _Array:
 
 
 def interpret(
-    steps: tuple[Step, ...], operands: list[_Array], constants: tuple[tuple[int, ...], ...]
+    steps: tuple[ExpressionStep, ...],
+    operands: list[_Array],
+    constants: tuple[tuple[int, ...], ...],
 ) -> list[Any]:
     """Compute the values of all steps.
 
@@ -74,7 +76,10 @@ def interpret(
 
 
 def _value(
-    step: Step, values: list[Any], operands: list[_Array], constants: tuple[tuple[int, ...], ...]
+    step: ExpressionStep,
+    values: list[Any],
+    operands: list[_Array],
+    constants: tuple[tuple[int, ...], ...],
 ) -> Any:
     dtype = DTYPES[step.dtype]
     match step.kind:

@@ -12,15 +12,15 @@ from ..wire.indexing import (
     Choose,
     Compact,
     CopyAll,
+    CountHistogram,
     CountNumbers,
     Distinct,
     FindOutside,
-    Histogram,
     ReadNumbers,
     RequireIntervals,
-    Scan,
+    ScanRows,
     Top,
-    Upload,
+    UploadBytes,
 )
 
 if TYPE_CHECKING:
@@ -49,16 +49,16 @@ class CpuIndexing:
         self._copy: Final = copy
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             CopyAll: self._copy_all,
-            Upload: self._upload,
+            UploadBytes: self._upload,
             Choose: self._choose,
             Compact: self._compact,
             CountNumbers: self._count_numbers,
             Distinct: self._distinct,
             FindOutside: self._find_outside,
-            Histogram: self._histogram,
+            CountHistogram: self._histogram,
             ReadNumbers: self._read_numbers,
             RequireIntervals: self._require_intervals,
-            Scan: self._scan,
+            ScanRows: self._scan,
             Top: self._top,
         }
 
@@ -67,7 +67,7 @@ class CpuIndexing:
         for each in message.copies:
             self._copy(each)
 
-    def _upload(self, message: Upload) -> None:
+    def _upload(self, message: UploadBytes) -> None:
         self._context.check()
         data = np.frombuffer(message.data, np.uint8)
         self._context.bytes_at(message.target, data.size)[:] = data
@@ -151,7 +151,7 @@ class CpuIndexing:
         found = np.flatnonzero(bad)
         return (True, int(given[found[0]])) if len(found) else (False, 0)
 
-    def _histogram(self, message: Histogram) -> None:
+    def _histogram(self, message: CountHistogram) -> None:
         self._context.check()
         array, size = self._context.array, message.size
         low, high = message.low, message.high
@@ -173,7 +173,7 @@ class CpuIndexing:
         counts = array(message.counts, (size,), _INT64)
         counts[...] = np.bincount(number[number >= 0], minlength=size)
 
-    def _require_intervals(self, message: Histogram | RequireIntervals) -> tuple[float, float]:
+    def _require_intervals(self, message: CountHistogram | RequireIntervals) -> tuple[float, float]:
         low, high = map(float, self._context.array(message.ends, (2,), DTYPES["float64"]))
         require_intervals(low, high, message.size, message.edge)
         return low, high
@@ -234,7 +234,7 @@ class CpuIndexing:
         if message.places:
             self._context.array(message.places, shape, _INT64)[...] = first
 
-    def _scan(self, message: Scan) -> None:
+    def _scan(self, message: ScanRows) -> None:
         self._context.check()
         shape, dtype = (message.rows, message.length), DTYPES[message.dtype]
         source = self._context.array(message.source, shape, dtype)

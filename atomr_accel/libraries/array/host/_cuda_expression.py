@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ..wire._program import KernelForm, Launch
+    from ..wire._program import ExpressionLaunch, KernelForm
 
 OPTIONS: Final = ("--fmad=false", "--diag-suppress=177,186")
 """Options for code whose functions each round their result, as NumPy's do. Warnings about unused
@@ -32,7 +32,7 @@ _BUFFER_SIZE: Final = 2
 
 
 @final
-class _Loaded:
+class _LoadedExpression:
     """A kernel that can be launched.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Loaded:
 
 
 @final
-class _Arguments:
+class _KernelWords:
     """The words of kernels that have as many. The driver has copied them when a launch returns."""
 
     def __init__(self, count: int, numbers: int, scalars: int) -> None:
@@ -68,16 +68,16 @@ class _Arguments:
         )
         self.address: Final = ctypes.addressof(self._extra)
 
-    def put(self, pointers: list[int], launch: Launch) -> None:
+    def put(self, pointers: list[int], launch: ExpressionLaunch) -> None:
         """Write the arguments of a launch."""
         self._put(self._data, 0, *pointers, *launch.numbers, *launch.scalars)
 
 
-_STORES: Final[WeakKeyDictionary[CudaContext, dict[int, _Loaded]]] = WeakKeyDictionary()
+_STORES: Final[WeakKeyDictionary[CudaContext, dict[int, _LoadedExpression]]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
 
 
-def _store_of(context: CudaContext) -> dict[int, _Loaded]:
+def _store_of(context: CudaContext) -> dict[int, _LoadedExpression]:
     """The kernels of a context, by number: built by one lane, launched by others."""
     with _STORES_LOCK:
         store = _STORES.get(context)
@@ -117,7 +117,7 @@ class CudaBuilder:
                 loaded = self._store[number] = self._loaded(form)
             loaded.users.add((self, message.kernels))
 
-    def _loaded(self, form: KernelForm) -> _Loaded:
+    def _loaded(self, form: KernelForm) -> _LoadedExpression:
         image, lowered, *_ = find_cubin(source_of(form), NAME, OPTIONS, self._capability)
         module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
         with undone_on_error() as made:
@@ -125,7 +125,7 @@ class CudaBuilder:
             function = check(
                 "cuModuleGetFunction", driver.cuModuleGetFunction(module, lowered.encode())
             )
-        return _Loaded(module, function, form.threads)
+        return _LoadedExpression(module, function, form.threads)
 
     def _undo(self, message: ForgetKernels) -> None:
         for number in message.kernels:
@@ -139,7 +139,7 @@ class CudaBuilder:
             self._release(number, loaded, {user for user in loaded.users if user[0] is self})
 
     def _release(
-        self, number: int, loaded: _Loaded, gone: set[tuple[object, tuple[int, ...]]]
+        self, number: int, loaded: _LoadedExpression, gone: set[tuple[object, tuple[int, ...]]]
     ) -> None:
         """Unload a kernel once it has no users."""
         loaded.users.difference_update(gone)
@@ -156,7 +156,7 @@ class CudaExpressions:
         self._pointers: Final = context.pointers
         self._stream: Final = stream
         self._store: Final = _store_of(context)
-        self._arguments: Final[dict[tuple[int, int, int], _Arguments]] = {}
+        self._arguments: Final[dict[tuple[int, int, int], _KernelWords]] = {}
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {RunKernels: self._run}
 
     def _run(self, message: RunKernels) -> None:
@@ -171,7 +171,7 @@ class CudaExpressions:
             sizes = (len(launch.addresses), len(launch.numbers), len(launch.scalars))
             arguments = self._arguments.get(sizes)
             if arguments is None:
-                arguments = self._arguments[sizes] = _Arguments(*sizes)
+                arguments = self._arguments[sizes] = _KernelWords(*sizes)
             arguments.put(self._pointers(launch.addresses), launch)
             (status,) = driver.cuLaunchKernel(
                 kernel.function,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ....backends.cuda.host.driver import check, driver
-from ....executors.cuda_kernels import ArgumentBlocks, Arguments, Kernels
+from ....executors.cuda_kernels import ArgumentBlocks, KernelArguments, Kernels
 from ....wire import PLACE
 from ....wire.interface import Later
 from ..wire._intervals import require_intervals
@@ -20,15 +20,15 @@ from ..wire.indexing import (
     Choose,
     Compact,
     CopyAll,
+    CountHistogram,
     CountNumbers,
     Distinct,
     FindOutside,
-    Histogram,
     ReadNumbers,
     RequireIntervals,
-    Scan,
+    ScanRows,
     Top,
-    Upload,
+    UploadBytes,
 )
 from ._indexing_source import (
     COMPACTION,
@@ -79,24 +79,24 @@ class CudaIndexing:
         self._copy: Final = copy
         self._kernels: dict[CudaSource, Kernels] = {}
         self._arguments: Final = ArgumentBlocks()
-        self._cells: Final = _Cells(stream)
+        self._cells: Final = _AnswerCells(stream)
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             CopyAll: self._copy_all,
-            Upload: self._upload,
+            UploadBytes: self._upload,
             Choose: self._choose,
             Compact: self._compact,
             CountNumbers: self._count_numbers,
             Distinct: self._distinct,
             FindOutside: self._find_outside,
-            Histogram: self._histogram,
+            CountHistogram: self._histogram,
             ReadNumbers: self._read_numbers,
             RequireIntervals: self._require_intervals,
-            Scan: self._scan,
+            ScanRows: self._scan,
             Top: self._top,
         }
         self.preparers: Final[dict[type, Callable[[Template], _Prepared | None]]] = {
-            Histogram: self._prepare_histogram,
-            Scan: self._prepare_scan,
+            CountHistogram: self._prepare_histogram,
+            ScanRows: self._prepare_scan,
         }
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class CudaIndexing:
         steps: list[tuple[Callable[[], None], Any, list[tuple[int, int]]]] = []
         for each in launches:
             name, items, data = each.packed(lambda _address: 0)
-            arguments = Arguments(data)
+            arguments = KernelArguments(data)
             run = kernels.prepare(kernels.function(name), items, arguments)
             places = [(slot, at ^ PLACE) for slot, at in enumerate(each.addresses) if at]
             steps.append((run, arguments.pointers, places))
@@ -144,7 +144,7 @@ class CudaIndexing:
         for each in message.copies:
             self._copy(each)
 
-    def _upload(self, message: Upload) -> None:
+    def _upload(self, message: UploadBytes) -> None:
         # Among the arguments of kernels: the driver copies these, into a captured graph, too.
         target = self._context.pointer(message.target)
         for start in range(0, len(message.data), UPLOADED):
@@ -211,7 +211,7 @@ class CudaIndexing:
         data = self._read(given + at * dtype.itemsize, dtype.itemsize)
         return True, int(np.frombuffer(data, dtype)[0])
 
-    def _histogram(self, message: Histogram) -> None:
+    def _histogram(self, message: CountHistogram) -> None:
         if message.ends:
             self._require_intervals(message)
         pointer = self._context.pointer
@@ -234,7 +234,7 @@ class CudaIndexing:
 
         return histogram
 
-    def _require_intervals(self, message: Histogram | RequireIntervals) -> None:
+    def _require_intervals(self, message: CountHistogram | RequireIntervals) -> None:
         if not self._stream.captures:  # a recording cannot ask
             low, high = struct.unpack("<2d", self._read(self._context.pointer(message.ends), 16))
             require_intervals(low, high, message.size, message.edge)
@@ -263,7 +263,7 @@ class CudaIndexing:
         stream.synchronize()
         return there.raw
 
-    def _scan(self, message: Scan) -> None:
+    def _scan(self, message: ScanRows) -> None:
         for each in scanning(message):
             self._launch(SCANS, *each.packed(self._context.pointer))
 
@@ -274,7 +274,7 @@ class CudaIndexing:
 
 
 @final
-class _Cells:
+class _AnswerCells:
     """Page-locked memory for numbers that answers are made of; each question has some of it.
 
     Args:

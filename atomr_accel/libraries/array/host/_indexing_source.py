@@ -14,7 +14,7 @@ from ._source import THREADS, divisor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..wire.indexing import Choose, Element, Histogram, Scan
+    from ..wire.indexing import Choose, CountHistogram, Element, ScanRows
 
 UPLOADED: Final = 2048
 """Bytes that a launch takes along among its arguments."""
@@ -60,7 +60,7 @@ _MOVED: Final = {1: "unsigned char", 2: "unsigned short", 4: "u32", 8: "u64", 16
 _OUTSIDE: Final = {"wrap": 0, "clip": 1, "drop": 2}
 
 
-class Launch(NamedTuple):
+class IndexingLaunch(NamedTuple):
     """Launch of a message.
 
     Attributes:
@@ -74,7 +74,7 @@ class Launch(NamedTuple):
     arguments: bytes
 
 
-def choosing(message: Choose, pointer: Callable[[int], int]) -> Launch:
+def choosing(message: Choose, pointer: Callable[[int], int]) -> IndexingLaunch:
     """The kernel for a gather or a scatter, with its pointers."""
     count = math.prod(axis.extent for axis in message.axes)
     given = len(message.indices)
@@ -106,7 +106,7 @@ def choosing(message: Choose, pointer: Callable[[int], int]) -> Launch:
     data += none * (rank - len(message.axes))
     for axis in message.axes:
         data += _axis(axis, indices)
-    return Launch(name, items, data + struct.pack("<q", _OUTSIDE[message.outside]))
+    return IndexingLaunch(name, items, data + struct.pack("<q", _OUTSIDE[message.outside]))
 
 
 def _axis(axis: Element, indices: int) -> bytes:
@@ -131,17 +131,17 @@ class Placed(NamedTuple):
         addresses: the addresses for the first arguments; 0 for nothing.
     """
 
-    launch: Launch
+    launch: IndexingLaunch
     addresses: tuple[int, ...]
 
-    def packed(self, pointer: Callable[[int], int]) -> Launch:
+    def packed(self, pointer: Callable[[int], int]) -> IndexingLaunch:
         """Return the launch with its pointers."""
         name, items, arguments = self.launch
         pointers = [pointer(at) if at else 0 for at in self.addresses]
-        return Launch(name, items, struct.pack(f"<{len(pointers)}Q", *pointers) + arguments)
+        return IndexingLaunch(name, items, struct.pack(f"<{len(pointers)}Q", *pointers) + arguments)
 
 
-def scanning(message: Scan) -> list[Placed]:
+def scanning(message: ScanRows) -> list[Placed]:
     """The kernels for a scan."""
     element = ELEMENTS[message.dtype]
     wide = "float" if element in ("h16", "b16") else element
@@ -152,22 +152,23 @@ def scanning(message: Scan) -> list[Placed]:
         parts, each = parts_of(length)
         sizes, threads = struct.pack("<3Q", length, each, parts), parts * THREADS
         return [
-            Placed(Launch(f"total_parts{types}", threads, sizes), (totals, source)),
-            Placed(Launch(f"scan_parts{types}", threads, sizes), (target, source, totals)),
+            Placed(IndexingLaunch(f"total_parts{types}", threads, sizes), (totals, source)),
+            Placed(IndexingLaunch(f"scan_parts{types}", threads, sizes), (target, source, totals)),
         ]
     kernel = "scan_short" if length <= _SHORT else "scan"
     items = rows * (1 if kernel == "scan_short" else THREADS)
     return [
         Placed(
-            Launch(f"{kernel}{types}", items, struct.pack("<2Q", rows, length)), (target, source)
+            IndexingLaunch(f"{kernel}{types}", items, struct.pack("<2Q", rows, length)),
+            (target, source),
         )
     ]
 
 
-def binning(message: Histogram) -> Placed:
+def binning(message: CountHistogram) -> Placed:
     """The kernel for a histogram, whose counts are zeros."""
     numbers = struct.pack("<2Q2d", message.count, message.size, message.low, message.high)
     name = f"binned<{ELEMENTS[message.dtype]}, {ELEMENTS[message.edge]}>"
     threads = max(-(-message.count // COUNT_ITEMS), message.size + 1)
     addresses = (message.counts, message.edges, message.given, message.ends)
-    return Placed(Launch(name, threads, numbers), addresses)
+    return Placed(IndexingLaunch(name, threads, numbers), addresses)

@@ -37,7 +37,7 @@ _LEAST_SIDE: Final = 8
 _Axis = tuple[int, int, int]  # target, source, extent
 
 
-class Launch(NamedTuple):
+class CopyLaunch(NamedTuple):
     """Launch of a copy.
 
     Attributes:
@@ -89,7 +89,7 @@ def _elements(times: int, itemsize: int) -> int:
     return times * _WORDS * _WORD // itemsize
 
 
-def launch(message: CopyStrided) -> Launch:
+def launch(message: CopyStrided) -> CopyLaunch:
     """The kernel for a copy."""
     axes = [
         *zip(message.target_strides, message.source_strides, message.shape, strict=True),
@@ -102,10 +102,10 @@ def launch(message: CopyStrided) -> Launch:
     # The grid's stride is added to the index before it is compared, so leave room for it.
     index = "u32" if count < 2**31 else "u64"
     data = struct.pack("<3Q", 0, 0, count) + _packed(_padded(axes, rank))
-    return Launch(f"gather<{itemsize}, {index}, {rank}>", -(-count // ITEMS), data)
+    return CopyLaunch(f"gather<{itemsize}, {index}, {rank}>", -(-count // ITEMS), data)
 
 
-def _tiles(message: CopyStrided, axes: list[_Axis]) -> Launch | None:
+def _tiles(message: CopyStrided, axes: list[_Axis]) -> CopyLaunch | None:
     """The kernel where the axes differ along which elements follow each other, if they do."""
     itemsize = message.itemsize
     row = _row(axes, itemsize)
@@ -127,10 +127,10 @@ def _tiles(message: CopyStrided, axes: list[_Axis]) -> Launch | None:
         return None
     rank = _rank(others)
     data = struct.pack("<3Q", 0, 0, batches) + _packed([rows, columns, *_padded(others, rank)])
-    return Launch(f"{kernel}<{itemsize}, {what}, {rank}>", squares * THREADS, data)
+    return CopyLaunch(f"{kernel}<{itemsize}, {what}, {rank}>", squares * THREADS, data)
 
 
-def _strands(message: CopyStrided, axes: list[_Axis]) -> Launch | None:
+def _strands(message: CopyStrided, axes: list[_Axis]) -> CopyLaunch | None:
     """The kernel where few elements of each pixel lie in planes on one side, if it is such a copy.
 
     The axis of pixels has the smallest step in planes, and the others follow each other on the
@@ -164,7 +164,7 @@ def _strands(message: CopyStrided, axes: list[_Axis]) -> Launch | None:
             _padded([*others, taken], rank)
         )
         name = f"strands<{size}, {few[2]}, {wide}, {str(apart).lower()}, {rank}>"
-        return Launch(name, count, data)
+        return CopyLaunch(name, count, data)
     return None
 
 

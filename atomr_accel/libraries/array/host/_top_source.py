@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ...._dtypes import DTYPES
 from ....executors.device_code import CudaSource
 from ..wire.indexing import MOST_TOP, TOP_BINS, TOP_ROWS, TOP_STATE
-from ._indexing_source import Launch
+from ._indexing_source import IndexingLaunch
 from ._source import THREADS
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Round(NamedTuple):
     """
 
     zeros: int
-    launches: list[Launch]
+    launches: list[IndexingLaunch]
 
 
 def tops(message: Top, pointer: Callable[[int], int]) -> Iterator[Round]:
@@ -72,7 +72,7 @@ def tops(message: Top, pointer: Callable[[int], int]) -> Iterator[Round]:
         sizes = message.rows, length, count, bits, down
         packed = struct.pack("<8Q", values, places, source, *sizes)
         blocks = -(-message.rows // (MOST_TOP >> bits))
-        yield Round(0, [Launch(f"sorted_rows<{types}>", blocks * THREADS, packed)])
+        yield Round(0, [IndexingLaunch(f"sorted_rows<{types}>", blocks * THREADS, packed)])
         return
     most = min(message.rows, TOP_ROWS)
     states = pointer(message.scratch)
@@ -88,11 +88,13 @@ def tops(message: Top, pointer: Callable[[int], int]) -> Iterator[Round]:
         for stage, shift, width in _stages(8 * size, (length - 1).bit_length()):
             numbers = rows, length, count, parts, shift, width, stage, down
             packed = struct.pack("<11Q", states, counts, of, *numbers)
-            launches.append(Launch(f"top_pass<{types}>", items, packed))
+            launches.append(IndexingLaunch(f"top_pass<{types}>", items, packed))
         to = values and values + first * count * size, places and places + first * count * 8
         last = rows, length, count, parts, (count - 1).bit_length(), down
         packed = struct.pack("<12Q", *to, of, states, keys, found, *last)
-        yield Round(keys - states, [*launches, Launch(f"top_collect<{types}>", items, packed)])
+        yield Round(
+            keys - states, [*launches, IndexingLaunch(f"top_collect<{types}>", items, packed)]
+        )
 
 
 def _stages(key: int, place: int) -> Iterator[tuple[int, int, int]]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ...._dtypes import DTYPES
 from ....wire.copies import CopyStrided
 from ...cub.host.cpu import CpuCub
-from ...cub.wire.messages import Run
-from ..wire.several import Question, Several
+from ...cub.wire.messages import RunCub
+from ..wire.several import StepSequence, StepsThenAnswer
 from ._cpu_expression import CpuExpressions
 from ._cpu_indexing import CpuIndexing
 
@@ -23,7 +23,7 @@ _OF_SIZE: Final = {
 
 
 @final
-class CpuArray:
+class CpuArrayExecutor:
     """Executes the array lane's messages.
 
     Attributes:
@@ -36,28 +36,28 @@ class CpuArray:
         self._stream: Final = stream
         self.handlers: Final[dict[type, Any]] = {
             CopyStrided: self._copy,
-            Question: self._question,
-            Several: self._several,
+            StepsThenAnswer: self._question,
+            StepSequence: self._several,
             **CpuExpressions(context).handlers,
             **CpuIndexing(context, self._copy).handlers,
         }
         self.of_steps: Final[dict[type, Any]] = self.handlers | {
-            Run: CpuCub(context, stream).handlers[Run]
+            RunCub: CpuCub(context, stream).handlers[RunCub]
         }
 
-    def on(self, stream: CpuStream) -> CpuArray:
+    def on(self, stream: CpuStream) -> CpuArrayExecutor:
         """Return the same executor on another stream."""
-        return CpuArray(self._context, stream)
+        return CpuArrayExecutor(self._context, stream)
 
     def close(self) -> None:
         """Do nothing: it holds nothing."""
 
-    def _several(self, message: Several) -> None:
+    def _several(self, message: StepSequence) -> None:
         self._context.check()
         for step in message.steps:
             self.of_steps[type(step)](step)
 
-    def _question(self, message: Question) -> Any:
+    def _question(self, message: StepsThenAnswer) -> Any:
         self._context.check()
         for step in message.steps:
             self.of_steps[type(step)](step)

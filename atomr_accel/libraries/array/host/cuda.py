@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ....executors.cuda_kernels import ArgumentBlocks, Kernels, preload_compiler
 from ....wire.copies import CopyStrided
-from ...cub.wire.messages import Run
-from ..wire.several import Question, Several
+from ...cub.wire.messages import RunCub
+from ..wire.several import StepSequence, StepsThenAnswer
 from ._cuda_expression import CudaExpressions
 from ._cuda_indexing import CudaIndexing
-from ._source import ALIGNED, SOURCE, Launch, launch
+from ._source import ALIGNED, SOURCE, CopyLaunch, launch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 @lru_cache(1024)
-def _launch(*layout: Any) -> Launch:
+def _launch(*layout: Any) -> CopyLaunch:
     """Return the kernel for copies that differ only in addresses."""
     return launch(CopyStrided(*layout))
 
 
 @final
-class CudaArray:
+class CudaArrayExecutor:
     """Executes the array lane's messages.
 
     Attributes:
@@ -44,23 +44,23 @@ class CudaArray:
         self._choosing: Final = CudaIndexing(context, stream, self._copy)
         self.handlers: Final[dict[type, Any]] = {
             CopyStrided: self._copy,
-            Question: self._question,
-            Several: lambda message: self._execute(message.steps),
+            StepsThenAnswer: self._question,
+            StepSequence: lambda message: self._execute(message.steps),
             **self._choosing.handlers,
             **CudaExpressions(context, stream).handlers,
         }
         self.preparers: Final = self._choosing.preparers
         self._cub: CudaCub | None = None
-        self.of_steps: Final[dict[type, Any]] = self.handlers | {Run: self._run}
+        self.of_steps: Final[dict[type, Any]] = self.handlers | {RunCub: self._run}
 
     @staticmethod
     def preload() -> None:
         """Load the compiler."""
         preload_compiler()
 
-    def on(self, stream: CudaStream) -> CudaArray:
+    def on(self, stream: CudaStream) -> CudaArrayExecutor:
         """Return the same executor on another stream."""
-        return CudaArray(self._context, stream)
+        return CudaArrayExecutor(self._context, stream)
 
     def close(self) -> None:
         """Unload the modules."""
@@ -74,11 +74,11 @@ class CudaArray:
         for step in steps:
             handlers[type(step)](step)
 
-    def _question(self, message: Question) -> Any:
+    def _question(self, message: StepsThenAnswer) -> Any:
         self._execute(message.steps)
         return self.handlers[type(message.last)](message.last)
 
-    def _run(self, message: Run) -> None:
+    def _run(self, message: RunCub) -> None:
         if self._cub is None:
             from ...cub.host.cuda import CudaCub  # whose bindings most programs do without
 

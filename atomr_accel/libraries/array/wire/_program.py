@@ -25,7 +25,7 @@ class StridedArray(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
+class ExpressionStep(msgspec.Struct, frozen=True, array_like=True):
     """A value of an expression, made of earlier ones.
 
     Attributes:
@@ -59,7 +59,7 @@ class Interpret(Message, frozen=True):
         outputs: the buffers of the results.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ExpressionStep, ...]
     operands: tuple[StridedArray, ...]
     constants: tuple[tuple[int, ...], ...]
     results: tuple[int, ...]
@@ -69,7 +69,7 @@ class Interpret(Message, frozen=True):
 # --- kernels --------------------------------------------------------------------------------
 
 
-class Node(msgspec.Struct, frozen=True, array_like=True):
+class KernelNode(msgspec.Struct, frozen=True, array_like=True):
     """A value in a kernel, of one element.
 
     Attributes:
@@ -124,7 +124,7 @@ class KernelForm(msgspec.Struct, frozen=True, array_like=True):
         wide: whether indices take 64 bits.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[KernelNode, ...]
     operands: tuple[Access, ...]
     outputs: tuple[Access, ...]
     results: tuple[int, ...]
@@ -170,7 +170,7 @@ class ForgetKernels(Message, frozen=True):
     kernels: tuple[int, ...]
 
 
-class Launch(msgspec.Struct, frozen=True, array_like=True):
+class ExpressionLaunch(msgspec.Struct, frozen=True, array_like=True):
     """A launch of a kernel that was built.
 
     Attributes:
@@ -191,4 +191,4 @@ class Launch(msgspec.Struct, frozen=True, array_like=True):
 class RunKernels(Message, frozen=True):
     """Launch kernels one after the other."""
 
-    launches: tuple[Launch, ...]
+    launches: tuple[ExpressionLaunch, ...]

@@ -23,7 +23,7 @@ class CopyAll(Message, frozen=True):
     copies: tuple[CopyStrided, ...]
 
 
-class Upload(Message, frozen=True):
+class UploadBytes(Message, frozen=True):
     """Write bytes of the program's.
 
     Attributes:
@@ -135,7 +135,7 @@ class CountNumbers(Message, frozen=True):
     size: int
 
 
-class Histogram(Message, frozen=True):
+class CountHistogram(Message, frozen=True):
     """Count how many numbers are in each of some intervals of one size.
 
     Attributes:
@@ -166,7 +166,7 @@ class RequireIntervals(Message, frozen=True):
     """Raise if such intervals are impossible, for a histogram that is made by other ops.
 
     Attributes:
-        ends, edge, size: as of ``Histogram``, which makes the same check.
+        ends, edge, size: as of ``CountHistogram``, which makes the same check.
     """
 
     ends: int
@@ -285,7 +285,7 @@ class ReadNumbers(Message, frozen=True):
     addresses: tuple[int, ...]
 
 
-class Scan(Message, frozen=True):
+class ScanRows(Message, frozen=True):
     """Sums or products of all elements of a row up to each.
 
     Attributes:

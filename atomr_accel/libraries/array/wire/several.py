@@ -6,37 +6,44 @@ from typing import Any, Final, TypeAlias, get_args
 
 from ....wire import Message
 from ....wire.copies import CopyStrided
-from ...cub.wire.messages import Run
+from ...cub.wire.messages import RunCub
 from ._program import Interpret, RunKernels
 from .indexing import (
     Choose,
     Compact,
     CopyAll,
+    CountHistogram,
     CountNumbers,
     Distinct,
     FindOutside,
-    Histogram,
     ReadNumbers,
     RequireIntervals,
-    Scan,
+    ScanRows,
     Top,
-    Upload,
+    UploadBytes,
 )
 
-Moves: TypeAlias = Choose | CopyAll | CopyStrided | Upload
+Moves: TypeAlias = Choose | CopyAll | CopyStrided | UploadBytes
 Computes: TypeAlias = (
-    CountNumbers | Histogram | Interpret | RequireIntervals | Run | RunKernels | Scan | Top
+    CountNumbers
+    | CountHistogram
+    | Interpret
+    | RequireIntervals
+    | RunCub
+    | RunKernels
+    | ScanRows
+    | Top
 )
 Step: TypeAlias = Moves | Computes
 Asked: TypeAlias = Compact | Distinct | FindOutside | ReadNumbers
 
 STEPS: Final = frozenset(get_args(Step))
-"""Messages that ``Several`` may hold."""
+"""Messages that ``StepSequence`` may hold."""
 ASKED: Final = frozenset(get_args(Asked))
-"""Messages with which ``Question`` may end."""
+"""Messages with which ``StepsThenAnswer`` may end."""
 
 
-class Several(Message, frozen=True):
+class StepSequence(Message, frozen=True):
     """Steps, one after the other on one stream.
 
     Attributes:
@@ -46,11 +53,11 @@ class Several(Message, frozen=True):
     steps: tuple[Step, ...]
 
 
-class Question(Message, frozen=True):
+class StepsThenAnswer(Message, frozen=True):
     """Steps, and then something that is answered.
 
     Attributes:
-        steps: as of ``Several``.
+        steps: as of ``StepSequence``.
         last: the message that is answered.
     """
 

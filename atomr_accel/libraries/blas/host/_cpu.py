@@ -14,8 +14,8 @@ from ..wire._messages import (
     GemmEx,
     GemmList,
     ProductOptions,
-    Routine,
-    Stacked,
+    RunRoutine,
+    RunStacked,
 )
 from ._cpu_routines import apply, execute, number, solve_triangular, wide
 
@@ -38,8 +38,8 @@ class CpuBlas:
             Gemm: self._gemm,
             GemmEx: self._gemm_ex,
             GemmList: self._gemm_list,
-            Routine: self._routine,
-            Stacked: self._stacked,
+            RunRoutine: self._routine,
+            RunStacked: self._stacked,
             Factor: self._factor,
         }
 
@@ -99,7 +99,7 @@ class CpuBlas:
         a: Array,
         b: Array,
         c: Array,
-        message: Gemm | GemmEx | GemmList | Stacked,
+        message: Gemm | GemmEx | GemmList | RunStacked,
         options: Gemm | ProductOptions,
     ) -> None:
         kind = _INTEGER_SUMS if c.dtype.kind == "i" else wide(c.dtype)
@@ -133,11 +133,11 @@ class CpuBlas:
 
     # --- routines -------------------------------------------------------------------------
 
-    def _routine(self, message: Routine) -> None:
+    def _routine(self, message: RunRoutine) -> None:
         self._context.check()
         execute(self._context, message)
 
-    def _stacked(self, message: Stacked) -> None:
+    def _stacked(self, message: RunStacked) -> None:
         self._context.check()
         m, n = message.sizes
         batch, dtype, solves = message.batch, DTYPES[message.dtype], message.routine == "trsm"

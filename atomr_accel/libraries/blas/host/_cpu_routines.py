@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ....backends.cpu.host.context import CpuContext
-    from ..wire._messages import Routine, Scalar
-    from ..wire._rows import Operand
+    from ..wire._messages import RunRoutine, Scalar
+    from ..wire._rows import RowOperand
 
 Array = np.ndarray[Any, Any]
 
@@ -32,8 +32,8 @@ Call = Any
 """The arguments of a routine, as attributes."""
 
 
-def execute(context: CpuContext, message: Routine) -> None:
-    """Execute a ``Routine`` message."""
+def execute(context: CpuContext, message: RunRoutine) -> None:
+    """Execute a ``RunRoutine`` message."""
     row = ROWS[message.row]
     dtype = DTYPES[message.dtype]
     compute = wide(dtype)
@@ -73,7 +73,7 @@ def execute(context: CpuContext, message: Routine) -> None:
         _store(operand, stored, value, lower=bool(options.get("lower")))
 
 
-def _whole(operand: Operand, stored: Array, call: Call) -> Array:
+def _whole(operand: RowOperand, stored: Array, call: Call) -> Array:
     """Return an operand as a whole matrix, or its storage if SciPy's routine expects that."""
     as_stored = operand.structure == "triangular" or (operand.form and operand.structure)
     if operand.written or as_stored:
@@ -87,7 +87,7 @@ def _whole(operand: Operand, stored: Array, call: Call) -> Array:
     return apply(stored, op)
 
 
-def _store(operand: Operand, stored: Array, value: Any, *, lower: bool) -> None:
+def _store(operand: RowOperand, stored: Array, value: Any, *, lower: bool) -> None:
     if not operand.structure or operand.form:
         stored[...] = value
         return

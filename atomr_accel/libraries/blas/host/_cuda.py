@@ -19,11 +19,11 @@ from ....wire import PLACE
 from ....wire.recent import Recent
 from ..wire._messages import Gemm, GemmEx, GemmList, ProductOptions
 from ._cuda_factor import CudaFactorizations
-from ._cuda_routines import CudaRoutines
+from ._cuda_routines import CudaBlasRoutines
 from ._cuda_stacked import CudaStacked, places
 from ._fused import FusedGemm
 from ._prototypes import COMPUTE_TYPES, GEMM_DEFAULT
-from .cuda_handle import Handle, load_cublas
+from .cuda_handle import CublasHandle, load_cublas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ _GEMM_KEY: Final = attrgetter("m", "n", "k", "dtype", "trans_a", "trans_b")
 _NARROW: Final = ("float16", "bfloat16", "int8")
 
 
-class _Product(NamedTuple):
+class _CublasProduct(NamedTuple):
     """A product with everything converted for the call but its addresses and scalars.
 
     Attributes:
@@ -79,10 +79,10 @@ class CudaBlas:
     """Executes BLAS messages."""
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
-        self._handle: Final = Handle(context, stream)
+        self._handle: Final = CublasHandle(context, stream)
         self._context: Final = context
         self._pointer: Final = context.pointer
-        self._products: Recent[tuple[Any, ...], _Product] = Recent(_MOST_PRODUCTS)
+        self._products: Recent[tuple[Any, ...], _CublasProduct] = Recent(_MOST_PRODUCTS)
         self._fused: Final = FusedGemm(
             context, stream, load_cublas(), self._handle.value, self._scalar
         )
@@ -91,7 +91,7 @@ class CudaBlas:
             Gemm: self._gemm,
             GemmEx: self._gemm_strided,
             GemmList: self._gemm_list,
-            **CudaRoutines(self._handle).handlers,
+            **CudaBlasRoutines(self._handle).handlers,
             **CudaStacked(self._handle).handlers,
             **CudaFactorizations(self._handle).handlers,
         }
@@ -115,7 +115,7 @@ class CudaBlas:
             c = self._pointer(message.c)
             self._handle.scale(c, m * n, 1, message.dtype, message.beta)
 
-    def _product(self, message: Gemm) -> _Product:
+    def _product(self, message: Gemm) -> _CublasProduct:
         """A product of matrices that are not empty."""
         key = _GEMM_KEY(message)
         product = self._products.get(key)
@@ -123,7 +123,7 @@ class CudaBlas:
             product = self._products.keep(key, self._new_product(message))
         return product
 
-    def _new_product(self, message: Gemm) -> _Product:
+    def _new_product(self, message: Gemm) -> _CublasProduct:
         m, n, k, dtype = message.m, message.n, message.k, message.dtype
         handles = [self._handle.value]
         if k <= _SHALLOW and m * n * k <= _LAUNCH_BOUND:
@@ -223,7 +223,7 @@ class CudaBlas:
         end: tuple[int, ...],
         handles: list[int | None],
         rows: tuple[int, int, int] | None = None,
-    ) -> _Product:
+    ) -> _CublasProduct:
         """Convert the arguments of a product, to be tried with one handle after the other.
 
         Its scalars have the type ``scalars``.
@@ -243,9 +243,9 @@ class CudaBlas:
             *end,
         )
         calls = [self._handle.prepare(function, handle, *arguments) for handle in handles]
-        return _Product(a, b, c, alpha, beta, tuple(calls), function)
+        return _CublasProduct(a, b, c, alpha, beta, tuple(calls), function)
 
-    def _run(self, product: _Product, message: Gemm | GemmEx) -> None:
+    def _run(self, product: _CublasProduct, message: Gemm | GemmEx) -> None:
         pointer = self._pointer
         product.a.value = pointer(message.a)
         product.b.value = pointer(message.b)
@@ -254,12 +254,12 @@ class CudaBlas:
         product.beta.value = message.beta
         self._call(product)
 
-    def _call(self, product: _Product) -> None:
+    def _call(self, product: _CublasProduct) -> None:
         status = product.calls[0]()
         if status:
             self._call_others(product, status)
 
-    def _call_others(self, product: _Product, status: int) -> None:
+    def _call_others(self, product: _CublasProduct, status: int) -> None:
         """The first call has failed: make the others until one does not."""
         for call in product.calls[1:]:
             status = call()
@@ -320,7 +320,7 @@ class CudaBlas:
     ) -> None:
         """Products whose matrices are given by pointers: those of b, of a, of c."""
         shapes = [(sizes[3], sizes[2], sizes[4])]
-        if _are_askew(message, shapes, pointers):
+        if _misaligned(message, shapes, pointers):
             self._one_by_one(message, shapes * count, pointers, rows)
             return
         alpha, beta = self._scalars(message)
@@ -346,7 +346,7 @@ class CudaBlas:
         pointers: np.ndarray[Any, Any],
     ) -> None:
         """Products of different shapes; equal ones in a row make a group."""
-        if _are_askew(message, shapes, pointers):
+        if _misaligned(message, shapes, pointers):
             self._one_by_one(message, shapes, pointers)
             return
         groups: list[tuple[int, int, int]] = []
@@ -441,7 +441,7 @@ def _rows(sizes: tuple[int, int, int], options: ProductOptions) -> tuple[int, in
     return m if options.trans_a else k, k if options.trans_b else n, n
 
 
-def _are_askew(
+def _misaligned(
     message: GemmEx | GemmList,
     shapes: list[tuple[int, int, int]],
     pointers: np.ndarray[Any, Any],

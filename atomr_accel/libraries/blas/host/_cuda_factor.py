@@ -16,22 +16,22 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ...._errors import LibraryError
 from ..wire._messages import Factor
-from ._cuda_routines import CudaRoutines
+from ._cuda_routines import CudaBlasRoutines
 from ._prototypes import LETTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .cuda_handle import Handle
+    from .cuda_handle import CublasHandle
 
 
 @final
 class CudaFactorizations:
     """Executes ``Factor`` messages."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: CublasHandle) -> None:
         self._handle: Final = handle
-        self._routines: Final = CudaRoutines(handle)
+        self._routines: Final = CudaBlasRoutines(handle)
         self._steps: Final = {
             "getrf": self._getrf,
             "getrs": self._getrs,

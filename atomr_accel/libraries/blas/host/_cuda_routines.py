@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
 from ....executors.numbers import CUDA_TYPES
-from ..wire._messages import Routine
+from ..wire._messages import RunRoutine
 from ..wire._rows import REAL_OF, ROWS, Row
 from ._prototypes import (
     COMPUTES,
@@ -33,7 +33,7 @@ from ._prototypes import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .cuda_handle import Handle
+    from .cuda_handle import CublasHandle
 
 LEFT: Final = ENUMS["CUBLAS_SIDE_LEFT"]
 RIGHT: Final = ENUMS["CUBLAS_SIDE_RIGHT"]
@@ -49,7 +49,7 @@ _SCALAR_WORDS: Final = {"a": "alpha", "c": "cosine", "s": "sine"}
 """The vendor's names of scalars that differ from ours."""
 
 
-class _Call(NamedTuple):
+class _RoutineCall(NamedTuple):
     """A routine's call.
 
     Attributes:
@@ -61,7 +61,7 @@ class _Call(NamedTuple):
     """
 
     row: Row
-    message: Routine
+    message: RunRoutine
     dtype: str
     sizes: dict[str, int]
     options: dict[str, int]
@@ -74,13 +74,13 @@ class _Call(NamedTuple):
 
 
 @final
-class CudaRoutines:
+class CudaBlasRoutines:
     """Executes the messages of levels 1, 2 and 3."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: CublasHandle) -> None:
         self._handle: Final = handle
         self._pointer: Final = handle.pointer
-        self.handlers: Final[dict[type, Callable[[Any], None]]] = {Routine: self._routine}
+        self.handlers: Final[dict[type, Callable[[Any], None]]] = {RunRoutine: self._routine}
 
     def call(self, routine: str, dtype: str, **values: Any) -> None:
         """Call a routine with arguments by their words; ``result`` is on the device."""
@@ -104,7 +104,7 @@ class CudaRoutines:
         else:
             self._handle.call(function, *arguments)
 
-    def _routine(self, message: Routine) -> None:
+    def _routine(self, message: RunRoutine) -> None:
         handle, row, dtype = self._handle, ROWS[message.row], message.dtype
         sizes = dict(zip(row.sizes, message.sizes, strict=True))
         options = dict(zip(row.options, message.options, strict=True))
@@ -125,15 +125,15 @@ class CudaRoutines:
         if dtype not in REAL_OF:
             options = {name: OP_T if op == OP_C else op for name, op in options.items()}
         values = self._values(row, message, sizes, options, shapes)
-        call = _CALLS.get(row.name, CudaRoutines._plain)
-        call(self, _Call(row, message, dtype, sizes, options, values))
+        call = _CALLS.get(row.name, CudaBlasRoutines._plain)
+        call(self, _RoutineCall(row, message, dtype, sizes, options, values))
         if written.dtype == "index":
             handle.shift("long long", target, target, 1, -1)
 
     def _values(
         self,
         row: Row,
-        message: Routine,
+        message: RunRoutine,
         sizes: dict[str, int],
         options: dict[str, int],
         shapes: list[tuple[int, ...]],
@@ -166,7 +166,7 @@ class CudaRoutines:
             values["side"] = LEFT if options["side"] else RIGHT
         return values
 
-    def _scalar(self, message: Routine, at: int, dtype: str) -> Any:
+    def _scalar(self, message: RunRoutine, at: int, dtype: str) -> Any:
         """A pointer to a scalar where all are: in host memory, or on the device.
 
         Behind the scalars of the row there is a 1.
@@ -179,10 +179,10 @@ class CudaRoutines:
 
     # --- calls ----------------------------------------------------------------------------
 
-    def _plain(self, call: _Call) -> None:
+    def _plain(self, call: _RoutineCall) -> None:
         self.call(call.row.name, call.dtype, **call.values)
 
-    def _copy(self, call: _Call) -> None:
+    def _copy(self, call: _RoutineCall) -> None:
         values = call.values
         if values["incx"] == values["incy"] == 1:
             nbytes = values["n"] * DTYPES[call.dtype].itemsize
@@ -190,7 +190,7 @@ class CudaRoutines:
         else:
             self._plain(call)
 
-    def _gemv(self, call: _Call) -> None:
+    def _gemv(self, call: _RoutineCall) -> None:
         values, dtype = call.values, call.dtype
         op = call.options["trans"]
         if call.conjugates:
@@ -214,36 +214,36 @@ class CudaRoutines:
         else:
             self._plain(call)
 
-    def _gbmv(self, call: _Call) -> None:
+    def _gbmv(self, call: _RoutineCall) -> None:
         """Run ``gbmv`` with the sizes of the matrix before transposing."""
         sizes = call.sizes
         m, n = (sizes["n"], sizes["m"]) if call.options["trans"] else (sizes["m"], sizes["n"])
         call.values.update(m=m, n=n)
         self._of_band(call, sizes["kl"] + sizes["ku"] + 1)
 
-    def _banded(self, call: _Call) -> None:
+    def _banded(self, call: _RoutineCall) -> None:
         self._of_band(call, call.sizes["k"] + 1)
 
-    def _of_band(self, call: _Call, diagonals: int) -> None:
+    def _of_band(self, call: _RoutineCall, diagonals: int) -> None:
         """Turn the storage of a band, whose matrix is not transposed, and run the routine."""
         values, band = call.values, self._pointer(call.message.scratch)
         self.transpose(call.dtype, band, values["a"], diagonals, values["lda"])
         values.update(a=band, lda=diagonals)
         self._plain(call)
 
-    def _hemv(self, call: _Call) -> None:
+    def _hemv(self, call: _RoutineCall) -> None:
         """In the column-major view the vector is a row, and the matrix stands behind it."""
         values = call.values
         values |= {"side": RIGHT, "m": 1, "b": values["x"], "ldb": values["incx"]}
         self.call("hemm", call.dtype, **values, c=values["y"], ldc=values["incy"])
 
-    def _ger(self, call: _Call) -> None:
+    def _ger(self, call: _RoutineCall) -> None:
         values = call.values
         x, y = (values["y"], values["incy"]), (values["x"], values["incx"])
         values |= {"x": x[0], "incx": x[1], "y": y[0], "incy": y[1]}
         self.call("ger", call.dtype, **values)
 
-    def _gerc(self, call: _Call) -> None:
+    def _gerc(self, call: _RoutineCall) -> None:
         if call.dtype not in REAL_OF:
             self._ger(call)
             return
@@ -257,7 +257,7 @@ class CudaRoutines:
             values | {"beta": self._scalar(call.message, 1, call.dtype)},
         )
 
-    def _her(self, call: _Call) -> None:
+    def _her(self, call: _RoutineCall) -> None:
         """Run ``her`` or ``her2`` as ``herk`` or ``her2k`` of rows.
 
         In column-major order the routine would conjugate the other operand.
@@ -272,7 +272,7 @@ class CudaRoutines:
         else:
             self.call("herk", call.dtype, **values | {"a": x[0], "lda": x[1]})
 
-    def _copied(self, call: _Call) -> int:
+    def _copied(self, call: _RoutineCall) -> int:
         """Copy a vector that a routine changes in place, and return its pointer."""
         message = call.message
         given, target = map(self._pointer, message.places[1:])
@@ -282,15 +282,15 @@ class CudaRoutines:
             self.call("copy", call.dtype, n=n, x=given, incx=step, y=target, incy=inc)
         return target
 
-    def _band_vector(self, call: _Call) -> None:
+    def _band_vector(self, call: _RoutineCall) -> None:
         self._copied(call)
         self._banded(call)
 
-    def _packed_vector(self, call: _Call) -> None:
+    def _packed_vector(self, call: _RoutineCall) -> None:
         self._copied(call)
         self._plain(call)
 
-    def _triangular(self, call: _Call) -> None:
+    def _triangular(self, call: _RoutineCall) -> None:
         """``trmv`` and ``trsv``, in place; with conjugates as ``trmm`` and ``trsm`` of a row."""
         values, dtype = call.values, call.dtype
         target, inc = self._copied(call), values["incx"]
@@ -302,7 +302,7 @@ class CudaRoutines:
         row = {"b": target, "ldb": inc, "c": target, "ldc": inc}
         self.call(_OF_MATRICES[call.row.name], dtype, **values | row)
 
-    def _gemm3m(self, call: _Call) -> None:
+    def _gemm3m(self, call: _RoutineCall) -> None:
         values, options = call.values, call.options
         values |= {"a": values["b"], "lda": values["ldb"], "trans_a": options["trans_b"]} | {
             "b": values["a"],
@@ -311,11 +311,11 @@ class CudaRoutines:
         }
         self._plain(call)
 
-    def _trmm(self, call: _Call) -> None:
+    def _trmm(self, call: _RoutineCall) -> None:
         call.values["trans"] = call.options["trans_a"]
         self._plain(call)
 
-    def _trsm(self, call: _Call) -> None:
+    def _trsm(self, call: _RoutineCall) -> None:
         """In place, of a copy."""
         values, (m, n) = call.values, (call.sizes["m"], call.sizes["n"])
         if values["ldb"] == values["ldc"] == n:
@@ -326,7 +326,7 @@ class CudaRoutines:
             self.copy_matrix(call.dtype, OP_N, (n, m), b, c)
         self._trmm(call)
 
-    def _rank_k(self, call: _Call) -> None:
+    def _rank_k(self, call: _RoutineCall) -> None:
         """Run a rank-k update with turned matrices, which exchanges the two operands."""
         values = call.values
         turned = OP_C if call.row.operands[-1].structure == "hermitian" else OP_T
@@ -398,21 +398,21 @@ class CudaRoutines:
         )
 
 
-_CALLS: Final[dict[str, Callable[[CudaRoutines, _Call], None]]] = {
-    "copy": CudaRoutines._copy,
-    "gemv": CudaRoutines._gemv,
-    "gbmv": CudaRoutines._gbmv,
-    "hemv": CudaRoutines._hemv,
-    "ger": CudaRoutines._ger,
-    "gerc": CudaRoutines._gerc,
-    **dict.fromkeys(("her", "her2"), CudaRoutines._her),
-    **dict.fromkeys(("sbmv", "hbmv"), CudaRoutines._banded),
-    **dict.fromkeys(("trmv", "trsv"), CudaRoutines._triangular),
-    **dict.fromkeys(("tbmv", "tbsv"), CudaRoutines._band_vector),
-    **dict.fromkeys(("tpmv", "tpsv"), CudaRoutines._packed_vector),
-    "gemm3m": CudaRoutines._gemm3m,
-    "trmm": CudaRoutines._trmm,
-    "trsm": CudaRoutines._trsm,
-    **dict.fromkeys(("syrk", "herk", "syr2k", "her2k", "syrkx", "herkx"), CudaRoutines._rank_k),
+_CALLS: Final[dict[str, Callable[[CudaBlasRoutines, _RoutineCall], None]]] = {
+    "copy": CudaBlasRoutines._copy,
+    "gemv": CudaBlasRoutines._gemv,
+    "gbmv": CudaBlasRoutines._gbmv,
+    "hemv": CudaBlasRoutines._hemv,
+    "ger": CudaBlasRoutines._ger,
+    "gerc": CudaBlasRoutines._gerc,
+    **dict.fromkeys(("her", "her2"), CudaBlasRoutines._her),
+    **dict.fromkeys(("sbmv", "hbmv"), CudaBlasRoutines._banded),
+    **dict.fromkeys(("trmv", "trsv"), CudaBlasRoutines._triangular),
+    **dict.fromkeys(("tbmv", "tbsv"), CudaBlasRoutines._band_vector),
+    **dict.fromkeys(("tpmv", "tpsv"), CudaBlasRoutines._packed_vector),
+    "gemm3m": CudaBlasRoutines._gemm3m,
+    "trmm": CudaBlasRoutines._trmm,
+    "trsm": CudaBlasRoutines._trsm,
+    **dict.fromkeys(("syrk", "herk", "syr2k", "her2k", "syrkx", "herkx"), CudaBlasRoutines._rank_k),
 }
 """The routines that take more than the values of their words."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ..wire._messages import Stacked
+from ..wire._messages import RunStacked
 from ..wire._rows import REAL_OF
 from ._cuda_routines import LEFT, LOWER, RIGHT, TURNED, UPPER
 from ._prototypes import HALF_GEMV, HALF_GEMV_BATCHED, LETTERS, OP_C, OP_T
@@ -19,23 +19,23 @@ from ._prototypes import HALF_GEMV, HALF_GEMV_BATCHED, LETTERS, OP_C, OP_T
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .cuda_handle import Handle
+    from .cuda_handle import CublasHandle
 
 
 @final
 class CudaStacked:
-    """Executes ``Stacked`` messages."""
+    """Executes ``RunStacked`` messages."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: CublasHandle) -> None:
         self._handle: Final = handle
         self._routines: Final = {"gemv": self._gemv, "trsm": self._trsm}
-        self.handlers: Final[dict[type, Callable[[Any], None]]] = {Stacked: self._stacked}
+        self.handlers: Final[dict[type, Callable[[Any], None]]] = {RunStacked: self._stacked}
 
-    def _stacked(self, message: Stacked) -> None:
+    def _stacked(self, message: RunStacked) -> None:
         if 0 not in message.batch:
             self._routines[message.routine](message)
 
-    def _gemv(self, message: Stacked) -> None:
+    def _gemv(self, message: RunStacked) -> None:
         handle, dtype, batch = self._handle, message.dtype, message.batch
         (m, n), (trans,) = message.sizes, message.options
         made = n if trans else m
@@ -61,7 +61,7 @@ class CudaStacked:
         a, x, y = self._point(message, made)
         handle.call(function, *(*sizes, alpha, a, n, x, 1, beta, y, 1, count))
 
-    def _trsm(self, message: Stacked) -> None:
+    def _trsm(self, message: RunStacked) -> None:
         """In place, of a copy."""
         handle, dtype, (m, n) = self._handle, message.dtype, message.sizes
         side, lower, trans, diag = message.options
@@ -80,7 +80,7 @@ class CudaStacked:
             *(a, n if side else m, c, n, count),
         )
 
-    def _point(self, message: Stacked, made: int) -> tuple[int, int, int]:
+    def _point(self, message: RunStacked, made: int) -> tuple[int, int, int]:
         """Tables of pointers to a, b and c."""
         handle, batch = self._handle, message.batch
         itemsize, count = DTYPES[message.dtype].itemsize, math.prod(message.batch)

@@ -60,7 +60,7 @@ def load_cublas() -> VendorLibrary:
 
 
 @final
-class Handle:
+class CublasHandle:
     """A cuBLAS handle on a stream.
 
     Attributes:
@@ -254,14 +254,14 @@ class Handle:
     def shift(self, ctype: str, to: int, source: int, count: int, delta: int) -> None:
         """Add ``delta`` to ``count`` integers."""
         from ....executors.cuda_kernels import (  # needs NVRTC, which others do not
-            Arguments,
+            KernelArguments,
             Kernels,
         )
 
         if self._kernels is None:
             self._kernels = Kernels(self._context, self._stream, _KERNELS)
         if count:
-            arguments = Arguments(struct.pack("QQQq", to, source, count, delta))
+            arguments = KernelArguments(struct.pack("QQQq", to, source, count, delta))
             self._kernels.launch(self._kernels.function(f"shift<{ctype}>"), count, arguments)
 
     def scale(self, pointer: int, n: int, inc: int, dtype: str, beta: Scalar) -> None:

@@ -82,7 +82,7 @@ class GemmEx(Message, frozen=True):
         rows: elements between stored rows of a, b and c; None if all are contiguous.
         strides_c: elements from one c to the next along each dimension of ``batch``; None if c is
             contiguous.
-        at: addresses of alpha and beta on the device, as for a ``Routine``.
+        at: addresses of alpha and beta on the device, as for a ``RunRoutine``.
     """
 
     a: int
@@ -122,7 +122,7 @@ class GemmList(Message, frozen=True):
     pointers: int
 
 
-class Routine(Message, frozen=True):
+class RunRoutine(Message, frozen=True):
     """A call of a routine of levels 1 to 3, which a row of ``_rows`` describes.
 
     Attributes:
@@ -152,7 +152,7 @@ class Routine(Message, frozen=True):
     at: tuple[int, ...] = ()
 
 
-class Stacked(Message, frozen=True):
+class RunStacked(Message, frozen=True):
     """A batch of products of a matrix and a vector, or of triangular systems.
 
     Attributes:

@@ -25,7 +25,7 @@ PARAMETERS: Final = ("5",)
 """The shape of a modified rotation."""
 
 
-class Operand(NamedTuple):
+class RowOperand(NamedTuple):
     """A vector, a matrix or a scalar result of a routine.
 
     Attributes:
@@ -109,7 +109,7 @@ class Row:
 
     name: str
     formula: str
-    operands: tuple[Operand, ...]
+    operands: tuple[RowOperand, ...]
     vendor: tuple[str, str, str] | None = None
     half: tuple[str, str] | None = None
     dtypes: tuple[str, ...] = SINGLE_OR_DOUBLE
@@ -166,51 +166,51 @@ def packed(n: int) -> int:
     return n * (n + 1) // 2
 
 
-def _in(name: str, size: str = "n") -> Operand:
+def _in(name: str, size: str = "n") -> RowOperand:
     """A vector that is read."""
     steps: Any = name
-    return Operand(name, (size,), word=name, steps=steps)
+    return RowOperand(name, (size,), word=name, steps=steps)
 
 
-def _matrix(name: str, *shape: str, trans: str = "", structure: Any = "") -> Operand:
+def _matrix(name: str, *shape: str, trans: str = "", structure: Any = "") -> RowOperand:
     """A matrix that is read."""
-    return Operand(name, shape, word=name, trans=trans, structure=structure)
+    return RowOperand(name, shape, word=name, trans=trans, structure=structure)
 
 
 _X: Final = _in("x")
 _Y: Final = _in("y")
 _X_BOTH: Final = _X._replace(access="rw")
 _Y_BOTH: Final = _Y._replace(access="rw")
-_RESULT: Final = Operand("out", (), "w", "result", made="empty")
+_RESULT: Final = RowOperand("out", (), "w", "result", made="empty")
 _MAGNITUDE: Final = "abs(real(x)) + abs(imag(x))"
 
 _SYMMETRIC: Final = _matrix("a", "n", "n", structure="symmetric")
 _HERMITIAN: Final = _SYMMETRIC._replace(structure="hermitian")
 _TRIANGLE: Final = _matrix("a", "n", "n", trans="trans", structure="triangular")
-_OUT_N: Final = Operand("out", ("n",), "beta", "y", "y", made="empty")
+_OUT_N: Final = RowOperand("out", ("n",), "beta", "y", "y", made="empty")
 _OUT_M: Final = _OUT_N._replace(shape=("m",))
-_SOLVED: Final = Operand("out", ("n",), "w", "x", "x", made="empty")
-_ADDED: Final = Operand("a", ("m", "n"), "rw", "a", made="zeros")
-_HALF_ADDED: Final = Operand("a", ("n", "n"), "rw", "a", made="zeros", structure="symmetric")
+_SOLVED: Final = RowOperand("out", ("n",), "w", "x", "x", made="empty")
+_ADDED: Final = RowOperand("a", ("m", "n"), "rw", "a", made="zeros")
+_HALF_ADDED: Final = RowOperand("a", ("n", "n"), "rw", "a", made="zeros", structure="symmetric")
 
 _HALF_HERMITIAN: Final = _HALF_ADDED._replace(structure="hermitian")
 
 _BESIDE: Final = _matrix("a", "s", "s")
 _B: Final = _matrix("b", "m", "n")
-_C: Final = Operand("out", ("m", "n"), "w", "c", made="empty")
+_C: Final = RowOperand("out", ("m", "n"), "w", "c", made="empty")
 _C_BETA: Final = _C._replace(access="beta")
 _WIDE_A: Final = _matrix("a", "n", "k", trans="trans")
 _WIDE_B: Final = _matrix("b", "n", "k", trans="trans")
-_C_HALF: Final = Operand("out", ("n", "n"), "beta", "c", structure="symmetric", made="zeros")
+_C_HALF: Final = RowOperand("out", ("n", "n"), "beta", "c", structure="symmetric", made="zeros")
 _C_HERMITIAN: Final = _C_HALF._replace(structure="hermitian")
 
 
-def _band(operand: Operand) -> Operand:
+def _band(operand: RowOperand) -> RowOperand:
     """A matrix of which only some diagonals are there."""
     return operand._replace(form="band")
 
 
-def _packed(operand: Operand) -> Operand:
+def _packed(operand: RowOperand) -> RowOperand:
     """A matrix of which only a triangle is there."""
     return operand._replace(form="packed", name="ap", word="ap")
 
@@ -229,7 +229,7 @@ _HERMITIAN_SQUARES: Final = "alpha * outer(x, conj(y)) + conj(alpha) * outer(y, 
 def _level1(
     name: str,
     formula: str,
-    operands: tuple[Operand, ...],
+    operands: tuple[RowOperand, ...],
     vendor: tuple[str, str, str],
     half: tuple[str, str],
     **more: Any,
@@ -281,7 +281,7 @@ _LEVEL1: Final = (
     Row(
         "rotm",
         "rotm(x, y, param)",
-        (_X_BOTH, _Y_BOTH, Operand("param", PARAMETERS, word="param")),
+        (_X_BOTH, _Y_BOTH, RowOperand("param", PARAMETERS, word="param")),
         ("t", "rotm_v2", "n x incx y incy param"),
         dtypes=REAL,
     ),
@@ -289,7 +289,7 @@ _LEVEL1: Final = (
         "rotg",
         "rotg(a, b)",
         (
-            *(Operand(name, (), "rw", name) for name in ("a", "b")),
+            *(RowOperand(name, (), "rw", name) for name in ("a", "b")),
             _RESULT._replace(name="c", word="cosine", dtype="real"),
             _RESULT._replace(name="s", word="sine"),
         ),
@@ -299,9 +299,9 @@ _LEVEL1: Final = (
         "rotmg",
         "rotmg(d1, d2, x1, y1)",
         (
-            *(Operand(name, (), "rw", name) for name in ("d1", "d2", "x1")),
-            Operand("y1", (), word="y1"),
-            Operand("param", PARAMETERS, "w", "param", made="empty"),
+            *(RowOperand(name, (), "rw", name) for name in ("d1", "d2", "x1")),
+            RowOperand("y1", (), word="y1"),
+            RowOperand("param", PARAMETERS, "w", "param", made="empty"),
         ),
         ("t", "rotmg_v2", "d1 d2 x1 y1 param"),
         dtypes=REAL,

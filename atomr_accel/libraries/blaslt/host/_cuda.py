@@ -35,7 +35,7 @@ from ....executors.timing import timing_events
 from ....executors.vendor import VendorLibrary, array, undone_on_error
 from ....wire import PLACE
 from ....wire.recent import Recent
-from ..wire._messages import EPILOGUES, Heuristic, Matmul, Operand, Spec, Tune
+from ..wire._messages import EPILOGUES, BlasLtSpec, Heuristic, MatrixLayout, RunBlasLt, TuneBlasLt
 from ..wire._narrow import BLOCKS, E2M1, FP8, block_scale_bytes
 from ._prototypes import (
     ALGORITHM_BYTES,
@@ -83,7 +83,7 @@ def load_cublaslt() -> VendorLibrary:
 
 
 @dataclass(slots=True)
-class _Place:
+class _PointerAttribute:
     """An attribute of a product that is a pointer.
 
     Attributes:
@@ -103,7 +103,7 @@ class _Place:
     known: int | None = None
 
 
-class _Cells(NamedTuple):
+class _ProductCells(NamedTuple):
     """Arguments that calls of a product read at each call."""
 
     a: c_void_p
@@ -117,7 +117,7 @@ class _Cells(NamedTuple):
     beta_pointer: Any
 
     @classmethod
-    def of(cls, spec: Spec) -> _Cells:
+    def of(cls, spec: BlasLtSpec) -> _ProductCells:
         """Make the cells of a product, with nulls and zeros."""
         alpha, alpha_pointer = number_cell(spec.scale_type)
         if spec.factors:
@@ -127,10 +127,10 @@ class _Cells(NamedTuple):
         return cls(*pointers, alpha, beta, alpha_pointer, beta_pointer)
 
 
-class _Prepared(NamedTuple):
+class _PreparedProduct(NamedTuple):
     """A product as the library knows it."""
 
-    spec: Spec
+    spec: BlasLtSpec
     empty: bool
     """True if there is nothing to multiply."""
     c_may_be_d: bool
@@ -142,8 +142,8 @@ class _Prepared(NamedTuple):
     preference: int
     algorithms: dict[int, list[tuple[bytes, int]]]
     """The best ones by how much workspace they may have."""
-    places: tuple[_Place, ...]
-    cells: _Cells
+    places: tuple[_PointerAttribute, ...]
+    cells: _ProductCells
     calls: Recent[tuple[bytes, int], Callable[[], int]]
     """By algorithm and bytes of workspace."""
     made: ExitStack
@@ -160,18 +160,20 @@ class CudaBlasLt:
         self._pointer: Final = context.pointer
         self._stream: Final = stream
         self._set: Final = self._library.functions["cublasLtMatmulDescSetAttribute"]
-        self._plans: Recent[bytes, _Prepared] = Recent(_MOST_PLANS, lambda plan: plan.made.close())
+        self._plans: Recent[bytes, _PreparedProduct] = Recent(
+            _MOST_PLANS, lambda plan: plan.made.close()
+        )
         self._kernels: Kernels | None = None
-        self._decode: Final = msgspec.msgpack.Decoder(Spec).decode
+        self._decode: Final = msgspec.msgpack.Decoder(BlasLtSpec).decode
         handle = c_void_p()
         self._library.call("cublasLtCreate", byref(handle))
         self._handle: Final = handle.value
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Heuristic: self._heuristic,
-            Matmul: self._matmul,
-            Tune: self._tune,
+            RunBlasLt: self._matmul,
+            TuneBlasLt: self._tune,
         }
-        self.preparers: Final = {Matmul: self._prepare_matmul}
+        self.preparers: Final = {RunBlasLt: self._prepare_matmul}
 
     @staticmethod
     def preload() -> None:
@@ -202,7 +204,7 @@ class CudaBlasLt:
         )
         return number.value
 
-    def _matmul(self, message: Matmul) -> None:
+    def _matmul(self, message: RunBlasLt) -> None:
         plan = self._plan(message.spec)
         if plan.empty:
             self._clear_sums(plan.spec, message)
@@ -222,7 +224,10 @@ class CudaBlasLt:
         spec, plan = message.spec, self._plan(message.spec)
         if plan.empty or message.zeros or message.packed_scales:
             return None
-        cells, plans = _Cells.of(plan.spec), self._plans  # of its own: what is set here stays
+        cells, plans = (
+            _ProductCells.of(plan.spec),
+            self._plans,
+        )  # of its own: what is set here stays
         c = message.c or (message.d if plan.c_may_be_d else 0)
         fields = message.a, message.b, c, message.d, message.workspace
         given = [*zip(cells[: len(fields)], fields, strict=True)]
@@ -259,7 +264,7 @@ class CudaBlasLt:
 
         return run
 
-    def _tune(self, message: Tune) -> int:
+    def _tune(self, message: TuneBlasLt) -> int:
         product = message.product
         plan = self._plan(product.spec)
         if plan.empty:
@@ -279,7 +284,12 @@ class CudaBlasLt:
         return min(good, key=lambda i: statistics.median(times[i] or [0.0]), default=0)
 
     def _time(
-        self, events: list[Any], plan: _Prepared, message: Matmul, algorithm: bytes, runs: int
+        self,
+        events: list[Any],
+        plan: _PreparedProduct,
+        message: RunBlasLt,
+        algorithm: bytes,
+        runs: int,
     ) -> float:
         """Milliseconds that a product takes."""
         stream = self._stream.handle
@@ -291,7 +301,7 @@ class CudaBlasLt:
         time: float = check("cuEventElapsedTime", driver.cuEventElapsedTime(*events))
         return time / runs
 
-    def _launch(self, plan: _Prepared, message: Matmul, algorithm: bytes) -> int:
+    def _launch(self, plan: _PreparedProduct, message: RunBlasLt, algorithm: bytes) -> int:
         """Queue a product; its status."""
         pointer = self._pointer
         for each in plan.places:
@@ -316,7 +326,7 @@ class CudaBlasLt:
         return call()
 
     def _prepare_call(
-        self, plan: _Prepared, cells: _Cells, algorithm: bytes, workspace_bytes: int
+        self, plan: _PreparedProduct, cells: _ProductCells, algorithm: bytes, workspace_bytes: int
     ) -> Callable[[], int]:
         """The call of a product, with all that is not in cells."""
         return self._library.prepare(
@@ -327,7 +337,7 @@ class CudaBlasLt:
             *(algorithm, cells.workspace, workspace_bytes, self._stream.pointer),
         )
 
-    def _place(self, place: _Place, pointer: int) -> None:
+    def _place(self, place: _PointerAttribute, pointer: int) -> None:
         """Set an attribute of a description to another pointer; it stays until the next."""
         place.known = None  # nobody knows, if this fails
         place.cell.value = pointer
@@ -336,7 +346,7 @@ class CudaBlasLt:
             raise self._error(f"cublasLtMatmulDescSetAttribute({place.name})", status)
         place.known = pointer
 
-    def _places(self, description: int, spec: Spec) -> tuple[_Place, ...]:
+    def _places(self, description: int, spec: BlasLtSpec) -> tuple[_PointerAttribute, ...]:
         """The attributes that may change with every call."""
         fields = [
             ("BIAS_POINTER", "bias", 0),
@@ -359,10 +369,10 @@ class CudaBlasLt:
                     "cublasLtMatmulDescSetAttribute",
                     *(description, attribute(name), byref(cell), ctypes.sizeof(cell)),
                 )
-                places.append(_Place(name, field, offset, cell, call))
+                places.append(_PointerAttribute(name, field, offset, cell, call))
         return tuple(places)
 
-    def _clear_sums(self, spec: Spec, message: Matmul) -> None:
+    def _clear_sums(self, spec: BlasLtSpec, message: RunBlasLt) -> None:
         """Write the sums and the largest magnitude of an empty product, which are zeros."""
         epilogue = EPILOGUES[spec.epilogue]
         if epilogue.bias_gradient:
@@ -371,7 +381,7 @@ class CudaBlasLt:
         if message.amax:
             self._fill(message.amax, 4)
 
-    def _arrange(self, spec: Spec, message: Matmul) -> None:
+    def _arrange(self, spec: BlasLtSpec, message: RunBlasLt) -> None:
         """Zeros that stand for nothing; fp4, and scales of blocks, as the library wants them."""
         if message.zeros:
             self._fill(message.a, message.zeros)
@@ -393,12 +403,12 @@ class CudaBlasLt:
             kernels.run("tile", tiles, self._pointer(source), count, rows, columns)
             tiles += count
 
-    def _own_kernels(self) -> _Launcher:
+    def _own_kernels(self) -> _KernelRunner:
         from ....executors.cuda_kernels import Kernels  # needs NVRTC, which others do not
 
         if self._kernels is None:
             self._kernels = Kernels(self._context, self._stream, _KERNELS)
-        return _Launcher(self._kernels)
+        return _KernelRunner(self._kernels)
 
     def _fill(self, address: int, nbytes: int) -> None:
         if nbytes:
@@ -409,13 +419,13 @@ class CudaBlasLt:
 
     # --- preparing ------------------------------------------------------------------------
 
-    def _plan(self, encoded: bytes) -> _Prepared:
+    def _plan(self, encoded: bytes) -> _PreparedProduct:
         plan = self._plans.get(encoded)
         if plan is None:
             plan = self._plans.keep(encoded, self._prepare(self._decode(encoded)))
         return plan
 
-    def _prepare(self, spec: Spec) -> _Prepared:
+    def _prepare(self, spec: BlasLtSpec) -> _PreparedProduct:
         self._require_device(spec)
         with undone_on_error() as made:
             compute = ENUMS[f"CUBLAS_COMPUTE_{spec.compute}"]
@@ -428,7 +438,7 @@ class CudaBlasLt:
             operands = (spec.a, spec.b, spec.c, spec.d)
             a, b, c, d = [self._layout(made, each, spec.batch) for each in operands]
             places = self._places(description, spec)
-        return _Prepared(
+        return _PreparedProduct(
             spec,
             empty=not spec.m or not spec.n or not spec.batch,
             c_may_be_d=spec.c.dtype == spec.d.dtype,
@@ -440,7 +450,7 @@ class CudaBlasLt:
             preference=preference,
             algorithms={},
             places=places,
-            cells=_Cells.of(spec),
+            cells=_ProductCells.of(spec),
             calls=Recent(_MOST_CALLS),
             made=made,
         )
@@ -452,13 +462,13 @@ class CudaBlasLt:
         made.callback(self._library.call, f"cublasLt{kind}Destroy", created.value)
         return created.value or 0
 
-    def _describe(self, description: int, spec: Spec) -> None:
+    def _describe(self, description: int, spec: BlasLtSpec) -> None:
         """Set a description to what a product is."""
         for name, value in self._described(spec):
             self._attribute(description, name, value)
 
     @staticmethod
-    def _described(spec: Spec) -> list[tuple[str, Any]]:
+    def _described(spec: BlasLtSpec) -> list[tuple[str, Any]]:
         """The attributes of a product."""
         epilogue = EPILOGUES[spec.epilogue]
         vendor = ENUMS[f"CUBLASLT_EPILOGUE_{epilogue.vendor}"]
@@ -497,7 +507,7 @@ class CudaBlasLt:
             values.append(("POINTER_MODE", c_int32(mode_of_pointers)))
         return values
 
-    def _require_device(self, spec: Spec) -> None:
+    def _require_device(self, spec: BlasLtSpec) -> None:
         """Say why where the library would only say that it cannot."""
         capability = self._context.compute_capability
         narrow = spec.a.dtype
@@ -516,7 +526,7 @@ class CudaBlasLt:
                     "as (n, k) and give trans_a=False, trans_b=True"
                 )
 
-    def _layout(self, made: ExitStack, operand: Operand, batch: int) -> int:
+    def _layout(self, made: ExitStack, operand: MatrixLayout, batch: int) -> int:
         kind = CUDA_TYPES[operand.dtype]
         sizes = max(1, operand.columns), max(1, operand.rows), operand.ld
         layout = self._create(made, "MatrixLayout", kind, *sizes)
@@ -532,7 +542,9 @@ class CudaBlasLt:
                 )
         return layout
 
-    def _algorithms(self, plan: _Prepared, workspace: int, most: int) -> list[tuple[bytes, int]]:
+    def _algorithms(
+        self, plan: _PreparedProduct, workspace: int, most: int
+    ) -> list[tuple[bytes, int]]:
         """The best algorithms, as the library guesses; at least one."""
         spec = plan.spec
         if plan.empty:
@@ -590,7 +602,7 @@ class CudaBlasLt:
 
 
 @final
-class _Launcher:
+class _KernelRunner:
     """Kernels with their arguments written out."""
 
     def __init__(self, kernels: Kernels) -> None:
@@ -598,13 +610,13 @@ class _Launcher:
 
     def run(self, name: str, target: int, source: int, *sizes: int) -> None:
         """Launch with a thread for each of the first size."""
-        from ....executors.cuda_kernels import Arguments
+        from ....executors.cuda_kernels import KernelArguments
 
-        arguments = Arguments(struct.pack(f"QQ{len(sizes)}Q", target, source, *sizes))
+        arguments = KernelArguments(struct.pack(f"QQ{len(sizes)}Q", target, source, *sizes))
         self._kernels.launch(self._kernels.function(name), sizes[0], arguments)
 
 
-def _describe(spec: Spec) -> str:
+def _describe(spec: BlasLtSpec) -> str:
     epilogue = f", epilogue {spec.epilogue}" if spec.epilogue else ""
     scales = f", scales by {spec.scaling}" if spec.scaling else ""
     scales += ", an alpha for each column" if spec.factors else ""

@@ -10,7 +10,15 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ....wire.recent import Recent
-from ..wire._messages import EPILOGUES, Epilogue, Heuristic, Matmul, Operand, Spec, Tune
+from ..wire._messages import (
+    EPILOGUES,
+    BlasLtSpec,
+    EpilogueSpec,
+    Heuristic,
+    MatrixLayout,
+    RunBlasLt,
+    TuneBlasLt,
+)
 from ..wire._narrow import BLOCKS, EXPONENTS, mask_width
 
 if TYPE_CHECKING:
@@ -41,12 +49,12 @@ class CpuBlasLt:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         self._context: Final = context
-        self._specs: Recent[bytes, Spec] = Recent(_MOST_SPECS)
-        self._decode: Final = msgspec.msgpack.Decoder(Spec).decode
+        self._specs: Recent[bytes, BlasLtSpec] = Recent(_MOST_SPECS)
+        self._decode: Final = msgspec.msgpack.Decoder(BlasLtSpec).decode
         self.handlers: Final = {
             Heuristic: self._heuristic,
-            Matmul: self._matmul,
-            Tune: self._tune,
+            RunBlasLt: self._matmul,
+            TuneBlasLt: self._tune,
         }
 
     def close(self) -> None:
@@ -56,11 +64,11 @@ class CpuBlasLt:
         self._context.check()
         return [(_ALGORITHM, 0, number) for number in range(min(2, message.most))]
 
-    def _tune(self, message: Tune) -> int:
+    def _tune(self, message: TuneBlasLt) -> int:
         self._matmul(message.product)
         return 0
 
-    def _matmul(self, message: Matmul) -> None:
+    def _matmul(self, message: RunBlasLt) -> None:
         context = self._context
         context.check()
         spec = self._specs.get(message.spec)
@@ -101,7 +109,7 @@ class CpuBlasLt:
             d = self._matrices(message.d, spec.d, batch)
             d[...] = saturate(value, d.dtype)
 
-    def _matrices(self, address: int, operand: Operand, batch: int) -> Array:
+    def _matrices(self, address: int, operand: MatrixLayout, batch: int) -> Array:
         """The matrices of an operand, as a view."""
         dtype = DTYPES[operand.dtype]
         shape = (batch, operand.rows, operand.columns)
@@ -113,14 +121,16 @@ class CpuBlasLt:
         return np.ndarray(shape, dtype, memory, strides=strides)
 
     def _input(
-        self, address: int, operand: Operand, op: int, batch: int, wide: np.dtype[Any]
+        self, address: int, operand: MatrixLayout, op: int, batch: int, wide: np.dtype[Any]
     ) -> Array:
         array = self._matrices(address, operand, batch).astype(wide)
         if not op:
             return array
         return np.swapaxes(array.conj() if op == 2 else array, -1, -2)
 
-    def _scaled(self, spec: Spec, message: Matmul, a: Array, b: Array) -> tuple[Array, Array, Any]:
+    def _scaled(
+        self, spec: BlasLtSpec, message: RunBlasLt, a: Array, b: Array
+    ) -> tuple[Array, Array, Any]:
         """Return the operands with their scales, and the factor that remains for the product."""
         context = self._context
         if spec.scaling in BLOCKS:
@@ -146,12 +156,14 @@ class CpuBlasLt:
                 factor = factor * context.array(address, (length,), _FLOAT32).reshape(axis)
         return a, b, factor if spec.scaling else 1
 
-    def _bias(self, spec: Spec, message: Matmul, n: int) -> Array:
+    def _bias(self, spec: BlasLtSpec, message: RunBlasLt, n: int) -> Array:
         kind = DTYPES[spec.bias_dtype]
         count = spec.batch if spec.bias_step else 1
         return self._context.array(message.bias, (count, n), kind)
 
-    def _after(self, spec: Spec, epilogue: Epilogue, message: Matmul, value: Array) -> Array:
+    def _after(
+        self, spec: BlasLtSpec, epilogue: EpilogueSpec, message: RunBlasLt, value: Array
+    ) -> Array:
         """Apply activations, and write or read their auxiliary output."""
         name, n = spec.epilogue, spec.n
         lead = value.shape[:-1]
@@ -203,7 +215,7 @@ def saturate(value: Array, dtype: np.dtype[Any]) -> Array:
     return value.astype(dtype)
 
 
-def _wide(spec: Spec) -> np.dtype[Any]:
+def _wide(spec: BlasLtSpec) -> np.dtype[Any]:
     """The type to compute in."""
     if spec.scale_type in ("float64", "complex64", "complex128", "int32"):
         return DTYPES[spec.scale_type]

@@ -1,7 +1,7 @@
 """Messages of the BLASLt lane.
 
-A ``Spec`` describes a product once, and is sent as bytes. The lane keeps its prepared product under
-those bytes, and decodes them only the first time.
+A ``BlasLtSpec`` describes a product once, and is sent as bytes. The lane keeps its prepared product
+under those bytes, and decodes them only the first time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Scalar = float | tuple[float, float]
 """A number; complex ones as their two parts."""
 
 
-class Operand(msgspec.Struct, frozen=True, array_like=True):
+class MatrixLayout(msgspec.Struct, frozen=True, array_like=True):
     """The layout of a matrix in memory: rows of ``columns`` elements, ``ld`` apart.
 
     Attributes:
@@ -35,7 +35,7 @@ class Operand(msgspec.Struct, frozen=True, array_like=True):
     alignment: int = 256
 
 
-class Spec(msgspec.Struct, frozen=True, array_like=True):
+class BlasLtSpec(msgspec.Struct, frozen=True, array_like=True):
     """A product without its addresses: ``d = epilogue(alpha * op(a) @ op(b) + beta * c)``.
 
     Attributes:
@@ -61,10 +61,10 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     n: int
     k: int
     batch: int
-    a: Operand
-    b: Operand
-    c: Operand
-    d: Operand
+    a: MatrixLayout
+    b: MatrixLayout
+    c: MatrixLayout
+    d: MatrixLayout
     op_a: int
     op_b: int
     compute: str
@@ -88,7 +88,7 @@ class Heuristic(Message, frozen=True):
     """Ask which algorithms suit a product.
 
     Attributes:
-        spec: an encoded ``Spec``.
+        spec: an encoded ``BlasLtSpec``.
         workspace: the most bytes an algorithm may want.
         most: how many to return; answered by (algorithm, bytes of workspace, number) each.
     """
@@ -100,11 +100,11 @@ class Heuristic(Message, frozen=True):
     most: int
 
 
-class Matmul(Message, frozen=True):
+class RunBlasLt(Message, frozen=True):
     """Run a product.
 
     Attributes:
-        spec: an encoded ``Spec``.
+        spec: an encoded ``BlasLtSpec``.
         algorithm: an answer of ``Heuristic``; empty to take the best.
         a, b, c, d: addresses; d may be c.
         bias: address of the bias, or of its gradient.
@@ -141,7 +141,7 @@ class Matmul(Message, frozen=True):
     factors: int = 0
 
 
-class Tune(Message, frozen=True):
+class TuneBlasLt(Message, frozen=True):
     """Time algorithms on a product; the answer is the position of the fastest.
 
     Attributes:
@@ -151,11 +151,11 @@ class Tune(Message, frozen=True):
 
     returns: ClassVar[Any] = int
 
-    product: Matmul
+    product: RunBlasLt
     candidates: tuple[tuple[bytes, int, int], ...]
 
 
-class Epilogue(msgspec.Struct, frozen=True):
+class EpilogueSpec(msgspec.Struct, frozen=True):
     """An operation on a product before it is stored.
 
     Attributes:
@@ -176,22 +176,22 @@ class Epilogue(msgspec.Struct, frozen=True):
 
 
 EPILOGUES = {
-    "": Epilogue("DEFAULT"),
-    "bias": Epilogue("BIAS", bias=True),
-    "relu": Epilogue("RELU"),
-    "relu_bias": Epilogue("RELU_BIAS", bias=True),
-    "relu_aux": Epilogue("RELU_AUX", makes_aux=True, mask=True),
-    "relu_aux_bias": Epilogue("RELU_AUX_BIAS", bias=True, makes_aux=True, mask=True),
-    "drelu": Epilogue("DRELU", takes_aux=True, mask=True),
-    "drelu_bgrad": Epilogue("DRELU_BGRAD", takes_aux=True, mask=True, bias_gradient="n"),
-    "gelu": Epilogue("GELU"),
-    "gelu_bias": Epilogue("GELU_BIAS", bias=True),
-    "gelu_aux": Epilogue("GELU_AUX", makes_aux=True),
-    "gelu_aux_bias": Epilogue("GELU_AUX_BIAS", bias=True, makes_aux=True),
-    "dgelu": Epilogue("DGELU", takes_aux=True),
-    "dgelu_bgrad": Epilogue("DGELU_BGRAD", takes_aux=True, bias_gradient="n"),
+    "": EpilogueSpec("DEFAULT"),
+    "bias": EpilogueSpec("BIAS", bias=True),
+    "relu": EpilogueSpec("RELU"),
+    "relu_bias": EpilogueSpec("RELU_BIAS", bias=True),
+    "relu_aux": EpilogueSpec("RELU_AUX", makes_aux=True, mask=True),
+    "relu_aux_bias": EpilogueSpec("RELU_AUX_BIAS", bias=True, makes_aux=True, mask=True),
+    "drelu": EpilogueSpec("DRELU", takes_aux=True, mask=True),
+    "drelu_bgrad": EpilogueSpec("DRELU_BGRAD", takes_aux=True, mask=True, bias_gradient="n"),
+    "gelu": EpilogueSpec("GELU"),
+    "gelu_bias": EpilogueSpec("GELU_BIAS", bias=True),
+    "gelu_aux": EpilogueSpec("GELU_AUX", makes_aux=True),
+    "gelu_aux_bias": EpilogueSpec("GELU_AUX_BIAS", bias=True, makes_aux=True),
+    "dgelu": EpilogueSpec("DGELU", takes_aux=True),
+    "dgelu_bgrad": EpilogueSpec("DGELU_BGRAD", takes_aux=True, bias_gradient="n"),
     # In the vendor's column-major view a and b change places.
-    "bgrada": Epilogue("BGRADB", bias_gradient="m"),
-    "bgradb": Epilogue("BGRADA", bias_gradient="n"),
+    "bgrada": EpilogueSpec("BGRADB", bias_gradient="m"),
+    "bgradb": EpilogueSpec("BGRADA", bias_gradient="n"),
 }
 """The epilogues by name."""

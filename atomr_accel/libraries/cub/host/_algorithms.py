@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...._dtypes import DTYPES
 from . import _source as source
-from ._calls import QUERY, WIDE, Call, place
+from ._calls import QUERY, WIDE, CubCall, place
 from ._sorts import MergeSort, RadixSort, SegmentedSort
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..wire._spec import Spec
-    from ._calls import Kit, Launcher
+    from ..wire._spec import CubSpec
+    from ._calls import ElementLauncher, Kit
 
 _LARGEST_INT: Final = 2**31 - 1
 _CPP: Final = {
@@ -34,14 +34,14 @@ _CPP: Final = {
 """Names of dtypes in kernels."""
 
 
-class Folding(Call):
+class Folding(CubCall):
     """Call that folds elements. Its last buffer is for results.
 
     CUB writes results in the dtype of the computation, even if their iterator has another one. So
     results of another dtype are cast afterwards.
     """
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         *_, accumulator, out = spec.dtypes
         self.number = accumulator
@@ -57,13 +57,15 @@ class Folding(Call):
         return DTYPES[self.number].itemsize * self.results(count) if self._casts else 0
 
     def before(
-        self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
+        self, launch: ElementLauncher, pointers: Sequence[int], beside: int, count: int
     ) -> Sequence[int]:
         """Return buffers in which scratch memory takes the results if they need a cast."""
         del launch, count
         return (*pointers[:-1], beside) if self._casts else pointers
 
-    def after(self, launch: Launcher, pointers: Sequence[int], beside: int, count: int) -> None:
+    def after(
+        self, launch: ElementLauncher, pointers: Sequence[int], beside: int, count: int
+    ) -> None:
         """Cast them."""
         if self._casts:
             launch(self._casts, self.results(count), pointers[-1], beside)
@@ -74,7 +76,7 @@ class Reduce(Folding):
 
     result = "DeviceReduceBuildResult"
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         x, accumulator, _ = spec.dtypes
         self._x = kit.pointer(x)
@@ -114,12 +116,12 @@ class Reduce(Folding):
         return needed
 
 
-class ArgReduce(Call):
+class ArgReduce(CubCall):
     """Reduction to a position. Buffers: the elements, and the position."""
 
     result = "DeviceReduceBuildResult"
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         dtype, largest = spec.dtypes[0], spec.descending
         self._x, self._from = kit.iterator(kit.pair(), lambda name: source.pair_source(dtype, name))
@@ -153,12 +155,12 @@ class ArgReduce(Call):
         return needed
 
 
-class Scan(Call):
+class CubScan(CubCall):
     """Scan. Buffers: the elements, and the result."""
 
     result = "DeviceScanBuildResult"
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         x, accumulator, out = spec.dtypes
         self.number = accumulator
@@ -201,7 +203,7 @@ class SegmentedReduce(Folding):
     buffers = 4
     result = "DeviceSegmentedReduceBuildResult"
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         x, offsets, accumulator, _ = spec.dtypes
         self._x = kit.pointer(x)
@@ -234,13 +236,13 @@ class SegmentedReduce(Folding):
         return needed
 
 
-class Partition(Call):
+class Partition(CubCall):
     """Partition. Buffers: the elements, their flags, up to three parts, and two counts."""
 
     buffers = 6
     result = "DeviceThreeWayPartitionBuildResult"
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         dtype, self._states = spec.dtypes[0], {}
         flagged = spec.algorithm == "select_flagged"
@@ -297,7 +299,7 @@ class Partition(Call):
         return needed
 
 
-class UniqueByKey(Call):
+class UniqueByKey(CubCall):
     """Buffers: keys and values, where those go that are kept, and their number.
 
     The bindings tune for large values, other than C++'s numbers, as if they had the size of a key.
@@ -308,7 +310,7 @@ class UniqueByKey(Call):
     buffers = 5
     result = "DeviceUniqueByKeyBuildResult"
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         keys, values = spec.dtypes
         self._keys, self._out = kit.pointer(keys), kit.pointer(keys)
@@ -359,12 +361,12 @@ class UniqueByKey(Call):
         return needed
 
 
-class Histogram(Call):
+class CubHistogram(CubCall):
     """Buffers: samples and counts. Numbers: the lowest and the highest edge."""
 
     result = "DeviceHistogramBuildResult"
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         samples, counts, level = spec.dtypes
         self.number = level
@@ -402,10 +404,10 @@ class Histogram(Call):
         return needed
 
 
-class Transform(Call):
+class CubTransform(CubCall):
     """Transform. Buffers: one or two inputs, and one output."""
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         self._buffers = [kit.pointer(dtype) for dtype in spec.dtypes]
         operator = spec.operators[0]
@@ -431,26 +433,26 @@ class Transform(Call):
         return 0
 
 
-class UnaryTransform(Transform):
+class UnaryTransform(CubTransform):
     """Transform of one buffer."""
 
     result = "DeviceUnaryTransform"
 
 
-class BinaryTransform(Transform):
+class BinaryTransform(CubTransform):
     """Transform of two buffers."""
 
     buffers = 3
     result = "DeviceBinaryTransform"
 
 
-class BinarySearch(Call):
+class BinarySearch(CubCall):
     """Search. Buffers: sorted data, values to look for, and their positions."""
 
     buffers = 3
     result = "DeviceBinarySearchBuildResult"
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         data, values = spec.dtypes
         self._buffers = kit.pointer(data), kit.pointer(values), kit.pointer("uint64")
@@ -481,11 +483,11 @@ class BinarySearch(Call):
         return 0
 
 
-ALGORITHMS: Final[dict[str, type[Call]]] = {
+ALGORITHMS: Final[dict[str, type[CubCall]]] = {
     "reduce": Reduce,
     "arg_reduce": ArgReduce,
-    "inclusive_scan": Scan,
-    "exclusive_scan": Scan,
+    "inclusive_scan": CubScan,
+    "exclusive_scan": CubScan,
     "segmented_reduce": SegmentedReduce,
     "radix_sort": RadixSort,
     "argsort": RadixSort,
@@ -496,7 +498,7 @@ ALGORITHMS: Final[dict[str, type[Call]]] = {
     "partition": Partition,
     "three_way_partition": Partition,
     "unique_by_key": UniqueByKey,
-    "histogram_even": Histogram,
+    "histogram_even": CubHistogram,
     "unary_transform": UnaryTransform,
     "binary_transform": BinaryTransform,
     "lower_bound": BinarySearch,

@@ -23,7 +23,7 @@ _MODULE: Final = "_bindings_impl"
 _STATUS: Final = re.compile(r"(\d+)")
 
 
-class Cub(NamedTuple):
+class CubVersion(NamedTuple):
     """Installed version of CUB.
 
     Attributes:
@@ -44,7 +44,7 @@ class Cub(NamedTuple):
 
 
 @cache
-def load_cub() -> Cub:
+def load_cub() -> CubVersion:
     """Load the bindings, with the libraries that they need.
 
     Raises:
@@ -71,7 +71,7 @@ def load_cub() -> Cub:
             f"CUB, of package cuda-cccl, is not installed ({error}): {cuda_command()}",
             library="cub",
         ) from error
-    return Cub(bindings, str(headers / "headers" / "include"), (version, major))
+    return CubVersion(bindings, str(headers / "headers" / "include"), (version, major))
 
 
 def _folder(package: str) -> Path:
@@ -86,7 +86,7 @@ def refusal(call: str, error: RuntimeError) -> Exception:
     """Return the exception for an error of the bindings, whose message ends with a status."""
     found = _STATUS.findall(str(error))
     if found and int(found[-1]) > 1:
-        made = failure(call, _Status(int(found[-1])))
+        made = failure(call, _DriverStatus(int(found[-1])))
         if not isinstance(made, LibraryError):
             return made
     return LibraryError(
@@ -98,7 +98,7 @@ def refusal(call: str, error: RuntimeError) -> Exception:
     )
 
 
-class _Status(int):
+class _DriverStatus(int):
     """A status of the driver, with a name."""
 
     @property

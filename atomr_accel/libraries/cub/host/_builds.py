@@ -15,14 +15,14 @@ import msgspec
 
 from ....executors.compiler import compile_linkable, load_nvrtc
 from ....executors.disk_cache import DiskCache
-from ..wire._spec import Spec, decode
+from ..wire._spec import CubSpec, decode
 from ._algorithms import ALGORITHMS
 from ._bindings import load_cub, refusal
 from ._calls import Kit
 
 if TYPE_CHECKING:
-    from ._bindings import Cub
-    from ._calls import Call
+    from ._bindings import CubVersion
+    from ._calls import CubCall
 
 _MOST: Final = 4096
 """Number of builds kept in memory; each has some hundred kilobytes of code on the device."""
@@ -47,7 +47,7 @@ class BuildStore:
     def __init__(
         self, capability: tuple[int, int], files: DiskCache = FILES, *, load: bool = True
     ) -> None:
-        self._cub: Final[Cub] = load_cub()
+        self._cub: Final[CubVersion] = load_cub()
         self._capability: Final = capability
         self._files: Final = files
         self._load: Final = load
@@ -79,7 +79,7 @@ class BuildStore:
                 self._built.popitem(last=False)
         return built, origin, time.perf_counter() - start
 
-    def call(self, spec: Spec) -> Call:
+    def call(self, spec: CubSpec) -> CubCall:
         """Return the object that runs a build, for one executor."""
         return ALGORITHMS[spec.algorithm](spec, Kit(self._cub.bindings, None))
 
@@ -89,7 +89,7 @@ class BuildStore:
         versions = (*self._cub.version, *nvrtc.nvrtcVersion()[1:])
         return msgspec.msgpack.encode((_FORM, encoded, self._capability, versions))
 
-    def _read(self, spec: Spec, key: bytes) -> Any:
+    def _read(self, spec: CubSpec, key: bytes) -> Any:
         data = self._files.get(key)
         if data is None:
             return None
@@ -99,7 +99,7 @@ class BuildStore:
         except RuntimeError:  # whatever is wrong with it, it can be built
             return None
 
-    def _make(self, spec: Spec, sizes: tuple[int, ...], key: bytes) -> Any:
+    def _make(self, spec: CubSpec, sizes: tuple[int, ...], key: bytes) -> Any:
         call = ALGORITHMS[spec.algorithm](spec, Kit(self._cub.bindings, self._link))
         kind = getattr(self._cub.bindings, call.result)
         try:

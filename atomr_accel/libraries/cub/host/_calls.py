@@ -12,7 +12,7 @@ from . import _source as source
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..wire._spec import Operator, Spec
+    from ..wire._spec import CubSpec, OperatorSpec
 
 _WELL_KNOWN: Final = {
     "plus": "PLUS",
@@ -42,14 +42,14 @@ QUERY: Final = (0, 0)
 """Scratch memory of a call that only asks for the size of it, and runs nothing."""
 
 
-class Launcher(Protocol):
+class ElementLauncher(Protocol):
     """Launches a kernel of ours, for some elements."""
 
     def __call__(self, kernel: str, count: int, /, *pointers: int) -> None:
         """Queue it."""
 
 
-class State(ctypes.Structure):
+class IteratorState(ctypes.Structure):
     """State of iterators other than pointers; as in ``_source``."""
 
     _fields_: ClassVar[Any] = [
@@ -98,7 +98,7 @@ class Kit:
             moves: whether it is another one elsewhere.
         """
         b = self.bindings
-        state = State()
+        state = IteratorState()
         advance = self.function(source.advance_source if moves else source.ignored_source)
         access = self.function(read)
         made = b.IteratorState(ctypes.pointer(state))
@@ -117,7 +117,7 @@ class Kit:
         b = self.bindings
         return b.Op(operator_type=b.OpKind.STATELESS, name=name, ltoir=code)
 
-    def operator(self, operator: Operator) -> Any:
+    def operator(self, operator: OperatorSpec) -> Any:
         """Return an operator: CUB's own, if it gives the same results."""
         b = self.bindings
         known = _WELL_KNOWN.get(operator.kind)
@@ -130,7 +130,7 @@ class Kit:
         return self.bindings.Value(self.type(dtype), bytearray(DTYPES[dtype].itemsize))
 
 
-def _means_the_same(operator: Operator) -> bool:
+def _means_the_same(operator: OperatorSpec) -> bool:
     """Return whether CUB's operator of that name gives the same results as ours."""
     given, result = operator.arguments[0], operator.result
     dtype = DTYPES[given]
@@ -141,7 +141,7 @@ def _means_the_same(operator: Operator) -> bool:
     return result == given or BINARY[operator.kind].truth
 
 
-class Call:
+class CubCall:
     """An algorithm with its arguments.
 
     Attributes:
@@ -154,7 +154,7 @@ class Call:
     buffers: ClassVar[int] = 2
     number = "uint8"
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         self.spec: Final = spec
         self.kit: Final = kit
         self.bindings: Final = kit.bindings
@@ -165,13 +165,15 @@ class Call:
         return 0
 
     def before(
-        self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
+        self, launch: ElementLauncher, pointers: Sequence[int], beside: int, count: int
     ) -> Sequence[int]:
         """Launch our kernels that run before CUB's; return the buffers for CUB."""
         del launch, beside, count
         return pointers
 
-    def after(self, launch: Launcher, pointers: Sequence[int], beside: int, count: int) -> None:
+    def after(
+        self, launch: ElementLauncher, pointers: Sequence[int], beside: int, count: int
+    ) -> None:
         """Launch our kernels that run after CUB's."""
 
     @property

@@ -6,13 +6,13 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from ...._dtypes import DTYPES
-from ._calls import SOMEWHERE, WIDE, Call, place, whole
+from ._calls import SOMEWHERE, WIDE, CubCall, place, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..wire._spec import Spec
-    from ._calls import Kit, Launcher
+    from ..wire._spec import CubSpec
+    from ._calls import ElementLauncher, Kit
 
 _POSITION: Final = "uint64"
 
@@ -22,7 +22,7 @@ def _gather(dtype: str) -> str:
     return f"gather<u{8 * DTYPES[dtype].itemsize}>"
 
 
-class PairSort(Call):
+class PairSort(CubCall):
     """Sort. Buffers: keys, values, and their results; values may be 0, which means missing.
 
     Positions are sorted instead of wide values, which are gathered by them afterwards. In radix
@@ -33,7 +33,7 @@ class PairSort(Call):
 
     buffers = 4
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         keys, values = spec.dtypes
         self._gathers = values == WIDE
@@ -50,7 +50,7 @@ class PairSort(Call):
         return 8 * count if self._gathers else 0
 
     def before(
-        self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
+        self, launch: ElementLauncher, pointers: Sequence[int], beside: int, count: int
     ) -> Sequence[int]:
         """Write positions in place of wide values; return the buffers for CUB."""
         if not self._gathers:
@@ -59,7 +59,9 @@ class PairSort(Call):
         launch("positions", count, sorted_values)
         return keys, sorted_values, sorted_keys, beside
 
-    def after(self, launch: Launcher, pointers: Sequence[int], beside: int, count: int) -> None:
+    def after(
+        self, launch: ElementLauncher, pointers: Sequence[int], beside: int, count: int
+    ) -> None:
         """Gather values."""
         if self._gathers:
             launch(_gather(WIDE), count, pointers[3], pointers[1], beside)
@@ -70,14 +72,14 @@ class RadixSort(PairSort):
 
     result = "DeviceRadixSortBuildResult"
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         b = self.bindings
         self._whole = b.Op(operator_type=b.OpKind.STATELESS, name="", ltoir=b"")
         self._bits = 8 * DTYPES[spec.dtypes[0]].itemsize
 
     def before(
-        self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
+        self, launch: ElementLauncher, pointers: Sequence[int], beside: int, count: int
     ) -> Sequence[int]:
         """Write the positions, which CUB sorts into the order."""
         if self.spec.algorithm == "argsort":
@@ -115,7 +117,7 @@ class MergeSort(PairSort):
 
     result = "DeviceMergeSortBuildResult"
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         self._operator = kit.operator(spec.operators[0])
 
@@ -138,7 +140,7 @@ class MergeSort(PairSort):
         return needed
 
 
-class SegmentedSort(Call):
+class SegmentedSort(CubCall):
     """Segmented sort. Buffers: keys, values, starts and ends of segments, and the two results.
 
     CUB compares floats of short segments, and NaN have no order there. So floats are sorted as
@@ -149,7 +151,7 @@ class SegmentedSort(Call):
     buffers = 6
     result = "DeviceSegmentedSortBuildResult"
 
-    def __init__(self, spec: Spec, kit: Kit) -> None:
+    def __init__(self, spec: CubSpec, kit: Kit) -> None:
         super().__init__(spec, kit)
         keys, values, offsets = spec.dtypes
         self._size = DTYPES[keys].itemsize
@@ -173,7 +175,7 @@ class SegmentedSort(Call):
         return keys, keys if self._gathers else 0, positions, positions
 
     def before(
-        self, launch: Launcher, pointers: Sequence[int], beside: int, count: int
+        self, launch: ElementLauncher, pointers: Sequence[int], beside: int, count: int
     ) -> Sequence[int]:
         """Write ordered keys, and positions for values."""
         keys, values, begins, ends, to, values_to = pointers
@@ -192,7 +194,9 @@ class SegmentedSort(Call):
             values, values_to = at[2], at[3]
         return keys, values, begins, ends, to, values_to
 
-    def after(self, launch: Launcher, pointers: Sequence[int], beside: int, count: int) -> None:
+    def after(
+        self, launch: ElementLauncher, pointers: Sequence[int], beside: int, count: int
+    ) -> None:
         """Restore the keys, and write the values."""
         keys, values, _, _, to, values_to = pointers
         places = beside + sum(self._parts(count)[:3])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from ..wire._spec import BINARY, C_TYPES, UNARY
 
 if TYPE_CHECKING:
-    from ..wire._spec import Operator
+    from ..wire._spec import OperatorSpec
 
 TYPES: Final = {**C_TYPES, "complex64": "Complex<float>", "complex128": "Complex<double>"}
 """Names of dtypes in CUDA C++."""
@@ -64,7 +64,7 @@ def head(dtypes: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
-def operator_source(operator: Operator, symbol: str) -> str:
+def operator_source(operator: OperatorSpec, symbol: str) -> str:
     """Return the function that links an operator."""
     names = ARGUMENTS[: len(operator.arguments)]
     code = operator.source
@@ -95,7 +95,7 @@ def _apart(source: str) -> str:
     return "\n".join((*included, "namespace {", *rest, "}"))
 
 
-def _named(code: str, operator: Operator) -> str:
+def _named(code: str, operator: OperatorSpec) -> str:
     """The code of a rule, for some dtypes."""
     if operator.result == "bool" and operator.arguments[0] == "bool":
         # The same as in NumPy: the sum of bools is their disjunction.
@@ -103,7 +103,7 @@ def _named(code: str, operator: Operator) -> str:
     return code
 
 
-def _converted(result: str, operator: Operator, call: str) -> str:
+def _converted(result: str, operator: OperatorSpec, call: str) -> str:
     """A value in the dtype of the result."""
     given = operator.arguments[0]
     halves = ("float16", "bfloat16")
@@ -115,7 +115,7 @@ def _converted(result: str, operator: Operator, call: str) -> str:
 def pair_source(dtype: str, symbol: str) -> str:
     """Return the read function of an iterator over two arrays: elements, and flags or positions.
 
-    Its state is two pointers and an index; its values are ``Pair``.
+    Its state is two pointers and an index; its values are ``PathStep``.
     """
     return f"""{_pair(dtype)}
 extern "C" __device__ void {symbol}(void* state, void* result) {{

@@ -12,13 +12,13 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ....host.host import IMPORTS
 from ..wire._spec import BINARY, UNARY, decode
-from ..wire.messages import Build, Count, Run
+from ..wire.messages import BuildCub, Count, RunCub
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ....backends.cpu.host.context import CpuContext, CpuStream
-    from ..wire._spec import Operator, Spec
+    from ..wire._spec import CubSpec, OperatorSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -31,12 +31,12 @@ class CpuCub:
         del stream
         self._context: Final = context
         self._specs: set[bytes] = set()
-        self.handlers: Final = {Build: self._build, Run: self._run, Count: self._count}
+        self.handlers: Final = {BuildCub: self._build, RunCub: self._run, Count: self._count}
 
     def close(self) -> None:
         """Do nothing: it holds nothing."""
 
-    def _build(self, message: Build) -> tuple[int, str, float]:
+    def _build(self, message: BuildCub) -> tuple[int, str, float]:
         self._context.check()
         if message.spec in self._specs:
             return 0, "memory", 0.0
@@ -45,7 +45,7 @@ class CpuCub:
         self._specs.add(message.spec)
         return 0, "built", time.perf_counter() - start
 
-    def _run(self, message: Run) -> None:
+    def _run(self, message: RunCub) -> None:
         self._context.check()
         spec = _decoded(message.spec)
         ALGORITHMS[spec.algorithm](_Job(self._context, spec, message))
@@ -56,7 +56,7 @@ class CpuCub:
 
 
 @lru_cache(256)
-def _decoded(encoded: bytes) -> Spec:
+def _decoded(encoded: bytes) -> CubSpec:
     return decode(encoded)
 
 
@@ -68,7 +68,7 @@ class _Job:
         sizes: the sizes of the message.
     """
 
-    def __init__(self, context: CpuContext, spec: Spec, message: Run) -> None:
+    def __init__(self, context: CpuContext, spec: CubSpec, message: RunCub) -> None:
         self._context = context
         self._message = message
         self.spec: Final = spec
@@ -91,7 +91,7 @@ class _Job:
 
 
 @lru_cache(256)
-def _ufunc(operator: Operator) -> Any:
+def _ufunc(operator: OperatorSpec) -> Any:
     """An operator as a ufunc of arrays."""
     count = len(operator.arguments)
     if operator.kind:
@@ -111,14 +111,14 @@ def _ufunc(operator: Operator) -> Any:
     return np.frompyfunc(scalar, count, 1)
 
 
-def _apply(operator: Operator, *arrays: Array) -> Array:
+def _apply(operator: OperatorSpec, *arrays: Array) -> Array:
     """An operator on each element."""
     given = DTYPES[operator.arguments[0]]
     wide = [each.astype(given, copy=False) for each in arrays]
     return np.asarray(_ufunc(operator)(*wide)).astype(DTYPES[operator.result])
 
 
-def _accumulate(operator: Operator, values: Array) -> Array:
+def _accumulate(operator: OperatorSpec, values: Array) -> Array:
     """Fold the first element, the first two, and so on; there must be at least one element."""
     dtype = values.dtype
     ufunc: Any = _ufunc(operator)
@@ -131,7 +131,7 @@ def _accumulate(operator: Operator, values: Array) -> Array:
     return made
 
 
-def _fold(operator: Operator, values: Array) -> Any:
+def _fold(operator: OperatorSpec, values: Array) -> Any:
     """Fold all elements; there must be at least one."""
     ufunc: Any = _ufunc(operator)
     if operator.kind and not BINARY[operator.kind].truth:
@@ -266,7 +266,7 @@ def _argsort(job: _Job) -> None:
     job.array(3, count, "int64")[:] = _sorted(keys, descending=job.spec.descending)
 
 
-def _merged(keys: Array, less: Operator) -> Array:
+def _merged(keys: Array, less: OperatorSpec) -> Array:
     """Return the order by a function that says whether one element comes before another."""
     order = np.arange(len(keys))
     width = 1
@@ -280,7 +280,7 @@ def _merged(keys: Array, less: Operator) -> Array:
     return order
 
 
-def _merge(keys: Array, left: Array, right: Array, less: Operator) -> Array:
+def _merge(keys: Array, left: Array, right: Array, less: OperatorSpec) -> Array:
     """Merge two sorted runs; both are indices of keys."""
     if not len(right):
         return left
@@ -292,7 +292,7 @@ def _merge(keys: Array, left: Array, right: Array, less: Operator) -> Array:
     return merged
 
 
-def _searched(data: Array, wanted: Array, less: Operator | None, *, right: bool) -> Array:
+def _searched(data: Array, wanted: Array, less: OperatorSpec | None, *, right: bool) -> Array:
     """Return the positions of values in sorted data: before equal elements, or after them."""
     low, high = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(data), np.int64)
     while (open_ := low < high).any():
@@ -304,7 +304,7 @@ def _searched(data: Array, wanted: Array, less: Operator | None, *, right: bool)
     return low
 
 
-def _before(one: Array, other: Array, less: Operator | None) -> Array:
+def _before(one: Array, other: Array, less: OperatorSpec | None) -> Array:
     if less is not None:
         return _apply(less, one, other)
     strange = (other != other) & (one == one)  # noqa: PLR0124 - NaN is behind all others

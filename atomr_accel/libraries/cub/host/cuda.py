@@ -15,11 +15,11 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....backends.cuda.host.driver import check, driver
-from ....executors.cuda_kernels import Arguments, Kernels, preload_compiler
+from ....executors.cuda_kernels import KernelArguments, Kernels, preload_compiler
 from ....executors.device_code import CudaSource
 from ....wire.recent import Recent
 from ..wire._spec import decode
-from ..wire.messages import Build, Count, Run
+from ..wire.messages import BuildCub, Count, RunCub
 from ._bindings import load_cub, refusal
 from ._builds import BuildStore
 from ._calls import QUERY, SOMEWHERE, whole
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ..wire._spec import Spec
-    from ._calls import Call
+    from ..wire._spec import CubSpec
+    from ._calls import CubCall
 
 _STORES: Final[WeakKeyDictionary[CudaContext, BuildStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
@@ -56,7 +56,7 @@ def _store_of(context: CudaContext) -> BuildStore:
         return store
 
 
-def _zeros(spec: Spec) -> int:
+def _zeros(spec: CubSpec) -> int:
     """Return the bytes of the last buffer that become zeros if there are no elements."""
     if spec.algorithm == "histogram_even":
         return (spec.levels - 1) * DTYPES[spec.dtypes[1]].itemsize
@@ -71,11 +71,11 @@ class CudaCub:
         self._context: Final = context
         self._stream: Final = stream
         self._store: Final = _store_of(context)
-        self._calls: dict[bytes, Call] = {}
+        self._calls: dict[bytes, CubCall] = {}
         self._scratch: dict[int, int] = {}
         self._needed: Final[Recent[tuple[bytes, tuple[int, ...]], int]] = Recent(_MOST_SIZES)
         self._kernels: Final = Kernels(context, stream, SOURCE)
-        self.handlers: Final = {Build: self._build, Run: self.run, Count: self._count}
+        self.handlers: Final = {BuildCub: self._build, RunCub: self.run, Count: self._count}
 
     @staticmethod
     def preload() -> None:
@@ -91,7 +91,7 @@ class CudaCub:
             check("cuMemFree", driver.cuMemFree(pointer))
         self._scratch.clear()
 
-    def _build(self, message: Build) -> tuple[int, str, float]:
+    def _build(self, message: BuildCub) -> tuple[int, str, float]:
         built, origin, seconds = self._store.find(message.spec, message.sizes)
         call = self._call(message.spec)
         pointers = call.stand_ins()
@@ -102,13 +102,13 @@ class CudaCub:
             raise refusal(f"cuda.compute {call.spec.algorithm}", error) from error
         return needed + whole(call.beside(message.sizes[0])), origin, seconds
 
-    def _call(self, encoded: bytes) -> Call:
+    def _call(self, encoded: bytes) -> CubCall:
         call = self._calls.get(encoded)
         if call is None:
             call = self._calls[encoded] = self._store.call(decode(encoded))
         return call
 
-    def run(self, message: Run) -> None:
+    def run(self, message: RunCub) -> None:
         """Queue an algorithm; the array lane does so, too, among its own steps."""
         built, _, _ = self._store.find(message.spec, message.sizes)
         call = self._call(message.spec)
@@ -144,7 +144,7 @@ class CudaCub:
             raise refusal(f"cuda.compute {algorithm}", error) from error
         call.after(self._launch, pointers, scratch, count)
 
-    def _write_of_nothing(self, spec: Spec, pointer: int, values: Sequence[bytes]) -> None:
+    def _write_of_nothing(self, spec: CubSpec, pointer: int, values: Sequence[bytes]) -> None:
         """Write the result of an algorithm without elements."""
         if spec.algorithm == "reduce":
             # CUB would copy the init without a cast, and its dtype may differ.
@@ -162,7 +162,7 @@ class CudaCub:
 
     def _launch(self, kernel: str, count: int, *pointers: int) -> None:
         """Launch one of our own kernels, for some elements."""
-        arguments = Arguments(struct.pack(f"<{len(pointers)}Qq", *pointers, count))
+        arguments = KernelArguments(struct.pack(f"<{len(pointers)}Qq", *pointers, count))
         self._kernels.launch(self._kernels.function(kernel), count, arguments)
 
     def _scratch_of(self, nbytes: int) -> int:

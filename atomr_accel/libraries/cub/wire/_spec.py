@@ -10,7 +10,7 @@ import msgspec
 from ....wire import encoder
 
 
-class Operator(msgspec.Struct, frozen=True, array_like=True):
+class OperatorSpec(msgspec.Struct, frozen=True, array_like=True):
     """Operator that an algorithm applies to elements.
 
     Attributes:
@@ -30,7 +30,7 @@ class Operator(msgspec.Struct, frozen=True, array_like=True):
     function: bytes = b""
 
 
-class Spec(msgspec.Struct, frozen=True, array_like=True):
+class CubSpec(msgspec.Struct, frozen=True, array_like=True):
     """Description of one build.
 
     Attributes:
@@ -46,7 +46,7 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
 
     algorithm: str
     dtypes: tuple[str, ...]
-    operators: tuple[Operator, ...] = ()
+    operators: tuple[OperatorSpec, ...] = ()
     descending: bool = False
     init: bool = False
     determinism: str = ""
@@ -54,15 +54,15 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
 
 
 @lru_cache(1024)
-def encode(spec: Spec) -> bytes:
+def encode(spec: CubSpec) -> bytes:
     """A spec's bytes; equal ones have the same."""
     return encoder.encode(spec)
 
 
-_decoder: Final = msgspec.msgpack.Decoder(Spec)
+_decoder: Final = msgspec.msgpack.Decoder(CubSpec)
 
 
-def decode(encoded: bytes) -> Spec:
+def decode(encoded: bytes) -> CubSpec:
     """The spec of ``encode``."""
     return _decoder.decode(encoded)
 

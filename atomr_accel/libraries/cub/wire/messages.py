@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from ....wire import Message
 
 
-class Build(Message, frozen=True):
+class BuildCub(Message, frozen=True):
     """Prepare a build, and return the scratch memory that a call of a size needs.
 
     The answer is the bytes of scratch memory, the origin of the build (``"memory"``, ``"disk"`` or
@@ -15,7 +15,7 @@ class Build(Message, frozen=True):
 
     Attributes:
         spec: the algorithm to build, encoded.
-        sizes: as in ``Run``.
+        sizes: as in ``RunCub``.
     """
 
     returns: ClassVar[Any] = tuple[int, str, float]
@@ -27,7 +27,7 @@ class Build(Message, frozen=True):
     sizes: tuple[int, ...]
 
 
-class Run(Message, frozen=True):
+class RunCub(Message, frozen=True):
     """Run an algorithm, after building it if needed.
 
     Attributes:

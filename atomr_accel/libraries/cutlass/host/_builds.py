@@ -38,7 +38,7 @@ _FLAGS: Final = (
 )
 
 
-class Build(NamedTuple):
+class CutlassBuild(NamedTuple):
     """A kernel, and the second kernel that fills its parameters.
 
     Attributes:
@@ -52,7 +52,7 @@ class Build(NamedTuple):
     origin: str
 
 
-def find_build(encoded: bytes, files: DiskCache = FILES) -> Build:
+def find_build(encoded: bytes, files: DiskCache = FILES) -> CutlassBuild:
     """The build of a spec, from disk if it is there.
 
     Args:
@@ -70,13 +70,13 @@ def find_build(encoded: bytes, files: DiskCache = FILES) -> Build:
     kept = files.get(key)
     if kept is not None:
         image = zlib.decompress(kept)
-        return Build(image, facts_of(image), "disk")
+        return CutlassBuild(image, facts_of(image), "disk")
     with NvrtcProgram(source, f"{NOWHERE}cutlass.cu") as program:
         paths = [f"--include-path={folder}" for folder in folders]
         program.compile("the kernel of CUTLASS", (*_FLAGS, *paths))
         image = program.output("CUBIN")
     files.put(key, zlib.compress(image, 1))  # most of it are names
-    return Build(image, facts_of(image), "built")
+    return CutlassBuild(image, facts_of(image), "built")
 
 
 def headers() -> Sequence[str]:

@@ -10,15 +10,15 @@ from scipy.special import erf, expit
 
 from ...._dtypes import DTYPES
 from ...blaslt.host.cpu import saturate
-from ..wire._messages import Build, Grouped, Matmul, Recall, Tune
+from ..wire._messages import BuildCutlass, Grouped, RecallKernel, RunCutlass, TuneCutlass
 from ..wire._spec import ACCUMULATOR, SOURCE, decode
-from ..wire._window import Window
+from ..wire._window import ImageWindow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ....backends.cpu.host.context import CpuContext, CpuStream
-    from ..wire._spec import Node, Spec
+    from ..wire._spec import CutlassSpec, EpilogueNode
 
 Array = np.ndarray[Any, Any]
 
@@ -36,34 +36,34 @@ class CpuCutlass:
         self._context: Final = context
         self._built: Final[set[bytes]] = set()
         self.handlers: Final = {
-            Build: self._build,
+            BuildCutlass: self._build,
             Grouped: self._grouped,
-            Matmul: self._matmul,
-            Recall: self._recall,
-            Tune: self._tune,
+            RunCutlass: self._matmul,
+            RecallKernel: self._recall,
+            TuneCutlass: self._tune,
         }
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _build(self, message: Build) -> tuple[str, float]:
+    def _build(self, message: BuildCutlass) -> tuple[str, float]:
         self._context.check()
         origin = "memory" if message.spec in self._built else "built"
         self._built.add(message.spec)
         return origin, 0.0
 
-    def _recall(self, message: Recall) -> list[tuple[bytes, int]]:
+    def _recall(self, message: RecallKernel) -> list[tuple[bytes, int]]:
         del message
         self._context.check()
         return []
 
-    def _tune(self, message: Tune) -> list[float]:
+    def _tune(self, message: TuneCutlass) -> list[float]:
         self._matmul(message.product)
         return [0.0] * len(message.candidates)
 
-    def _matmul(self, message: Matmul) -> None:
+    def _matmul(self, message: RunCutlass) -> None:
         self._context.check()
-        _Product(self._context, decode(message.spec), message).run()
+        _CpuProduct(self._context, decode(message.spec), message).run()
 
     def _grouped(self, message: Grouped) -> None:
         self._context.check()
@@ -72,15 +72,15 @@ class CpuCutlass:
         places = zip(message.rows, message.a, message.b, message.out, strict=True)
         for rows, a, b, out in places:
             sizes = (rows, n, k, 1)
-            one = Matmul(message.spec, sizes, 1, a, b, 0, out, (), message.numbers)
-            _Product(self._context, spec, one).run()
+            one = RunCutlass(message.spec, sizes, 1, a, b, 0, out, (), message.numbers)
+            _CpuProduct(self._context, spec, one).run()
 
 
 @final
-class _Product:
+class _CpuProduct:
     """One call."""
 
-    def __init__(self, context: CpuContext, spec: Spec, message: Matmul) -> None:
+    def __init__(self, context: CpuContext, spec: CutlassSpec, message: RunCutlass) -> None:
         self._array: Final = context.array
         self._spec: Final = spec
         self._message: Final = message
@@ -89,7 +89,7 @@ class _Product:
         self._per_tap: Final = bool(spec.space and spec.trans_a)
         self._of_a: Final = (count, k, m) if spec.trans_a else (count, m, k)
         self._of_b: Final = (count, n, k) if spec.trans_b else (count, k, n)
-        self._seen: Final[dict[Node, Array]] = {}
+        self._seen: Final[dict[EpilogueNode, Array]] = {}
 
     def run(self) -> None:
         """Compute it."""
@@ -120,7 +120,7 @@ class _Product:
         """Return the sums over all taps of the elements that they meet, times their filters."""
         spec, message = self._spec, self._message
         m, n, *_ = message.sizes
-        window = Window.of(message.sizes, spec.space)
+        window = ImageWindow.of(message.sizes, spec.space)
         outer, inner = (n, window.channels) if spec.trans_b else (window.channels, n)
         w = _wide(self._array(message.b, (outer, window.taps, inner), DTYPES[spec.b]))
         w = w.transpose(1, 2, 0) if spec.trans_b else w.swapaxes(0, 1)
@@ -134,10 +134,10 @@ class _Product:
         spec, message = self._spec, self._message
         m, _, k, *_ = message.sizes
         grad = _wide(self._array(message.a, (k, m), DTYPES[spec.a])).T
-        window = Window.of(message.sizes, spec.space)
+        window = ImageWindow.of(message.sizes, spec.space)
         return np.stack([grad @ met for met in self._met(window, message.b, k)])
 
-    def _met(self, window: Window, address: int, count: int) -> Iterator[Array]:
+    def _met(self, window: ImageWindow, address: int, count: int) -> Iterator[Array]:
         """Yield the elements that each tap meets at all positions, channels innermost."""
         images = count // math.prod(window.positions)
         shape = images, *window.image, window.channels
@@ -153,13 +153,13 @@ class _Product:
         taps, m, n = self._shape
         return self._array(address, (m, taps, n), DTYPES[dtype]).swapaxes(0, 1)
 
-    def _value(self, node: Node) -> Array:
+    def _value(self, node: EpilogueNode) -> Array:
         found = self._seen.get(node)
         if found is None:
             found = self._seen[node] = self._compute(node)
         return found
 
-    def _compute(self, node: Node) -> Array:
+    def _compute(self, node: EpilogueNode) -> Array:
         op, (count, m, n) = node.op, self._shape
         if op == ACCUMULATOR:
             return self._accumulator()

@@ -14,8 +14,15 @@ from ....executors.cuda_kernels import preload_compiler
 from ....executors.timing import timing_events
 from ....wire.recent import Recent
 from ...nvrtc.host.launch_config import launch_config
-from ...nvrtc.wire.messages import Launch, LaunchOptions
-from ..wire._messages import Build, Grouped, Matmul, Recall, Tune, table_parts
+from ...nvrtc.wire.messages import LaunchKernel, LaunchOptions
+from ..wire._messages import (
+    BuildCutlass,
+    Grouped,
+    RecallKernel,
+    RunCutlass,
+    TuneCutlass,
+    table_parts,
+)
 from ..wire._spec import walk
 from ._plans import filled, store_of
 from ._tuned import keep_tuned, recall_tuned
@@ -23,7 +30,7 @@ from ._tuned import keep_tuned, recall_tuned
 if TYPE_CHECKING:
     from ....backends.cuda.host.context import CudaContext, CudaStream
     from ..wire._messages import Sizes
-    from ._plans import Plan
+    from ._plans import CutlassPlan
 
 _MOST_CALLS: Final = 1024
 _WARM_UPS: Final = 2
@@ -31,7 +38,7 @@ _RUNS: Final = 5
 _FLOAT_BYTES: Final = 4
 
 
-class _Call(NamedTuple):
+class _CutlassLaunch(NamedTuple):
     """A launch of products of one size on one stream.
 
     Attributes:
@@ -40,7 +47,7 @@ class _Call(NamedTuple):
         zeros: slots and bytes of buffers that must be zeros first, because the kernel adds to them.
     """
 
-    plan: Plan
+    plan: CutlassPlan
     config: Any
     zeros: list[tuple[int, int]]
 
@@ -53,13 +60,13 @@ class CudaCutlass:
         self._context: Final = context
         self._stream: Final = stream
         self._store: Final = store_of(context)
-        self._calls: Final[Recent[tuple[bytes, Sizes, int], _Call]] = Recent(_MOST_CALLS)
+        self._calls: Final[Recent[tuple[bytes, Sizes, int], _CutlassLaunch]] = Recent(_MOST_CALLS)
         self.handlers: Final = {
-            Build: self._build,
+            BuildCutlass: self._build,
             Grouped: self._grouped,
-            Matmul: self._matmul,
-            Recall: self._recall,
-            Tune: self._tune,
+            RunCutlass: self._matmul,
+            RecallKernel: self._recall,
+            TuneCutlass: self._tune,
         }
 
     @staticmethod
@@ -70,17 +77,17 @@ class CudaCutlass:
     def close(self) -> None:
         """Nothing is held: kernels are the context's."""
 
-    def _build(self, message: Build) -> tuple[str, float]:
+    def _build(self, message: BuildCutlass) -> tuple[str, float]:
         _, origin, seconds = self._store.make(message.spec, message.sizes, message.swizzle)
         return origin, seconds
 
-    def _recall(self, message: Recall) -> list[tuple[bytes, int]]:
+    def _recall(self, message: RecallKernel) -> list[tuple[bytes, int]]:
         return recall_tuned(message.wanted, message.sizes, self._store.processors)
 
-    def _matmul(self, message: Matmul) -> None:
+    def _matmul(self, message: RunCutlass) -> None:
         self._launch(message, message.spec, message.swizzle)
 
-    def _launch(self, message: Matmul, spec: bytes, swizzle: int) -> None:
+    def _launch(self, message: RunCutlass, spec: bytes, swizzle: int) -> None:
         call = self._call(spec, message.sizes, swizzle)
         pointer = self._context.pointer
         c = pointer(message.c) if message.c else 0
@@ -106,17 +113,17 @@ class CudaCutlass:
         parts = [table + at for at in table_parts(count, self._store.processors)]
         _start(call, filled(call.plan, (table, table, 0, table), parts, message.numbers))
 
-    def _call(self, spec: bytes, sizes: Sizes, swizzle: int) -> _Call:
+    def _call(self, spec: bytes, sizes: Sizes, swizzle: int) -> _CutlassLaunch:
         key = spec, sizes, swizzle
         found = self._calls.get(key)
         return self._calls.keep(key, self._prepare(*key)) if found is None else found
 
-    def _prepare(self, spec: bytes, sizes: Sizes, swizzle: int) -> _Call:
+    def _prepare(self, spec: bytes, sizes: Sizes, swizzle: int) -> _CutlassLaunch:
         plan = self._store.find(spec, sizes, swizzle)
         _, facts, *_ = kernel = plan.kernel
         options = LaunchOptions(kernel.spec.cluster)
         block = (facts.threads, 1, 1)
-        launch = Launch(0, 0, plan.grid, block, facts.shared, (), options)
+        launch = LaunchKernel(0, 0, plan.grid, block, facts.shared, (), options)
         m, n, *_ = sizes
         lengths = {"amax": 1, "sum_rows": n, "sum_columns": m}
         zeros = [
@@ -124,16 +131,16 @@ class CudaCutlass:
             for node in walk(kernel.spec.epilogue)
             if node.op in lengths
         ]
-        return _Call(plan, launch_config(launch, self._stream.handle), zeros)
+        return _CutlassLaunch(plan, launch_config(launch, self._stream.handle), zeros)
 
-    def _tune(self, message: Tune) -> list[float]:
+    def _tune(self, message: TuneCutlass) -> list[float]:
         product = message.product
         times = [self._time(product, *candidate) for candidate in message.candidates]
         best = message.candidates[times.index(min(times))]
         keep_tuned(message.wanted, product.sizes, self._store.processors, best)
         return times
 
-    def _time(self, message: Matmul, spec: bytes, swizzle: int) -> float:
+    def _time(self, message: RunCutlass, spec: bytes, swizzle: int) -> float:
         """Milliseconds of the best of some runs."""
         stream = self._stream.handle
         for _ in range(_WARM_UPS):
@@ -151,7 +158,7 @@ class CudaCutlass:
         return min(times)
 
 
-def _start(call: _Call, params: bytes) -> None:
+def _start(call: _CutlassLaunch, params: bytes) -> None:
     """Launch with parameters, which the driver copies during the call.
 
     They are passed as one argument, because only the driver knows their place. Tensor maps are

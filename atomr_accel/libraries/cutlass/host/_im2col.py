@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ..wire._spec import Spec
+    from ..wire._spec import CutlassSpec
 
 _HEAD: Final = """\
 struct Window {{  // axes from the innermost
@@ -166,7 +166,7 @@ _FILL: Final = """\
   const dim3 blocks = Gemm::get_grid_shape(*out);"""
 
 
-def mainloop(spec: Spec) -> str:
+def mainloop(spec: CutlassSpec) -> str:
     """The mainloop."""
     space = spec.space
     shared = spec.cluster[0 if spec.trans_a else 1] > 1  # by blocks of a cluster
@@ -181,7 +181,7 @@ def mainloop(spec: Spec) -> str:
     )
 
 
-def fill(spec: Spec, fusion: str) -> str:
+def fill(spec: CutlassSpec, fusion: str) -> str:
     """Return the C++ that fills the parameters.
 
     Args:
@@ -198,6 +198,6 @@ def fill(spec: Spec, fusion: str) -> str:
     )
 
 
-def strides(spec: Spec) -> str:
+def strides(spec: CutlassSpec) -> str:
     """Between rows of results, and between matrices."""
     return "1ll * p.count * p.n, p.n" if spec.trans_a else "p.n, mn"

@@ -15,11 +15,11 @@ from weakref import WeakKeyDictionary
 
 from ...._dtypes import DTYPES
 from ....backends.cuda.host.driver import check, driver
-from ....executors.cuda_kernels import Arguments
+from ....executors.cuda_kernels import KernelArguments
 from ....executors.vendor import undone_on_error
 from ....wire.recent import Recent
 from ..wire._spec import MOST_NUMBERS, decode
-from ..wire._window import Window
+from ..wire._window import ImageWindow
 from ._builds import find_build
 from ._source import NUMBER_MARK, POINTER_MARK
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ....backends.cuda.host.context import CudaContext
     from ..wire._messages import Sizes
-    from ..wire._spec import Spec
+    from ..wire._spec import CutlassSpec
     from ._images import Facts, Map
 
 _MOST_PLANS: Final = 4096
@@ -39,7 +39,7 @@ _L2_128B: Final = 2
 """``CU_TENSOR_MAP_L2_PROMOTION_L2_128B``, as CUTLASS has it."""
 
 
-class Kernel(NamedTuple):
+class CutlassKernel(NamedTuple):
     """A loaded build.
 
     Attributes:
@@ -48,7 +48,7 @@ class Kernel(NamedTuple):
         product, fill: its functions.
     """
 
-    spec: Spec
+    spec: CutlassSpec
     facts: Facts
     product: Any
     fill: Any
@@ -65,15 +65,15 @@ class Extents(NamedTuple):
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
-    window: Window | None = None
+    window: ImageWindow | None = None
 
 
-def packed(*sizes: int, window: Window | None = None) -> Extents:
+def packed(*sizes: int, window: ImageWindow | None = None) -> Extents:
     """Return the extents of a tensor without gaps."""
     return Extents(sizes, tuple(accumulate(sizes[:-1], mul)), window)
 
 
-class Plan(NamedTuple):
+class CutlassPlan(NamedTuple):
     """The parts of a launch that all products of one size share.
 
     Attributes:
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
         extents: of a, b, the added operand and the result; empty if the kernel makes the maps.
     """
 
-    kernel: Kernel
+    kernel: CutlassKernel
     params: bytes
     grid: tuple[int, int, int]
     pointers: tuple[tuple[int, int], ...]
@@ -99,7 +99,7 @@ def _by_tap(inner: int, outer: int, taps: int) -> Extents:
 
 
 @final
-class PlanStore:
+class CutlassPlanStore:
     """The kernels and plans of one context; lanes share them.
 
     Attributes:
@@ -108,15 +108,15 @@ class PlanStore:
 
     def __init__(self, processors: int) -> None:
         self.processors: Final = processors
-        self._kernels: Final[dict[bytes, Kernel]] = {}
-        self._plans: Final[Recent[tuple[bytes, Sizes, int], Plan]] = Recent(_MOST_PLANS)
+        self._kernels: Final[dict[bytes, CutlassKernel]] = {}
+        self._plans: Final[Recent[tuple[bytes, Sizes, int], CutlassPlan]] = Recent(_MOST_PLANS)
         self._lock: Final = threading.Lock()
 
-    def find(self, spec: bytes, sizes: Sizes, swizzle: int) -> Plan:
+    def find(self, spec: bytes, sizes: Sizes, swizzle: int) -> CutlassPlan:
         """A plan, with whatever has to be built, loaded and filled for it."""
         return self.make(spec, sizes, swizzle)[0]
 
-    def make(self, spec: bytes, sizes: Sizes, swizzle: int) -> tuple[Plan, str, float]:
+    def make(self, spec: bytes, sizes: Sizes, swizzle: int) -> tuple[CutlassPlan, str, float]:
         """Return a plan, made if it is new; the kernel's origin; and the seconds spent."""
         key = spec, sizes, swizzle
         plan = self._plans.get(key)
@@ -133,16 +133,16 @@ class PlanStore:
             return plan, origin, time.perf_counter() - start
 
 
-_STORES: Final[WeakKeyDictionary[CudaContext, PlanStore]] = WeakKeyDictionary()
+_STORES: Final[WeakKeyDictionary[CudaContext, CutlassPlanStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
 
 
-def store_of(context: CudaContext) -> PlanStore:
+def store_of(context: CudaContext) -> CutlassPlanStore:
     """The plans of a context. Its kernels are unloaded with it."""
     with _STORES_LOCK:
         store = _STORES.get(context)
         if store is None:
-            store = _STORES[context] = PlanStore(_processors())
+            store = _STORES[context] = CutlassPlanStore(_processors())
         return store
 
 
@@ -153,7 +153,7 @@ def _processors() -> int:
     return count
 
 
-def _load(spec: Spec, image: bytes, facts: Facts) -> Kernel:
+def _load(spec: CutlassSpec, image: bytes, facts: Facts) -> CutlassKernel:
     module = check("cuModuleLoadData", driver.cuModuleLoadData(image))
     with undone_on_error() as made:
         made.callback(driver.cuModuleUnload, module)
@@ -163,10 +163,10 @@ def _load(spec: Spec, image: bytes, facts: Facts) -> Kernel:
         )
         dynamic = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         check("cuFuncSetAttribute", driver.cuFuncSetAttribute(product, dynamic, facts.shared))
-    return Kernel(spec, facts, product, fill)
+    return CutlassKernel(spec, facts, product, fill)
 
 
-def _fill(kernel: Kernel, sizes: Sizes, swizzle: int, processors: int) -> Plan:
+def _fill(kernel: CutlassKernel, sizes: Sizes, swizzle: int, processors: int) -> CutlassPlan:
     """Have the device write the parameters.
 
     That waits for it, on a stream of its own: whoever captures a graph does not capture this.
@@ -183,7 +183,7 @@ def _fill(kernel: Kernel, sizes: Sizes, swizzle: int, processors: int) -> Plan:
         check("cuMemsetD8Async", driver.cuMemsetD8Async(memory, 0, total, stream))
         numbers = *sizes, processors, swizzle  # as many as are aligned for pointers
         problem = struct.pack(f"<{len(numbers)}iQQ", *numbers, memory, memory + nbytes)
-        arguments = Arguments(problem)
+        arguments = KernelArguments(problem)
         check(
             "cuLaunchKernel",
             driver.cuLaunchKernel(kernel.fill, 1, 1, 1, 1, 1, 1, 0, stream, 0, arguments.address),
@@ -196,7 +196,7 @@ def _fill(kernel: Kernel, sizes: Sizes, swizzle: int, processors: int) -> Plan:
     check("cuMemFree", driver.cuMemFree(memory))
     x, y, z = struct.unpack_from("<3i", there.raw, nbytes)
     params = there.raw[: kernel.facts.params]
-    return Plan(kernel, params, (x, y, z), *marks(params), extents_of(kernel.spec, sizes))
+    return CutlassPlan(kernel, params, (x, y, z), *marks(params), extents_of(kernel.spec, sizes))
 
 
 def marks(params: bytes) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
@@ -213,14 +213,14 @@ def marks(params: bytes) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, 
     return tuple(pointers), tuple(numbers)
 
 
-def extents_of(spec: Spec, sizes: Sizes) -> tuple[Extents, ...]:
+def extents_of(spec: CutlassSpec, sizes: Sizes) -> tuple[Extents, ...]:
     """Return the extents of a, b, the added operand, and the result."""
     m, n, k, count, *_ = sizes
     if spec.grouped:  # the kernel itself writes what they are
         return ()
     out = packed(n, m, count)
     if spec.space:
-        window = Window.of(sizes, spec.space)
+        window = ImageWindow.of(sizes, spec.space)
         channels, taps = window.channels, window.taps
         images = (k if spec.trans_a else m) // math.prod(window.positions)
         gathered = packed(channels, *reversed(window.image), images, window=window)
@@ -238,7 +238,7 @@ def extents_of(spec: Spec, sizes: Sizes) -> tuple[Extents, ...]:
 
 
 def filled(
-    plan: Plan,
+    plan: CutlassPlan,
     mapped: tuple[int, int, int, int],
     pointers: Sequence[int],
     numbers: Sequence[float],

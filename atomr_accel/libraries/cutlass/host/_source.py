@@ -17,7 +17,7 @@ from ..wire._spec import ACCUMULATOR, COOPERATIVE, FUNCTIONS, SOURCE
 from . import _im2col
 
 if TYPE_CHECKING:
-    from ..wire._spec import Node, Spec
+    from ..wire._spec import CutlassSpec, EpilogueNode
 
 POINTER_MARK: Final = 0x7E57AB1E
 """The upper half of what stands for a pointer; the lower is 256 times its number."""
@@ -242,9 +242,9 @@ _FILL_GROUPED: Final = """\
   const dim3 blocks = Gemm::get_grid_shape(*out);"""
 
 
-def source_of(spec: Spec) -> str:
+def source_of(spec: CutlassSpec) -> str:
     """The C++ of a build."""
-    writer = _Fusion(spec)
+    writer = _EpilogueFusion(spec)
     kind, arguments = writer.root()
     array = "PtrArray" if spec.grouped else ""
     kind_of_schedule = spec.schedule.capitalize()
@@ -312,10 +312,10 @@ def _aligned(dtype: str) -> int:
     return 16 // DTYPES[dtype].itemsize
 
 
-class _Fusion:
+class _EpilogueFusion:
     """An epilogue as a visitor tree: its type, and its arguments with marks in them."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: CutlassSpec) -> None:
         self._spec = spec
         self._used: dict[str, None] = {}
         self._strides = _im2col.strides(spec) if spec.space else "p.n, mn"
@@ -340,7 +340,7 @@ class _Fusion:
         compute = f"fusion::Sm90Compute<Same, ElementD, {through}, ROUND>"
         return f"fusion::Sm90EVT<{compute}, {kind}>", f"{{{arguments}, {{}}}}"
 
-    def _of(self, node: Node, result: str = "float") -> tuple[str, str]:
+    def _of(self, node: EpilogueNode, result: str = "float") -> tuple[str, str]:
         op, slot = node.op, OPERANDS + node.slot
         if op == ACCUMULATOR:
             return "fusion::Sm90AccFetch", "{}"

@@ -7,18 +7,18 @@ from typing import Any, ClassVar, Final
 from ....wire import Message
 
 Sizes = tuple[int, ...]
-"""Sizes of products: m, n, k, and the number of products; for convolutions a ``Window`` follows."""
+"""Sizes of products: m, n, k, and the number of products; convolutions add an ``ImageWindow``."""
 
 
-class Build(Message, frozen=True):
+class BuildCutlass(Message, frozen=True):
     """Prepare a kernel for products of one size.
 
     The answer is its origin (``"memory"``, ``"disk"`` or ``"built"``), and the seconds spent.
 
     Attributes:
-        spec: the kernel's ``Spec``, encoded.
+        spec: the kernel's ``CutlassSpec``, encoded.
         sizes: of the products.
-        swizzle: as in ``Matmul``.
+        swizzle: as in ``RunCutlass``.
     """
 
     returns: ClassVar[Any] = tuple[str, float]
@@ -29,11 +29,11 @@ class Build(Message, frozen=True):
     swizzle: int
 
 
-class Matmul(Message, frozen=True):
+class RunCutlass(Message, frozen=True):
     """Multiply matrices, or rows gathered from images, and build the kernel first if needed.
 
     Attributes:
-        spec: the kernel's ``Spec``, encoded.
+        spec: the kernel's ``CutlassSpec``, encoded.
         sizes: of the products.
         swizzle: tiles that follow each other along the shorter side, so that their operands are in
             the cache.
@@ -57,10 +57,10 @@ class Grouped(Message, frozen=True):
     """Multiply matrices of several sizes, and build the kernel first if needed.
 
     Attributes:
-        spec: the kernel's ``Spec``, encoded.
+        spec: the kernel's ``CutlassSpec``, encoded.
         rows: m of each product, at least 1.
         sizes: 0, n, k, and the number of products.
-        swizzle: as in ``Matmul``.
+        swizzle: as in ``RunCutlass``.
         a, b, out: addresses, one for each product.
         table: address of ``table_bytes`` bytes of memory.
         numbers: the epilogue's.
@@ -98,7 +98,7 @@ def table_parts(count: int, processors: int) -> tuple[int, ...]:
     return (*vectors, maps, operands, operands + 2 * processors * _MAP_BYTES)
 
 
-class Recall(Message, frozen=True):
+class RecallKernel(Message, frozen=True):
     """Return the fastest kernel found for such products: its spec and swizzle, or an empty list.
 
     Attributes:
@@ -112,13 +112,13 @@ class Recall(Message, frozen=True):
     sizes: Sizes
 
 
-class Tune(Message, frozen=True):
+class TuneCutlass(Message, frozen=True):
     """Time kernels that are already built on the same operands, and keep the fastest.
 
     The answer is the milliseconds of each.
 
     Attributes:
-        wanted: as in ``Recall``.
+        wanted: as in ``RecallKernel``.
         product: the product to run.
         candidates: specs and swizzles that replace its own.
     """
@@ -126,5 +126,5 @@ class Tune(Message, frozen=True):
     returns: ClassVar[Any] = list[float]
 
     wanted: bytes
-    product: Matmul
+    product: RunCutlass
     candidates: tuple[tuple[bytes, int], ...]

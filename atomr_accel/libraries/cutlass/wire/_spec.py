@@ -17,7 +17,7 @@ ACCUMULATOR: Final = "accumulator"
 SOURCE: Final = "source"
 
 
-class Node(msgspec.Struct, frozen=True, array_like=True):
+class EpilogueNode(msgspec.Struct, frozen=True, array_like=True):
     """A step of an epilogue, for each element of the result.
 
     Attributes:
@@ -28,7 +28,7 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
     """
 
     op: str
-    inputs: tuple[Node, ...] = ()
+    inputs: tuple[EpilogueNode, ...] = ()
     dtype: str = ""
     slot: int = 0
 
@@ -45,7 +45,7 @@ STORES: Final = ("store", "amax", "sum_rows", "sum_columns")
 sums, over each column's rows and over each row's columns."""
 
 
-class Function(NamedTuple):
+class ElementFunction(NamedTuple):
     """A function of elements.
 
     Attributes:
@@ -58,22 +58,22 @@ class Function(NamedTuple):
 
 
 FUNCTIONS: Final = {
-    "add": Function("a + b", 2),
-    "subtract": Function("a - b", 2),
-    "multiply": Function("a * b", 2),
-    "divide": Function("a / b", 2),
-    "maximum": Function("(a != a || a > b) ? a : b", 2),
-    "minimum": Function("(a != a || a < b) ? a : b", 2),
-    "negative": Function("-a"),
-    "relu": Function("a < 0.f ? 0.f : a"),
-    "gelu": Function("0.5f * a * (1.f + erff(a * 0.70710678118654752f))"),
-    "gelu_tanh": Function(
+    "add": ElementFunction("a + b", 2),
+    "subtract": ElementFunction("a - b", 2),
+    "multiply": ElementFunction("a * b", 2),
+    "divide": ElementFunction("a / b", 2),
+    "maximum": ElementFunction("(a != a || a > b) ? a : b", 2),
+    "minimum": ElementFunction("(a != a || a < b) ? a : b", 2),
+    "negative": ElementFunction("-a"),
+    "relu": ElementFunction("a < 0.f ? 0.f : a"),
+    "gelu": ElementFunction("0.5f * a * (1.f + erff(a * 0.70710678118654752f))"),
+    "gelu_tanh": ElementFunction(
         "0.5f * a * (1.f + cutlass::fast_tanh("
         "0.79788456080286536f * a * (1.f + 0.044715f * a * a)))"
     ),
-    "silu": Function("a / (1.f + __expf(-a))"),
-    "sigmoid": Function("1.f / (1.f + __expf(-a))"),
-    "tanh": Function("cutlass::fast_tanh(a)"),
+    "silu": ElementFunction("a / (1.f + __expf(-a))"),
+    "sigmoid": ElementFunction("1.f / (1.f + __expf(-a))"),
+    "tanh": ElementFunction("cutlass::fast_tanh(a)"),
 }
 """Functions of epilogues, in float32."""
 
@@ -82,7 +82,7 @@ PINGPONG: Final = "pingpong"
 SCHEDULES: Final = (COOPERATIVE, PINGPONG)
 
 
-class Spec(msgspec.Struct, frozen=True, array_like=True):
+class CutlassSpec(msgspec.Struct, frozen=True, array_like=True):
     """The description of one build.
 
     Attributes:
@@ -105,7 +105,7 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     out: str
     trans_a: bool
     trans_b: bool
-    epilogue: Node
+    epilogue: EpilogueNode
     source: str
     tile: Triple
     cluster: Triple
@@ -122,16 +122,16 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
 
 
 @lru_cache(1024)
-def encode(spec: Spec) -> bytes:
+def encode(spec: CutlassSpec) -> bytes:
     """A spec's bytes; equal ones have the same."""
     return encoder.encode(spec)
 
 
-_decoder: Final = msgspec.msgpack.Decoder(Spec)
+_decoder: Final = msgspec.msgpack.Decoder(CutlassSpec)
 
 
 @lru_cache(256)
-def decode(encoded: bytes) -> Spec:
+def decode(encoded: bytes) -> CutlassSpec:
     """The spec of ``encode``."""
     return _decoder.decode(encoded)
 
@@ -148,7 +148,7 @@ _MOST_ACCUMULATORS: Final = 128
 """Sums of a thread: with more there are not enough registers."""
 
 
-def shared_bytes(spec: Spec, stages: int) -> int:
+def shared_bytes(spec: CutlassSpec, stages: int) -> int:
     """Bytes of shared memory of a kernel, as CUTLASS lays it out.
 
     Args:
@@ -160,7 +160,7 @@ def shared_bytes(spec: Spec, stages: int) -> int:
     return stages * per_stage + _epilogue_bytes(spec) + _BESIDE
 
 
-def _epilogue_bytes(spec: Spec) -> int:
+def _epilogue_bytes(spec: CutlassSpec) -> int:
     """Return the bytes of shared memory for results, and for the operand that is added."""
     m, n, _ = spec.tile
     size = DTYPES[spec.out].itemsize
@@ -181,12 +181,12 @@ def _epilogue_bytes(spec: Spec) -> int:
     return stages * tile_m * tile_n * size + source + vectors
 
 
-def walk(node: Node) -> list[Node]:
+def walk(node: EpilogueNode) -> list[EpilogueNode]:
     """A node and all that it is a function of, each before what uses it."""
     return [each for given in node.inputs for each in walk(given)] + [node]
 
 
-def refusal(spec: Spec) -> str | None:
+def refusal(spec: CutlassSpec) -> str | None:
     """Return the reason why no kernel can have these tiles, clusters and stages, or None."""
     m, n, k = spec.tile
     size = DTYPES[spec.a].itemsize

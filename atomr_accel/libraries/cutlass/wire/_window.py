@@ -16,7 +16,7 @@ _REACH: Final = 16
 _MOST_STRIDE: Final = 8
 
 
-class Window(NamedTuple):
+class ImageWindow(NamedTuple):
     """The way in which an operand of a product is gathered from images with channels last.
 
     At position ``p`` of an axis tap ``t`` meets element ``corner + stride * p + dilation * t``, and
@@ -82,13 +82,15 @@ class Window(NamedTuple):
         return (m, n, k, count, self.channels, int(self.flipped), *axes)
 
     @staticmethod
-    def of(sizes: Sizes, space: int) -> Window:
+    def of(sizes: Sizes, space: int) -> ImageWindow:
         """Return the window that ``sizes`` encoded."""
         channels, flipped, *axes = sizes[_PRODUCT:]
         image, positions, corner, stride, taps, dilation = (
             tuple(axes[at : at + space]) for at in range(0, 6 * space, space)
         )
-        return Window(channels, bool(flipped), image, positions, corner, stride, taps, dilation)
+        return ImageWindow(
+            channels, bool(flipped), image, positions, corner, stride, taps, dilation
+        )
 
     def refusal(self) -> str | None:
         """Return the reason why TMA, whose offsets have few bits, cannot gather this, or None."""

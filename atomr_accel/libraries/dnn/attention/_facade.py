@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _NOT_FP8: Final = ("softcap", "alibi_slopes", "bias", "sink", "dropout_p", "seed", "offset")
 
 
-class FlashAttention(AttentionCalls[D]):
+class DnnFlashAttention(AttentionCalls[D]):
     """Attention in FlashAttention's interface: cuDNN on CUDA, NumPy on the CPU.
 
     In all methods ``q`` is float16 or bfloat16 of shape (batch, queries, heads, size), ``k`` is

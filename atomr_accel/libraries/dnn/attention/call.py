@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from ...._dtypes import DTYPES
 from ....memory import GpuRef
 from ....ops import D, picker, require_readable, require_writable
-from ..graph._run import DnnPart, GraphCall, Output
+from ..graph._run import DnnPart, GraphCall, RunOutput
 from ..wire._messages import TuneGraph
 from ..wire.sequence_messages import (
     Append,
@@ -19,8 +19,8 @@ from ..wire.sequence_messages import (
     Clean,
     Derived,
     Grow,
+    SequenceUpload,
     Trial,
-    Upload,
     encode_derived,
 )
 from .graph import AttentionSpec, attention_graph
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from ....memory import Block, MemoryMap
     from ....ops import Request
-    from ..graph._run import PlanCache
+    from ..graph._run import DnnPlanCache
     from ..wire._messages import RunGraph
-    from .graph import Attention
-    from .options import Options
+    from .graph import AttentionGraph
+    from .options import CheckedAttentionOptions
 
 HALF: Final = tuple(DTYPES[name] for name in ("float16", "bfloat16"))
 FP8: Final = tuple(DTYPES[name] for name in ("float8_e4m3fn", "float8_e5m2"))
@@ -206,7 +206,7 @@ class SetupStage:
         "offsets",
     )
 
-    def __init__(self, call: AttentionCall, attention: Attention, names: list[str]) -> None:
+    def __init__(self, call: AttentionCall, attention: AttentionGraph, names: list[str]) -> None:
         """Prepare for a call whose buffers are ``names``, in this order."""
         places = {name: at for at, name in enumerate((*names, *call.derived))}
         tensors = attention.graph.tensors
@@ -286,9 +286,9 @@ class SetupStage:
         append = None
         if self._append:
             append = Append(*[addresses[at] for at in self._append], *self._sizes)
-        uploads: tuple[Upload, ...] = ()
+        uploads: tuple[SequenceUpload, ...] = ()
         if self._uploads:
-            uploads = tuple([Upload(addresses[at], data) for at, data in self._uploads])
+            uploads = tuple([SequenceUpload(addresses[at], data) for at, data in self._uploads])
         clean: tuple[Clean, ...] = ()
         if self._clean:
             clean = tuple(
@@ -307,7 +307,7 @@ class SetupStage:
 
 def _blanked(
     call: AttentionCall,
-    attention: Attention,
+    attention: AttentionGraph,
     places: dict[str, int],
     name: str,
     nbytes: int,
@@ -375,7 +375,7 @@ class AttentionCall:
         return least < (spec.queries if masked else 1)
 
     def cached(
-        self, plans: PlanCache, names: Sequence[str], called: Mapping[str, str]
+        self, plans: DnnPlanCache, names: Sequence[str], called: Mapping[str, str]
     ) -> GraphCall:
         """Return the call without its buffers, which come in the order of ``names``.
 
@@ -404,7 +404,7 @@ class AttentionCall:
                 for name, label in ((name, called.get(name, name)) for name in names)
             ],
             [
-                Output(ids[name], shape, self.out_names.get(name, "out"))
+                RunOutput(ids[name], shape, self.out_names.get(name, "out"))
                 for name, shape in self.outputs.items()
             ],
             tuple(numbers[id_] for id_ in attention.graph.scalars),
@@ -564,7 +564,9 @@ def gathered(call: AttentionCall) -> AttentionCall:
     return call
 
 
-def mask_of(spec: AttentionSpec, options: Options, *, same: bool, bounded: bool) -> AttentionSpec:
+def mask_of(
+    spec: AttentionSpec, options: CheckedAttentionOptions, *, same: bool, bounded: bool
+) -> AttentionSpec:
     """A spec with the mask that options ask for, as simple as it can be.
 
     Args:
@@ -601,7 +603,12 @@ def masked_by_scores(call: AttentionCall) -> None:
 
 
 def scored(
-    call: AttentionCall, options: Options, memory: MemoryMap, *, batch: int, backward: bool
+    call: AttentionCall,
+    options: CheckedAttentionOptions,
+    memory: MemoryMap,
+    *,
+    batch: int,
+    backward: bool,
 ) -> AttentionCall:
     """Add the options for scores: caps, slopes, biases, sinks, dropout."""
     spec, inputs = call.spec, call.inputs

@@ -32,7 +32,7 @@ from .call import (
     steps_of,
 )
 from .graph import AttentionSpec, rounded_up
-from .options import BUFFERS, Options, checked, split
+from .options import BUFFERS, CheckedAttentionOptions, checked, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -216,7 +216,7 @@ class AttentionCalls(AttentionPart[D]):
         seqlens_q: GpuRef | None,
         seqlens_k: GpuRef | None,
         layout: str,
-        options: Options,
+        options: CheckedAttentionOptions,
         *,
         backward: bool,
         dtypes: Any = HALF,
@@ -275,7 +275,7 @@ class AttentionCalls(AttentionPart[D]):
         cu_seqlens: tuple[GpuRef, GpuRef],
         longest: tuple[int, int],
         block_table: GpuRef | None,
-        options: Options,
+        options: CheckedAttentionOptions,
         *,
         backward: bool,
     ) -> AttentionCall:
@@ -347,7 +347,7 @@ class AttentionCalls(AttentionPart[D]):
         cache_seqlens: GpuRef,
         block_table: GpuRef | None,
         max_seqlen_k: int | None,
-        options: Options,
+        options: CheckedAttentionOptions,
         *,
         dtypes: Any = HALF,
     ) -> AttentionCall:

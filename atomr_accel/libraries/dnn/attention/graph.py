@@ -97,7 +97,7 @@ class AttentionSpec(NamedTuple):
 
 
 @final
-class Attention(NamedTuple):
+class AttentionGraph(NamedTuple):
     """A graph of attention.
 
     Attributes:
@@ -111,7 +111,7 @@ class Attention(NamedTuple):
     scalars: dict[int, float]
 
 
-def attention_graph(spec: AttentionSpec) -> Attention:
+def attention_graph(spec: AttentionSpec) -> AttentionGraph:
     """The graph.
 
     Raises:
@@ -127,7 +127,7 @@ class _Maker:
         self._builder = Builder()
         self._named: dict[str, Symbol] = {}
 
-    def make(self) -> Attention:
+    def make(self) -> AttentionGraph:
         spec, named = self._spec, self._named
         given = self._given()
         attributes: dict[str, Any] = {
@@ -151,7 +151,7 @@ class _Maker:
         named.update(outputs)
         ids = {name: symbol.id for name, symbol in named.items()}
         scalars = {ids[name]: value for name, value in values.items()}
-        return Attention(EncodedGraph(self._builder.finish()), ids, scalars)
+        return AttentionGraph(EncodedGraph(self._builder.finish()), ids, scalars)
 
     def _given(self) -> dict[str, Any]:
         """The inputs that forward and backward share."""

@@ -64,7 +64,7 @@ class AttentionOptions(ExtraOptions, total=False):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Options:
+class CheckedAttentionOptions:
     """``AttentionOptions``, checked.
 
     Attributes:
@@ -175,14 +175,14 @@ _CHECKS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "deterministic": flag,
     "autotune": flag,
 }
-"""Converters from each option to its value in ``Options``. They raise for bad values."""
+"""Converters from options to values in ``CheckedAttentionOptions``. They raise for bad values."""
 
-NAMES: Final = frozenset(field.name for field in fields(Options))
+NAMES: Final = frozenset(field.name for field in fields(CheckedAttentionOptions))
 
 
 def checked(
     op: str, given: Any, *, without: tuple[str, ...] = (), called: Mapping[str, str] = _AS_THEY_ARE
-) -> Options:
+) -> CheckedAttentionOptions:
     """Return the checked options, with defaults for absent ones.
 
     Args:
@@ -198,7 +198,7 @@ def checked(
     known = NAMES - set(without)
     if unknown := sorted(given.keys() - known):
         raise TypeError(f"{op} has no {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
-    options = Options(
+    options = CheckedAttentionOptions(
         **{name: _CHECKS[name](value, called.get(name, name)) for name, value in given.items()}
     )
     if options.alibi_slopes is True and (not options.causal or options.softcap):

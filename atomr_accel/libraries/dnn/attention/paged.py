@@ -19,8 +19,8 @@ from ...._errors import OutOfMemory, Unsupported
 from ....ops import Collected, D, Request, Submission, op, require_no_alias
 from ....wire.options import whole
 from ..graph._run import LANE
-from ..wire.sequence_messages import NOTHING, Clear, Grow, Upload
-from ._facade import FlashAttention
+from ..wire.sequence_messages import NOTHING, Clear, Grow, SequenceUpload
+from ._facade import DnnFlashAttention
 from .call import (
     ARGUMENTS,
     CACHES,
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ....memory import GpuRef
-    from ....ops import Driver, Home
-    from ..graph._run import PlanCache
+    from ....ops import DeviceView, Preparer
+    from ..graph._run import DnnPlanCache
 
 _INT32: Final = as_dtype("int32")
 
@@ -75,7 +75,7 @@ class KVCacheStatistics:
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _PagedSequence:
     """A sequence.
 
     Attributes:
@@ -88,7 +88,7 @@ class _Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class _Growth:
+class _CacheGrowth:
     """Changes that new rows need, before they are written.
 
     Attributes:
@@ -123,7 +123,7 @@ class PagedKVCache(AttentionPart[D]):
         page_size: rows of a page.
     """
 
-    def __init__(self, device: Home, plans: PlanCache, k: GpuRef, v: GpuRef) -> None:
+    def __init__(self, device: DeviceView, plans: DnnPlanCache, k: GpuRef, v: GpuRef) -> None:
         super().__init__(device, plans)
         self.k: Final = k
         self.v: Final = v
@@ -131,12 +131,12 @@ class PagedKVCache(AttentionPart[D]):
         self._layers: Final[int] = k.shape[0]
         self._free: list[int] = list(reversed(range(k.shape[1])))
         self._users: Counter[int] = Counter()
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, _PagedSequence] = {}
         self._numbers: Final = itertools.count()
         self._copied: Final[Counter[int]] = Counter()
 
-    def _on(self, device: Home) -> Any:
-        if device.driver is Collected:
+    def _on(self, device: DeviceView) -> Any:
+        if device.call_mode is Collected:
             raise Unsupported(
                 "a cache's calls cannot be in a batch or a recording; await them, which may be "
                 "inside a batch's block"
@@ -147,7 +147,7 @@ class PagedKVCache(AttentionPart[D]):
 
     def new(self) -> int:
         """Begin an empty sequence; its number."""
-        return self._add(_Sequence([], [0] * self._layers))
+        return self._add(_PagedSequence([], [0] * self._layers))
 
     def fork(self, sequence: int) -> int:
         """Begin a sequence as a copy of another one, and return its number.
@@ -159,7 +159,7 @@ class PagedKVCache(AttentionPart[D]):
         """
         old = self._get(sequence)
         self._users.update(old.pages)
-        return self._add(_Sequence(list(old.pages), list(old.lengths)))
+        return self._add(_PagedSequence(list(old.pages), list(old.lengths)))
 
     def free(self, sequence: int) -> None:
         """End a sequence. Pages that it shares with no other sequence are free at once.
@@ -243,14 +243,14 @@ class PagedKVCache(AttentionPart[D]):
             GpuRefStale: a ref or the cache is of an older generation, or a ref was freed.
         """
 
-        def prepare(driver: Driver) -> Submission[Any]:
+        def prepare(preparer: Preparer) -> Submission[Any]:
             growth, appending = self._growing(sequences, k, v, layer)
             table, after = self._table(growth.pages.values()), self._after(growth)
-            scratch = driver.output((after.size + table.size,), _INT32)
+            scratch = preparer.output((after.size + table.size,), _INT32)
             lengths, rows = scratch._block, scratch[after.size :]._block
             data = np.concatenate([after, table.ravel()]).tobytes()
             append = appending.message(lengths.address, rows.address)
-            message = Grow((Upload(lengths.address, data),), append, NOTHING, (), None)
+            message = Grow((SequenceUpload(lengths.address, data),), append, NOTHING, (), None)
             reads, writes = appending.blocks(self._device.memory)
             require_no_alias(
                 "append",
@@ -340,7 +340,7 @@ class PagedKVCache(AttentionPart[D]):
         if (k is None) != (v is None):
             raise ValueError("k and v belong together: new keys and new values")
         memory = self._device.memory
-        growing: list[_Growth] = []
+        growing: list[_CacheGrowth] = []
 
         def make() -> AttentionCall:
             require(q, memory, "q", (self.k.dtype,))
@@ -405,7 +405,7 @@ class PagedKVCache(AttentionPart[D]):
 
     def _growing(
         self, sequences: Sequence[int], k: GpuRef, v: GpuRef, layer: int
-    ) -> tuple[_Growth, Appending]:
+    ) -> tuple[_CacheGrowth, Appending]:
         """Check new rows, and return the changes that they need and how to write them."""
         memory, dtype = self._device.memory, (self.k.dtype,)
         new = k.shape[1] if len(getattr(k, "shape", ())) == 4 else 1
@@ -425,7 +425,7 @@ class PagedKVCache(AttentionPart[D]):
         )
         return growth, appending
 
-    def _grown(self, sequences: Sequence[int], new: int, layer: int) -> _Growth:
+    def _grown(self, sequences: Sequence[int], new: int, layer: int) -> _CacheGrowth:
         """Return the changes that new rows need, without applying them.
 
         Raises:
@@ -460,7 +460,7 @@ class PagedKVCache(AttentionPart[D]):
         if short:
             raise self._full(short)
         lengths = {number: each.lengths[at] for number, each in zip(sequences, found, strict=True)}
-        return _Growth(at, new, lengths, pages, copies, len(self._free) - len(free))
+        return _CacheGrowth(at, new, lengths, pages, copies, len(self._free) - len(free))
 
     def _full(self, short: int) -> OutOfMemory:
         pages, free = self.k.shape[1], len(self._free)
@@ -474,7 +474,7 @@ class PagedKVCache(AttentionPart[D]):
             largest_free=free * nbytes,
         )
 
-    def _commit(self, growth: _Growth) -> None:
+    def _commit(self, growth: _CacheGrowth) -> None:
         """Apply the changes that ``_grown`` has found, because its message is being sent."""
         del self._free[len(self._free) - growth.taken :]
         for number, pages in growth.pages.items():
@@ -493,7 +493,7 @@ class PagedKVCache(AttentionPart[D]):
         return table
 
     @staticmethod
-    def _after(growth: _Growth) -> Any:
+    def _after(growth: _CacheGrowth) -> Any:
         """The lengths of sequences with their new rows."""
         return np.array([*growth.lengths.values()], np.int32) + np.int32(growth.new)
 
@@ -504,12 +504,12 @@ class PagedKVCache(AttentionPart[D]):
                 del self._users[page]
                 self._free.append(page)
 
-    def _add(self, sequence: _Sequence) -> int:
+    def _add(self, sequence: _PagedSequence) -> int:
         number = next(self._numbers)
         self._sequences[number] = sequence
         return number
 
-    def _get(self, sequence: int) -> _Sequence:
+    def _get(self, sequence: int) -> _PagedSequence:
         found = self._sequences.get(sequence)
         if found is None:
             raise ValueError(f"there is no sequence {sequence!r} in this cache; it has {len(self)}")
@@ -521,7 +521,7 @@ class PagedKVCache(AttentionPart[D]):
         return layer
 
 
-class Caches(FlashAttention[D]):
+class Caches(DnnFlashAttention[D]):
     """Caches of keys and values."""
 
     @op
@@ -573,17 +573,17 @@ class Caches(FlashAttention[D]):
             raise TypeError(f"dtype must be float16 or bfloat16, not {kind.name}")
         device, plans = self._device, self._plans
 
-        def zeros(driver: Driver, width: int) -> tuple[Clear, GpuRef]:
-            ref = driver.output((layers, pages, page_size, kv_heads, width), kind)
+        def zeros(preparer: Preparer, width: int) -> tuple[Clear, GpuRef]:
+            ref = preparer.output((layers, pages, page_size, kv_heads, width), kind)
             return Clear(ref._block.address, ref.nbytes), ref
 
-        def prepare_k(driver: Driver) -> Submission[GpuRef]:
-            message, k = zeros(driver, size)
+        def prepare_k(preparer: Preparer) -> Submission[GpuRef]:
+            message, k = zeros(preparer, size)
             return Submission(message, (), (k._block,), k)
 
-        def prepare(driver: Driver) -> Submission[PagedKVCache[D]]:
-            k = driver.perform(Request(LANE, "dnn.kv_cache", prepare_k))
-            message, v = zeros(driver, values)
+        def prepare(preparer: Preparer) -> Submission[PagedKVCache[D]]:
+            k = preparer.perform(Request(LANE, "dnn.kv_cache", prepare_k))
+            message, v = zeros(preparer, values)
 
             def finish(_answer: object) -> PagedKVCache[D]:
                 assert k is not None  # only in a batch, where nothing is finished

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._dtypes import as_dtype
 from ..wire._element_types import require_known, require_stored, require_types
-from ..wire._graph import MOST_DIMS, Graph, Node, Tensor, strides_of
+from ..wire._graph import MOST_DIMS, DnnGraph, DnnTensor, GraphNode, strides_of
 from ..wire._node_type import REQUIRED
 from ..wire._nodes import NODES, POINTWISE
 
@@ -34,7 +34,7 @@ class Symbol:
         self.id: Final = id_
 
     @property
-    def tensor(self) -> Tensor:
+    def tensor(self) -> DnnTensor:
         """The tensor that it names: dtype, shape and strides."""
         return self.builder.tensors[self.id]
 
@@ -63,8 +63,8 @@ class Builder:
     """
 
     def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-        self.nodes: list[Node] = []
+        self.tensors: list[DnnTensor] = []
+        self.nodes: list[GraphNode] = []
 
     def tensor(
         self,
@@ -101,12 +101,12 @@ class Builder:
                 f"least 0, not shape {sizes} with strides {steps}"
             )
         base = -1 if ragged is None else ragged.id
-        return self._add(Tensor(_known(dtype), sizes, steps, "buffer", base, last))
+        return self._add(DnnTensor(_known(dtype), sizes, steps, "buffer", base, last))
 
     def scalar(self, dtype: DTypeLike = "float32", ndim: int = 4) -> Symbol:
         """A number that comes with every run."""
         ones = (1,) * ndim
-        return self._add(Tensor(_known(dtype), ones, ones, "scalar"))
+        return self._add(DnnTensor(_known(dtype), ones, ones, "scalar"))
 
     def node(self, op: str, **given: Any) -> dict[str, Symbol]:
         """Add an operation.
@@ -134,7 +134,7 @@ class Builder:
         inferred = row.infer(tensors, attributes)
         outputs = {name: self._add(tensor) for name, tensor in inferred.items()}
         self.nodes.append(
-            Node(
+            GraphNode(
                 op,
                 tuple((name, symbol.id) for name, symbol in inputs.items()),
                 tuple((name, symbol.id) for name, symbol in outputs.items()),
@@ -171,7 +171,7 @@ class Builder:
         name = tensor.dtype if dtype is None else _known(dtype)
         require_stored(tensor.dtype, name)
         base = -1 if ragged is None else ragged.id
-        self.tensors[symbol.id] = Tensor(name, tensor.shape, steps, "buffer", base, tensor.last)
+        self.tensors[symbol.id] = DnnTensor(name, tensor.shape, steps, "buffer", base, tensor.last)
         return symbol
 
     def require_computed(self, symbol: Symbol) -> None:
@@ -183,7 +183,7 @@ class Builder:
         if symbol.tensor.kind == "scalar" or symbol.id not in self._outputs():
             raise ValueError(f"{symbol} is not computed in this graph, so it cannot be its output")
 
-    def finish(self, compute: Any = None, *, tf32: bool = False) -> Graph:
+    def finish(self, compute: Any = None, *, tf32: bool = False) -> DnnGraph:
         """The graph.
 
         Args:
@@ -200,7 +200,7 @@ class Builder:
             wide = any(tensor.dtype == "float64" for tensor in self.tensors)
             compute = "float64" if wide else "float32"
         compute = as_dtype(compute).name
-        graph = Graph(tuple(self.tensors), tuple(self.nodes), compute, tf32)
+        graph = DnnGraph(tuple(self.tensors), tuple(self.nodes), compute, tf32)
         if not graph.written():
             raise ValueError("a graph needs at least one output: call output(tensor)")
         return graph
@@ -208,7 +208,7 @@ class Builder:
     def _outputs(self) -> set[int]:
         return {id_ for node in self.nodes for _, id_ in node.outputs}
 
-    def _add(self, tensor: Tensor) -> Symbol:
+    def _add(self, tensor: DnnTensor) -> Symbol:
         self.tensors.append(tensor)
         return Symbol(self, len(self.tensors) - 1)
 

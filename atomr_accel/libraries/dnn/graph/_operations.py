@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .user_graph import Node
+    from .user_graph import GraphTensor
 
-    One: TypeAlias = Callable[..., Node]
-    Several: TypeAlias = Callable[..., tuple[Node, ...]]
-    Either: TypeAlias = Callable[..., Node | tuple[Node, ...]]
+    One: TypeAlias = Callable[..., GraphTensor]
+    Several: TypeAlias = Callable[..., tuple[GraphTensor, ...]]
+    Either: TypeAlias = Callable[..., GraphTensor | tuple[GraphTensor, ...]]
 
 
-class Operations:
+class GraphOperations:
     """A method for each operation of the table: inputs in their order, attributes by name.
 
     What attention and normalisations give depends on their attributes: a tensor, or a tuple.

@@ -23,7 +23,7 @@ from ....ops import (
 )
 from ....wire.options import flag
 from ....wire.recent import Recent
-from ..wire._graph import Graph, encode
+from ..wire._graph import DnnGraph, encode
 from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ..wire.sequence_messages import Clear
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ....memory import MemoryMap
-    from ....ops import Driver, Home
+    from ....ops import DeviceView, Preparer
     from ..attention.call import SetupStage
 
 _STREAMS: Final = 4
@@ -42,7 +42,7 @@ _EXECUTORS: Final = {
     "cuda": "atomr_accel.libraries.dnn.host._cuda:CudaDnn",
 }
 LANE: Final = LaneSpec("dnn", _EXECUTORS, max_streams=_STREAMS)
-PLANNER: Final = LaneSpec("dnn-plans", _EXECUTORS, hangs=False, blocks=True)
+PLANNER: Final = LaneSpec("dnn-plans", _EXECUTORS, watched=False, own_thread=True)
 """Lane that makes plans, which may take seconds, while the other lane runs existing ones."""
 
 DEFAULT_LIMIT: Final = 512
@@ -103,7 +103,7 @@ class EncodedGraph:
 
     __slots__ = ("buffers", "encoded", "scalars", "tensors", "used")
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: DnnGraph) -> None:
         self.tensors: Final = graph.tensors
         self.used: Final = graph.used()
         self.encoded: Final = encode(graph)
@@ -111,7 +111,7 @@ class EncodedGraph:
         self.scalars: Final = graph.scalars()
 
 
-class Output(NamedTuple):
+class RunOutput(NamedTuple):
     """A buffer that a run writes.
 
     Attributes:
@@ -148,7 +148,7 @@ class CachedCall:
     def __init__(
         self,
         reads: Iterable[tuple[int, str]],
-        outputs: Iterable[Output],
+        outputs: Iterable[RunOutput],
         dtypes: Iterable[np.dtype[Any]],
         updates: tuple[tuple[int, str], ...] = (),
         strided: frozenset[str] = frozenset(),
@@ -183,7 +183,7 @@ class GraphCall(CachedCall):
         self,
         graph: EncodedGraph,
         reads: Iterable[tuple[int, str]],
-        outputs: Iterable[Output],
+        outputs: Iterable[RunOutput],
         numbers: tuple[float, ...] = (),
         setup: SetupStage | None = None,
         updates: tuple[tuple[int, str], ...] = (),
@@ -219,12 +219,14 @@ class FillCall(CachedCall):
         dtype: np.dtype[Any],
         byte: int = ZERO,
     ) -> None:
-        super().__init__([(-1, name) for name in reads], [Output(-1, shape)], [dtype], alignment=1)
+        super().__init__(
+            [(-1, name) for name in reads], [RunOutput(-1, shape)], [dtype], alignment=1
+        )
         self.byte: Final = byte
 
 
 @final
-class PlanCache:
+class DnnPlanCache:
     """The program's knowledge of plans, and the graphs that facades have made.
 
     Attributes:
@@ -262,7 +264,9 @@ class PlanCache:
         """Return a function that checks whether ``find`` gives the same as now."""
         return lambda: self.find(encoded, tuned=tuned) == workspace
 
-    def keep(self, device: Home, encoded: bytes, answer: tuple[int, str], *, tuned: bool) -> int:
+    def keep(
+        self, device: DeviceView, encoded: bytes, answer: tuple[int, str], *, tuned: bool
+    ) -> int:
         """Note the host's answer about a plan, and return the bytes of workspace."""
         workspace, origin = answer
         self._misses += 1
@@ -273,7 +277,7 @@ class PlanCache:
         self.evict(device, self._limit)
         return workspace
 
-    def evict(self, device: Home, limit: int) -> None:
+    def evict(self, device: DeviceView, limit: int) -> None:
         """Drop the plans that were not used for longest."""
         port = device.ports.get(PLANNER.name)
         while len(self._workspaces) > limit:
@@ -282,7 +286,7 @@ class PlanCache:
             if port is not None:
                 device.submit(port, "dnn.forget", ForgetGraph(encoded, tuned))
 
-    def limit_to(self, device: Home, limit: int) -> None:
+    def limit_to(self, device: DeviceView, limit: int) -> None:
         """Keep that many plans."""
         self._limit = limit
         self.calls.limit = self._graphs.limit = _CALLS_A_PLAN * max(limit, DEFAULT_LIMIT)
@@ -293,7 +297,7 @@ class PlanCache:
         """Number of plans that are kept."""
         return self._limit
 
-    def statistics(self, device: Home) -> DnnStatistics:
+    def statistics(self, device: DeviceView) -> DnnStatistics:
         """A snapshot."""
         return DnnStatistics(
             plans=len(self._workspaces),
@@ -311,12 +315,12 @@ class PlanCache:
 class DnnPart(Facade[D]):
     """Base of the parts of ``device.dnn``."""
 
-    def __init__(self, device: Home, plans: PlanCache | None = None) -> None:
+    def __init__(self, device: DeviceView, plans: DnnPlanCache | None = None) -> None:
         self._device = device
-        self._plans = plans or PlanCache()
+        self._plans = plans or DnnPlanCache()
         self._asked: set[bytes] = set()
 
-    def _on(self, device: Home) -> Any:
+    def _on(self, device: DeviceView) -> Any:
         facade = super()._on(device)
         facade._asked = set()
         return facade
@@ -356,20 +360,20 @@ class DnnPart(Facade[D]):
             require_no_race(self._device, autotune=flag(tune, "autotune"))
         planned: tuple[bytes, int] | None = None
 
-        def prepare(driver: Driver) -> Submission[Any]:
+        def prepare(preparer: Preparer) -> Submission[Any]:
             nonlocal planned
-            call, reads, addresses = self._checked(driver.memory, name, key, given, outs, make)
+            call, reads, addresses = self._checked(preparer.memory, name, key, given, outs, make)
             if type(call) is not GraphCall:
-                return _fill(driver, call, reads, outs)
+                return _fill(preparer, call, reads, outs)
             plans = self._plans
             encoded = call.graph.encoded
             if planned is None or planned[0] != encoded:
                 nbytes = plans.find(encoded, tuned=tune)
-                driver.depends(plans.still(encoded, nbytes, tuned=tune))
+                preparer.depends(plans.still(encoded, nbytes, tuned=tune))
                 if nbytes is None:
-                    nbytes = self._plan(driver, encoded, tuned=tune, name=name, trial=trial)
+                    nbytes = self._plan(preparer, encoded, tuned=tune, name=name, trial=trial)
                 planned = encoded, nbytes
-            run = self._run(driver, call, outs, addresses, numbers, planned[1], tuned=tune)
+            run = self._run(preparer, call, outs, addresses, numbers, planned[1], tuned=tune)
             message, writes, made = run
             if call.updates:
                 _update(call, given, reads, writes)
@@ -377,10 +381,10 @@ class DnnPart(Facade[D]):
             result = made[0] if len(results) == 1 else tuple([made[at] for at in results])
             return Submission(message, reads, writes, result, None, sent)
 
-        def trial(driver: Driver, nbytes: int) -> Submission[Any]:
-            call, reads, addresses = self._checked(driver.memory, name, key, given, outs, make)
+        def trial(preparer: Preparer, nbytes: int) -> Submission[Any]:
+            call, reads, addresses = self._checked(preparer.memory, name, key, given, outs, make)
             assert type(call) is GraphCall
-            run = self._run(driver, call, (), addresses, numbers, nbytes, tuned=True, tuning=True)
+            run = self._run(preparer, call, (), addresses, numbers, nbytes, tuned=True, tuning=True)
             _update(call, given, reads, run[1])
             return Submission(run[0], reads, run[1])
 
@@ -388,32 +392,32 @@ class DnnPart(Facade[D]):
 
     def _plan(
         self,
-        driver: Driver,
+        preparer: Preparer,
         encoded: bytes,
         *,
         tuned: bool,
         name: str,
-        trial: Callable[[Driver, int], Submission[Any]],
+        trial: Callable[[Preparer, int], Submission[Any]],
     ) -> int:
         """Let the host make a plan first, and return the bytes of workspace, or 0 if unknown.
 
         Args:
-            driver: driver of the request that needs it.
+            preparer: preparer of the request that needs it.
             encoded: the graph.
             tuned: whether to try all plans.
             name: name of the op.
             trial: prepares a trial of all plans with that many bytes of workspace.
         """
-        here = driver.home is self._device  # a batch asks once
+        here = preparer.home is self._device  # a batch asks once
         if here and encoded in self._asked:
             return 0
         # What to try all plans with needs as much workspace as the first guess; a candidate
         # that wants more gets it from the lane.
-        answer = driver.perform(planning(encoded))
+        answer = preparer.perform(planning(encoded))
         if answer is not None and tuned:
             nbytes = answer[0]
-            answer = driver.perform(
-                Request(LANE, f"{name}.tune", lambda driver: trial(driver, nbytes))
+            answer = preparer.perform(
+                Request(LANE, f"{name}.tune", lambda preparer: trial(preparer, nbytes))
             )
         if answer is None:  # inside a batch there is no answer yet: the lane has its own
             if here:
@@ -454,7 +458,7 @@ class DnnPart(Facade[D]):
                 break
             if type(block) is not Block:
                 if ref._strides is not None:
-                    block, plain = ref._place, False
+                    block, plain = ref._addressable_block, False
                     parts.append(ref._strides)
                 elif block.offset % _ALIGNMENT:
                     plain = False
@@ -480,7 +484,7 @@ class DnnPart(Facade[D]):
 
     def _run(
         self,
-        driver: Driver,
+        preparer: Preparer,
         call: GraphCall,
         outs: Sequence[GpuRef | None],
         addresses: list[Any],
@@ -493,7 +497,7 @@ class DnnPart(Facade[D]):
         """Return the message, the blocks that it writes, and the outputs.
 
         Args:
-            driver: makes outputs.
+            preparer: makes outputs.
             call: the checked call.
             outs: the caller's own buffers for outputs.
             addresses: addresses of the inputs; those of other buffers are added.
@@ -509,7 +513,7 @@ class DnnPart(Facade[D]):
             at = len(made)
             out = outs[at] if at < brought else None
             if out is None:
-                out = driver.output(shape, dtype)
+                out = preparer.output(shape, dtype)
             block = out._block
             writes.append(block)
             addresses.append(block.address)
@@ -517,7 +521,7 @@ class DnnPart(Facade[D]):
         setup, workspace = call.setup, 0
         scratch = workspace_bytes if setup is None else setup.nbytes + workspace_bytes
         if scratch:
-            block = self._plans.workspaces.obtain(driver, scratch)
+            block = self._plans.workspaces.obtain(preparer, scratch)
             writes.append(block)
             workspace = block.address
             if setup is not None:
@@ -543,16 +547,16 @@ class DnnPart(Facade[D]):
 def planning(encoded: bytes) -> Request[tuple[int, str]]:
     """Ask the host to make a plan. The answer is its bytes of workspace, and its origin."""
     submission: Submission[tuple[int, str]] = Submission(PrepareGraph(encoded, tuned=False), (), ())
-    return Request(PLANNER, "dnn.plan", lambda _driver: submission)
+    return Request(PLANNER, "dnn.plan", lambda _preparer: submission)
 
 
 def _fill(
-    driver: Driver, call: CachedCall, reads: list[Block], outs: Sequence[GpuRef | None]
+    preparer: Preparer, call: CachedCall, reads: list[Block], outs: Sequence[GpuRef | None]
 ) -> Submission[GpuRef]:
     assert type(call) is FillCall
     result = outs[0]
     if result is None:
-        result = driver.output(*call.targets[0])
+        result = preparer.output(*call.targets[0])
     block = result._block
     return Submission(Clear(block.address, result.nbytes, call.byte), reads, (block,), result)
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from ....memory import GpuRef
-    from ....ops import Awaited, Collected, Described, Facade, Request
-    from .user_graph import Node, Plan
+    from ....ops import AsRequests, Awaited, Collected, Facade, Request
+    from .user_graph import GraphPlan, GraphTensor
 
     OneOrMore: TypeAlias = GpuRef | tuple[GpuRef, ...]
 
@@ -21,22 +21,22 @@ One_co = TypeVar("One_co", covariant=True)
 More_co = TypeVar("More_co", covariant=True)
 
 
-class Build(Protocol[Unknown_co, One_co, More_co]):
+class BuildSignature(Protocol[Unknown_co, One_co, More_co]):
     """``build``: the number of its outputs decides the type of the plan's result."""
 
     @overload
     def __call__(self, /, *, allow_tf32: bool = ..., autotune: bool = ...) -> Unknown_co: ...
     @overload
     def __call__(
-        self, output: Node, /, *, allow_tf32: bool = ..., autotune: bool = ...
+        self, output: GraphTensor, /, *, allow_tf32: bool = ..., autotune: bool = ...
     ) -> One_co: ...
     @overload
     def __call__(
         self,
-        first: Node,
-        second: Node,
+        first: GraphTensor,
+        second: GraphTensor,
         /,
-        *others: Node,
+        *others: GraphTensor,
         allow_tf32: bool = ...,
         autotune: bool = ...,
     ) -> More_co: ...
@@ -48,30 +48,30 @@ class build_op(op[..., Any]):  # noqa: N801 - used as a decorator
     @overload
     def __get__(
         self, facade: None, owner: Any = None
-    ) -> Callable[..., Coroutine[Any, Any, Plan[Awaited, OneOrMore]]]: ...
+    ) -> Callable[..., Coroutine[Any, Any, GraphPlan[Awaited, OneOrMore]]]: ...
     @overload
     def __get__(
         self, facade: Facade[Awaited], owner: Any = None
-    ) -> Build[
-        Coroutine[Any, Any, Plan[Awaited, OneOrMore]],
-        Coroutine[Any, Any, Plan[Awaited, GpuRef]],
-        Coroutine[Any, Any, Plan[Awaited, tuple[GpuRef, ...]]],
+    ) -> BuildSignature[
+        Coroutine[Any, Any, GraphPlan[Awaited, OneOrMore]],
+        Coroutine[Any, Any, GraphPlan[Awaited, GpuRef]],
+        Coroutine[Any, Any, GraphPlan[Awaited, tuple[GpuRef, ...]]],
     ]: ...
     @overload
     def __get__(
         self, facade: Facade[Collected], owner: Any = None
-    ) -> Build[
-        Plan[Collected, OneOrMore],
-        Plan[Collected, GpuRef],
-        Plan[Collected, tuple[GpuRef, ...]],
+    ) -> BuildSignature[
+        GraphPlan[Collected, OneOrMore],
+        GraphPlan[Collected, GpuRef],
+        GraphPlan[Collected, tuple[GpuRef, ...]],
     ]: ...
     @overload
     def __get__(
-        self, facade: Facade[Described], owner: Any = None
-    ) -> Build[
-        Request[Plan[Described, OneOrMore]],
-        Request[Plan[Described, GpuRef]],
-        Request[Plan[Described, tuple[GpuRef, ...]]],
+        self, facade: Facade[AsRequests], owner: Any = None
+    ) -> BuildSignature[
+        Request[GraphPlan[AsRequests, OneOrMore]],
+        Request[GraphPlan[AsRequests, GpuRef]],
+        Request[GraphPlan[AsRequests, tuple[GpuRef, ...]]],
     ]: ...
     def __get__(self, facade: Facade[Any] | None, owner: Any = None) -> Any:
         return super().__get__(facade, owner)
@@ -81,20 +81,20 @@ class RunAwaited(Protocol):
     """``run`` on a device."""
 
     def __call__(
-        self, /, plan: Plan[Any, R], **given: GpuRef | float
+        self, /, plan: GraphPlan[Any, R], **given: GpuRef | float
     ) -> Coroutine[Any, Any, R]: ...
 
 
 class RunCollected(Protocol):
     """``run`` in a batch or a recording."""
 
-    def __call__(self, /, plan: Plan[Any, R], **given: GpuRef | float) -> R: ...
+    def __call__(self, /, plan: GraphPlan[Any, R], **given: GpuRef | float) -> R: ...
 
 
 class RunDescribed(Protocol):
     """``run`` of ``device.requests``."""
 
-    def __call__(self, /, plan: Plan[Any, R], **given: GpuRef | float) -> Request[R]: ...
+    def __call__(self, /, plan: GraphPlan[Any, R], **given: GpuRef | float) -> Request[R]: ...
 
 
 class run_op(op[..., Any]):  # noqa: N801 - used as a decorator
@@ -109,6 +109,6 @@ class run_op(op[..., Any]):  # noqa: N801 - used as a decorator
     @overload
     def __get__(self, facade: Facade[Collected], owner: Any = None) -> RunCollected: ...
     @overload
-    def __get__(self, facade: Facade[Described], owner: Any = None) -> RunDescribed: ...
+    def __get__(self, facade: Facade[AsRequests], owner: Any = None) -> RunDescribed: ...
     def __get__(self, facade: Facade[Any] | None, owner: Any = None) -> Any:
         return super().__get__(facade, owner)

@@ -20,8 +20,8 @@ from ..wire._graph import strides_of
 from ..wire._messages import PrepareGraph
 from ..wire._nodes import NODES
 from ._builder import Builder, Symbol
-from ._operations import Operations
-from ._run import PLANNER, DnnPart, EncodedGraph, GraphCall, Output
+from ._operations import GraphOperations
+from ._run import PLANNER, DnnPart, EncodedGraph, GraphCall, RunOutput
 from ._signatures import build_op, run_op
 from .layout import paddings, physical, steps
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ....memory import GpuRef, MemoryMap
-    from ....ops import Driver, Home
-    from ..wire._graph import Tensor
-    from ._run import PlanCache
+    from ....ops import DeviceView, Preparer
+    from ..wire._graph import DnnTensor
+    from ._run import DnnPlanCache
     from ._signatures import OneOrMore
     from .layout import Padding, Steps
 
@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 
 @final
-class Node:
+class GraphTensor:
     """A tensor of a graph that is being made.
 
     Numbers and nodes can be added, subtracted, multiplied and divided with the usual
@@ -69,22 +69,22 @@ class Node:
         """The name of its dtype."""
         return self.symbol.dtype
 
-    def __add__(self, other: Node | float) -> Node:
+    def __add__(self, other: GraphTensor | float) -> GraphTensor:
         return self.graph.add(self, other)
 
-    def __sub__(self, other: Node | float) -> Node:
+    def __sub__(self, other: GraphTensor | float) -> GraphTensor:
         return self.graph.sub(self, other)
 
-    def __mul__(self, other: Node | float) -> Node:
+    def __mul__(self, other: GraphTensor | float) -> GraphTensor:
         return self.graph.mul(self, other)
 
-    def __truediv__(self, other: Node | float) -> Node:
+    def __truediv__(self, other: GraphTensor | float) -> GraphTensor:
         return self.graph.div(self, other)
 
-    def __matmul__(self, other: Node) -> Node:
+    def __matmul__(self, other: GraphTensor) -> GraphTensor:
         return self.graph.matmul(self, other)
 
-    def __neg__(self) -> Node:
+    def __neg__(self) -> GraphTensor:
         return self.graph.neg(self)
 
     __radd__ = __add__
@@ -95,7 +95,7 @@ class Node:
 
 
 @final
-class Graph(Facade[D], Operations):
+class Graph(Facade[D], GraphOperations):
     """A user-defined graph; made by ``device.dnn.graph()``.
 
     Every operation of the table in the documentation is a method: inputs in their order,
@@ -112,7 +112,7 @@ class Graph(Facade[D], Operations):
     Otherwise the graph is run in as few parts as possible.
     """
 
-    def __init__(self, device: Home, plans: PlanCache) -> None:
+    def __init__(self, device: DeviceView, plans: DnnPlanCache) -> None:
         self._device = device
         self._plans = plans
         self._builder = Builder()
@@ -130,7 +130,7 @@ class Graph(Facade[D], Operations):
         name: str | None = None,
         channels_last: bool = False,
         strides: Sequence[int] | None = None,
-    ) -> Node:
+    ) -> GraphTensor:
         """A buffer that the graph reads.
 
         Args:
@@ -154,9 +154,9 @@ class Graph(Facade[D], Operations):
         self._inputs[called] = symbol
         if strides is not None:
             self._strided.add(called)
-        return Node(self, symbol)
+        return GraphTensor(self, symbol)
 
-    def scalar(self, name: str, dtype: DTypeLike = "float32", *, ndim: int = 4) -> Node:
+    def scalar(self, name: str, dtype: DTypeLike = "float32", *, ndim: int = 4) -> GraphTensor:
         """A number that is given when the plan is run.
 
         Args:
@@ -171,17 +171,17 @@ class Graph(Facade[D], Operations):
         if name in self._scalars.values() or name in self._inputs:
             raise ValueError(f"there is a {name} already")
         self._scalars[symbol.id] = name
-        return Node(self, symbol)
+        return GraphTensor(self, symbol)
 
     def conv(
         self,
-        x: Node,
-        w: Node,
+        x: GraphTensor,
+        w: GraphTensor,
         *,
         stride: Steps = 1,
         padding: Padding = 0,
         dilation: Steps = 1,
-    ) -> Node:
+    ) -> GraphTensor:
         """Cross-correlation, with arguments as ``device.dnn.conv`` takes them.
 
         Args:
@@ -222,7 +222,7 @@ class Graph(Facade[D], Operations):
 
             return make
 
-    def node(self, op: str, **given: Any) -> Node | tuple[Node, ...]:
+    def node(self, op: str, **given: Any) -> GraphTensor | tuple[GraphTensor, ...]:
         """Add an operation.
 
         Args:
@@ -240,7 +240,9 @@ class Graph(Facade[D], Operations):
         if row is None:
             raise ValueError(f"there is no operation {op!r}; there are {', '.join(NODES)}")
         inputs = {*row.inputs, *row.optional}
-        nodes = [value for name, value in given.items() if name in inputs and type(value) is Node]
+        nodes = [
+            value for name, value in given.items() if name in inputs and type(value) is GraphTensor
+        ]
         ndim = len(nodes[0].shape) if nodes else 4
         dtypes = {node.dtype for node in nodes}
         wide = "float64" if "float64" in dtypes else "float32"
@@ -257,11 +259,11 @@ class Graph(Facade[D], Operations):
                 for name, value in given.items()
             },
         )
-        made = tuple(Node(self, symbol) for symbol in found.values())
+        made = tuple(GraphTensor(self, symbol) for symbol in found.values())
         return made[0] if len(made) == 1 else made
 
     def output(
-        self, node: Node, *, name: str | None = None, dtype: DTypeLike | None = None
+        self, node: GraphTensor, *, name: str | None = None, dtype: DTypeLike | None = None
     ) -> None:
         """Make a tensor an output, which is written to memory.
 
@@ -287,8 +289,8 @@ class Graph(Facade[D], Operations):
 
     @build_op
     def build(
-        self, *outputs: Node, allow_tf32: bool = False, autotune: bool = False
-    ) -> Request[Plan[D, OneOrMore]]:
+        self, *outputs: GraphTensor, allow_tf32: bool = False, autotune: bool = False
+    ) -> Request[GraphPlan[D, OneOrMore]]:
         """Make a plan.
 
         Args:
@@ -315,24 +317,24 @@ class Graph(Facade[D], Operations):
         tuned = flag(autotune, "autotune")
         require_no_race(device, autotune=tuned)
         graph = EncodedGraph(self._builder.finish(tf32=flag(allow_tf32, "allow_tf32")))
-        plan: Plan[D, OneOrMore] = Plan(
+        plan: GraphPlan[D, OneOrMore] = GraphPlan(
             *(device, plans, graph, self._inputs, self._scalars, self._outputs, self._strided),
             tuned=tuned,
         )
 
-        def finish(answer: tuple[int, str]) -> Plan[D, OneOrMore]:
+        def finish(answer: tuple[int, str]) -> GraphPlan[D, OneOrMore]:
             if plans.find(graph.encoded, tuned=False) is None:
                 plans.keep(device, graph.encoded, answer, tuned=False)
             return plan
 
-        def prepare(_driver: Driver) -> Submission[Plan[D, OneOrMore]]:
+        def prepare(_preparer: Preparer) -> Submission[GraphPlan[D, OneOrMore]]:
             message = PrepareGraph(graph.encoded, tuned=False)
             return Submission(message, (), (), finish=finish)
 
         # The host makes a plan now, so that what cuDNN refuses is known.
         return Request(PLANNER, "dnn.plan", prepare)
 
-    def _require_outputs(self, nodes: tuple[Node, ...]) -> None:
+    def _require_outputs(self, nodes: tuple[GraphTensor, ...]) -> None:
         """Make these tensors outputs, and check that there are no others."""
         symbols = [self._operand("build", "an output", node, "", 0) for node in nodes]
         for symbol in symbols:
@@ -354,7 +356,7 @@ class Graph(Facade[D], Operations):
         self._outputs.sort(key=lambda output: wanted.index(output[1].id))
 
     def _operand(self, op: str, name: str, value: Any, dtype: str, ndim: int) -> Any:
-        if type(value) is Node:
+        if type(value) is GraphTensor:
             if value.graph is not self:
                 raise ValueError(f"{op}: {name} belongs to another graph")
             return value.symbol
@@ -373,7 +375,7 @@ class Graph(Facade[D], Operations):
 
 
 @final
-class Plan(DnnPart[D], Generic[D, R]):
+class GraphPlan(DnnPart[D], Generic[D, R]):
     """A graph that can be run: ``await plan(x=..., w=...)``.
 
     Its second type parameter is the type of its result: a buffer, or a tuple of buffers. It is
@@ -388,8 +390,8 @@ class Plan(DnnPart[D], Generic[D, R]):
 
     def __init__(
         self,
-        device: Home,
-        plans: PlanCache,
+        device: DeviceView,
+        plans: DnnPlanCache,
         graph: EncodedGraph,
         inputs: dict[str, Symbol],
         scalars: dict[int, str | float],
@@ -418,7 +420,7 @@ class Plan(DnnPart[D], Generic[D, R]):
         self._call: Final = GraphCall(
             graph,
             [(id_, name) for name, id_ in self._reads.items()],
-            [Output(id_, _outside(tensors[id_]), name) for name, id_ in writes.items()],
+            [RunOutput(id_, _outside(tensors[id_]), name) for name, id_ in writes.items()],
         )
         self._tuned = tuned
         self.inputs: Final = tuple(self._reads)
@@ -492,12 +494,12 @@ class Plan(DnnPart[D], Generic[D, R]):
         return f"<Plan ({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
 
 
-def _outside(tensor: Tensor) -> tuple[int, ...]:
+def _outside(tensor: DnnTensor) -> tuple[int, ...]:
     """The shape of the buffer of a tensor without gaps."""
     return physical(tensor.shape, last=tensor.last and len(tensor.shape) > 1)
 
 
-class Graphs(DnnPart[D]):
+class UserGraphs(DnnPart[D]):
     """Graphs of users' own."""
 
     def graph(self) -> Graph[D]:
@@ -505,7 +507,7 @@ class Graphs(DnnPart[D]):
         return Graph(self._device, self._plans)
 
     @run_op
-    def run(self, /, plan: Plan[Any, R], **given: GpuRef | float) -> Request[R]:
+    def run(self, /, plan: GraphPlan[Any, R], **given: GpuRef | float) -> Request[R]:
         """Run a plan inside a batch, where ``await plan(...)`` is not possible.
 
         Args:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ....backends.cpu.host.context import CpuContext, CpuStream
-    from ..wire._graph import Graph, Node, Tensor
+    from ..wire._graph import DnnGraph, DnnTensor, GraphNode
 
 Array = np.ndarray[Any, Any]
 Function = Any  # (inputs by name, attributes by name, output tensors by name) -> arrays by name
@@ -49,7 +49,7 @@ class CpuDnn:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         self._context: Final = context
-        self._graphs: dict[bytes, Graph] = {}
+        self._graphs: dict[bytes, DnnGraph] = {}
         graphs: dict[type, Callable[[Any], Any]] = {
             PrepareGraph: self._prepare,
             RunGraph: self._run,
@@ -81,7 +81,7 @@ class CpuDnn:
         self._context.check()
         self._graphs.pop(message.graph, None)
 
-    def _graph(self, encoded: bytes) -> Graph:
+    def _graph(self, encoded: bytes) -> DnnGraph:
         graph = self._graphs.get(encoded)
         if graph is None:
             if len(self._graphs) >= _MOST_GRAPHS:
@@ -101,7 +101,7 @@ class CpuDnn:
 
 
 def interpret(
-    graph: Graph,
+    graph: DnnGraph,
     addresses: Mapping[int, int],
     scalars: Mapping[int, float],
     memory: Callable[[int, int], Array],
@@ -141,7 +141,7 @@ def interpret(
                 values[id_] = result
 
 
-def _converts(graph: Graph, node: Node) -> bool:
+def _converts(graph: DnnGraph, node: GraphNode) -> bool:
     """Return whether a node converts integers to floating point before it computes."""
     dtypes = {graph.tensors[id_].dtype for _, id_ in node.inputs}
     return node.op in POINTWISE and bool(dtypes & FLOATS) and not dtypes <= FLOATS
@@ -157,7 +157,7 @@ class _Buffers:
     """The buffers of a graph as arrays."""
 
     def __init__(
-        self, graph: Graph, addresses: Mapping[int, int], memory: Callable[[int, int], Array]
+        self, graph: DnnGraph, addresses: Mapping[int, int], memory: Callable[[int, int], Array]
     ) -> None:
         self._tensors = graph.tensors
         self._addresses = addresses
@@ -196,7 +196,7 @@ class _Buffers:
         memory = self._memory(address, nbytes)
         return np.ndarray(shape, dtype, memory, strides=strides)
 
-    def _pieces(self, id_: int, tensor: Tensor) -> Iterable[tuple[tuple[Any, ...], Array]]:
+    def _pieces(self, id_: int, tensor: DnnTensor) -> Iterable[tuple[tuple[Any, ...], Array]]:
         """The sequences of a ragged tensor: where they are in a dense one, and their memory.
 
         The sequence is the dimension, after the first, with the largest step.

@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..wire._graph import Tensor
+    from ..wire._graph import DnnTensor
 
 Array = np.ndarray[Any, Any]
 
@@ -18,7 +18,7 @@ _NAN: Final = 255
 
 
 def _dequantize(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     del outputs
     x, exponents, axis = inputs["input"], inputs["descale"].astype(np.int32), attributes["axis"]

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ..wire._nodes import Window, groups_of, window_of
+from ..wire._nodes import FilterWindow, groups_of, window_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..wire._graph import Tensor
+    from ..wire._graph import DnnTensor
 
 Array = np.ndarray[Any, Any]
 
 
 def _taps(
-    window: Window, filter_: tuple[int, ...], positions: tuple[int, ...]
+    window: FilterWindow, filter_: tuple[int, ...], positions: tuple[int, ...]
 ) -> list[tuple[Any, Any]]:
     """Each tap of a filter, and what of the padded image it meets at all positions.
 
@@ -44,7 +44,7 @@ def _grouped(array: Array, groups: int) -> Array:
     return array.reshape(n, groups, channels // groups, -1)
 
 
-def _padded(image: Array, window: Window) -> Array:
+def _padded(image: Array, window: FilterWindow) -> Array:
     return np.pad(image, ((0, 0), (0, 0), *zip(window.before, window.after, strict=True)))
 
 
@@ -54,7 +54,7 @@ def _by_group(weight: Array, groups: int) -> Array:
 
 
 def _conv_fprop(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     image, weight, shape = inputs["image"], inputs["weight"], outputs["y"].shape
     window = window_of("conv_fprop", image.ndim - 2, attributes)
@@ -68,7 +68,7 @@ def _conv_fprop(
 
 
 def _conv_dgrad(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     loss, weight, shape = inputs["loss"], inputs["filter"], outputs["dx"].shape
     window = window_of("conv_dgrad", loss.ndim - 2, attributes)
@@ -89,7 +89,7 @@ def _conv_dgrad(
 
 
 def _conv_wgrad(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     image, loss, shape = inputs["image"], inputs["loss"], outputs["dw"].shape
     window = window_of("conv_wgrad", image.ndim - 2, attributes)

@@ -9,20 +9,20 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..wire._graph import Tensor
+    from ..wire._graph import DnnTensor
 
 Array = np.ndarray[Any, Any]
 
 
 def _reshape(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     del outputs
     return {"y": inputs["input"].reshape(attributes["shape"])}
 
 
 def _slice(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     del outputs
     starts, stops = attributes["starts"], attributes["stops"]
@@ -31,14 +31,14 @@ def _slice(
 
 
 def _concatenate(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     del outputs
     return {"y": np.concatenate([*inputs.values()], attributes["axis"])}
 
 
 def _transpose(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     del outputs
     return {"y": inputs["input"].transpose(attributes["permutation"])}

@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..wire._graph import Tensor
+    from ..wire._graph import DnnTensor
 
 Array = np.ndarray[Any, Any]
 Axes = tuple[int, ...]
@@ -37,7 +37,7 @@ def _batch(x: Array, scale: Array) -> Axes:
 
 def _forward(axes_of: Callable[[Array, Array], Axes], *, centred: bool = True) -> Any:
     def compute(
-        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
     ) -> dict[str, Array]:
         del attributes, outputs
         x, scale = inputs["input"], inputs["scale"]
@@ -65,7 +65,7 @@ def _forward(axes_of: Callable[[Array, Array], Axes], *, centred: bool = True) -
 
 def _backward(axes_of: Callable[[Array, Array], Axes], *, centred: bool = True) -> Any:
     def compute(
-        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
     ) -> dict[str, Array]:
         del attributes
         shape = outputs["dscale"].shape
@@ -98,7 +98,7 @@ def _gradients(
 
 
 def _inference(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     del attributes, outputs
     normal = (inputs["input"] - inputs["mean"]) * inputs["inv_variance"]
@@ -112,7 +112,7 @@ def _grouped(array: Array, groups: int) -> Array:
 
 
 def _group(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     groups, x = attributes["groups"], inputs["input"]
     split = {name: _grouped(inputs[name], groups) for name in ("input", "scale", "bias")}
@@ -126,7 +126,7 @@ def _group(
 
 
 def _group_backward(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     del outputs
     groups, x = attributes["groups"], inputs["input"]

@@ -12,7 +12,7 @@ from ....host.host import IMPORTS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..wire._graph import Tensor
+    from ..wire._graph import DnnTensor
 
 Array = np.ndarray[Any, Any]
 
@@ -195,7 +195,7 @@ _BINARY: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 def _unary(function: Callable[..., Any]) -> Any:
     def compute(
-        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
     ) -> dict[str, Array]:
         del outputs
         return {"y": function(inputs["input"], **attributes)}
@@ -205,7 +205,7 @@ def _unary(function: Callable[..., Any]) -> Any:
 
 def _slope(function: Callable[..., Any]) -> Any:
     def compute(
-        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
     ) -> dict[str, Array]:
         del outputs
         loss = inputs["loss"]
@@ -215,7 +215,7 @@ def _slope(function: Callable[..., Any]) -> Any:
 
 
 def _relu_gradient(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     del outputs
     return {"y": _relu_backward(inputs["loss"], inputs["input"], **attributes)}
@@ -223,7 +223,7 @@ def _relu_gradient(
 
 def _binary(function: Callable[[Any, Any], Any]) -> Any:
     def compute(
-        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
     ) -> dict[str, Array]:
         del attributes, outputs
         first, second = inputs.values()
@@ -233,14 +233,14 @@ def _binary(function: Callable[[Any, Any], Any]) -> Any:
 
 
 def _select(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     del attributes, outputs
     return {"y": np.where(inputs["mask"] != 0, inputs["input0"], inputs["input1"])}
 
 
 def _gen_index(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     shape, axis = outputs["y"].shape, attributes["axis"]
     places = np.arange(shape[axis], dtype=np.int32)
@@ -251,7 +251,7 @@ def _gen_index(
 
 
 def _matmul(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     del attributes, outputs
     return {"c": inputs["A"] @ inputs["B"]}
@@ -270,7 +270,7 @@ _REDUCTIONS: Final[dict[str, Callable[..., Any]]] = {
 
 
 def _reduction(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     del outputs
     function = _REDUCTIONS[attributes["mode"]]
@@ -278,7 +278,7 @@ def _reduction(
 
 
 def _genstats(
-    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Array]:
     del attributes, outputs
     x = inputs["input"]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from ..wire._resample_nodes import Axis, axes_of
+from ..wire._resample_nodes import ResampleAxis, axes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..wire._graph import Tensor
+    from ..wire._graph import DnnTensor
 
 Array = np.ndarray[Any, Any]
 
@@ -25,7 +25,7 @@ _CUBIC: Final = -0.75
 """Parameter of Keys' cubic kernels (1981), with the value that image libraries use."""
 
 
-class _Table(NamedTuple):
+class _ResampleTable(NamedTuple):
     """Elements and weights of each place of a result.
 
     Attributes:
@@ -39,7 +39,7 @@ class _Table(NamedTuple):
     counts: Array
 
 
-def _table(axis: Axis, *, include: bool) -> _Table:
+def _table(axis: ResampleAxis, *, include: bool) -> _ResampleTable:
     places = np.arange(axis.places)
     if axis.kind in ("window", "adaptive"):
         if axis.kind == "adaptive":
@@ -54,12 +54,14 @@ def _table(axis: Axis, *, include: bool) -> _Table:
             counts = end - first
         elements = first[:, None] + np.arange((end - first).max())
         weights = (elements < end[:, None]).astype(np.float64)
-        return _Table(np.minimum(elements, axis.size - 1), weights, counts.astype(np.float64))
+        return _ResampleTable(
+            np.minimum(elements, axis.size - 1), weights, counts.astype(np.float64)
+        )
     elements, weights = _interpolated(axis, places)
-    return _Table(np.clip(elements, 0, axis.size - 1), weights, np.ones(axis.places))
+    return _ResampleTable(np.clip(elements, 0, axis.size - 1), weights, np.ones(axis.places))
 
 
-def _interpolated(axis: Axis, places: Array) -> tuple[Array, Array]:
+def _interpolated(axis: ResampleAxis, places: Array) -> tuple[Array, Array]:
     """Elements, some of them beyond the ends, and weights."""
     if axis.kind == "NEAREST":
         return (places * axis.size // axis.places)[:, None], np.ones((axis.places, 1))
@@ -86,7 +88,7 @@ def _keys(distance: Array) -> Array:
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
 
 
-def _turned(table: _Table, size: int) -> _Table:
+def _transposed(table: _ResampleTable, size: int) -> _ResampleTable:
     """The other way round: which places an element goes into."""
     places, columns = np.nonzero(table.weights)
     elements = table.elements[places, columns]
@@ -97,10 +99,10 @@ def _turned(table: _Table, size: int) -> _Table:
     rank = np.arange(len(elements)) - np.repeat(np.cumsum(uses) - uses, uses)
     into, share = np.zeros((2, size, max(1, uses.max())))
     into[elements, rank], share[elements, rank] = places, weights
-    return _Table(into.astype(int), share, np.ones(size))
+    return _ResampleTable(into.astype(int), share, np.ones(size))
 
 
-def _applied(x: Array, tables: Sequence[_Table]) -> Array:
+def _applied(x: Array, tables: Sequence[_ResampleTable]) -> Array:
     """Sum over the last dimensions by tables. Elements of weight 0 do not count, even NaN."""
     for axis, table in enumerate(tables, x.ndim - len(tables)):
         moved = np.moveaxis(x, axis, -1)
@@ -110,7 +112,7 @@ def _applied(x: Array, tables: Sequence[_Table]) -> Array:
     return x
 
 
-def _windows(x: Array, tables: Sequence[_Table], fill: float) -> Array:
+def _windows(x: Array, tables: Sequence[_ResampleTable], fill: float) -> Array:
     """(batch, channels, places..., elements of a window)."""
     dims = len(tables)
     for axis, table in enumerate(tables, 2):
@@ -121,14 +123,14 @@ def _windows(x: Array, tables: Sequence[_Table], fill: float) -> Array:
     return x.reshape(*x.shape[: 2 + dims], math.prod(x.shape[2 + dims :]))
 
 
-def _tables(op: str, space: Sequence[int], attributes: Mapping[str, Any]) -> list[_Table]:
+def _tables(op: str, space: Sequence[int], attributes: Mapping[str, Any]) -> list[_ResampleTable]:
     include = attributes["mode"] == "AVGPOOL_INCLUDE_PADDING"
     return [_table(axis, include=include) for axis in axes_of(op, tuple(space), attributes)]
 
 
 def _forward(op: str) -> Any:
     def function(
-        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
     ) -> dict[str, Array]:
         del outputs
         x = inputs["input"]
@@ -142,20 +144,20 @@ def _forward(op: str) -> Any:
 
 def _backward(op: str) -> Any:
     def function(
-        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+        inputs: Mapping[str, Array], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
     ) -> dict[str, Array]:
         del outputs
         loss, shape = inputs["loss"], attributes["shape"]
         tables = _tables(op, shape[2:], attributes)
         if attributes["mode"] == "MAXPOOL":
             return {"dx": _max_backward(loss, inputs["input"], tables)}
-        turned = [_turned(table, size) for table, size in zip(tables, shape[2:], strict=True)]
+        turned = [_transposed(table, size) for table, size in zip(tables, shape[2:], strict=True)]
         return {"dx": _applied(loss, turned)}
 
     return function
 
 
-def _max_backward(loss: Array, x: Array, tables: Sequence[_Table]) -> Array:
+def _max_backward(loss: Array, x: Array, tables: Sequence[_ResampleTable]) -> Array:
     """Return the gradient. The first of a window's equal maxima gets it, and NaN gets none."""
     values = _windows(x, tables, -np.inf)
     space = np.arange(math.prod(x.shape[2:]), dtype=np.float64).reshape(1, 1, *x.shape[2:])

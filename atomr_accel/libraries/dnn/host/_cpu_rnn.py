@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 Parameters = dict[str, Array]
 
 
-class _Step(NamedTuple):
+class _RnnStep(NamedTuple):
     """Values of a step that its gradient needs.
 
     Attributes:
@@ -48,11 +48,11 @@ class _Step(NamedTuple):
 
 
 @dataclass
-class _Run:
+class _RnnRun:
     """One direction of one layer, as it ran."""
 
     parameters: Parameters
-    steps: dict[int, _Step] = field(default_factory=dict)
+    steps: dict[int, _RnnStep] = field(default_factory=dict)
 
 
 def _affine(x: Array, parameters: Parameters, kind: str) -> Array:
@@ -63,7 +63,7 @@ def _affine(x: Array, parameters: Parameters, kind: str) -> Array:
 
 def _step(
     cell: str, parameters: Parameters, x: Array, h: Array, c: Array, active: Array
-) -> tuple[Array, Array, _Step]:
+) -> tuple[Array, Array, _RnnStep]:
     """Return the next states, and the values that their gradient needs."""
     given, kept_ = _affine(x, parameters, "ih"), _affine(h, parameters, "hh")
     extra = np.zeros(0, x.dtype)
@@ -84,12 +84,12 @@ def _step(
         gates = np.tanh(gates) if cell == "tanh" else np.maximum(gates, 0)
         raw = gates
     new_h = raw @ parameters["weight_hr"].T if "weight_hr" in parameters else raw
-    step = _Step(x, h, c, gates, extra, raw, active)
+    step = _RnnStep(x, h, c, gates, extra, raw, active)
     return np.where(active, new_h, h), np.where(active, new_c, c), step
 
 
 def _step_back(
-    cell: str, parameters: Parameters, step: _Step, dh: Array, dc: Array, into: Parameters
+    cell: str, parameters: Parameters, step: _RnnStep, dh: Array, dc: Array, into: Parameters
 ) -> tuple[Array, Array, Array]:
     """Gradients by the input and by the states before; adds those by parameters."""
     stays_h, stays_c = np.where(step.active, 0, dh), np.where(step.active, 0, dc)
@@ -148,7 +148,7 @@ class _Network:
         self.parameters: Final = unpack(self.spec, weights)
         steps = np.arange(message.data.steps)[:, None, None]
         self._active: Final = steps < np.array(message.data.lengths)[None, :, None]
-        self.runs: list[_Run] = []
+        self.runs: list[_RnnRun] = []
         self._masks: list[Any] = []
         hn, cn = np.zeros_like(h0), np.zeros_like(c0)
         below = x
@@ -159,7 +159,7 @@ class _Network:
             outputs = []
             for direction in range(self.spec.directions):
                 at = layer * self.spec.directions + direction
-                run = _Run(self.parameters[at])
+                run = _RnnRun(self.parameters[at])
                 self.runs.append(run)
                 output, hn[at], cn[at] = self._forward(run, direction, below, h0[at], c0[at])
                 outputs.append(output)
@@ -182,7 +182,7 @@ class _Network:
         return order[::-1] if direction else order
 
     def _forward(
-        self, run: _Run, direction: int, x: Array, h: Array, c: Array
+        self, run: _RnnRun, direction: int, x: Array, h: Array, c: Array
     ) -> tuple[Array, Array, Array]:
         output = np.zeros((*x.shape[:2], self.spec.output_size), x.dtype)
         for t in self._order(direction):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ....backends.cpu.host.context import CpuContext
-    from ..wire._graph import Tensor
+    from ..wire._graph import DnnTensor
 
 Array = np.ndarray[Any, Any]
 
@@ -48,7 +48,7 @@ class CpuRoutines:
             Normalize: self._normalize,
         }
 
-    def _view(self, address: int, tensor: Tensor) -> Array:
+    def _view(self, address: int, tensor: DnnTensor) -> Array:
         dtype = DTYPES[tensor.dtype]
         memory = self._context.bytes_at(address, tensor.extent * dtype.itemsize)
         strides = [stride * dtype.itemsize for stride in tensor.strides]

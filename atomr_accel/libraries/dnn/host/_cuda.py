@@ -15,9 +15,9 @@ from ....wire import PLACE
 from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._cuda_losses import CudaLosses
 from ._cuda_rnn import CudaRnn
-from ._cuda_routines import CudaRoutines, Descriptors
+from ._cuda_routines import CudaDnnRoutines, Descriptors
 from ._lowering import load_frontend
-from ._plans import PlanStore
+from ._plans import DnnPlanStore
 from ._prototypes import load_cudnn, preload_parts
 from ._runs import PlanRun
 from ._timing import milliseconds
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
     from ....host.templates import Template
-    from ._plans import Plan
+    from ._plans import DnnPlan
 
-_STORES: Final[WeakKeyDictionary[CudaContext, PlanStore]] = WeakKeyDictionary()
+_STORES: Final[WeakKeyDictionary[CudaContext, DnnPlanStore]] = WeakKeyDictionary()
 _STORES_LOCK: Final = threading.Lock()
 
 
-def _store_of(context: CudaContext) -> PlanStore:
+def _store_of(context: CudaContext) -> DnnPlanStore:
     """The plans of a context: every stream of every lane asks for the same."""
     with _STORES_LOCK:
         store = _STORES.get(context)
@@ -43,7 +43,7 @@ def _store_of(context: CudaContext) -> PlanStore:
             info = context.info
             files = DiskCache("dnn-plans")
             capability = context.compute_capability
-            store = PlanStore(
+            store = DnnPlanStore(
                 info.name,
                 capability,
                 files,
@@ -104,7 +104,7 @@ class CudaDnn:
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             **graphs,
             **self._sequences.handlers,
-            **CudaRoutines(self._descriptors, context.pointer).handlers,
+            **CudaDnnRoutines(self._descriptors, context.pointer).handlers,
             **self._rnn.handlers,
             **self._losses.handlers,
         }
@@ -169,7 +169,7 @@ class CudaDnn:
     def _tune(self, message: TuneGraph) -> tuple[int, str]:
         run = message.run
 
-        def time(plan: Plan, position: int) -> float:
+        def time(plan: DnnPlan, position: int) -> float:
             candidate = PlanRun(plan, self._handle, self._own, position=position)
             workspace = self._workspace(plan, run) if plan.workspace else 0
             pointers = self._pointers(run.addresses)
@@ -188,7 +188,7 @@ class CudaDnn:
     def _forget(self, message: ForgetGraph) -> None:
         self._store.forget(message.graph, tuned=message.tuned)
 
-    def _workspace(self, plan: Plan, message: RunGraph) -> int:
+    def _workspace(self, plan: DnnPlan, message: RunGraph) -> int:
         """The pointer of a run's scratch memory."""
         if message.workspace_bytes >= plan.workspace:
             return self._pointer(message.workspace)

@@ -6,7 +6,7 @@ import struct
 from ctypes import byref, c_size_t
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ....executors.cuda_kernels import Arguments, Kernels
+from ....executors.cuda_kernels import KernelArguments, Kernels
 from ....executors.device_code import C_TYPES, CudaSource
 from ....executors.vendor import array
 from ..wire._loss_messages import CrossEntropy, Ctc
@@ -159,7 +159,7 @@ class CudaLosses:
     def _launch(self, kernel: str, kinds: tuple[int | str, ...], items: int, data: bytes) -> None:
         if items:
             function = self._kernels.function(loss_name(kernel, *kinds))
-            self._kernels.launch(function, items, Arguments(data))
+            self._kernels.launch(function, items, KernelArguments(data))
 
 
 def loss_name(kernel: str, *kinds: int | str) -> str:

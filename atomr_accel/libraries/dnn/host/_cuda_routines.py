@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
     from contextlib import ExitStack
 
-    from ..wire._graph import Tensor
+    from ..wire._graph import DnnTensor
 
 _MOST_DESCRIPTORS: Final = 256
 _NOT_SUPPORTED: Final = range(3000, 4000)
@@ -104,7 +104,7 @@ class Descriptors:
 
 
 @final
-class CudaRoutines:
+class CudaDnnRoutines:
     """Executes pooling, softmax and local response normalisation."""
 
     def __init__(self, descriptors: Descriptors, pointer: Callable[[int], int]) -> None:
@@ -180,7 +180,7 @@ class CudaRoutines:
             values = (tensor, at["x"], zero, tensor, at["y"])
             descriptors.call("cudnnLRNCrossChannelForward", *head, *values)
 
-    def _of(self, tensor: Tensor) -> int:
+    def _of(self, tensor: DnnTensor) -> int:
         return self._descriptors.tensor(tensor.dtype, tensor.shape, tensor.strides)
 
     def _places(self, message: Pool | Softmax | Normalize) -> dict[str, int]:

@@ -27,7 +27,7 @@ from ._rewrite import ELEMENTWISE, live, unfusable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ..wire._graph import Graph, Node, Tensor
+    from ..wire._graph import DnnGraph, DnnTensor, GraphNode
 
 _MOST_CHARACTERS: Final = 2000
 _REASON: Final = re.compile(r"Reason: (.*?)(?= at: | Warning:| Error:|_*\{\"engineId|$)")
@@ -75,7 +75,7 @@ _OWN: Final = LAYOUT.keys() | BLOCKS.keys()
 operations, and shift their pointers regardless of alignment. They read scales of blocks in an order
 of their own."""
 
-SPECIAL: Final[dict[str, Callable[[Any, Any, Node, dict[str, Any]], Any]]] = {
+SPECIAL: Final[dict[str, Callable[[Any, Any, GraphNode, dict[str, Any]], Any]]] = {
     **_lowering_attention.SPECIAL,
 }
 """Nodes that are no plain method call: functions of the frontend, its graph, the node, and
@@ -127,7 +127,7 @@ def ref_error(call: str, error: Exception) -> NoReturn:
     raise _failure(call, error) from error
 
 
-def lower(frontend: Any, graph: Graph, **options: Any) -> Any:
+def lower(frontend: Any, graph: DnnGraph, **options: Any) -> Any:
     """Build a graph with the frontend.
 
     Args:
@@ -167,7 +167,7 @@ def lower(frontend: Any, graph: Graph, **options: Any) -> Any:
     return made
 
 
-def require_right(graph: Graph) -> None:
+def require_right(graph: DnnGraph) -> None:
     """Refuse graphs that the vendor takes, but computes wrongly.
 
     Raises:
@@ -183,7 +183,7 @@ def require_right(graph: Graph) -> None:
             raise Unsupported(f"cuDNN does not do this right: {reason}")
 
 
-def _wrong(graph: Graph, node: Node) -> str:
+def _wrong(graph: DnnGraph, node: GraphNode) -> str:
     """Why not to ask for a node that the vendor takes, and computes wrongly (seen with 9.19)."""
     if node.op.startswith("conv_") and graph.compute == "float64":
         # The frontend hands over factors in single precision, which are read as double.
@@ -231,7 +231,7 @@ def _wrong(graph: Graph, node: Node) -> str:
     return ""
 
 
-def engines_at_fault(graph: Graph) -> frozenset[str]:
+def engines_at_fault(graph: DnnGraph) -> frozenset[str]:
     """Engines that compute a graph wrongly, though they offer to (seen with 9.19)."""
     found: frozenset[str] = frozenset()
     for node in graph.nodes:
@@ -246,7 +246,7 @@ def engines_at_fault(graph: Graph) -> frozenset[str]:
 
 
 def _input(
-    made: Any, types: Any, graph: Graph, id_: int, tensors: dict[int, Any], missing: int
+    made: Any, types: Any, graph: DnnGraph, id_: int, tensors: dict[int, Any], missing: int
 ) -> Any:
     tensor = graph.tensors[id_]
     dims, strides = _padded(tensor, missing)
@@ -262,7 +262,7 @@ def _input(
 
 
 def _lowered(
-    frontend: Any, made: Any, node: Node, tensors: dict[int, Any], missing: int
+    frontend: Any, made: Any, node: GraphNode, tensors: dict[int, Any], missing: int
 ) -> list[tuple[tuple[str, int], Any]]:
     """Add a node to a graph, and return its outputs, each with its name and id."""
     row = NODES[node.op]
@@ -293,7 +293,7 @@ def _lowered(
 
 
 def _describe(
-    types: Any, graph: Graph, id_: int, output: Any, tensors: dict[int, Any], missing: int
+    types: Any, graph: DnnGraph, id_: int, output: Any, tensors: dict[int, Any], missing: int
 ) -> None:
     """Set the properties of a node's output."""
     tensor = graph.tensors[id_]
@@ -309,7 +309,7 @@ def _describe(
         output.set_data_type(_data_type(types, graph.compute))
 
 
-def _padded(tensor: Tensor, missing: int) -> tuple[list[int], list[int]]:
+def _padded(tensor: DnnTensor, missing: int) -> tuple[list[int], list[int]]:
     """Dimensions and strides with ones in front."""
     steps = zip(tensor.shape, tensor.strides, strict=True)
     whole = max((size * stride for size, stride in steps), default=1)

@@ -14,7 +14,7 @@ from ..wire._attention_nodes import LENGTHS, SCORES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..wire._graph import Node
+    from ..wire._graph import GraphNode
 
 _FP8_BOUNDS: Final = {"left_bound": "left", "right_bound": "right"}
 _BOUNDS: Final = {f"diagonal_band_{name}_bound": name for name in ("left", "right")}
@@ -114,7 +114,7 @@ class _ScoreGraph:
         return result
 
 
-def _options(frontend: Any, node: Node, inputs: dict[str, Any]) -> dict[str, Any]:
+def _options(frontend: Any, node: GraphNode, inputs: dict[str, Any]) -> dict[str, Any]:
     """Arguments that forward and backward have in common."""
     attributes = dict(node.attributes)
     options: dict[str, Any] = {name: inputs[name] for name in (*_PLAIN, *LENGTHS) if name in inputs}
@@ -138,7 +138,7 @@ def _options(frontend: Any, node: Node, inputs: dict[str, Any]) -> dict[str, Any
     return options
 
 
-def _sdpa(frontend: Any, made: Any, node: Node, inputs: dict[str, Any]) -> Any:
+def _sdpa(frontend: Any, made: Any, node: GraphNode, inputs: dict[str, Any]) -> Any:
     attributes = dict(node.attributes)
     options = _options(frontend, node, inputs)
     if attributes["max_seq_len_kv"] is not None:
@@ -152,7 +152,7 @@ def _sdpa(frontend: Any, made: Any, node: Node, inputs: dict[str, Any]) -> Any:
     )
 
 
-def _sdpa_backward(frontend: Any, made: Any, node: Node, inputs: dict[str, Any]) -> Any:
+def _sdpa_backward(frontend: Any, made: Any, node: GraphNode, inputs: dict[str, Any]) -> Any:
     attributes = dict(node.attributes)
     options = _options(frontend, node, inputs)
     for name in ("max_total_seq_len_q", "max_total_seq_len_kv"):
@@ -176,8 +176,8 @@ def _sdpa_backward(frontend: Any, made: Any, node: Node, inputs: dict[str, Any])
     return [*gradients, *extra]
 
 
-def _fp8(method: str) -> Callable[[Any, Any, Node, dict[str, Any]], Any]:
-    def special(frontend: Any, made: Any, node: Node, inputs: dict[str, Any]) -> Any:
+def _fp8(method: str) -> Callable[[Any, Any, GraphNode, dict[str, Any]], Any]:
+    def special(frontend: Any, made: Any, node: GraphNode, inputs: dict[str, Any]) -> Any:
         attributes = dict(node.attributes)
         options: dict[str, Any] = {
             name: value
@@ -200,7 +200,7 @@ def _fp8(method: str) -> Callable[[Any, Any, Node, dict[str, Any]], Any]:
     return special
 
 
-SPECIAL: Final[dict[str, Callable[[Any, Any, Node, dict[str, Any]], Any]]] = {
+SPECIAL: Final[dict[str, Callable[[Any, Any, GraphNode, dict[str, Any]], Any]]] = {
     "sdpa": _sdpa,
     "sdpa_backward": _sdpa_backward,
     "sdpa_fp8": _fp8("sdpa_fp8"),

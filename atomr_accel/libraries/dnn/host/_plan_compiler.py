@@ -18,20 +18,20 @@ from typing import IO, Any, Final, Literal, final
 import msgspec
 
 from ...._errors import AccelError, Unsupported
-from ..wire._graph import Graph, decode
-from ._plans import PlanStore, StoredStep
+from ..wire._graph import DnnGraph, decode
+from ._plans import DnnPlanStore, StoredStep
 
 _LENGTH: Final = struct.Struct("<Q")
 
 
-class _Request(msgspec.Struct, frozen=True, array_like=True):
+class _PlanRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request for a plan.
 
     Attributes:
         graph: the encoded graph.
         device: the device, as the vendor describes it in JSON.
         capability: its compute capability.
-        deterministic: as for ``PlanStore``.
+        deterministic: as for ``DnnPlanStore``.
     """
 
     graph: bytes
@@ -62,7 +62,7 @@ class PlanCompiler:
         device: the device, as the vendor describes it in JSON.
         capability: its compute capability.
         command: the command to run.
-        deterministic: as for ``PlanStore``.
+        deterministic: as for ``DnnPlanStore``.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PlanCompiler:
             return None
         try:
             reply = self._ask(
-                _Request(encoded, self._device, self._capability, self._deterministic)
+                _PlanRequest(encoded, self._device, self._capability, self._deterministic)
             )
         except (OSError, EOFError, msgspec.DecodeError):
             self._broken = True
@@ -111,7 +111,7 @@ class PlanCompiler:
             process.kill()
             process.wait()
 
-    def _ask(self, request: _Request) -> _Reply:
+    def _ask(self, request: _PlanRequest) -> _Reply:
         process = self._process
         if process is None:
             process = self._process = subprocess.Popen(
@@ -149,10 +149,10 @@ def serve(source: IO[bytes], target: IO[bytes], own: Any) -> None:
     """
     from ._lowering import load_frontend
 
-    stores: dict[tuple[str, tuple[int, int], bool], PlanStore] = {}
+    stores: dict[tuple[str, tuple[int, int], bool], DnnPlanStore] = {}
     while True:
         try:
-            request = msgspec.msgpack.decode(_read(source), type=_Request)
+            request = msgspec.msgpack.decode(_read(source), type=_PlanRequest)
         except EOFError:
             return
         try:
@@ -161,11 +161,11 @@ def serve(source: IO[bytes], target: IO[bytes], own: Any) -> None:
             if store is None:
                 described = load_frontend().create_device_properties(request.device)
                 options = {"device_property": described}
-                store = stores[key] = PlanStore(
+                store = stores[key] = DnnPlanStore(
                     *("", request.capability, None, own, options),
                     deterministic=request.deterministic,
                 )
-            graph: Graph = decode(request.graph)
+            graph: DnnGraph = decode(request.graph)
             reply = _Reply("plan", store.stored(graph))
         except Unsupported as error:
             reply = _Reply("refused", text=str(error))

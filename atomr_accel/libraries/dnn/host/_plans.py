@@ -15,7 +15,7 @@ import msgspec
 
 from ...._dtypes import DTYPES
 from ...._errors import AccelError, LibraryError, Unsupported
-from ..wire._graph import Graph, decode
+from ..wire._graph import DnnGraph, decode
 from ._lowering import engines_at_fault, load_frontend, lower, refusals, require_right
 from ._prototypes import version
 from ._rewrite import ELEMENTWISE, cut, flattened, live
@@ -49,11 +49,11 @@ class StoredStep(msgspec.Struct, frozen=True, array_like=True):
         made: as the frontend serialises it; empty for our own kernels.
     """
 
-    graph: Graph
+    graph: DnnGraph
     made: bytes
 
 
-class Step(NamedTuple):
+class PlanStep(NamedTuple):
     """A part of a graph that is run in one piece.
 
     Attributes:
@@ -64,14 +64,14 @@ class Step(NamedTuple):
         scalars: ids and dtypes of its numbers.
     """
 
-    graph: Graph
+    graph: DnnGraph
     made: Any
     workspace: int
     buffers: tuple[int, ...]
     scalars: tuple[tuple[int, np.dtype[Any]], ...]
 
 
-class Plan(NamedTuple):
+class DnnPlan(NamedTuple):
     """A graph that can be run.
 
     Attributes:
@@ -84,7 +84,7 @@ class Plan(NamedTuple):
         runs: prepared runs of lanes, each under its own key.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     buffers: tuple[int, ...]
     numbers: tuple[int, ...]
     between: dict[int, int]
@@ -93,7 +93,7 @@ class Plan(NamedTuple):
     runs: dict[object, PlanRun]
 
 
-def assemble(graph: Graph, steps: Sequence[Step]) -> Plan:
+def assemble(graph: DnnGraph, steps: Sequence[PlanStep]) -> DnnPlan:
     """Assemble a plan from steps, with memory for tensors between them."""
     given = set(graph.buffers())
     between: dict[int, int] = {}
@@ -105,7 +105,7 @@ def assemble(graph: Graph, steps: Sequence[Step]) -> Plan:
                 between[id_] = offset
                 offset = _aligned(offset + tensor.extent * DTYPES[tensor.dtype].itemsize)
     workspace = offset + max(step.workspace for step in steps)
-    return Plan(tuple(steps), graph.buffers(), graph.scalars(), between, offset, workspace, {})
+    return DnnPlan(tuple(steps), graph.buffers(), graph.scalars(), between, offset, workspace, {})
 
 
 def _aligned(nbytes: int) -> int:
@@ -113,7 +113,7 @@ def _aligned(nbytes: int) -> int:
 
 
 @final
-class PlanStore:
+class DnnPlanStore:
     """The plans of one context: shared by its lanes, whose streams and handles differ.
 
     A graph that cuDNN does not take whole is cut into as few parts as possible that it takes,
@@ -134,7 +134,7 @@ class PlanStore:
         name: str,
         capability: tuple[int, int],
         files: DiskCache | None,
-        own: Callable[[Graph], bool],
+        own: Callable[[DnnGraph], bool],
         options: dict[str, Any] | None = None,
         elsewhere: Callable[[bytes], tuple[StoredStep, ...] | None] | None = None,
         *,
@@ -149,10 +149,10 @@ class PlanStore:
         self._deterministic = deterministic
         versions = (str(version()), str(self._frontend.__version__), _KNOWLEDGE)
         self._names = (name, *versions, deterministic)
-        self._plans: OrderedDict[tuple[bytes, bool], Plan] = OrderedDict()
+        self._plans: OrderedDict[tuple[bytes, bool], DnnPlan] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, encoded: bytes, handle: int, *, tuned: bool) -> tuple[Plan, str]:
+    def find(self, encoded: bytes, handle: int, *, tuned: bool) -> tuple[DnnPlan, str]:
         """A plan, and where it came from: ``"memory"``, ``"disk"`` or ``"built"``.
 
         Raises:
@@ -181,7 +181,7 @@ class PlanStore:
                 self._keep((encoded, True), plan)
         return plan, origin
 
-    def recall(self, key: tuple[bytes, bool]) -> Plan | None:
+    def recall(self, key: tuple[bytes, bool]) -> DnnPlan | None:
         """The plan of an encoded graph, tuned or not, if it is in memory."""
         plan = self._plans.get(key)
         if plan is not None:
@@ -192,8 +192,8 @@ class PlanStore:
         return plan
 
     def tune(
-        self, encoded: bytes, handle: int, time: Callable[[Plan, int], float]
-    ) -> tuple[Plan, str]:
+        self, encoded: bytes, handle: int, time: Callable[[DnnPlan, int], float]
+    ) -> tuple[DnnPlan, str]:
         """Keep the fastest plan for a graph.
 
         Args:
@@ -213,7 +213,7 @@ class PlanStore:
                 self._keep(key, plan)
                 return plan, "disk"
 
-            def fastest(part: Graph, made: Any) -> Step:
+            def fastest(part: DnnGraph, made: Any) -> PlanStep:
                 if made is None:
                     return self._built(part, made)
                 return self._built(part, made, self._choose(graph, part, made, time))
@@ -223,7 +223,7 @@ class PlanStore:
             self._keep(key, plan)
         return plan, "built"
 
-    def stored(self, graph: Graph) -> tuple[StoredStep, ...]:
+    def stored(self, graph: DnnGraph) -> tuple[StoredStep, ...]:
         """Make a plan in the form that is kept on disk, without keeping it here.
 
         Raises:
@@ -246,7 +246,9 @@ class PlanStore:
 
     # --- making ---------------------------------------------------------------------------
 
-    def parts(self, graph: Graph, handle: int, finish: Callable[[Graph, Any], _T]) -> list[_T]:
+    def parts(
+        self, graph: DnnGraph, handle: int, finish: Callable[[DnnGraph, Any], _T]
+    ) -> list[_T]:
         """Cut a graph into parts that cuDNN takes.
 
         Args:
@@ -279,7 +281,7 @@ class PlanStore:
                 raise reason
         return parts
 
-    def offer(self, graph: Graph, handle: int) -> Any:
+    def offer(self, graph: DnnGraph, handle: int) -> Any:
         """A frontend graph with candidates, best guess first, of which none is built.
 
         Raises:
@@ -303,7 +305,7 @@ class PlanStore:
             made.check_support()
         return made
 
-    def _make(self, encoded: bytes, graph: Graph, handle: int) -> Plan:
+    def _make(self, encoded: bytes, graph: DnnGraph, handle: int) -> DnnPlan:
         """Make a plan, in another process if there is one for that."""
         stored = None if self._elsewhere is None else self._elsewhere(encoded)
         if stored is not None:
@@ -312,7 +314,7 @@ class PlanStore:
                 return assemble(graph, [self._restored(each, handle) for each in stored])
         return assemble(graph, self.parts(graph, handle, self._built))
 
-    def _built(self, graph: Graph, made: Any, position: int | None = None) -> Step:
+    def _built(self, graph: DnnGraph, made: Any, position: int | None = None) -> PlanStep:
         """A step by the candidate at a position; by default by the first one that is right."""
         workspace = 0
         if made is not None:
@@ -323,10 +325,10 @@ class PlanStore:
                     made.build_plan_at_index(position)
             workspace = made.get_workspace_size()
         scalars = tuple((id_, DTYPES[graph.tensors[id_].dtype]) for id_ in graph.scalars())
-        return Step(graph, made, workspace, graph.buffers(), scalars)
+        return PlanStep(graph, made, workspace, graph.buffers(), scalars)
 
     def _choose(
-        self, graph: Graph, part: Graph, made: Any, time: Callable[[Plan, int], float]
+        self, graph: DnnGraph, part: DnnGraph, made: Any, time: Callable[[DnnPlan, int], float]
     ) -> int:
         """The position of the fastest candidate."""
         times: dict[int, float] = {}
@@ -342,7 +344,7 @@ class PlanStore:
 
     # --- keeping --------------------------------------------------------------------------
 
-    def _keep(self, key: tuple[bytes, bool], plan: Plan) -> None:
+    def _keep(self, key: tuple[bytes, bool], plan: DnnPlan) -> None:
         self._plans[key] = plan
         while len(self._plans) > _MOST_PLANS:
             self._plans.popitem(last=False)
@@ -351,14 +353,14 @@ class PlanStore:
         """Return the key of a plan on disk."""
         return msgspec.msgpack.encode((key, self._names))
 
-    def _write(self, key: tuple[bytes, bool], plan: Plan) -> None:
+    def _write(self, key: tuple[bytes, bool], plan: DnnPlan) -> None:
         if self._files is None:
             return
         with contextlib.suppress(AccelError), refusals("serialize"):
             steps = _stored(plan.steps)
             self._files.put(self._question(key), msgspec.msgpack.encode(steps))
 
-    def _read(self, key: tuple[bytes, bool], graph: Graph, handle: int) -> Plan | None:
+    def _read(self, key: tuple[bytes, bool], graph: DnnGraph, handle: int) -> DnnPlan | None:
         data = None if self._files is None else self._files.get(self._question(key))
         if data is None:
             return None
@@ -368,7 +370,7 @@ class PlanStore:
         except Exception:  # noqa: BLE001 - whatever is wrong with it, it can be built
             return None
 
-    def _restored(self, stored: StoredStep, handle: int) -> Step:
+    def _restored(self, stored: StoredStep, handle: int) -> PlanStep:
         step = self._built(stored.graph, None)
         if not stored.made:
             return step
@@ -378,7 +380,7 @@ class PlanStore:
         return step._replace(made=made, workspace=made.get_workspace_size())
 
 
-def _right(graph: Graph, made: Any) -> list[int]:
+def _right(graph: DnnGraph, made: Any) -> list[int]:
     """Positions of the candidates whose engines compute a graph rightly."""
     wrong = engines_at_fault(graph)
     positions = range(made.get_execution_plan_count())
@@ -390,7 +392,7 @@ def _right(graph: Graph, made: Any) -> list[int]:
     return [position for position in positions if names[position] not in wrong]
 
 
-def _build_first(graph: Graph, made: Any) -> None:
+def _build_first(graph: DnnGraph, made: Any) -> None:
     """Build the best guess, of an engine that is not at fault.
 
     Raises:
@@ -407,18 +409,18 @@ def _build_first(graph: Graph, made: Any) -> None:
     raise Unsupported("cuDNN does not do this right: all of its engines for this graph are wrong")
 
 
-def _stored(steps: Sequence[Step]) -> tuple[StoredStep, ...]:
+def _stored(steps: Sequence[PlanStep]) -> tuple[StoredStep, ...]:
     return tuple(
         StoredStep(step.graph, bytes(step.made.serialize() if step.made else b"")) for step in steps
     )
 
 
-def _switched(graph: Graph) -> bool:
+def _switched(graph: DnnGraph) -> bool:
     """Return whether a graph has nodes with a switch for deterministic results."""
     return any(name == _SWITCH for node in graph.nodes for name, _ in node.attributes)
 
 
-def _settled(graph: Graph) -> Graph:
+def _settled(graph: DnnGraph) -> DnnGraph:
     """A graph whose nodes are deterministic where they have a switch for that."""
     nodes = tuple(
         msgspec.structs.replace(
@@ -430,7 +432,7 @@ def _settled(graph: Graph) -> Graph:
     return msgspec.structs.replace(graph, nodes=nodes)
 
 
-def _precise(graph: Graph) -> bool:
+def _precise(graph: DnnGraph) -> bool:
     """Return whether to exclude engines that round the factors of products."""
     if graph.tf32 or graph.compute != "float32":
         return False

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ..wire._element_types import FLOATS
-from ..wire._graph import Attribute, Graph, Node, Tensor, order_of, packed_strides, strides_of
+from ..wire._graph import (
+    Attribute,
+    DnnGraph,
+    DnnTensor,
+    GraphNode,
+    order_of,
+    packed_strides,
+    strides_of,
+)
 from ..wire._nodes import POINTWISE
 
 if TYPE_CHECKING:
@@ -26,10 +34,10 @@ _MOST_COLUMNS: Final = 1024
 _LEAST_COLUMNS: Final = 64
 
 
-def live(graph: Graph) -> Graph:
+def live(graph: DnnGraph) -> DnnGraph:
     """A graph without the nodes that contribute to no buffer."""
     wanted = {id_ for id_, tensor in enumerate(graph.tensors) if tensor.kind == "buffer"}
-    nodes: list[Node] = []
+    nodes: list[GraphNode] = []
     for node in reversed(graph.nodes):
         if any(id_ in wanted for _, id_ in node.outputs):
             wanted.update(id_ for _, id_ in node.inputs)
@@ -37,7 +45,7 @@ def live(graph: Graph) -> Graph:
     return msgspec.structs.replace(graph, nodes=tuple(reversed(nodes)))
 
 
-def unfusable(graph: Graph) -> str:
+def unfusable(graph: DnnGraph) -> str:
     """Why nodes cannot be fused, which cuDNN does all the same; empty if they can.
 
     A node reads results of the same graph in its own shape only, and those of a reduction not
@@ -65,7 +73,7 @@ def unfusable(graph: Graph) -> str:
     return ""
 
 
-def cut(graph: Graph, at: int) -> tuple[Graph, Graph]:
+def cut(graph: DnnGraph, at: int) -> tuple[DnnGraph, DnnGraph]:
     """The first ``at`` nodes, and the rest.
 
     What the rest needs of the first becomes a buffer in both; its memory is the caller's
@@ -88,13 +96,13 @@ def cut(graph: Graph, at: int) -> tuple[Graph, Graph]:
     )
 
 
-def _as_buffer(tensor: Tensor, dtype: str) -> Tensor:
+def _as_buffer(tensor: DnnTensor, dtype: str) -> DnnTensor:
     if not dtype or tensor.dtype not in FLOATS:
         dtype = tensor.dtype
     return msgspec.structs.replace(tensor, kind="buffer", dtype=dtype)
 
 
-def flattened(graph: Graph) -> Graph:
+def flattened(graph: DnnGraph) -> DnnGraph:
     """Rewrite an elementwise graph as rows and columns, the form that cuDNN fuses.
 
     Neighbours in memory that are broadcast and reduced together become one dimension; the
@@ -148,7 +156,7 @@ def _split(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[1] // columns, columns, 1, 1)
 
 
-def _lies(tensor: Tensor, order: Sequence[int]) -> bool:
+def _lies(tensor: DnnTensor, order: Sequence[int]) -> bool:
     """Return whether a tensor has no gaps and has its dimensions, except those of 1, in order."""
     packed = packed_strides(tensor.shape, order)
     steps = zip(tensor.shape, tensor.strides, packed, strict=True)
@@ -156,7 +164,7 @@ def _lies(tensor: Tensor, order: Sequence[int]) -> bool:
 
 
 def _groups(
-    tensors: Sequence[Tensor], whole: tuple[int, ...], order: Sequence[int]
+    tensors: Sequence[DnnTensor], whole: tuple[int, ...], order: Sequence[int]
 ) -> list[list[int]]:
     """Dimensions, from the slowest to the fastest, that can be one."""
     groups: list[list[int]] = []
@@ -182,7 +190,7 @@ def _grouped(
     return tuple(sizes)
 
 
-def _moved(node: Node, axes: dict[int, int]) -> Node:
+def _moved(node: GraphNode, axes: dict[int, int]) -> GraphNode:
     """A node with the dimensions it names in their new places."""
     moved: list[tuple[str, Attribute]] = []
     for name, value in node.attributes:

@@ -19,7 +19,7 @@ from ._lowering import ref_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ._plans import Plan, Step
+    from ._plans import DnnPlan, PlanStep
     from .fallback._fallback import Own
 
 BY_ARRAY = True
@@ -42,14 +42,16 @@ class PlanRun:
         position: which of the candidates to run; None for the one that was chosen.
     """
 
-    def __init__(self, plan: Plan, handle: int, own: Own, *, position: int | None = None) -> None:
+    def __init__(
+        self, plan: DnnPlan, handle: int, own: Own, *, position: int | None = None
+    ) -> None:
         self._count: Final = len(plan.buffers)
         self._offsets: Final = tuple(plan.between.values())
         self._scratch: Final = plan.scratch
         # A run's pointers: of buffers, of what steps hand on, and then of numbers.
         places = {id_: at for at, id_ in enumerate((*plan.buffers, *plan.between))}
         numbers = {id_: at for at, id_ in enumerate(plan.numbers)}
-        self._numbers: Final = _Numbers(plan, numbers, len(places))
+        self._numbers: Final = _PlanNumbers(plan, numbers, len(places))
         self._how_many: Final = len(numbers)
         self._steps: Final = tuple(
             own.prepare(step.graph, places, numbers)
@@ -84,10 +86,10 @@ class PlanRun:
 
 
 @final
-class _Numbers:
+class _PlanNumbers:
     """A plan's numbers where the vendor reads them, each in the dtype that it has there."""
 
-    def __init__(self, plan: Plan, numbers: dict[int, int], start: int) -> None:
+    def __init__(self, plan: DnnPlan, numbers: dict[int, int], start: int) -> None:
         kinds = dict.fromkeys(
             number for step in plan.steps if step.made is not None for number in step.scalars
         )
@@ -96,7 +98,7 @@ class _Numbers:
         self._places: Final = {number: start + at for at, number in enumerate(kinds)}
         self._written: Sequence[float] = ()
 
-    def places(self, step: Step) -> dict[int, int]:
+    def places(self, step: PlanStep) -> dict[int, int]:
         """Which of a run's pointers are those of a step's numbers, by id."""
         return {number[0]: self._places[number] for number in step.scalars}
 
@@ -109,7 +111,7 @@ class _Numbers:
         pointers += self._pointers
 
 
-def _vendor(step: Step, places: dict[int, int], handle: int, position: int | None) -> _Run:
+def _vendor(step: PlanStep, places: dict[int, int], handle: int, position: int | None) -> _Run:
     """A step that the vendor's frontend runs."""
     known = {id_ + 1: at for id_, at in places.items()}
     uids = _order(step.made) if BY_ARRAY and position is None else None

@@ -18,7 +18,7 @@ from .philox import kept
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..wire._graph import Tensor
+    from ..wire._graph import DnnTensor
 
 Array = np.ndarray[Any, Any]
 
@@ -160,7 +160,7 @@ def _dropped(inputs: Mapping[str, Any], attributes: Mapping[str, Any], shape: An
 
 
 def _sdpa(
-    inputs: Mapping[str, Any], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Any], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Any]:
     del outputs
     inputs = _cleaned(inputs)
@@ -182,7 +182,7 @@ def _sum_to(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _sdpa_backward(
-    inputs: Mapping[str, Any], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Any], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Any]:
     inputs = _cleaned(inputs)
     q, do, stats = inputs["q"], inputs["dO"], inputs["stats"]
@@ -218,7 +218,7 @@ def _largest(array: Array) -> Array:
 
 
 def _sdpa_fp8(
-    inputs: Mapping[str, Any], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Any], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Any]:
     inputs = _cleaned(inputs)
     scale = attributes["attn_scale"] * inputs["descale_q"] * inputs["descale_k"]
@@ -231,7 +231,7 @@ def _sdpa_fp8(
 
 
 def _sdpa_fp8_backward(
-    inputs: Mapping[str, Any], attributes: Mapping[str, Any], outputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Any], attributes: Mapping[str, Any], outputs: Mapping[str, DnnTensor]
 ) -> dict[str, Any]:
     inputs = _cleaned(inputs)
     q, do, stats = inputs["q"], inputs["dO"], inputs["stats"]

@@ -10,7 +10,7 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....backends.cuda.host.driver import check, driver
-from ....executors.cuda_kernels import Arguments, Kernels
+from ....executors.cuda_kernels import KernelArguments, Kernels
 from ....executors.device_code import C_TYPES, CudaSource
 from ..wire._routine_messages import Dropout
 from ..wire.sequence_messages import (
@@ -21,8 +21,8 @@ from ..wire.sequence_messages import (
     Clear,
     Derived,
     Grow,
+    SequenceUpload,
     Trial,
-    Upload,
     decode_derived,
 )
 from .philox import threshold
@@ -53,7 +53,7 @@ _WORDS: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned"}
 """Type of the words that overwrite elements, by the bytes of an element."""
 
 
-def pack_derived(lists: tuple[Derived, ...]) -> tuple[int, Arguments]:
+def pack_derived(lists: tuple[Derived, ...]) -> tuple[int, KernelArguments]:
     """Threads and arguments of the kernel ``derive``, without addresses."""
     longest = max(each.count for each in lists)
     data = b""
@@ -62,7 +62,7 @@ def pack_derived(lists: tuple[Derived, ...]) -> tuple[int, Arguments]:
         data += struct.pack(_DERIVED, 0, 0, *numbers, each.differences, each.wide)
     data += bytes(_DERIVED_BYTES * (MOST_DERIVED - len(lists)))
     threads = longest * len(lists)
-    return threads, Arguments(data + struct.pack("<QQ", longest, threads))
+    return threads, KernelArguments(data + struct.pack("<QQ", longest, threads))
 
 
 def piece_of(nbytes: int) -> int:
@@ -90,7 +90,7 @@ class CudaSequences:
         self._stream: Final = stream
         self._kernels: Final = Kernels(context, stream, SOURCE)
         self._others: Final = handlers
-        self._packed: dict[bytes, tuple[int, Arguments]] = {}
+        self._packed: dict[bytes, tuple[int, KernelArguments]] = {}
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Attend: self._attend,
             Grow: self._attend,
@@ -193,7 +193,7 @@ class CudaSequences:
             driver.cuMemcpyDtoDAsync(target, source, nbytes, self._stream.handle),
         )
 
-    def _upload(self, message: Upload) -> None:
+    def _upload(self, message: SequenceUpload) -> None:
         stream = self._stream.handle
         if int(check("cuStreamIsCapturing", driver.cuStreamIsCapturing(stream))):
             raise Unsupported(
@@ -232,4 +232,4 @@ class CudaSequences:
         self._launch(name, blocks, struct.pack("<6Q", *where, *numbers) + last)
 
     def _launch(self, name: str, items: int, arguments: bytes) -> None:
-        self._kernels.launch(self._kernels.function(name), items, Arguments(arguments))
+        self._kernels.launch(self._kernels.function(name), items, KernelArguments(arguments))

@@ -8,7 +8,7 @@ from ....ops import D, op, require_dtype, require_readable
 from ....wire.options import flag
 from ....wire.options import whole as whole_number
 from ..graph._builder import Builder
-from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
+from ..graph._run import DnnPart, EncodedGraph, GraphCall, RunOutput
 from ..graph.layout import (
     activation,
     exact,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..graph.layout import Padding, Steps
 
 
-class _Made(NamedTuple):
+class _ConvolutionGraph(NamedTuple):
     """A graph of a convolution.
 
     Attributes:
@@ -47,7 +47,7 @@ class _Made(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Convolutions(DnnPart[D]):
+class DnnConvolutions(DnnPart[D]):
     """Convolutions, in one to three dimensions of space.
 
     ``allow_tf32`` lets convolutions of float32 round their factors to ten bits, to run faster.
@@ -110,7 +110,7 @@ class Convolutions(DnnPart[D]):
         """
         node = _activation(activation)
 
-        def make(last: bool) -> _Made:
+        def make(last: bool) -> _ConvolutionGraph:
             builder = Builder()
             image_, weight = image(builder, x, last=last), image(builder, w, last=last)
             window = _window(w, last, stride, padding, dilation)
@@ -175,7 +175,7 @@ class Convolutions(DnnPart[D]):
             where ``s`` is that of ``x``.
         """
 
-        def make(last: bool) -> _Made:
+        def make(last: bool) -> _ConvolutionGraph:
             builder = Builder()
             loss, weight = image(builder, x, last=last), image(builder, w, last=last)
             window = _window(w, last, stride, padding, dilation)
@@ -257,7 +257,7 @@ class Convolutions(DnnPart[D]):
         """
         sizes = tuple(shape)
 
-        def make(last: bool) -> _Made:
+        def make(last: bool) -> _ConvolutionGraph:
             builder = Builder()
             loss, weight = image(builder, grad, last=last), image(builder, w, last=last)
             window = _window(w, last, stride, padding, dilation)
@@ -310,7 +310,7 @@ class Convolutions(DnnPart[D]):
         """
         sizes = tuple(shape)
 
-        def make(last: bool) -> _Made:
+        def make(last: bool) -> _ConvolutionGraph:
             builder = Builder()
             image_, loss = image(builder, x, last=last), image(builder, grad, last=last)
             window = _window(sizes, last, stride, padding, dilation)
@@ -341,14 +341,14 @@ class Convolutions(DnnPart[D]):
             (K,), float32, or float64 for float64.
         """
 
-        def make(last: bool) -> _Made:
+        def make(last: bool) -> _ConvolutionGraph:
             builder = Builder()
             loss = image(builder, grad, last=last)
             axes = (0, *range(2, len(grad.shape)))
             total = builder.node("reduction", input=loss, mode="ADD", axes=axes)["y"]
             builder.output(total, "float64" if loss.dtype == "float64" else "float32")
             graph = EncodedGraph(builder.finish())
-            return _Made(graph, (loss.id,), total.id, (loss.shape[1],))
+            return _ConvolutionGraph(graph, (loss.id,), total.id, (loss.shape[1],))
 
         return self._conv("conv_bias_grad", [(grad, "grad")], (), layout, out, make)
 
@@ -359,7 +359,7 @@ class Convolutions(DnnPart[D]):
         options: tuple[Any, ...],
         layout: str | None,
         out: GpuRef | None,
-        make: Callable[[bool], _Made],
+        make: Callable[[bool], _ConvolutionGraph],
         allow_tf32: bool = False,
         autotune: bool = False,
     ) -> Request[GpuRef]:
@@ -376,7 +376,7 @@ class Convolutions(DnnPart[D]):
             made = make(is_last(layout, len(x.shape)))
             names = [called for _, called in given]
             reads = zip(made.inputs, names, strict=True)
-            return GraphCall(made.graph, reads, (Output(made.output, made.shape),))
+            return GraphCall(made.graph, reads, (RunOutput(made.output, made.shape),))
 
         key = (name, exact(options), layout, tf32)
         refs = [ref for ref, _ in given]
@@ -390,10 +390,10 @@ class Convolutions(DnnPart[D]):
         x: GpuRef,
         last: bool,
         allow_tf32: bool,
-    ) -> _Made:
+    ) -> _ConvolutionGraph:
         builder.output(y, x.dtype)
         graph = EncodedGraph(builder.finish(tf32=allow_tf32))
-        return _Made(graph, tuple(ids), y.id, physical(y.shape, last=last))
+        return _ConvolutionGraph(graph, tuple(ids), y.id, physical(y.shape, last=last))
 
 
 _activation = activation

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ....ops import D, require_dtype, require_readable
 from ....wire.options import real
 from ..graph._builder import Builder
-from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
+from ..graph._run import DnnPart, EncodedGraph, GraphCall, RunOutput
 from ..graph.layout import is_last, logical, per_channel, require_float
 from ..wire._nodes import wider
 
@@ -207,7 +207,7 @@ class NormalizationPart(DnnPart[D]):
             require_float(x, "x")
             made = make(is_last(layout, x.ndim) if layout else False)
             outputs = [
-                Output(id_, shape, in_place.get(at, "out"), at in in_place, at not in in_place)
+                RunOutput(id_, shape, in_place.get(at, "out"), at in in_place, at not in in_place)
                 for at, (id_, shape) in enumerate(made.outputs)
             ]
             return GraphCall(made.graph, [(made.inputs[name], name) for name in given], outputs)

@@ -11,7 +11,7 @@ from ....memory import GpuRef
 from ....ops import D, op, require_dtype, require_readable, require_shape
 from ....wire.options import flag, real, whole
 from ..graph._builder import Builder
-from ..graph._run import NAN, ZERO, DnnPart, EncodedGraph, FillCall, GraphCall, Output
+from ..graph._run import NAN, ZERO, DnnPart, EncodedGraph, FillCall, GraphCall, RunOutput
 from ..graph.layout import exact, require_float
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Activations(DnnPart[D]):
                 source = builder.tensor((x.size,), x.dtype)
                 symbol = builder.node(_OF_ONE.get(mode, "identity"), input=source)["y"]
                 builder.output(symbol, wide)
-                outputs = (Output(symbol.id, x.shape),)
+                outputs = (RunOutput(symbol.id, x.shape),)
                 return GraphCall(EncodedGraph(builder.finish()), ((source.id, "x"),), outputs)
             source = symbol = builder.tensor(x.shape, x.dtype)
             if before == "square":
@@ -240,7 +240,7 @@ class Activations(DnnPart[D]):
             builder.output(symbol, wide)
             count = math.prod(x.shape[each] for each in axes)
             numbers = (1 / count,) if mode == "mean" else ()
-            outputs = (Output(symbol.id, shape),)
+            outputs = (RunOutput(symbol.id, shape),)
             graph = EncodedGraph(builder.finish())
             return GraphCall(graph, ((source.id, "x"),), outputs, numbers)
 
@@ -294,7 +294,7 @@ def _pointwise(
     symbols = {name: builder.tensor((x.size,), x.dtype) for name in names}
     y = builder.output(builder.node(op, **symbols, **attributes)["y"])
     reads = zip([symbol.id for symbol in symbols.values()], arguments, strict=True)
-    return GraphCall(EncodedGraph(builder.finish()), reads, (Output(y.id, x.shape),))
+    return GraphCall(EncodedGraph(builder.finish()), reads, (RunOutput(y.id, x.shape),))
 
 
 _REDUCTIONS: dict[str, tuple[str, str, str]] = {

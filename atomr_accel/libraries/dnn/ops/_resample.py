@@ -10,7 +10,7 @@ from ....memory import GpuRef
 from ....ops import D, op, require_dtype, require_readable
 from ....wire.options import LARGEST, flag, real, whole
 from ..graph._builder import Builder
-from ..graph._run import DnnPart, EncodedGraph, GraphCall, Output
+from ..graph._run import DnnPart, EncodedGraph, GraphCall, RunOutput
 from ..graph.layout import Steps, exact, image, is_last, logical, physical, require_float, steps
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ResamplingPart(DnnPart[D]):
             builder = Builder()
             source = image(builder, x, last=last)
             y = builder.output(builder.node(op, input=source, **attributes)["y"])
-            outputs = (Output(y.id, physical(y.shape, last=last)),)
+            outputs = (RunOutput(y.id, physical(y.shape, last=last)),)
             return GraphCall(EncodedGraph(builder.finish()), ((source.id, "x"),), outputs)
 
         return self._request(f"dnn.{name}", _key(op, attributes, layout), (x,), (out,), make)
@@ -91,7 +91,7 @@ class ResamplingPart(DnnPart[D]):
             images = logical(shape, last=last)
             node = builder.node(f"{op}_backward", loss=loss, shape=images, **more, **attributes)
             dx = builder.output(node["dx"])
-            return GraphCall(EncodedGraph(builder.finish()), reads, (Output(dx.id, shape),))
+            return GraphCall(EncodedGraph(builder.finish()), reads, (RunOutput(dx.id, shape),))
 
         key = (*_key(op, attributes, layout), shape)
         refs = (grad,) if given is None else (grad, given)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ....memory import GpuRef
-    from ....ops import Driver, Home
+    from ....ops import DeviceView, Preparer
 
 _CELLS: Final = ("relu", "tanh", "lstm", "gru")
 _LAYOUTS: Final = ("time", "batch", "packed")
@@ -87,7 +87,7 @@ class Rnn(Facade[D]):
         spec: its sizes.
     """
 
-    def __init__(self, device: Home, spec: RnnSpec, sizes: _Known) -> None:
+    def __init__(self, device: DeviceView, spec: RnnSpec, sizes: _Known) -> None:
         self._device = device
         self.spec: Final = spec
         self._dtype: Final = DTYPES[spec.dtype]
@@ -122,8 +122,8 @@ class Rnn(Facade[D]):
             GpuRefStale: a ref is of an older generation, or was freed.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
-            (nbytes, *_) = self._ask(driver, None, training=False)
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            (nbytes, *_) = self._ask(preparer, None, training=False)
             shapes = self.parameter_shapes
             if len(parameters) != len(shapes):
                 raise ValueError(f"there are {len(shapes)} parameters, not {len(parameters)}")
@@ -131,7 +131,7 @@ class Rnn(Facade[D]):
                 self._checked(ref, f"parameter {at}", shape)
                 for at, (ref, shape) in enumerate(zip(parameters, shapes, strict=True))
             ]
-            weights = driver.output((nbytes // self._dtype.itemsize,), self._dtype)
+            weights = preparer.output((nbytes // self._dtype.itemsize,), self._dtype)
             places = tuple(block.address for block in reads)
             block = weights._block
             message = RnnPack(self.spec, places, block.address, nbytes, out=False)
@@ -155,10 +155,10 @@ class Rnn(Facade[D]):
             GpuRefStale: a ref is of an older generation, or was freed.
         """
 
-        def prepare(driver: Driver) -> Submission[list[GpuRef]]:
-            (nbytes, *_) = self._ask(driver, None, training=False)
+        def prepare(preparer: Preparer) -> Submission[list[GpuRef]]:
+            (nbytes, *_) = self._ask(preparer, None, training=False)
             source = self._checked(weights, "weights", (nbytes // self._dtype.itemsize,))
-            made = [driver.output(shape, self._dtype) for shape in self.parameter_shapes]
+            made = [preparer.output(shape, self._dtype) for shape in self.parameter_shapes]
             blocks = [ref._block for ref in made]
             places = tuple(block.address for block in blocks)
             message = RnnPack(self.spec, places, source.address, nbytes, out=True)
@@ -218,9 +218,9 @@ class Rnn(Facade[D]):
         if c0 is not None and not lstm:
             raise ValueError(f"a network of {spec.cell} has no cell states, so it takes no c0")
 
-        def prepare(driver: Driver) -> Submission[RnnOutput]:
+        def prepare(preparer: Preparer) -> Submission[RnnOutput]:
             reads = [self._checked(x, "x", x.shape)]
-            sizes = (nbytes, work, reserve, states) = self._ask(driver, data, training=training)
+            sizes = (nbytes, work, reserve, states) = self._ask(preparer, data, training=training)
             reads.append(self._checked(weights, "weights", (nbytes // dtype.itemsize,)))
             for name, ref, size in (
                 ("h0", h0, spec.output_size),
@@ -228,11 +228,13 @@ class Rnn(Facade[D]):
             ):
                 if ref is not None:
                     reads.append(self._checked(ref, name, self._state(data, size)))
-            y = driver.output((*x.shape[:-1], spec.output_size * spec.directions), dtype)
-            hn = driver.output(self._state(data, spec.output_size), dtype)
-            cn = driver.output(self._state(data, spec.hidden_size), dtype) if lstm else None
-            kept = driver.output((reserve,), _UINT8) if reserve else None
-            scratch = [driver.output((size,), _UINT8) if size else None for size in (work, states)]
+            y = preparer.output((*x.shape[:-1], spec.output_size * spec.directions), dtype)
+            hn = preparer.output(self._state(data, spec.output_size), dtype)
+            cn = preparer.output(self._state(data, spec.hidden_size), dtype) if lstm else None
+            kept = preparer.output((reserve,), _UINT8) if reserve else None
+            scratch = [
+                preparer.output((size,), _UINT8) if size else None for size in (work, states)
+            ]
             tape = RnnTape(data, sizes, number, x, y, weights, h0, c0, hn, cn, kept)
             message = self._message(tape, scratch, training=training)
             writes = [ref._block for ref in (y, hn, cn, kept, *scratch) if ref is not None]
@@ -276,7 +278,7 @@ class Rnn(Facade[D]):
         if dcn is not None and not lstm:
             raise ValueError(f"a network of {spec.cell} has no cell states, so it takes no dcn")
 
-        def prepare(driver: Driver) -> Submission[RnnGradients]:
+        def prepare(preparer: Preparer) -> Submission[RnnGradients]:
             kept = (tape.x, tape.y, tape.weights, tape.h0, tape.c0)
             reads = [
                 require_readable(ref, self._device.memory, "tape")
@@ -288,11 +290,11 @@ class Rnn(Facade[D]):
             for name, (ref, size) in states.items():
                 if ref is not None:
                     reads.append(self._checked(ref, name, self._state(tape.data, size)))
-            dx = driver.output(tape.x.shape, dtype)
-            dh0 = driver.output(self._state(tape.data, spec.output_size), dtype)
-            dc0 = driver.output(self._state(tape.data, spec.hidden_size), dtype) if lstm else None
-            dweights = driver.output(tape.weights.shape, dtype)
-            work = driver.output((tape.sizes[1],), _UINT8) if tape.sizes[1] else None
+            dx = preparer.output(tape.x.shape, dtype)
+            dh0 = preparer.output(self._state(tape.data, spec.output_size), dtype)
+            dc0 = preparer.output(self._state(tape.data, spec.hidden_size), dtype) if lstm else None
+            dweights = preparer.output(tape.weights.shape, dtype)
+            work = preparer.output((tape.sizes[1],), _UINT8) if tape.sizes[1] else None
             message = RnnBackward(
                 self._message(tape, [work, None], training=True),
                 *map(_address, (grad, dhn, dcn, dx, dh0, dc0, dweights)),
@@ -324,14 +326,14 @@ class Rnn(Facade[D]):
             sizes=tape.sizes,
         )
 
-    def _ask(self, driver: Driver, data: RnnData | None, *, training: bool) -> _Sizes:
+    def _ask(self, preparer: Preparer, data: RnnData | None, *, training: bool) -> _Sizes:
         """Return the sizes of the buffers that a pass needs, in bytes."""
         key = (self.spec, data, training)
         found = self._sizes.get(key)
         if found is None:
             require_int32(self._device, "a recurrent network", _counts(self.spec, data))
             submission: Submission[_Sizes] = Submission(RnnSizes(self.spec, data, training), (), ())
-            answer = driver.perform(Request(LANE, "dnn.rnn_sizes", lambda _driver: submission))
+            answer = preparer.perform(Request(LANE, "dnn.rnn_sizes", lambda _preparer: submission))
             if answer is None:
                 raise Unsupported(
                     "in a batch there is no answer yet to how much memory a recurrent network "
@@ -391,7 +393,7 @@ class Rnn(Facade[D]):
 class Recurrent(DnnPart[D]):
     """Recurrent networks."""
 
-    def __init__(self, device: Home) -> None:
+    def __init__(self, device: DeviceView) -> None:
         super().__init__(device)
         self._rnn_sizes: _Known = Recent(_MOST_SIZES)
 

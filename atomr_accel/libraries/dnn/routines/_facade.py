@@ -13,14 +13,14 @@ from ._routine import RoutinePart, image_of
 if TYPE_CHECKING:
     from ....memory import GpuRef
     from ....ops import Request
-    from ..wire._graph import Tensor
+    from ..wire._graph import DnnTensor
 
 _MOST_LRN: Final = 16
 _LEAST_BETA: Final = 0.01
 _LEAST_K: Final = 1e-5
 
 
-class Routines(RoutinePart[D]):
+class DnnRoutines(RoutinePart[D]):
     """Operations for which cuDNN has routines, but no graphs."""
 
     # --- softmax --------------------------------------------------------------------------
@@ -309,7 +309,7 @@ class Routines(RoutinePart[D]):
 
     def _lrn(
         self, x: GpuRef, size: int, alpha: float, beta: float, k: float, layout: str | None
-    ) -> tuple[Tensor, tuple[int, float, float, float]]:
+    ) -> tuple[DnnTensor, tuple[int, float, float, float]]:
         require_readable(x, self._device.memory, "x")
         numbers = (
             whole(size, "size", 1, _MOST_LRN),

@@ -25,7 +25,7 @@ from ..wire._nodes import wider
 
 if TYPE_CHECKING:
     from ....memory import Block, GpuRef
-    from ....ops import Driver
+    from ....ops import Preparer
 
 _MOST_LABELS: Final = 255
 
@@ -218,13 +218,13 @@ class Losses(DnnPart[D]):
         dtype = call.dtype
         named = [("grad" if name == "dy" else name, ref) for name, ref in inputs.items()]
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
             blocks: list[Block] = [require_readable(ref, memory, what) for what, ref in named]
             if more and more["dy"].dtype is not dtype:
                 raise TypeError(f"grad has dtype {more['dy'].dtype.name}, not {dtype.name}")
             result = out
             if result is None:
-                result = driver.output(shape, dtype)
+                result = preparer.output(shape, dtype)
             else:
                 require_writable(result, memory, "out")
                 if result.shape != shape or result.dtype is not dtype:
@@ -234,7 +234,9 @@ class Losses(DnnPart[D]):
                     )
                 require_no_alias(name, [("out", result)], named)
             count = call.scratch(gradient=bool(more))
-            scratch = self._plans.workspaces.obtain(driver, max(1, count) * dtype_size(dtype.name))
+            scratch = self._plans.workspaces.obtain(
+                preparer, max(1, count) * dtype_size(dtype.name)
+            )
             places: dict[str, Any] = {
                 what: block.address for what, block in zip(inputs, blocks, strict=True)
             }

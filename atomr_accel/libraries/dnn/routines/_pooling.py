@@ -8,7 +8,7 @@ from ....ops import D, op, require_int32, require_readable
 from ....wire.options import flag
 from ..graph.layout import Steps, is_last, physical, steps
 from ..ops._resample import ResamplingPart
-from ..wire._graph import Tensor, strides_of
+from ..wire._graph import DnnTensor, strides_of
 from ..wire._routine_messages import Pool
 from ._routine import RoutinePart, image_of
 
@@ -74,7 +74,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             OutOfMemory: there is not enough memory for the result.
         """
         require_readable(x, self._device.memory, "x")
-        pooling = _Pooling("max", x, window, stride, padding, layout, ceil_mode)
+        pooling = _PoolingWindow("max", x, window, stride, padding, layout, ceil_mode)
         return self._pool(pooling, x, layout, out)
 
     @op
@@ -119,7 +119,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             OutOfMemory: there is not enough memory for the result.
         """
         require_readable(x, self._device.memory, "x")
-        pooling = _Pooling("max", x, window, stride, padding, layout, ceil_mode)
+        pooling = _PoolingWindow("max", x, window, stride, padding, layout, ceil_mode)
         return self._pool_backward(pooling, grad, y, x, layout, out)
 
     @op
@@ -164,7 +164,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
         """
         mode = _average(include=count_include_pad)
         require_readable(x, self._device.memory, "x")
-        pooling = _Pooling(mode, x, window, stride, padding, layout, ceil_mode)
+        pooling = _PoolingWindow(mode, x, window, stride, padding, layout, ceil_mode)
         return self._pool(pooling, x, layout, out)
 
     @op
@@ -211,11 +211,11 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
         require_readable(grad, self._device.memory, "grad")
         like = _Like(tuple(shape), grad.dtype)
         mode = _average(include=count_include_pad)
-        pooling = _Pooling(mode, like, window, stride, padding, layout, ceil_mode)
+        pooling = _PoolingWindow(mode, like, window, stride, padding, layout, ceil_mode)
         return self._pool_backward(pooling, grad, None, None, layout, out)
 
     def _pool(
-        self, pooling: _Pooling, x: GpuRef, layout: str | None, out: GpuRef | None
+        self, pooling: _PoolingWindow, x: GpuRef, layout: str | None, out: GpuRef | None
     ) -> Request[GpuRef]:
         name = f"{pooling.mode}_pool"
         if pooling.partial:
@@ -229,7 +229,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
 
     def _pool_backward(
         self,
-        pooling: _Pooling,
+        pooling: _PoolingWindow,
         grad: GpuRef,
         y: GpuRef | None,
         x: GpuRef | None,
@@ -268,7 +268,7 @@ class _Like:
         self.dtype = dtype
 
 
-class _Pooling:
+class _PoolingWindow:
     """The checked movement of a window.
 
     Attributes:
@@ -312,7 +312,7 @@ class _Pooling:
             places.append(count)
         shape = (*image.shape[:2], *places)
         last = is_last(layout, len(shape))
-        result = Tensor(image.dtype, shape, strides_of(shape, last=last), last=last)
+        result = DnnTensor(image.dtype, shape, strides_of(shape, last=last), last=last)
         self.x_shape = tuple(x.shape)
         self.y_shape = physical(shape, last=last)
         self._numbers = (sizes, around, moves)

@@ -15,13 +15,13 @@ from ....ops import (
 )
 from ..graph._run import LANE, DnnPart
 from ..graph.layout import is_last, logical
-from ..wire._graph import Tensor, strides_of
+from ..wire._graph import DnnTensor, strides_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ....memory import Block, GpuRef
-    from ....ops import Driver
+    from ....ops import Preparer
 
 DTYPES_OF_ROUTINES: Final = ("float16", "bfloat16", "float32", "float64")
 _RANKS: Final = range(3, 6)
@@ -52,7 +52,7 @@ class RoutinePart(DnnPart[D]):
         """
         memory = self._device.memory
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
             first = next(iter(inputs.values()))
             blocks: list[Block] = []
             for what, ref in inputs.items():
@@ -67,7 +67,7 @@ class RoutinePart(DnnPart[D]):
                     )
             result = out
             if result is None:
-                result = driver.output(shape, first.dtype)
+                result = preparer.output(shape, first.dtype)
             else:
                 _check_out(name, result, inputs, shape, in_place=in_place)
                 require_writable(result, memory, "out")
@@ -79,7 +79,7 @@ class RoutinePart(DnnPart[D]):
         return Request(LANE, name, prepare)
 
 
-def image_of(x: Any, layout: str | None) -> Tensor:
+def image_of(x: Any, layout: str | None) -> DnnTensor:
     """Return the shape and strides of an image as (batch, channels, ...space)."""
     if len(x.shape) not in _RANKS or 0 in x.shape:
         raise ValueError(
@@ -88,7 +88,7 @@ def image_of(x: Any, layout: str | None) -> Tensor:
         )
     last = is_last(layout, len(x.shape))
     shape = logical(x.shape, last=last)
-    return Tensor(x.dtype.name, shape, strides_of(shape, last=last), last=last)
+    return DnnTensor(x.dtype.name, shape, strides_of(shape, last=last), last=last)
 
 
 def _check_out(

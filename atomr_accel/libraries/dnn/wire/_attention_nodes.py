@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ._graph import Tensor, packed_strides
+from ._graph import DnnTensor, packed_strides
 from ._node_type import NodeType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ._graph import Attribute, Graph, Node
+    from ._graph import Attribute, DnnGraph, GraphNode
     from ._node_type import Attributes, Inputs
 
 ALIGNMENTS: Final = ("TOP_LEFT", "BOTTOM_RIGHT")
@@ -104,7 +104,7 @@ def _pages(op: str, inputs: Inputs, attributes: Attributes, batch: int) -> int:
     return keys
 
 
-def is_single(graph: Graph, node: Node) -> bool:
+def is_single(graph: DnnGraph, node: GraphNode) -> bool:
     """Return whether a node is attention of one query to one key, without pages or raggedness."""
     tensors = {name: graph.tensors[id_] for name, id_ in (*node.inputs, *node.outputs)}
     lengths = [tensors[name].shape[2] for name in ("q", "k")]
@@ -189,24 +189,24 @@ MASK: Final = -1e30
 """Replacement of minus infinity. Its exponential is 0, and differences of it are never NaN."""
 
 
-def _stats(batch: int, heads: int, queries: int) -> Tensor:
+def _stats(batch: int, heads: int, queries: int) -> DnnTensor:
     shape = (batch, heads, queries, 1)
-    return Tensor("float32", shape, packed_strides(shape), "virtual")
+    return DnnTensor("float32", shape, packed_strides(shape), "virtual")
 
 
-def _result(q: Tensor, size: int) -> Tensor:
+def _result(q: DnnTensor, size: int) -> DnnTensor:
     """Return a tensor with the layout of ``q`` in memory, and values of another size."""
     batch, heads, queries, _ = q.shape
     order = sorted(range(3), key=lambda axis: (-q.strides[axis], axis))
     shape = (batch, heads, queries, size)
-    return Tensor(q.dtype, shape, packed_strides(shape, (*order, 3)), "virtual")
+    return DnnTensor(q.dtype, shape, packed_strides(shape, (*order, 3)), "virtual")
 
 
-def _like(tensor: Tensor) -> Tensor:
-    return Tensor(tensor.dtype, tensor.shape, tensor.strides, "virtual")
+def _like(tensor: DnnTensor) -> DnnTensor:
+    return DnnTensor(tensor.dtype, tensor.shape, tensor.strides, "virtual")
 
 
-def _sdpa(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _sdpa(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     q = inputs["q"]
     if q.dtype in FP8:
         raise TypeError(f"sdpa: {q.dtype} has scales, which sdpa_fp8 takes")
@@ -231,7 +231,7 @@ def _check_backward(op: str, inputs: Inputs, attributes: Attributes) -> None:
         )
 
 
-def _sdpa_backward(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _sdpa_backward(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     _check_backward("sdpa_backward", inputs, attributes)
     outputs = {"dQ": _like(inputs["q"]), "dK": _like(inputs["k"]), "dV": _like(inputs["v"])}
     for name, wanted, source in (
@@ -245,8 +245,8 @@ def _sdpa_backward(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
     return outputs
 
 
-def _one() -> Tensor:
-    return Tensor("float32", (1, 1, 1, 1), (1, 1, 1, 1), "virtual")
+def _one() -> DnnTensor:
+    return DnnTensor("float32", (1, 1, 1, 1), (1, 1, 1, 1), "virtual")
 
 
 def _need_fp8(op: str, inputs: Inputs) -> None:
@@ -254,7 +254,7 @@ def _need_fp8(op: str, inputs: Inputs) -> None:
         raise TypeError(f"{op}: takes {' and '.join(FP8)}, not {inputs['q'].dtype}")
 
 
-def _sdpa_fp8(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _sdpa_fp8(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     _need_fp8("sdpa_fp8", inputs)
     batch, heads, queries, _, size = _check("sdpa_fp8", inputs, attributes)
     outputs = {"o": _result(inputs["q"], size)}
@@ -263,7 +263,7 @@ def _sdpa_fp8(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
     return {**outputs, "amax_s": _one(), "amax_o": _one()}
 
 
-def _sdpa_fp8_backward(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _sdpa_fp8_backward(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     _need_fp8("sdpa_fp8_backward", inputs)
     _check_backward("sdpa_fp8_backward", inputs, attributes)
     gradients = {"dQ": _like(inputs["q"]), "dK": _like(inputs["k"]), "dV": _like(inputs["v"])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ._graph import Tensor, strides_of
+from ._graph import DnnTensor, strides_of
 from ._node_type import REQUIRED, NodeType
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 ELEMENTS: Final = ("float8_e4m3fn", "float8_e5m2")
 
 
-def _dequantize(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _dequantize(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     name = "block_scale_dequantize"
     tensor, scale = inputs["input"], inputs["descale"]
     axis, block = attributes["axis"], attributes["block_size"]
@@ -30,7 +30,7 @@ def _dequantize(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
         raise ValueError(f"{name}: descale has shape {scale.shape}, not {expected}")
     # Eight bits of exponent and few digits: nothing is lost.
     strides = strides_of(tensor.shape, last=tensor.last)
-    return {"y": Tensor("bfloat16", tensor.shape, strides, "virtual", last=tensor.last)}
+    return {"y": DnnTensor("bfloat16", tensor.shape, strides, "virtual", last=tensor.last)}
 
 
 BLOCKS: Final[dict[str, NodeType]] = {

@@ -17,7 +17,7 @@ from ...._errors import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ._graph import Graph, Node, Tensor
+    from ._graph import DnnGraph, DnnTensor, GraphNode
 
 INTEGERS: Final = frozenset(name for name, dtype in DTYPES.items() if dtype.kind in "iu")
 FLOATS: Final = frozenset(
@@ -69,7 +69,7 @@ def require_known(dtype: str) -> None:
     )
 
 
-def require_types(op: str, inputs: Mapping[str, Tensor]) -> None:
+def require_types(op: str, inputs: Mapping[str, DnnTensor]) -> None:
     """An operation that is not pointwise takes tensors of these dtypes.
 
     Raises:
@@ -89,7 +89,7 @@ def _instead(dtype: str) -> str:
     return "" if dtype in FLOATS else "; multiply it by 1.0 to go on in floating point"
 
 
-def result_of(op: str, inputs: Mapping[str, Tensor]) -> str:
+def result_of(op: str, inputs: Mapping[str, DnnTensor]) -> str:
     """Return the dtype of the result of a pointwise operation, except for comparisons.
 
     Booleans are promoted to integers, and integers to floating point. Among floating-point dtypes
@@ -132,7 +132,7 @@ def require_stored(dtype: str, wanted: str) -> None:
         )
 
 
-def integers_of(graph: Graph, node: Node) -> str:
+def integers_of(graph: DnnGraph, node: GraphNode) -> str:
     """The dtype of the integers that a node computes with; empty for none."""
     if node.op not in OF_INTEGERS:
         return ""
@@ -146,7 +146,7 @@ def stored_as(op: str, integers: str) -> str:
     return "bool" if op in COMPARISONS | LOGICAL else integers
 
 
-def _operands(op: str, inputs: Iterable[tuple[str, Tensor]]) -> list[Tensor]:
+def _operands(op: str, inputs: Iterable[tuple[str, DnnTensor]]) -> list[DnnTensor]:
     """Return the inputs that are computed with. A mask only selects."""
     return [tensor for name, tensor in inputs if op != "binary_select" or name != "mask"]
 

@@ -24,7 +24,7 @@ MOST_DIMS: Final = 8
 """The most dimensions of a tensor (``CUDNN_DIM_MAX``)."""
 
 
-class Tensor(msgspec.Struct, frozen=True, array_like=True):
+class DnnTensor(msgspec.Struct, frozen=True, array_like=True):
     """A tensor of a graph.
 
     Attributes:
@@ -71,7 +71,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
         return any(size != 1 and stride == 1 for size, stride in steps)
 
 
-class Node(msgspec.Struct, frozen=True, array_like=True):
+class GraphNode(msgspec.Struct, frozen=True, array_like=True):
     """An operation.
 
     Attributes:
@@ -86,7 +86,7 @@ class Node(msgspec.Struct, frozen=True, array_like=True):
     attributes: tuple[tuple[str, Attribute], ...]
 
 
-class Graph(msgspec.Struct, frozen=True, array_like=True):
+class DnnGraph(msgspec.Struct, frozen=True, array_like=True):
     """Tensors by id, and nodes in an order in which they can be computed.
 
     A part of a graph has all of its tensors, too, so that they keep their ids.
@@ -96,8 +96,8 @@ class Graph(msgspec.Struct, frozen=True, array_like=True):
         tf32: whether products of float32 may round their factors to ten bits.
     """
 
-    tensors: tuple[Tensor, ...]
-    nodes: tuple[Node, ...]
+    tensors: tuple[DnnTensor, ...]
+    nodes: tuple[GraphNode, ...]
     compute: str
     tf32: bool = False
 
@@ -124,12 +124,12 @@ class Graph(msgspec.Struct, frozen=True, array_like=True):
         return tuple(id_ for id_ in sorted(self.used()) if self.tensors[id_].kind == kind)
 
 
-def encode(graph: Graph) -> bytes:
+def encode(graph: DnnGraph) -> bytes:
     """A graph as messages carry it; equal ones give the same bytes."""
     return encode_part(graph, "dnn")
 
 
-decode: Final = msgspec.msgpack.Decoder(Graph).decode
+decode: Final = msgspec.msgpack.Decoder(DnnGraph).decode
 
 
 def packed_strides(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:

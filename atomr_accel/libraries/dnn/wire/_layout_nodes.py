@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from ._graph import Tensor, strides_of
+from ._graph import DnnTensor, strides_of
 from ._node_type import REQUIRED, NodeType
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ MOST_JOINED: Final = 8
 JOINED: Final = tuple(f"input{position}" for position in range(MOST_JOINED))
 
 
-def _whole(op: str, inputs: Inputs) -> Tensor:
+def _whole(op: str, inputs: Inputs) -> DnnTensor:
     """The first input; none may be a number.
 
     Raises:
@@ -39,18 +39,18 @@ def _whole(op: str, inputs: Inputs) -> Tensor:
     return first
 
 
-def _made(like: Tensor, shape: tuple[int, ...], *, last: bool) -> Tensor:
-    return Tensor(like.dtype, shape, strides_of(shape, last=last), "virtual", last=last)
+def _made(like: DnnTensor, shape: tuple[int, ...], *, last: bool) -> DnnTensor:
+    return DnnTensor(like.dtype, shape, strides_of(shape, last=last), "virtual", last=last)
 
 
-def _reshape(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _reshape(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     tensor, shape = _whole("reshape", inputs), attributes["shape"]
     if not shape or min(shape) < 1 or math.prod(shape) != math.prod(tensor.shape):
         raise ValueError(f"reshape: {tensor.shape} has not as many elements as {shape}")
     return {"y": _made(tensor, shape, last=False)}
 
 
-def _slice(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _slice(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     tensor = _whole("slice", inputs)
     steps = attributes["steps"] or (1,) * len(tensor.shape)
     bounds = (attributes["starts"], attributes["stops"], steps)
@@ -65,7 +65,7 @@ def _slice(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
     return {"y": _made(tensor, sizes, last=tensor.last)}
 
 
-def _concatenate(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _concatenate(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     tensor, axis = _whole("concatenate", inputs), attributes["axis"]
     shapes = [each.shape for each in inputs.values()]
     if not 0 <= axis < len(tensor.shape):
@@ -80,7 +80,7 @@ def _concatenate(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
     return {"y": _made(tensor, shape, last=tensor.last)}
 
 
-def _transpose(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _transpose(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     tensor, order = _whole("transpose", inputs), attributes["permutation"]
     if sorted(order) != list(range(len(tensor.shape))):
         raise ValueError(f"transpose: {order} is no permutation of the axes of {tensor.shape}")

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
-from ._graph import Attribute, Tensor
+from ._graph import Attribute, DnnTensor
 
-Inputs = Mapping[str, Tensor]
+Inputs = Mapping[str, DnnTensor]
 Attributes = Mapping[str, Any]
-Infer = Callable[[Inputs, Attributes], dict[str, Tensor]]
+Infer = Callable[[Inputs, Attributes], dict[str, DnnTensor]]
 
 
 @final

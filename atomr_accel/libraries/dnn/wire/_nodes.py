@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ._attention_nodes import ATTENTION
 from ._block_nodes import BLOCKS
 from ._element_types import result_of
-from ._graph import Tensor, packed_strides, strides_of
+from ._graph import DnnTensor, packed_strides, strides_of
 from ._layout_nodes import LAYOUT
 from ._node_type import REQUIRED, NodeType
 from ._resample_nodes import RESAMPLING
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from ._node_type import Attributes, Infer, Inputs
 
 
-def like(tensor: Tensor, shape: tuple[int, ...] | None = None, dtype: str | None = None) -> Tensor:
+def like(
+    tensor: DnnTensor, shape: tuple[int, ...] | None = None, dtype: str | None = None
+) -> DnnTensor:
     """A virtual tensor of another's layout, without its gaps."""
     sizes = tensor.shape if shape is None else shape
     strides = strides_of(sizes, last=tensor.last)
     kind = tensor.dtype if dtype is None else dtype
-    return Tensor(kind, sizes, strides, "virtual", last=tensor.last)
+    return DnnTensor(kind, sizes, strides, "virtual", last=tensor.last)
 
 
 def wider(dtype: str) -> str:
@@ -42,7 +44,7 @@ def wider(dtype: str) -> str:
 # --- convolution --------------------------------------------------------------------------
 
 
-class Window(NamedTuple):
+class FilterWindow(NamedTuple):
     """Movement of a filter over an image, for each dimension of space."""
 
     before: tuple[int, ...]
@@ -65,13 +67,13 @@ class Window(NamedTuple):
         return tuple(sizes)
 
 
-def window_of(op: str, space: int, attributes: Attributes) -> Window:
+def window_of(op: str, space: int, attributes: Attributes) -> FilterWindow:
     """The window of a convolution, checked.
 
     Raises:
         ValueError: a number of entries other than ``space``, or entries too small.
     """
-    window = Window(*(attributes[name] for name in _WINDOW))
+    window = FilterWindow(*(attributes[name] for name in _WINDOW))
     for name, values, least in zip(_WINDOW, window, (0, 0, 1, 1), strict=True):
         if len(values) != space or min(values) < least:
             raise ValueError(
@@ -100,7 +102,7 @@ def groups_of(op: str, channels: int, filter_: tuple[int, ...]) -> int:
     return groups
 
 
-def _ranks(op: str, *tensors: Tensor) -> int:
+def _ranks(op: str, *tensors: DnnTensor) -> int:
     first = tensors[0]
     space = len(first.shape) - 2
     if not 1 <= space <= 3 or any(len(each.shape) != len(first.shape) for each in tensors):
@@ -112,7 +114,7 @@ def _ranks(op: str, *tensors: Tensor) -> int:
     return space
 
 
-def same_dtype(op: str, *tensors: Tensor) -> None:
+def same_dtype(op: str, *tensors: DnnTensor) -> None:
     """Check that tensors have one dtype. Virtual ones may have any.
 
     Raises:
@@ -123,7 +125,7 @@ def same_dtype(op: str, *tensors: Tensor) -> None:
         raise TypeError(f"{op} takes tensors of one dtype, not {' and '.join(sorted(dtypes))}")
 
 
-def _conv_fprop(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _conv_fprop(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     image, weight = inputs["image"], inputs["weight"]
     window = window_of("conv_fprop", _ranks("conv_fprop", image, weight), attributes)
     groups_of("conv_fprop", image.shape[1], weight.shape)
@@ -131,14 +133,14 @@ def _conv_fprop(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
     return {"y": like(image, (image.shape[0], weight.shape[0], *space))}
 
 
-def _conv_dgrad(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _conv_dgrad(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     loss, weight, shape = inputs["loss"], inputs["filter"], attributes["shape"]
     window = window_of("conv_dgrad", _ranks("conv_dgrad", loss, weight), attributes)
     _same_window("conv_dgrad", window, shape, weight.shape, loss.shape)
     return {"dx": like(loss, shape)}
 
 
-def _conv_wgrad(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _conv_wgrad(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     image, loss, shape = inputs["image"], inputs["loss"], attributes["shape"]
     window = window_of("conv_wgrad", _ranks("conv_wgrad", image, loss), attributes)
     _same_window("conv_wgrad", window, image.shape, shape, loss.shape)
@@ -147,7 +149,7 @@ def _conv_wgrad(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
 
 def _same_window(
     op: str,
-    window: Window,
+    window: FilterWindow,
     image: tuple[int, ...],
     filter_: tuple[int, ...],
     loss: tuple[int, ...],
@@ -188,7 +190,7 @@ def broadcast_shapes(op: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _pointwise(op: str, dtype: str | None = None) -> Infer:
-    def infer(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+    def infer(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
         del attributes
         tensors = [each for each in inputs.values() if each.kind != "scalar"]
         if not tensors:
@@ -205,7 +207,7 @@ def _pointwise(op: str, dtype: str | None = None) -> Infer:
     return infer
 
 
-def _gen_index(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _gen_index(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     tensor, axis = inputs["input"], attributes["axis"]
     if not 0 <= axis < len(tensor.shape):
         raise ValueError(f"gen_index: axis {axis} is not one of shape {tensor.shape}")
@@ -330,7 +332,7 @@ POINTWISE: Final = frozenset(_pointwise_rows())
 # --- products and reductions --------------------------------------------------------------
 
 
-def _matmul(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _matmul(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     del attributes
     a, b = inputs["A"], inputs["B"]
     if len(a.shape) != len(b.shape) or len(a.shape) < 2 or a.shape[-1] != b.shape[-2]:
@@ -341,14 +343,14 @@ def _matmul(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
     same_dtype("matmul", a, b)
     batch = broadcast_shapes("matmul", a.shape[:-2], b.shape[:-2])
     shape = (*batch, a.shape[-2], b.shape[-1])
-    return {"c": Tensor(a.dtype, shape, packed_strides(shape), "virtual")}
+    return {"c": DnnTensor(a.dtype, shape, packed_strides(shape), "virtual")}
 
 
 REDUCTIONS: Final = ("ADD", "AMAX", "AVG", "MAX", "MIN", "MUL", "NORM1", "NORM2")
 """The modes of ``reduction``."""
 
 
-def _reduction(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _reduction(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     tensor, axes, mode = inputs["input"], attributes["axes"], attributes["mode"]
     if mode not in REDUCTIONS:
         raise ValueError(f"reduction: mode must be one of {', '.join(REDUCTIONS)}, not {mode!r}")
@@ -358,7 +360,7 @@ def _reduction(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
     return {"y": like(tensor, shape, wider(tensor.dtype))}
 
 
-def _genstats(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _genstats(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     del attributes
     tensor = inputs["input"]
     if len(tensor.shape) < 3:
@@ -371,7 +373,7 @@ def _genstats(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
 # --- normalisation ------------------------------------------------------------------------
 
 
-def _statistics(tensor: Tensor, scale: Tensor) -> Tensor:
+def _statistics(tensor: DnnTensor, scale: DnnTensor) -> DnnTensor:
     """Return a tensor of statistics, with size 1 along dimensions that ``scale`` varies over."""
     shape = tuple(
         1 if factor != 1 else size for size, factor in zip(tensor.shape, scale.shape, strict=True)
@@ -379,7 +381,7 @@ def _statistics(tensor: Tensor, scale: Tensor) -> Tensor:
     return like(tensor, shape, wider(tensor.dtype))
 
 
-def _norm_inputs(op: str, inputs: Inputs, *names: str) -> tuple[Tensor, Tensor]:
+def _norm_inputs(op: str, inputs: Inputs, *names: str) -> tuple[DnnTensor, DnnTensor]:
     tensor, scale = inputs["input"], inputs["scale"]
     if len(tensor.shape) < 3:
         raise ValueError(f"{op} takes tensors of at least 3 dimensions, not {tensor.shape}")
@@ -406,7 +408,7 @@ def _phase(op: str, attributes: Attributes) -> bool:
 
 
 def _norm(op: str, *, mean: bool = True, instance: bool = False) -> Infer:
-    def infer(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+    def infer(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
         tensor, scale = _norm_inputs(op, inputs, "bias")
         outputs = {"y": like(tensor)}
         if _phase(op, attributes):
@@ -421,7 +423,7 @@ def _norm(op: str, *, mean: bool = True, instance: bool = False) -> Infer:
     return infer
 
 
-def _groupnorm(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _groupnorm(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     tensor, _ = _norm_inputs("groupnorm", inputs, "bias")
     groups = _groups("groupnorm", tensor, attributes)
     outputs = {"y": like(tensor)}
@@ -432,12 +434,12 @@ def _groupnorm(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
     return outputs
 
 
-def _groupnorm_backward(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _groupnorm_backward(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     _groups("groupnorm_backward", inputs["input"], attributes)
     return _norm_backward("groupnorm_backward")(inputs, attributes)
 
 
-def _groups(op: str, tensor: Tensor, attributes: Attributes) -> int:
+def _groups(op: str, tensor: DnnTensor, attributes: Attributes) -> int:
     groups: int = attributes["groups"]
     if groups < 1 or tensor.shape[1] % groups:
         raise ValueError(f"{op}: {tensor.shape[1]} channels do not split into {groups} groups")
@@ -445,7 +447,7 @@ def _groups(op: str, tensor: Tensor, attributes: Attributes) -> int:
 
 
 def _norm_backward(op: str) -> Infer:
-    def infer(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+    def infer(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
         tensor, scale = _norm_inputs(op, inputs)
         if inputs["grad"].shape != tensor.shape:
             raise ValueError(
@@ -459,7 +461,7 @@ def _norm_backward(op: str) -> Infer:
     return infer
 
 
-def _batchnorm(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _batchnorm(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     del attributes
     running = ("in_running_mean", "in_running_var", "momentum")
     given = [name for name in running if name in inputs]
@@ -474,7 +476,7 @@ def _batchnorm(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
     return outputs
 
 
-def _batchnorm_inference(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+def _batchnorm_inference(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     del attributes
     names = ("mean", "inv_variance", "bias")
     return {"y": like(_norm_inputs("batchnorm_inference", inputs, *names)[0])}

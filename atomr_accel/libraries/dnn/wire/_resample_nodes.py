@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ._graph import Tensor, strides_of
+from ._graph import DnnTensor, strides_of
 from ._node_type import REQUIRED, NodeType
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ ADAPTIVE: Final = ("MAXPOOL", "AVGPOOL")
 INTERPOLATIONS: Final = ("NEAREST", "NEAREST_EXACT", "LINEAR", "CUBIC")
 
 
-class Axis(NamedTuple):
+class ResampleAxis(NamedTuple):
     """Resampling of one dimension of space.
 
     Attributes:
@@ -44,7 +44,7 @@ class Axis(NamedTuple):
     aligned: bool = False
 
 
-def _image(op: str, tensor: Tensor) -> int:
+def _image(op: str, tensor: DnnTensor) -> int:
     """Return the number of dimensions of space."""
     if not 3 <= len(tensor.shape) <= 5 or tensor.kind == "scalar":
         raise ValueError(f"{op} takes images of 3 to 5 dimensions, not {tensor.shape}")
@@ -58,7 +58,7 @@ def _choice(op: str, attributes: Attributes, known: tuple[str, ...]) -> str:
     return mode
 
 
-def axes_of(op: str, space: tuple[int, ...], attributes: Attributes) -> tuple[Axis, ...]:
+def axes_of(op: str, space: tuple[int, ...], attributes: Attributes) -> tuple[ResampleAxis, ...]:
     """Return the resampling of each dimension of space by an operation, or its gradient.
 
     Args:
@@ -76,16 +76,16 @@ def axes_of(op: str, space: tuple[int, ...], attributes: Attributes) -> tuple[Ax
         raise ValueError(f"{op}: size must be {len(space)} numbers of at least 1, not {places}")
     pairs = zip(space, places, strict=True)
     if op == "adaptive_pool":
-        return tuple(Axis("adaptive", size, count) for size, count in pairs)
+        return tuple(ResampleAxis("adaptive", size, count) for size, count in pairs)
     mode, aligned = str(attributes["mode"]), bool(attributes["align_corners"])
     if aligned and mode.startswith("NEAREST"):
         raise ValueError(f"{op}: align_corners is for LINEAR and CUBIC, not for {mode}")
     if mode == "CUBIC" and len(space) != 2:
         raise ValueError(f"{op}: CUBIC is for two dimensions of space, not for {len(space)}")
-    return tuple(Axis(mode, size, count, aligned=aligned) for size, count in pairs)
+    return tuple(ResampleAxis(mode, size, count, aligned=aligned) for size, count in pairs)
 
 
-def _windows(space: tuple[int, ...], attributes: Attributes) -> tuple[Axis, ...]:
+def _windows(space: tuple[int, ...], attributes: Attributes) -> tuple[ResampleAxis, ...]:
     names = ("window", "stride", "pre_padding", "post_padding")
     for name, least in zip(names, (1, 1, 0, 0), strict=True):
         values = attributes[name]
@@ -109,19 +109,19 @@ def _windows(space: tuple[int, ...], attributes: Attributes) -> tuple[Axis, ...]
                 f"resample: a window of {taps} in steps of {step} does not fit into {size} "
                 f"elements with padding {before}, {after}"
             )
-        axes.append(Axis("window", size, places, taps, step, before, after))
+        axes.append(ResampleAxis("window", size, places, taps, step, before, after))
     return tuple(axes)
 
 
-def _result(tensor: Tensor, space: tuple[int, ...]) -> Tensor:
+def _result(tensor: DnnTensor, space: tuple[int, ...]) -> DnnTensor:
     shape = (*tensor.shape[:2], *space)
-    return Tensor(
+    return DnnTensor(
         tensor.dtype, shape, strides_of(shape, last=tensor.last), "virtual", last=tensor.last
     )
 
 
 def _forward(op: str, modes: tuple[str, ...]) -> Infer:
-    def infer(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+    def infer(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
         tensor = inputs["input"]
         _image(op, tensor)
         _choice(op, attributes, modes)
@@ -134,7 +134,7 @@ def _forward(op: str, modes: tuple[str, ...]) -> Infer:
 def _backward(op: str, modes: tuple[str, ...]) -> Infer:
     name = f"{op}_backward"
 
-    def infer(inputs: Inputs, attributes: Attributes) -> dict[str, Tensor]:
+    def infer(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
         loss, shape = inputs["loss"], attributes["shape"]
         space = _image(name, loss)
         mode = _choice(name, attributes, modes)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from ....wire import Message
-from ._graph import Tensor
+from ._graph import DnnTensor
 
 
 class Pool(Message, frozen=True):
@@ -25,8 +25,8 @@ class Pool(Message, frozen=True):
     window: tuple[int, ...]
     padding: tuple[int, ...]
     stride: tuple[int, ...]
-    x_tensor: Tensor
-    y_tensor: Tensor
+    x_tensor: DnnTensor
+    y_tensor: DnnTensor
     x: int
     y: int
     dy: int = 0
@@ -67,7 +67,7 @@ class Normalize(Message, frozen=True):
     alpha: float
     beta: float
     k: float
-    tensor: Tensor
+    tensor: DnnTensor
     x: int
     y: int
     dy: int = 0

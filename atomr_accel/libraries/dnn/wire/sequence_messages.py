@@ -85,7 +85,7 @@ class Append(Message, frozen=True):
     v_layers: int = 0
 
 
-class Upload(msgspec.Struct, frozen=True, array_like=True):
+class SequenceUpload(msgspec.Struct, frozen=True, array_like=True):
     """A few bytes for the device.
 
     Attributes:
@@ -180,7 +180,7 @@ class Attend(Message, frozen=True):
         before, after: rows to overwrite before and after the graph runs.
     """
 
-    uploads: tuple[Upload, ...]
+    uploads: tuple[SequenceUpload, ...]
     append: Append | None
     derived: bytes
     places: tuple[int, ...]

@@ -10,12 +10,12 @@ import numpy as np
 from ...._dtypes import DTYPES, NUMBER_KINDS, number_kind
 from ....host.host import IMPORTS
 from ..wire._cosines import cosines_shape
-from ..wire._messages import Cosines, Forget, Frequencies, Prepare, Roll, Transform, decode
+from ..wire._messages import Cosines, ForgetPlan, Frequencies, Prepare, Roll, RunTransform, decode
 from ..wire._plan import HALF, result_shape, result_type
 
 if TYPE_CHECKING:
     from ....backends.cpu.host.context import CpuContext, CpuStream
-    from ..wire._messages import Hook, Spec
+    from ..wire._messages import FftSpec, Hook
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -36,9 +36,9 @@ class CpuFft:
         del stream
         self._context: Final = context
         self.handlers: Final = {
-            Transform: self._transform,
+            RunTransform: self._transform,
             Prepare: self._prepare,
-            Forget: self._forget,
+            ForgetPlan: self._forget,
             Roll: self._roll,
             Frequencies: self._frequencies,
         }
@@ -51,11 +51,11 @@ class CpuFft:
         self._context.check()
         return 0
 
-    def _forget(self, message: Forget) -> None:
+    def _forget(self, message: ForgetPlan) -> None:
         del message
         self._context.check()
 
-    def _transform(self, message: Transform) -> None:
+    def _transform(self, message: RunTransform) -> None:
         self._context.check()
         spec = decode(message.spec)
         if isinstance(spec, Cosines):
@@ -112,7 +112,7 @@ class CpuFft:
         target[...] = index * message.step
 
 
-def _compute(spec: Spec, source: _Array) -> _Array:
+def _compute(spec: FftSpec, source: _Array) -> _Array:
     """The transform without its scale."""
     if spec.kind == "r2c":
         spectrum = np.fft.rfftn(source, spec.sizes, spec.axes)

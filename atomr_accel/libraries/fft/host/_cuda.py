@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._errors import LibraryError, Unsupported
 from ....backends.cuda.host.driver import check, driver
-from ....executors.cuda_kernels import Arguments, Kernels, preload_compiler
+from ....executors.cuda_kernels import KernelArguments, Kernels, preload_compiler
 from ....executors.vendor import VendorLibrary
 from ....wire import PLACE
 from ..wire._cosines import Fold, plan_cosines
-from ..wire._messages import Cosines, Forget, Frequencies, Prepare, Roll, Transform, decode
-from ..wire._plan import ALIGNMENT, COMPLEX, Fft, Move, plan
+from ..wire._messages import Cosines, ForgetPlan, Frequencies, Prepare, Roll, RunTransform, decode
+from ..wire._plan import ALIGNMENT, COMPLEX, CufftRun, Move, plan
 from ._hooks import compile_hooks, link
 from ._prototypes import FORWARD, INVERSE, PROTOTYPES, REFUSALS, STATUS_NAMES, TRANSFORM_TYPES
 from ._source import (
     BY_SIZE,
     COSINES,
     SOURCE,
-    Launch,
+    FftLaunch,
     fold_launch,
     frequencies_arguments,
     move_arguments,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ....backends.cuda.host.context import CudaContext, CudaStream
     from ....host.templates import Template
     from ..wire._cosines import Spread
-    from ..wire._plan import Layout, Place, Program
+    from ..wire._plan import BufferOffset, CufftLayout, FftProgram
     from ._hooks import Linkable
 
     _Step = Callable[[tuple[int, int, int]], None]
@@ -60,15 +60,15 @@ class CudaFft:
         self._context: Final = context
         self._kernels: Final = Kernels(context, stream, SOURCE)
         self._cosines: Final = Kernels(context, stream, COSINES)
-        self._plans: dict[int, _Plan] = {}
+        self._plans: dict[int, _FftPlan] = {}
         self.handlers: Final = {
-            Transform: self._transform,
+            RunTransform: self._transform,
             Prepare: self._prepare,
-            Forget: self._forget,
+            ForgetPlan: self._forget,
             Roll: self._roll,
             Frequencies: self._frequencies,
         }
-        self.preparers: Final = {Transform: self._prepare_transform}
+        self.preparers: Final = {RunTransform: self._prepare_transform}
 
     @staticmethod
     def preload() -> None:
@@ -87,7 +87,7 @@ class CudaFft:
     def _prepare(self, message: Prepare) -> int:
         return self._plan(message.number, message.spec).work
 
-    def _plan(self, number: int, spec: bytes) -> _Plan:
+    def _plan(self, number: int, spec: bytes) -> _FftPlan:
         made = self._plans.get(number)
         if made is None:
             decoded = decode(spec)
@@ -99,10 +99,10 @@ class CudaFft:
                 if decoded.load or decoded.store:
                     hooks = compile_hooks(decoded, self._context.compute_capability)
             kernels, stream = (self._kernels, self._cosines), self._stream.pointer
-            made = self._plans[number] = _Plan(self._library, *kernels, stream, program, hooks)
+            made = self._plans[number] = _FftPlan(self._library, *kernels, stream, program, hooks)
         return made
 
-    def _transform(self, message: Transform) -> None:
+    def _transform(self, message: RunTransform) -> None:
         made = self._plan(message.number, message.spec)
         if self._stream.captures:
             # Its tables, and perhaps its work area, are the graph's from now on.
@@ -135,13 +135,13 @@ class CudaFft:
 
         return run
 
-    def _leave(self, number: int, made: _Plan) -> None:
+    def _leave(self, number: int, made: _FftPlan) -> None:
         """A graph that has a plan is gone: with the last one goes the plan."""
         made.graphs -= 1
         if not made.graphs and self._plans.get(number) is made:
-            self._forget(Forget(number))
+            self._forget(ForgetPlan(number))
 
-    def _forget(self, message: Forget) -> None:
+    def _forget(self, message: ForgetPlan) -> None:
         made = self._plans.pop(message.number, None)
         if made is not None:
             made.close()
@@ -150,7 +150,7 @@ class CudaFft:
         count = math.prod(message.shape)
         if not count:
             return
-        arguments = Arguments(roll_arguments(message.shape, message.shifts, count))
+        arguments = KernelArguments(roll_arguments(message.shape, message.shifts, count))
         arguments.pointers[0] = self._pointer(message.target)
         arguments.pointers[1] = self._pointer(message.source)
         function = self._kernels.function(f"roll<{BY_SIZE[message.itemsize]}>")
@@ -158,14 +158,16 @@ class CudaFft:
 
     def _frequencies(self, message: Frequencies) -> None:
         count, packed = frequencies_arguments(message.n, message.step, half=message.half)
-        arguments = Arguments(packed)
+        arguments = KernelArguments(packed)
         arguments.pointers[0] = self._pointer(message.target)
         self._kernels.launch(self._kernels.function("frequencies"), count, arguments)
 
 
-def _launching(kernels: Kernels, launch: Launch, source: Place, target: Place) -> _Step:
+def _launching(
+    kernels: Kernels, launch: FftLaunch, source: BufferOffset, target: BufferOffset
+) -> _Step:
     """Return a step that launches a kernel from one place to another."""
-    arguments = Arguments(launch.arguments)
+    arguments = KernelArguments(launch.arguments)
     run = kernels.prepare(kernels.function(launch.name), launch.items, arguments)
     pointers = arguments.pointers
 
@@ -178,7 +180,7 @@ def _launching(kernels: Kernels, launch: Launch, source: Place, target: Place) -
 
 
 @final
-class _Plan:
+class _FftPlan:
     """A program of steps with everything made: handles, kernels and their arguments.
 
     Attributes:
@@ -193,7 +195,7 @@ class _Plan:
         kernels: Kernels,
         cosines: Kernels,
         stream: int,
-        program: Program,
+        program: FftProgram,
         hooks: list[Linkable],
     ) -> None:
         self._library = library
@@ -246,17 +248,17 @@ class _Plan:
             check("cuMemFree", driver.cuMemFree(self._own))
             self._own = 0
 
-    def _made(self, step: Move | Fft | Fold | Spread, stream: int) -> _Step:
-        if isinstance(step, Fft):
+    def _made(self, step: Move | CufftRun | Fold | Spread, stream: int) -> _Step:
+        if isinstance(step, CufftRun):
             return self._fft(step, stream)
         if isinstance(step, Move):
             count = math.prod(dim.size for dim in step.dims)
-            launch = Launch(move_name(step, count), count, move_arguments(step, count))
+            launch = FftLaunch(move_name(step, count), count, move_arguments(step, count))
             return _launching(self._kernels, launch, step.source, step.target)
         launch = fold_launch(step) if isinstance(step, Fold) else spread_launch(step)
         return _launching(self._cosines, launch, step.source, step.target)
 
-    def _fft(self, step: Fft, stream: int) -> _Step:
+    def _fft(self, step: CufftRun, stream: int) -> _Step:
         handle = self._make(step.layout, stream)
         source, target = c_void_p(), c_void_p()
         execute = self._library.prepare(
@@ -278,7 +280,7 @@ class _Plan:
 
         return run
 
-    def _make(self, layout: Layout, stream: int) -> int:
+    def _make(self, layout: CufftLayout, stream: int) -> int:
         call = self._library.call
         cell = c_int()
         call("cufftCreate", byref(cell))

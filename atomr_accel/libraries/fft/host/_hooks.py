@@ -13,7 +13,7 @@ from ._prototypes import ENUMS
 
 if TYPE_CHECKING:
     from ....executors.vendor import VendorLibrary
-    from ..wire._messages import Spec
+    from ..wire._messages import FftSpec
 
 _TYPES: Final = """typedef float cufftReal;
 typedef double cufftDoubleReal;
@@ -71,7 +71,7 @@ class Linkable(NamedTuple):
     kind: int
 
 
-def compile_hooks(spec: Spec, capability: tuple[int, int]) -> list[Linkable]:
+def compile_hooks(spec: FftSpec, capability: tuple[int, int]) -> list[Linkable]:
     """The callbacks of a transform.
 
     Raises:

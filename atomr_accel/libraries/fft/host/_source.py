@@ -58,7 +58,7 @@ def move_arguments(move: Move, count: int) -> bytes:
     return struct.pack("<3Q", 0, 0, count) + dims.ljust(MOST_DIMS * 32, b"\0") + tail
 
 
-class Launch(NamedTuple):
+class FftLaunch(NamedTuple):
     """The launch of a kernel.
 
     Attributes:
@@ -72,19 +72,19 @@ class Launch(NamedTuple):
     arguments: bytes
 
 
-def fold_launch(fold: Fold) -> Launch:
+def fold_launch(fold: Fold) -> FftLaunch:
     """The kernel that makes rows for a Fourier transform."""
     types = f"{fold.series.type}, {ELEMENTS[fold.source_type]}, {ELEMENTS[fold.precision]}"
     return _along_axis("fold", types, fold.series, fold.width, fold.width)
 
 
-def spread_launch(spread: Spread) -> Launch:
+def spread_launch(spread: Spread) -> FftLaunch:
     """Return the launch of the kernel that makes results from transformed rows."""
     types = f"{spread.series.type}, {ELEMENTS[spread.precision]}"
     return _along_axis("spread", types, spread.series, spread.width, spread.taken)
 
 
-def _along_axis(name: str, types: str, series: Series, width: int, taken: int) -> Launch:
+def _along_axis(name: str, types: str, series: Series, width: int, taken: int) -> FftLaunch:
     """Return the launch of a kernel that handles ``taken`` elements of each row."""
     inner, outer = series.inner, series.outer
     if inner < _NARROW:
@@ -98,7 +98,7 @@ def _along_axis(name: str, types: str, series: Series, width: int, taken: int) -
     data = struct.pack(
         "<3Q5qd2i", 0, 0, count, *numbers, series.scale, series.sine, series.orthogonal
     )
-    return Launch(name, items, data)
+    return FftLaunch(name, items, data)
 
 
 def _index(count: int) -> str:

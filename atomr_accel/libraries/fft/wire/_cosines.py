@@ -29,16 +29,16 @@ from ._plan import (
     ITEMSIZE,
     OUTPUT,
     SCRATCH,
+    BufferOffset,
+    CufftLayout,
+    CufftRun,
     Dim,
-    Fft,
-    Layout,
+    FftProgram,
     Move,
-    Place,
-    Program,
 )
 
 if TYPE_CHECKING:
-    from ._messages import Along, Cosines
+    from ._messages import Cosines, CosineSpec
 
 ODD: Final = 5
 """The kernels' number for type 4 of an odd number of points."""
@@ -50,7 +50,7 @@ class Series:
 
     Attributes:
         type: from 1 to 4, or ``ODD``.
-        sine, scale, orthogonal: see ``Along``.
+        sine, scale, orthogonal: see ``CosineSpec``.
         outer, inner: elements of all axes before, and of all axes behind.
         extent: numbers along the axis in the source.
         points: numbers along it of the transform.
@@ -78,8 +78,8 @@ class Fold:
         width: elements of a row, complex ones for types from 3 on.
     """
 
-    source: Place
-    target: Place
+    source: BufferOffset
+    target: BufferOffset
     source_type: str
     precision: str
     series: Series
@@ -98,19 +98,19 @@ class Spread:
         taken: how many of them mean something.
     """
 
-    source: Place
-    target: Place
+    source: BufferOffset
+    target: BufferOffset
     precision: str
     series: Series
     width: int
     taken: int
 
 
-class _Rows(NamedTuple):
+class _FourierRows(NamedTuple):
     """The Fourier transform in a cosine or sine transform.
 
     Attributes:
-        kind: as in ``Spec``.
+        kind: as in ``FftSpec``.
         size: its points.
         taken: elements of its result that are looked at.
     """
@@ -143,15 +143,15 @@ def points_of(type_: int, n: int, *, sine: bool) -> int:
     return n + 1 if sine else n - 1
 
 
-def _rows(type_: int, n: int, *, sine: bool) -> _Rows:
+def _rows(type_: int, n: int, *, sine: bool) -> _FourierRows:
     if type_ == 1:
         half = points_of(1, n, sine=sine)
-        return _Rows("r2c", 2 * half, half + 1)
+        return _FourierRows("r2c", 2 * half, half + 1)
     if type_ == 2:
-        return _Rows("r2c", n, n // 2 + 1)
+        return _FourierRows("r2c", n, n // 2 + 1)
     if type_ == 3:
-        return _Rows("c2r", n, n)
-    return _Rows("c2c", 2 * n, n) if n % 2 else _Rows("c2c", n // 2, n // 2)
+        return _FourierRows("c2r", n, n)
+    return _FourierRows("c2c", 2 * n, n) if n % 2 else _FourierRows("c2c", n // 2, n // 2)
 
 
 def cosines_shape(spec: Cosines) -> tuple[int, ...]:
@@ -160,22 +160,24 @@ def cosines_shape(spec: Cosines) -> tuple[int, ...]:
     return tuple(points.get(axis, extent) for axis, extent in enumerate(spec.shape))
 
 
-def plan_cosines(spec: Cosines) -> Program:
+def plan_cosines(spec: Cosines) -> FftProgram:
     """Return the steps of transforms, one axis after the other.
 
     Two parts of scratch memory alternate: a step reads from one, and writes to the other.
     """
     shape = list(spec.shape)
     if 0 in cosines_shape(spec):
-        return Program((), 0)
+        return FftProgram((), 0)
     if not spec.along:
         count = math.prod(shape)
         dims = (Dim(count, 1, 1, count),)
-        return Program((Move(Place(INPUT), Place(OUTPUT), spec.source, spec.precision, dims),), 0)
-    steps: list[Move | Fft | Fold | Spread] = []
+        return FftProgram(
+            (Move(BufferOffset(INPUT), BufferOffset(OUTPUT), spec.source, spec.precision, dims),), 0
+        )
+    steps: list[Move | CufftRun | Fold | Spread] = []
     most = max(_nbytes(spec, each, sizes) for each, sizes in _each(spec))
-    places = [Place(SCRATCH), Place(SCRATCH, most)]
-    source, source_type = Place(INPUT), spec.source
+    places = [BufferOffset(SCRATCH), BufferOffset(SCRATCH, most)]
+    source, source_type = BufferOffset(INPUT), spec.source
     for number, (each, sizes) in enumerate(_each(spec), 1):
         outer, inner = math.prod(sizes[: each.axis]), math.prod(sizes[each.axis + 1 :])
         rows = _rows(each.type, each.points, sine=each.sine)
@@ -183,7 +185,7 @@ def plan_cosines(spec: Cosines) -> Program:
         about = (each.sine, each.scale, each.orthogonal)
         series = Series(type_, *about, outer, inner, sizes[each.axis], each.points)
         before, after = places
-        target = Place(OUTPUT) if number == len(spec.along) else before
+        target = BufferOffset(OUTPUT) if number == len(spec.along) else before
         steps += [
             Fold(source, before, source_type, spec.precision, series, rows.before),
             _transform(spec.precision, rows, outer * inner, before, after),
@@ -191,10 +193,10 @@ def plan_cosines(spec: Cosines) -> Program:
         ]
         source, source_type = target, spec.precision
         places.reverse()
-    return Program(tuple(steps), 2 * most)
+    return FftProgram(tuple(steps), 2 * most)
 
 
-def _each(spec: Cosines) -> list[tuple[Along, tuple[int, ...]]]:
+def _each(spec: Cosines) -> list[tuple[CosineSpec, tuple[int, ...]]]:
     """Return the transforms, each with the shape of its input."""
     shape = list(spec.shape)
     made = []
@@ -204,7 +206,7 @@ def _each(spec: Cosines) -> list[tuple[Along, tuple[int, ...]]]:
     return made
 
 
-def _nbytes(spec: Cosines, each: Along, sizes: tuple[int, ...]) -> int:
+def _nbytes(spec: Cosines, each: CosineSpec, sizes: tuple[int, ...]) -> int:
     """Bytes of the largest array that a transform makes, aligned."""
     rows = _rows(each.type, each.points, sine=each.sine)
     batch = math.prod(sizes[: each.axis]) * math.prod(sizes[each.axis + 1 :])
@@ -217,9 +219,11 @@ def _nbytes(spec: Cosines, each: Along, sizes: tuple[int, ...]) -> int:
     return -(-batch * row // ALIGNMENT) * ALIGNMENT
 
 
-def _transform(precision: str, rows: _Rows, batch: int, source: Place, target: Place) -> Fft:
+def _transform(
+    precision: str, rows: _FourierRows, batch: int, source: BufferOffset, target: BufferOffset
+) -> CufftRun:
     """Each row of a number of them."""
-    layout = Layout(
+    layout = CufftLayout(
         sizes=(rows.size,),
         source_embed=(rows.before,),
         source_stride=1,
@@ -231,4 +235,4 @@ def _transform(precision: str, rows: _Rows, batch: int, source: Place, target: P
         target_type=precision if rows.kind == "c2r" else COMPLEX[precision],
         batch=batch,
     )
-    return Fft(layout, rows.kind == "c2r", source, target, ((0, 0),))
+    return CufftRun(layout, rows.kind == "c2r", source, target, ((0, 0),))

@@ -1,7 +1,7 @@
 """Messages of the FFT lane.
 
-A transform's ``Spec`` is sent as bytes. The lane keeps a plan under the plan's number, and decodes
-the spec only when it makes the plan.
+A transform's ``FftSpec`` is sent as bytes. The lane keeps a plan under the plan's number, and
+decodes the spec only when it makes the plan.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Hook(msgspec.Struct, frozen=True, array_like=True):
     function: bytes
 
 
-class Spec(Message, frozen=True):
+class FftSpec(Message, frozen=True):
     """A transform without its addresses; equal ones share a plan.
 
     An element type is the name of a dtype, or ``float16x2`` and ``bfloat16x2`` for the complex
@@ -67,7 +67,7 @@ class Spec(Message, frozen=True):
     spent: bool = False
 
 
-class Along(msgspec.Struct, frozen=True, array_like=True):
+class CosineSpec(msgspec.Struct, frozen=True, array_like=True):
     """A cosine or sine transform along one axis.
 
     Attributes:
@@ -103,18 +103,18 @@ class Cosines(Message, frozen=True):
     source: str
     precision: str
     shape: tuple[int, ...]
-    along: tuple[Along, ...]
+    along: tuple[CosineSpec, ...]
 
 
-def encode(spec: Spec | Cosines) -> bytes:
+def encode(spec: FftSpec | Cosines) -> bytes:
     """A spec as messages carry it; equal ones give the same bytes."""
     return encode_part(spec, "fft")
 
 
 @lru_cache
-def decode(encoded: bytes) -> Spec | Cosines:
+def decode(encoded: bytes) -> FftSpec | Cosines:
     """The spec that ``encode`` was given."""
-    made: Spec | Cosines = msgspec.msgpack.decode(encoded, type=Spec | Cosines)
+    made: FftSpec | Cosines = msgspec.msgpack.decode(encoded, type=FftSpec | Cosines)
     return made
 
 
@@ -123,7 +123,7 @@ class Prepare(Message, frozen=True):
 
     Attributes:
         number: the plan's number in later messages.
-        spec: the transform's ``Spec``, encoded.
+        spec: the transform's ``FftSpec``, encoded.
     """
 
     returns: ClassVar[Any] = int
@@ -135,7 +135,7 @@ class Prepare(Message, frozen=True):
     spec: bytes
 
 
-class Transform(Message, frozen=True):
+class RunTransform(Message, frozen=True):
     """Run a plan, which is made first if it is not there.
 
     Attributes:
@@ -154,7 +154,7 @@ class Transform(Message, frozen=True):
     work: int
 
 
-class Forget(Message, frozen=True):
+class ForgetPlan(Message, frozen=True):
     """Drop a plan."""
 
     everywhere: ClassVar[bool] = True

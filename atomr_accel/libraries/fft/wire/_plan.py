@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ._cosines import Fold, Spread
-    from ._messages import Spec
+    from ._messages import FftSpec
 
 INPUT: Final = 0
 OUTPUT: Final = 1
@@ -60,7 +60,7 @@ ITEMSIZE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferOffset:
     """A place in one of a transform's buffers: which, and bytes from its start."""
 
     buffer: int
@@ -68,7 +68,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class BufferView:
     """A strided array in a buffer.
 
     Attributes:
@@ -79,22 +79,22 @@ class View:
         extents: how many of them are there; the rest are zeros. By default all.
     """
 
-    place: Place
+    place: BufferOffset
     type: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     extents: tuple[int, ...]
 
     @staticmethod
-    def contiguous(place: Place, kind: str, shape: tuple[int, ...]) -> View:
+    def contiguous(place: BufferOffset, kind: str, shape: tuple[int, ...]) -> BufferView:
         """A whole C-contiguous array."""
-        return View(place, kind, shape, contiguous_strides(shape), shape)
+        return BufferView(place, kind, shape, contiguous_strides(shape), shape)
 
-    def permuted(self, order: Iterable[int]) -> View:
+    def permuted(self, order: Iterable[int]) -> BufferView:
         """With the dimensions in another order."""
         order = tuple(order)
         pick = [tuple(x[i] for i in order) for x in (self.shape, self.strides, self.extents)]
-        return View(self.place, self.type, *pick)
+        return BufferView(self.place, self.type, *pick)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ class Move:
         middle: see ``edge``; -1 for none.
     """
 
-    source: Place
-    target: Place
+    source: BufferOffset
+    target: BufferOffset
     source_type: str
     target_type: str
     dims: tuple[Dim, ...]
@@ -133,7 +133,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CufftLayout:
     """A plan in the words of ``cufftXtMakePlanMany``."""
 
     sizes: tuple[int, ...]
@@ -149,7 +149,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Fft:
+class CufftRun:
     """One or several runs of a cuFFT plan.
 
     Attributes:
@@ -159,15 +159,15 @@ class Fft:
         offsets: what to add to both in each run, in bytes.
     """
 
-    layout: Layout
+    layout: CufftLayout
     inverse: bool
-    source: Place
-    target: Place
+    source: BufferOffset
+    target: BufferOffset
     offsets: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class FftProgram:
     """The steps of a transform.
 
     Attributes:
@@ -175,7 +175,7 @@ class Program:
         scratch: bytes of scratch memory.
     """
 
-    steps: tuple[Move | Fft | Fold | Spread, ...]
+    steps: tuple[Move | CufftRun | Fold | Spread, ...]
     scratch: int
 
 
@@ -187,7 +187,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))[: len(shape)]
 
 
-def logical_shape(spec: Spec) -> tuple[int, ...]:
+def logical_shape(spec: FftSpec) -> tuple[int, ...]:
     """The shape of the array in real space: cropped or padded."""
     shape = list(spec.shape)
     for axis, size in zip(spec.axes, spec.sizes, strict=True):
@@ -195,7 +195,7 @@ def logical_shape(spec: Spec) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def spectrum_shape(spec: Spec) -> tuple[int, ...]:
+def spectrum_shape(spec: FftSpec) -> tuple[int, ...]:
     """The shape of its transform, of which a real array needs only half."""
     shape = list(logical_shape(spec))
     if spec.kind != "c2c":
@@ -203,42 +203,44 @@ def spectrum_shape(spec: Spec) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def result_shape(spec: Spec) -> tuple[int, ...]:
+def result_shape(spec: FftSpec) -> tuple[int, ...]:
     """The shape of the output."""
     return logical_shape(spec) if spec.kind == "c2r" else spectrum_shape(spec)
 
 
-def result_type(spec: Spec) -> str:
+def result_type(spec: FftSpec) -> str:
     """The element type of the output."""
     return spec.precision if spec.kind == "c2r" else COMPLEX[spec.precision]
 
 
-def plan(spec: Spec) -> Program:
+def plan(spec: FftSpec) -> FftProgram:
     """Return the steps of a transform.
 
     Raises:
         Unsupported: more dimensions than a move takes.
     """
     if 0 in result_shape(spec):
-        return Program((), 0)
-    return _Planner(spec).run()
+        return FftProgram((), 0)
+    return _FftPlanner(spec).run()
 
 
 @final
-class _Planner:
-    def __init__(self, spec: Spec) -> None:
+class _FftPlanner:
+    def __init__(self, spec: FftSpec) -> None:
         self._spec = spec
         self._half = spec.precision in HALF
         self._complex = COMPLEX[spec.precision]
         self._logical = logical_shape(spec)
         self._spectrum = spectrum_shape(spec)
-        self._result = View.contiguous(Place(OUTPUT), result_type(spec), result_shape(spec))
-        self._steps: list[Move | Fft] = []
+        self._result = BufferView.contiguous(
+            BufferOffset(OUTPUT), result_type(spec), result_shape(spec)
+        )
+        self._steps: list[Move | CufftRun] = []
         self._used = 0
         self._most = 0
         self._scale = spec.scale
 
-    def run(self) -> Program:
+    def run(self) -> FftProgram:
         spec = self._spec
         data = self._fetch()
         for kind, axes in self._passes(data):
@@ -248,20 +250,22 @@ class _Planner:
             else:
                 data = self._pass(kind, axes, data, self._result)
         self._finish(conjugate=spec.conjugate and spec.kind == "r2c")
-        return Program(tuple(self._steps), self._most)
+        return FftProgram(tuple(self._steps), self._most)
 
-    def _home(self, data: View) -> View:
+    def _home(self, data: BufferView) -> BufferView:
         """Return the view that holds the complex array between passes."""
         return data if self._spec.kind == "c2r" else self._result
 
     # --- what comes first and last -------------------------------------------------------
 
-    def _fetch(self) -> View:
+    def _fetch(self) -> BufferView:
         """Return the input, moved to a layout that cuFFT can take if it needs that."""
         spec = self._spec
         window = self._spectrum if spec.kind == "c2r" else self._logical
         wanted = spec.precision if spec.kind == "r2c" else self._complex
-        source = View(Place(INPUT), spec.source, window, contiguous_strides(spec.shape), spec.shape)
+        source = BufferView(
+            BufferOffset(INPUT), spec.source, window, contiguous_strides(spec.shape), spec.shape
+        )
         padded = any(size > extent for size, extent in zip(window, spec.shape, strict=True))
         # Half precision is scaled before it sums, because the sums overflow early.
         early = self._half and self._scale != 1.0
@@ -272,7 +276,7 @@ class _Planner:
         if spec.kind == "c2c":
             target = self._result
         else:
-            target = View.contiguous(self._take(wanted, window), wanted, window)
+            target = BufferView.contiguous(self._take(wanted, window), wanted, window)
         edge, middle = -1, -1
         if spec.kind == "c2r" and len(spec.axes) == 1:
             # NumPy ignores what is imaginary in the elements that must be real.
@@ -303,7 +307,7 @@ class _Planner:
 
     # --- passes --------------------------------------------------------------------------
 
-    def _passes(self, data: View) -> list[tuple[str, tuple[int, ...]]]:
+    def _passes(self, data: BufferView) -> list[tuple[str, tuple[int, ...]]]:
         """The axes in groups that one plan transforms, in the order of execution."""
         kind, axes = self._spec.kind, self._spec.axes
         if kind == "c2c":
@@ -325,7 +329,9 @@ class _Planner:
         others = [("c2c", each) for each in self._groups(rest, home, home)]
         return [(kind, group), *others] if kind == "r2c" else [*others, (kind, group)]
 
-    def _groups(self, axes: tuple[int, ...], source: View, target: View) -> list[tuple[int, ...]]:
+    def _groups(
+        self, axes: tuple[int, ...], source: BufferView, target: BufferView
+    ) -> list[tuple[int, ...]]:
         ordered = sorted(axes)
         groups: list[tuple[int, ...]] = []
         while ordered:
@@ -340,7 +346,9 @@ class _Planner:
                 groups.append(group)
         return groups
 
-    def _pass(self, kind: str, axes: tuple[int, ...], source: View, target: View) -> View:
+    def _pass(
+        self, kind: str, axes: tuple[int, ...], source: BufferView, target: BufferView
+    ) -> BufferView:
         """Transform along ``axes``, from ``source`` to ``target``."""
         step = self._direct(kind, axes, source, target)
         if step:
@@ -351,12 +359,14 @@ class _Planner:
         order = (*batches, *axes)
         used = self._used
         before, after = source.permuted(order), target.permuted(order)
-        gathered = View.contiguous(self._take(source.type, before.shape), source.type, before.shape)
+        gathered = BufferView.contiguous(
+            self._take(source.type, before.shape), source.type, before.shape
+        )
         if target.type == source.type:
             transformed = gathered
         else:
             place = self._take(target.type, after.shape)
-            transformed = View.contiguous(place, target.type, after.shape)
+            transformed = BufferView.contiguous(place, target.type, after.shape)
         self._move(before, gathered)
         last = tuple(range(len(batches), len(order)))
         step = self._direct(kind, last, gathered, transformed)
@@ -366,7 +376,9 @@ class _Planner:
         self._used = used
         return target
 
-    def _direct(self, kind: str, axes: tuple[int, ...], source: View, target: View) -> Fft | None:
+    def _direct(
+        self, kind: str, axes: tuple[int, ...], source: BufferView, target: BufferView
+    ) -> CufftRun | None:
         """The transform as runs of one plan, or None if copying is better or has to be."""
         misaligned = [INPUT] * (not self._spec.source_aligned)
         misaligned += [OUTPUT] * (not self._spec.target_aligned)
@@ -404,7 +416,7 @@ class _Planner:
         side = {"r2c": 0, "c2r": 1}.get(kind)
         if side is not None and any(offset[side] % 2 for offset in offsets):
             return None
-        layout = Layout(
+        layout = CufftLayout(
             sizes=sizes,
             source_embed=source_embed,
             source_stride=source.strides[axes[-1]],
@@ -418,13 +430,13 @@ class _Planner:
         )
         widths = ITEMSIZE[source.type], ITEMSIZE[target.type]
         in_bytes = tuple((a * widths[0], b * widths[1]) for a, b in offsets)
-        return Fft(layout, self._spec.inverse, source.place, target.place, in_bytes)
+        return CufftRun(layout, self._spec.inverse, source.place, target.place, in_bytes)
 
     # --- moves ---------------------------------------------------------------------------
 
-    def _take(self, kind: str, shape: tuple[int, ...]) -> Place:
+    def _take(self, kind: str, shape: tuple[int, ...]) -> BufferOffset:
         """Scratch memory for an array."""
-        place = Place(SCRATCH, self._used)
+        place = BufferOffset(SCRATCH, self._used)
         nbytes = math.prod(shape) * ITEMSIZE[kind]
         self._used += -(-nbytes // ALIGNMENT) * ALIGNMENT
         self._most = max(self._most, self._used)
@@ -432,8 +444,8 @@ class _Planner:
 
     def _move(
         self,
-        source: View,
-        target: View,
+        source: BufferView,
+        target: BufferView,
         *,
         scale: float = 1.0,
         conjugate: bool = False,
@@ -481,7 +493,7 @@ class _Planner:
         )
 
 
-def _embed(axes: tuple[int, ...], view: View) -> tuple[int, ...]:
+def _embed(axes: tuple[int, ...], view: BufferView) -> tuple[int, ...]:
     """Return the distances of rows in rows of the next axis, as cuFFT expects strides."""
     strides = [view.strides[axis] for axis in axes]
     inner = tuple(outer // stride for outer, stride in itertools.pairwise(strides))

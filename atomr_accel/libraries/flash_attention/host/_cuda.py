@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from ....executors.cuda_kernels import Arguments, Kernels, preload_compiler
+from ....executors.cuda_kernels import KernelArguments, Kernels, preload_compiler
 from ...dnn.host.cuda_sequences import CudaSequences
 from ..wire._messages import PLACES, Flash
 from ._launches import launches
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
     from ....executors.device_code import CudaSource
-    from ._launches import Launch
+    from ._launches import AttentionLaunch
 
 _MOST_CALLS: Final = 512
 """Number of kinds of calls whose launches are kept."""
 
-_Ready = tuple["Launch", Arguments, "Callable[[], None]"]
+_Ready = tuple["AttentionLaunch", KernelArguments, "Callable[[], None]"]
 
 
 @final
@@ -67,13 +67,13 @@ class CudaFlashAttention:
             arguments.put_pointers(launch.pointers(pointers))
             run()
 
-    def _prepare(self, launch: Launch) -> _Ready:
+    def _prepare(self, launch: AttentionLaunch) -> _Ready:
         kernels = self._kernels.get(launch.source)
         if kernels is None:
             kernels = Kernels(self._context, self._stream, launch.source)
             self._kernels[launch.source] = kernels
         function = kernels.function(launch.name, launch.shared)
-        arguments = Arguments(bytes(launch.arguments))
+        arguments = KernelArguments(bytes(launch.arguments))
         run = kernels.prepare_blocks(
             function, launch.blocks, launch.threads, launch.shared, arguments
         )

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ....executors.device_code import C_TYPES, CudaSource
 from ...dnn.host.philox import threshold
 from ..wire._messages import STEPPED
-from ._problem import POINTERS, Problem, Steps
+from ._problem import POINTERS, AttentionProblem, TensorSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from ..wire._messages import Form
+    from ..wire._messages import AttentionForm
 
 FORWARD: Final = CudaSource(__package__, "forward.cu")
 DECODE: Final = CudaSource(__package__, "decode.cu")
@@ -34,7 +34,7 @@ _SMALL: Final = 128
 """Threads of the kernels whose blocks are always as large."""
 
 
-class Launch(NamedTuple):
+class AttentionLaunch(NamedTuple):
     """A kernel with its arguments.
 
     Attributes:
@@ -51,7 +51,7 @@ class Launch(NamedTuple):
     blocks: int
     threads: int
     shared: int
-    arguments: Problem
+    arguments: AttentionProblem
     scratch: tuple[tuple[str, int], ...] = ()
 
     def pointers(self, given: Mapping[str, int]) -> list[int]:
@@ -142,11 +142,11 @@ def _ceil(count: int, step: int) -> int:
     return -(-count // step)
 
 
-def problem_of(form: Form) -> Problem:
+def problem_of(form: AttentionForm) -> AttentionProblem:
     """The arguments that all kernels of a call share."""
-    problem = Problem()
+    problem = AttentionProblem()
     for name, steps in zip(STEPPED, form.steps, strict=True):
-        setattr(problem, f"{name}_steps", Steps(*steps))
+        setattr(problem, f"{name}_steps", TensorSteps(*steps))
     for name in (
         *("batch", "heads", "kv_heads", "queries", "keys", "size", "value_size"),
         *("page", "columns", "pages", "added", "before", "after", "bottom_right"),
@@ -158,7 +158,7 @@ def problem_of(form: Form) -> Problem:
     if form.bias:
         batch, heads, rows, keys = form.bias
         problem.bias_batch, problem.bias_heads, problem.bias_rows = batch, heads, rows
-        problem.bias_steps = Steps(
+        problem.bias_steps = TensorSteps(
             heads * rows * keys if batch > 1 else 0,
             rows * keys if heads > 1 else 0,
             keys if rows > 1 else 0,
@@ -169,7 +169,7 @@ def problem_of(form: Form) -> Problem:
     return problem
 
 
-def _flags(form: Form, given: Collection[str]) -> int:
+def _flags(form: AttentionForm, given: Collection[str]) -> int:
     return (
         CAP * bool(form.softcap)
         + SLOPES * (form.paper or "slopes" in given)
@@ -179,7 +179,9 @@ def _flags(form: Form, given: Collection[str]) -> int:
     )
 
 
-def launches(form: Form, given: Collection[str], most: int = LEAST_SHARED) -> Iterator[Launch]:
+def launches(
+    form: AttentionForm, given: Collection[str], most: int = LEAST_SHARED
+) -> Iterator[AttentionLaunch]:
     """Yield the launches of a call, in order.
 
     Args:
@@ -190,7 +192,7 @@ def launches(form: Form, given: Collection[str], most: int = LEAST_SHARED) -> It
     return _KINDS[form.kind](form, given, most)
 
 
-def _forward(form: Form, given: Collection[str], most: int) -> Iterator[Launch]:
+def _forward(form: AttentionForm, given: Collection[str], most: int) -> Iterator[AttentionLaunch]:
     problem, flags = problem_of(form), _flags(form, given)
     d, dv = width_of(form.size), width_of(form.value_size)
 
@@ -204,10 +206,10 @@ def _forward(form: Form, given: Collection[str], most: int) -> Iterator[Launch]:
     problem.tiles = _ceil(form.queries, rows)
     name = f"forward<{TYPES[form.dtype]}, {d}, {dv}, {warps}, {blocks}, {tile}, {flags}>"
     count = problem.tiles * form.heads * form.batch
-    yield Launch(FORWARD, name, count, warps * _WARP, shared, problem)
+    yield AttentionLaunch(FORWARD, name, count, warps * _WARP, shared, problem)
 
 
-def _decode(form: Form, given: Collection[str], most: int) -> Iterator[Launch]:
+def _decode(form: AttentionForm, given: Collection[str], most: int) -> Iterator[AttentionLaunch]:
     del most
     problem, flags = problem_of(form), _flags(form, given)
     d, dv = width_of(form.size), width_of(form.value_size)
@@ -225,20 +227,24 @@ def _decode(form: Form, given: Collection[str], most: int) -> Iterator[Launch]:
     rows = form.batch * form.heads * form.queries
     parts = (("part_lse", 0), ("part_o", 4 * form.splits * rows)) if form.splits > 1 else ()
     count = problem.splits * problem.tiles * form.kv_heads * form.batch
-    yield Launch(DECODE, name, count, _SMALL, shared, problem, parts)
+    yield AttentionLaunch(DECODE, name, count, _SMALL, shared, problem, parts)
     if parts:
-        yield Launch(DECODE, f"combine<{types[-1]}>", _ceil(rows, 4), _SMALL, 0, problem, parts)
+        yield AttentionLaunch(
+            DECODE, f"combine<{types[-1]}>", _ceil(rows, 4), _SMALL, 0, problem, parts
+        )
 
 
-def _backward(form: Form, given: Collection[str], most: int) -> Iterator[Launch]:
+def _backward(form: AttentionForm, given: Collection[str], most: int) -> Iterator[AttentionLaunch]:
     flags = _flags(form, given)
     d, dv = width_of(form.size), width_of(form.value_size)
     largest, sizes = max(d, dv), f"{TYPES[form.dtype]}, {d}, {dv}"
 
-    def launch(name: str, blocks: int, threads: int, shared: int, tiles: int = 0) -> Launch:
+    def launch(
+        name: str, blocks: int, threads: int, shared: int, tiles: int = 0
+    ) -> AttentionLaunch:
         problem = problem_of(form)
         problem.tiles = tiles
-        return Launch(BACKWARD, name, blocks, threads, shared, problem, (("delta", 0),))
+        return AttentionLaunch(BACKWARD, name, blocks, threads, shared, problem, (("delta", 0),))
 
     def both(rows: int) -> int:
         return _tile_bytes(rows, d) + _tile_bytes(rows, dv)

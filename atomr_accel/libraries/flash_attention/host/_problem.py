@@ -19,19 +19,19 @@ _INTEGERS: Final = (
 )
 
 
-class Steps(ctypes.Structure):
+class TensorSteps(ctypes.Structure):
     """Elements from one to the next."""
 
     _fields_ = (*((name, ctypes.c_int64) for name in ("batch", "head", "row")),)
 
 
 @final
-class Problem(ctypes.Structure):
-    """``Problem`` of attention.cuh."""
+class AttentionProblem(ctypes.Structure):
+    """``AttentionProblem`` of attention.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in POINTERS),
-        *((f"{name}_steps", Steps) for name in STEPS),
+        *((f"{name}_steps", TensorSteps) for name in STEPS),
         ("slopes_batch", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("offset", ctypes.c_uint64),

@@ -25,7 +25,7 @@ PLACES: Final = (*READS, *FORWARD_WRITES, "grad", *BACKWARD_WRITES, "scratch")
 """The order of addresses in ``Flash``."""
 
 
-class Form(msgspec.Struct, frozen=True, array_like=True):
+class AttentionForm(msgspec.Struct, frozen=True, array_like=True):
     """A call without its buffers.
 
     Attributes:
@@ -99,12 +99,12 @@ class Flash(Message, frozen=True):
         append: rows to write to a cache first.
     """
 
-    form: Form
+    form: AttentionForm
     places: tuple[int, ...]
     append: Append | None = None
 
 
-def scratch_of(form: Form) -> int:
+def scratch_of(form: AttentionForm) -> int:
     """Bytes of scratch memory that the kernels take."""
     if form.kind == "backward":
         rows = form.rows_q or form.batch * form.queries

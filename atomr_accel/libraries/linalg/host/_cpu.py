@@ -11,10 +11,17 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ....host.host import IMPORTS
 from ....wire.interface import Later
-from ...array.host.cpu import CpuArray
+from ...array.host.cpu import CpuArrayExecutor
 from ...array.wire.indexing import CopyAll
 from ..wire._forms import forms, square_u
-from ..wire._messages import NOT_FINITE, Compute, ComputeAll, Plan, Problem, Require
+from ..wire._messages import (
+    NOT_FINITE,
+    Compute,
+    ComputeAll,
+    MeasureWorkspace,
+    Require,
+    SolverProblem,
+)
 from ._failures import execute_all, require_success
 
 if TYPE_CHECKING:
@@ -30,18 +37,18 @@ class CpuSolver:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         self._context: Final = context
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
-            Plan: self._plan,
+            MeasureWorkspace: self._plan,
             Compute: self._compute,
             Require: self._require,
         }
-        steps = CpuArray(context, stream).of_steps | self.handlers
+        steps = CpuArrayExecutor(context, stream).of_steps | self.handlers
         self.handlers[ComputeAll] = partial(execute_all, steps)
         self.handlers[CopyAll] = steps[CopyAll]
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _plan(self, message: Plan) -> int:
+    def _plan(self, message: MeasureWorkspace) -> int:
         del message
         return 0  # LAPACK's work arrays are SciPy's business
 
@@ -88,25 +95,25 @@ def _blas(name: str, dtype: str) -> Any:
     return get_blas_funcs(name, dtype=DTYPES[dtype])
 
 
-def _complex(problem: Problem) -> bool:
+def _complex(problem: SolverProblem) -> bool:
     return problem.dtype.startswith("complex")
 
 
 # --- linear systems -----------------------------------------------------------------------
 
 
-def _potrf(problem: Problem, a: Array) -> int:
+def _potrf(problem: SolverProblem, a: Array) -> int:
     a[...], info = _lapack("potrf", problem.dtype)(a, lower=1, clean=False)
     return int(info)
 
 
-def _getrf(problem: Problem, a: Array, pivots: Array) -> int:
+def _getrf(problem: SolverProblem, a: Array, pivots: Array) -> int:
     a[...], swaps, info = _lapack("getrf", problem.dtype)(a)
     pivots[:, 0] = swaps + 1
     return int(info)
 
 
-def _getrs(problem: Problem, a: Array, pivots: Array, b: Array) -> int:
+def _getrs(problem: SolverProblem, a: Array, pivots: Array, b: Array) -> int:
     (trans,) = problem.options
     if b.size:
         swaps = pivots[:, 0] - 1
@@ -114,17 +121,17 @@ def _getrs(problem: Problem, a: Array, pivots: Array, b: Array) -> int:
     return 0
 
 
-def _gesv(problem: Problem, a: Array, pivots: Array, b: Array) -> int:
+def _gesv(problem: SolverProblem, a: Array, pivots: Array, b: Array) -> int:
     return _getrf(problem, a, pivots) or _getrs(problem, a, pivots, b)
 
 
-def _refined(problem: Problem, a: Array, b: Array, x: Array) -> int:
+def _refined(problem: SolverProblem, a: Array, b: Array, x: Array) -> int:
     """Solve in full precision: that a lower one was asked for is about speed."""
     _, _, x[...], info = _lapack("gesv", problem.dtype)(a, b) if b.size else (0, 0, b, 0)
     return int(info)
 
 
-def _gels(problem: Problem, a: Array, b: Array, x: Array) -> int:
+def _gels(problem: SolverProblem, a: Array, b: Array, x: Array) -> int:
     if not b.size:
         return 0
     _, solved, info = _lapack("gels", problem.dtype)(a, b)
@@ -132,7 +139,7 @@ def _gels(problem: Problem, a: Array, b: Array, x: Array) -> int:
     return int(info)
 
 
-def _trsm(problem: Problem, a: Array, b: Array) -> int:
+def _trsm(problem: SolverProblem, a: Array, b: Array) -> int:
     lower, trans, unit = problem.options
     if b.size:
         one = DTYPES[problem.dtype].type(1)
@@ -145,12 +152,12 @@ def _trsm(problem: Problem, a: Array, b: Array) -> int:
 # --- orthogonal factors -------------------------------------------------------------------
 
 
-def _geqrf(problem: Problem, a: Array, tau: Array) -> int:
+def _geqrf(problem: SolverProblem, a: Array, tau: Array) -> int:
     a[...], tau[:, 0], _, info = _lapack("geqrf", problem.dtype)(a)
     return int(info)
 
 
-def _orgqr(problem: Problem, a: Array, tau: Array) -> int:
+def _orgqr(problem: SolverProblem, a: Array, tau: Array) -> int:
     name = "ungqr" if _complex(problem) else "orgqr"
     a[...], _, info = _lapack(name, problem.dtype)(a, tau[:, 0])
     return int(info)
@@ -159,7 +166,7 @@ def _orgqr(problem: Problem, a: Array, tau: Array) -> int:
 # --- singular values and eigenvalues --------------------------------------------------------
 
 
-def _gesvd(problem: Problem, a: Array, s: Array, *vectors: Array) -> int:
+def _gesvd(problem: SolverProblem, a: Array, s: Array, *vectors: Array) -> int:
     """Singular values; the solver's other routines give V in the place of its adjoint."""
     u, values, vh, info = _lapack("gesdd", problem.dtype)(
         a, compute_uv=bool(vectors), full_matrices=square_u(problem)
@@ -171,7 +178,7 @@ def _gesvd(problem: Problem, a: Array, s: Array, *vectors: Array) -> int:
     return int(info)
 
 
-def _syevd(problem: Problem, a: Array, w: Array) -> int:
+def _syevd(problem: SolverProblem, a: Array, w: Array) -> int:
     wanted, lower = problem.options
     name = "heevd" if _complex(problem) else "syevd"
     w[:, 0], made, info = _lapack(name, problem.dtype)(a, compute_v=wanted, lower=lower)
@@ -180,7 +187,7 @@ def _syevd(problem: Problem, a: Array, w: Array) -> int:
     return int(info)
 
 
-def _syevdx(problem: Problem, a: Array, w: Array) -> int:
+def _syevdx(problem: SolverProblem, a: Array, w: Array) -> int:
     wanted, lower = problem.options
     _, first, last = problem.sizes
     name = "heevr" if _complex(problem) else "syevr"
@@ -193,7 +200,7 @@ def _syevdx(problem: Problem, a: Array, w: Array) -> int:
     return int(info)
 
 
-def _sygvd(problem: Problem, a: Array, b: Array, w: Array) -> int:
+def _sygvd(problem: SolverProblem, a: Array, b: Array, w: Array) -> int:
     kind, wanted, lower = problem.options
     name = "hegvd" if _complex(problem) else "sygvd"
     w[:, 0], made, info = _lapack(name, problem.dtype)(
@@ -204,7 +211,7 @@ def _sygvd(problem: Problem, a: Array, b: Array, w: Array) -> int:
     return int(info)
 
 
-def _geev(problem: Problem, a: Array, w: Array, *vectors: Array) -> int:
+def _geev(problem: SolverProblem, a: Array, w: Array, *vectors: Array) -> int:
     wanted = bool(problem.options[0])
     w[:, 0], _, right, info = _lapack("geev", problem.dtype)(a, compute_vl=False, compute_vr=wanted)
     for to in vectors:
@@ -212,7 +219,7 @@ def _geev(problem: Problem, a: Array, w: Array, *vectors: Array) -> int:
     return int(info)
 
 
-def _ldl(problem: Problem, a: Array, d: Array, permutation: Array) -> int:
+def _ldl(problem: SolverProblem, a: Array, d: Array, permutation: Array) -> int:
     with IMPORTS.late():
         from scipy.linalg import ldl
 
@@ -239,7 +246,7 @@ def _finite(routine: Callable[..., int], *, lower: int | None = None, inputs: in
         inputs: the number of matrices that it reads.
     """
 
-    def checked(problem: Problem, *buffers: Array) -> int:
+    def checked(problem: SolverProblem, *buffers: Array) -> int:
         for a in buffers[:inputs]:
             read = a
             if lower is not None:

@@ -12,27 +12,27 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....backends.cuda.host.driver import check, driver
-from ....executors.cuda_kernels import Arguments, Kernels
+from ....executors.cuda_kernels import KernelArguments, Kernels
 from ....executors.numbers import Scalars
 from ....executors.vendor import VendorLibrary, undone_on_error
 from ....wire.interface import Later
 from ....wire.recent import Recent
-from ...array.host.cuda import CudaArray
+from ...array.host.cuda import CudaArrayExecutor
 from ...array.wire.indexing import CopyAll
-from ...blas.host.cuda_handle import Handle, load_cublas
+from ...blas.host.cuda_handle import CublasHandle, load_cublas
 from ..wire._forms import forms
-from ..wire._messages import Compute, ComputeAll, Plan, Problem, Require
+from ..wire._messages import Compute, ComputeAll, MeasureWorkspace, Require, SolverProblem
 from ._cuda_routines import SILENT, WAITING, routine_of
 from ._failures import execute_all, require_success
 from ._prototypes import ENUMS, PROTOTYPES, REFUSALS, STATUS_NAMES
-from ._sizes import Sizes, Work, aligned
+from ._sizes import LinalgWorkspace, WorkspaceSizes, aligned
 from ._small import SOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ._cuda_routines import Routine
+    from ._cuda_routines import SolverRoutine
 
 _MOST_PLANS: Final = 256
 _LEAST_ROOM: Final = 64
@@ -53,16 +53,16 @@ class CudaSolver:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
         self._stream: Final = stream
-        self._plans: Recent[Problem, _Plan] = Recent(_MOST_PLANS, self._drop)
+        self._plans: Recent[SolverProblem, _SolverPlan] = Recent(_MOST_PLANS, self._drop)
         with undone_on_error() as self._made:
             self._solver: Final = Solver(context, stream)
             self._made.callback(self._solver.close)
             self._infos: Final = _Infos(stream)
             self._made.callback(self._infos.close)
-            self._array: Final = CudaArray(context, stream)
+            self._array: Final = CudaArrayExecutor(context, stream)
             self._made.callback(self._array.close)
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
-            Plan: self._prepare,
+            MeasureWorkspace: self._prepare,
             Compute: self._compute,
             Require: self._require,
         }
@@ -73,7 +73,7 @@ class CudaSolver:
     @staticmethod
     def preload() -> None:
         """Load the libraries."""
-        CudaArray.preload()
+        CudaArrayExecutor.preload()
         load_cublas()
         load_cusolver()
 
@@ -82,19 +82,19 @@ class CudaSolver:
         self._plans.clear()
         self._made.close()
 
-    def _drop(self, plan: _Plan) -> None:
+    def _drop(self, plan: _SolverPlan) -> None:
         if not self._stream.captures:  # else nothing is executed here
             self._stream.synchronize()  # a call that is queued may have its memory
         plan.close()
 
-    def _prepare(self, message: Plan) -> int:
+    def _prepare(self, message: MeasureWorkspace) -> int:
         return self._plan(message.problem).device
 
-    def _plan(self, problem: Problem) -> _Plan:
+    def _plan(self, problem: SolverProblem) -> _SolverPlan:
         plan = self._plans.get(problem)
         if plan is None:
             routine = routine_of(problem)
-            made = _Plan(routine, routine.sizes(self._solver, problem))
+            made = _SolverPlan(routine, routine.sizes(self._solver, problem))
             plan = self._plans.keep(problem, made)
         return plan
 
@@ -131,7 +131,12 @@ class CudaSolver:
         return self._infos.fetch(self._context.pointer(message.info), message)
 
     def _one_by_one(
-        self, plan: _Plan, problem: Problem, buffers: tuple[int, ...], info: int, work: Work
+        self,
+        plan: _SolverPlan,
+        problem: SolverProblem,
+        buffers: tuple[int, ...],
+        info: int,
+        work: LinalgWorkspace,
     ) -> None:
         steps = [form.rows * form.columns * DTYPES[form.dtype].itemsize for form in forms(problem)]
         for at in range(problem.batch):
@@ -156,7 +161,7 @@ class Solver:
         self._library: Final = load_cusolver()
         self._stream: Final = stream
         with undone_on_error() as self._made:
-            self.blas: Final = Handle(context, stream)
+            self.blas: Final = CublasHandle(context, stream)
             self._made.callback(self.blas.close)
             self.kernels: Final = Kernels(context, stream, SOURCE)
             self._made.callback(self.kernels.close)
@@ -205,7 +210,7 @@ class Solver:
 
     def launch(self, kernel: str, items: int, *arguments: int) -> None:
         """Launch a kernel with a thread for each item, or with fewer that take several in turn."""
-        packed = Arguments(struct.pack(f"{len(arguments)}Q", *arguments))
+        packed = KernelArguments(struct.pack(f"{len(arguments)}Q", *arguments))
         self.kernels.launch(self.kernels.function(kernel), items, packed)
 
     def read(self, info: int) -> int:
@@ -223,7 +228,7 @@ class Solver:
 
 
 @final
-class _Plan:
+class _SolverPlan:
     """A problem that is going to be executed, perhaps often.
 
     Attributes:
@@ -232,7 +237,7 @@ class _Plan:
         graphs: how many captured calls may have its memory.
     """
 
-    def __init__(self, routine: Routine, sizes: Sizes) -> None:
+    def __init__(self, routine: SolverRoutine, sizes: WorkspaceSizes) -> None:
         self.graphs = 0
         self._closed = False
         self.routine: Final = routine
@@ -241,7 +246,7 @@ class _Plan:
         self._own = 0
         self.device: Final = aligned(sizes.device)
 
-    def work(self, brought: int) -> Work:
+    def work(self, brought: int) -> LinalgWorkspace:
         """Return the workspace of a call.
 
         A call of a batch or a recording does not know the size, and brings none. It gets the plan's
@@ -251,7 +256,7 @@ class _Plan:
             self._own = self._own or int(check("cuMemAlloc", driver.cuMemAlloc(self.device)))
             brought = self._own
         host = addressof(self._host) if self._host is not None else 0
-        return Work(brought, self._sizes.vendor, host, self._sizes.host)
+        return LinalgWorkspace(brought, self._sizes.vendor, host, self._sizes.host)
 
     def close(self) -> None:
         """Release the plan's memory once no graph uses it."""
@@ -269,7 +274,7 @@ class _Plan:
             self._own = 0
 
 
-class _Cell(NamedTuple):
+class _InfoCell(NamedTuple):
     """Page-locked memory for a copy of a routine's info.
 
     Attributes:
@@ -287,7 +292,7 @@ class _Infos:
 
     def __init__(self, stream: CudaStream) -> None:
         self._stream = stream
-        self._free: dict[int, list[_Cell]] = {}
+        self._free: dict[int, list[_InfoCell]] = {}
         self._pieces: list[int] = []
 
     def fetch(self, info: int, message: Compute | Require) -> Later:
@@ -303,16 +308,16 @@ class _Infos:
             check("cuMemcpyDtoHAsync", copy)
         return Later(partial(self._read, cell, message))
 
-    def _more(self, room: int) -> list[_Cell]:
+    def _more(self, room: int) -> list[_InfoCell]:
         """Further cells: many where they are small, because calls queue up."""
         cells = _CELLS if room == _LEAST_ROOM else 1
         piece = int(check("cuMemAllocHost", driver.cuMemAllocHost(4 * room * cells)))
         self._pieces.append(piece)
         found = np.ctypeslib.as_array((c_int32 * (room * cells)).from_address(piece))
         rows = found.reshape(cells, room)
-        return [_Cell(piece + 4 * room * at, row) for at, row in enumerate(rows)]
+        return [_InfoCell(piece + 4 * room * at, row) for at, row in enumerate(rows)]
 
-    def _read(self, cell: _Cell, message: Compute | Require) -> None:
+    def _read(self, cell: _InfoCell, message: Compute | Require) -> None:
         info = cell.numbers[: message.problem.batch].copy()
         self._free[cell.numbers.size].append(cell)
         require_success(message, info)

@@ -14,13 +14,13 @@ from ...._errors import LibraryError, Unsupported
 from ....executors.numbers import CUDA_TYPES
 from ..wire._forms import forms, square_u
 from ._prototypes import ENUMS, LETTERS, LOWER_PRECISIONS, SINGULAR, symbol
-from ._sizes import Sizes, Work, aligned
+from ._sizes import LinalgWorkspace, WorkspaceSizes, aligned
 from ._small import Small, room_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..wire._messages import Problem
+    from ..wire._messages import SolverProblem
     from ._cuda import Solver
 
 _REAL: Final = {"complex64": "float32", "complex128": "float64"}
@@ -41,24 +41,29 @@ SILENT: Final = frozenset({"geqrf", "getrs", "trsm"})
 """Routines that may report no info."""
 
 
-class Routine(Protocol):
+class SolverRoutine(Protocol):
     """A way to run a routine."""
 
     @property
     def whole(self) -> bool:
         """True if one call takes a whole stack."""
 
-    def sizes(self, solver: Solver, problem: Problem) -> Sizes:
+    def sizes(self, solver: Solver, problem: SolverProblem) -> WorkspaceSizes:
         """The workspace of a problem."""
 
     def run(
-        self, solver: Solver, problem: Problem, buffers: Sequence[int], info: int, work: Work
+        self,
+        solver: Solver,
+        problem: SolverProblem,
+        buffers: Sequence[int],
+        info: int,
+        work: LinalgWorkspace,
     ) -> None:
         """Queue it."""
 
 
 @final
-class _Wide:
+class _Int64Function:
     """A function of the 64-bit interface, with workspace on both sides."""
 
     whole = False
@@ -67,23 +72,28 @@ class _Wide:
         self._name = f"cusolverDn{name}"
         self._arguments = arguments
 
-    def sizes(self, solver: Solver, problem: Problem) -> Sizes:
+    def sizes(self, solver: Solver, problem: SolverProblem) -> WorkspaceSizes:
         device, host = c_size_t(), c_size_t()
         arguments = self._arguments(problem, _NOTHING)
         solver.call(
             f"{self._name}_bufferSize", solver.params, *arguments, byref(device), byref(host)
         )
-        return Sizes(device.value, host.value)
+        return WorkspaceSizes(device.value, host.value)
 
     def run(
-        self, solver: Solver, problem: Problem, buffers: Sequence[int], info: int, work: Work
+        self,
+        solver: Solver,
+        problem: SolverProblem,
+        buffers: Sequence[int],
+        info: int,
+        work: LinalgWorkspace,
     ) -> None:
         arguments = self._arguments(problem, buffers)
         solver.call(self._name, solver.params, *arguments, *work, info)
 
 
 @final
-class _Polar:
+class _PolarSvd:
     """``Xgesvdp``, by a polar decomposition: several times faster than ``Xgesvd``, and as accurate.
 
     Where a singular value is so near to zero that it would not get there, it moves all of them, and
@@ -95,10 +105,10 @@ class _Polar:
 
     whole = False
 
-    def __init__(self, otherwise: _Wide) -> None:
+    def __init__(self, otherwise: _Int64Function) -> None:
         self._otherwise = otherwise
 
-    def sizes(self, solver: Solver, problem: Problem) -> Sizes:
+    def sizes(self, solver: Solver, problem: SolverProblem) -> WorkspaceSizes:
         device, host = c_size_t(), c_size_t()
         solver.call(
             *("cusolverDnXgesvdp_bufferSize", solver.params, *_gesvdp(problem, _NOTHING)),
@@ -106,10 +116,17 @@ class _Polar:
         )
         other = self._otherwise.sizes(solver, problem)
         most = max(device.value, other.vendor), max(host.value, other.host)
-        return Sizes(*most, self._nbytes(problem) if problem.options[0] else self._room(problem)[2])
+        return WorkspaceSizes(
+            *most, self._nbytes(problem) if problem.options[0] else self._room(problem)[2]
+        )
 
     def run(
-        self, solver: Solver, problem: Problem, buffers: Sequence[int], info: int, work: Work
+        self,
+        solver: Solver,
+        problem: SolverProblem,
+        buffers: Sequence[int],
+        info: int,
+        work: LinalgWorkspace,
     ) -> None:
         a, s, *vectors = buffers
         solver.blas.copy(work.more, a, self._nbytes(problem))
@@ -129,11 +146,11 @@ class _Polar:
             turned = (_CONJUGATE, _CONJUGATE, n, n, one, adjoint, n, nothing, adjoint, n)
             solver.blas.call(f"cublas{LETTERS[dtype]}geam_64", *turned, vectors[1], n)
 
-    def _nbytes(self, problem: Problem) -> int:
+    def _nbytes(self, problem: SolverProblem) -> int:
         m, n = problem.sizes
         return m * n * DTYPES[problem.dtype].itemsize
 
-    def _room(self, problem: Problem) -> tuple[int, int, int]:
+    def _room(self, problem: SolverProblem) -> tuple[int, int, int]:
         """Return the offsets of U, of V and of the end, in memory that begins with a matrix."""
         (m, n), size = problem.sizes, DTYPES[problem.dtype].itemsize
         left = aligned(m * n * size)
@@ -155,7 +172,7 @@ class _ByLetter:
         self,
         name: str,
         arguments: Callable[..., tuple[Any, ...]],
-        tails: Callable[[Solver, Problem], tuple[tuple[Any, ...], tuple[Any, ...]]] = (
+        tails: Callable[[Solver, SolverProblem], tuple[tuple[Any, ...], tuple[Any, ...]]] = (
             lambda _solver, _problem: ((), ())
         ),
         *,
@@ -166,7 +183,7 @@ class _ByLetter:
         self._tails = tails
         self.whole = whole
 
-    def sizes(self, solver: Solver, problem: Problem) -> Sizes:
+    def sizes(self, solver: Solver, problem: SolverProblem) -> WorkspaceSizes:
         elements = c_int()
         solver.call(
             f"{symbol(self._name, problem.dtype)}_bufferSize",
@@ -174,10 +191,15 @@ class _ByLetter:
             byref(elements),
             *self._tails(solver, problem)[0],
         )
-        return Sizes(elements.value * DTYPES[problem.dtype].itemsize)
+        return WorkspaceSizes(elements.value * DTYPES[problem.dtype].itemsize)
 
     def run(
-        self, solver: Solver, problem: Problem, buffers: Sequence[int], info: int, work: Work
+        self,
+        solver: Solver,
+        problem: SolverProblem,
+        buffers: Sequence[int],
+        info: int,
+        work: LinalgWorkspace,
     ) -> None:
         solver.call(
             symbol(self._name, problem.dtype),
@@ -199,9 +221,9 @@ class _Lu:
         self._factors = factors
         self._solves = solves
 
-    def sizes(self, solver: Solver, problem: Problem) -> Sizes:
+    def sizes(self, solver: Solver, problem: SolverProblem) -> WorkspaceSizes:
         if not self._factors:
-            return Sizes(more=4)
+            return WorkspaceSizes(more=4)
         m, n = self._extents(problem)
         kind = CUDA_TYPES[problem.dtype]
         device, host = c_size_t(), c_size_t()
@@ -209,10 +231,15 @@ class _Lu:
             *("cusolverDnXgetrf_bufferSize", solver.params, m, n, kind, 0, m, kind),
             *(byref(device), byref(host)),
         )
-        return Sizes(device.value, host.value, 4)
+        return WorkspaceSizes(device.value, host.value, 4)
 
     def run(
-        self, solver: Solver, problem: Problem, buffers: Sequence[int], info: int, work: Work
+        self,
+        solver: Solver,
+        problem: SolverProblem,
+        buffers: Sequence[int],
+        info: int,
+        work: LinalgWorkspace,
     ) -> None:
         m, n = self._extents(problem)
         kind = CUDA_TYPES[problem.dtype]
@@ -226,7 +253,7 @@ class _Lu:
             # What it says would be in the place of what getrf has said.
             solver.call("cusolverDnXgetrs", solver.params, *sides, work.more)
 
-    def _extents(self, problem: Problem) -> tuple[int, int]:
+    def _extents(self, problem: SolverProblem) -> tuple[int, int]:
         n = problem.sizes[0]
         return (n, n) if self._solves else (n, problem.sizes[1])
 
@@ -240,16 +267,21 @@ class _Refined:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def sizes(self, solver: Solver, problem: Problem) -> Sizes:
+    def sizes(self, solver: Solver, problem: SolverProblem) -> WorkspaceSizes:
         nbytes = c_size_t()
         function, pivots = self._function(problem), self._pivots(problem)
         solver.call(
             f"{function}_bufferSize", *self._arguments(problem, _NOTHING, 0), 0, byref(nbytes)
         )
-        return Sizes(nbytes.value, 0, pivots)
+        return WorkspaceSizes(nbytes.value, 0, pivots)
 
     def run(
-        self, solver: Solver, problem: Problem, buffers: Sequence[int], info: int, work: Work
+        self,
+        solver: Solver,
+        problem: SolverProblem,
+        buffers: Sequence[int],
+        info: int,
+        work: LinalgWorkspace,
     ) -> None:
         iterations = c_int()
         status = solver.call(
@@ -261,15 +293,17 @@ class _Refined:
         if status:
             solver.blas.fill(info, 1)
 
-    def _function(self, problem: Problem) -> str:
+    def _function(self, problem: SolverProblem) -> str:
         precision = ("float32", "tfloat32", "bfloat16", "float16")[problem.options[0]]
         letter = LOWER_PRECISIONS[problem.dtype][precision]
         return f"cusolverDn{LETTERS[problem.dtype]}{letter}{self._name}"
 
-    def _pivots(self, problem: Problem) -> int:
+    def _pivots(self, problem: SolverProblem) -> int:
         return 4 * problem.sizes[0] if self._name == "gesv" else 0
 
-    def _arguments(self, problem: Problem, buffers: Sequence[int], pivots: int) -> tuple[Any, ...]:
+    def _arguments(
+        self, problem: SolverProblem, buffers: Sequence[int], pivots: int
+    ) -> tuple[Any, ...]:
         a, b, x = buffers[:3]
         *m, n, _ = problem.sizes
         rows = m[0] if m else n
@@ -283,12 +317,17 @@ class _Triangular:
 
     whole = False
 
-    def sizes(self, solver: Solver, problem: Problem) -> Sizes:
+    def sizes(self, solver: Solver, problem: SolverProblem) -> WorkspaceSizes:
         del solver, problem
-        return Sizes()
+        return WorkspaceSizes()
 
     def run(
-        self, solver: Solver, problem: Problem, buffers: Sequence[int], info: int, work: Work
+        self,
+        solver: Solver,
+        problem: SolverProblem,
+        buffers: Sequence[int],
+        info: int,
+        work: LinalgWorkspace,
     ) -> None:
         del info, work
         a, b = buffers
@@ -300,7 +339,7 @@ class _Triangular:
 
 
 @final
-class _Stacked:
+class _StackedFunction:
     """A function that takes all matrices of a stack by pointers.
 
     Args:
@@ -314,12 +353,17 @@ class _Stacked:
         self._tables = tables
         self._call = call
 
-    def sizes(self, solver: Solver, problem: Problem) -> Sizes:
+    def sizes(self, solver: Solver, problem: SolverProblem) -> WorkspaceSizes:
         del solver
-        return Sizes(more=8 * problem.batch * self._tables)
+        return WorkspaceSizes(more=8 * problem.batch * self._tables)
 
     def run(
-        self, solver: Solver, problem: Problem, buffers: Sequence[int], info: int, work: Work
+        self,
+        solver: Solver,
+        problem: SolverProblem,
+        buffers: Sequence[int],
+        info: int,
+        work: LinalgWorkspace,
     ) -> None:
         # Pivots come behind the first buffer, as they are; the last one is pointed to again.
         pointed = (0, -1)[: self._tables]
@@ -333,21 +377,21 @@ class _Stacked:
 
 
 def _potrf_all(
-    solver: Solver, problem: Problem, _buffers: Sequence[int], tables: list[int], info: int
+    solver: Solver, problem: SolverProblem, _buffers: Sequence[int], tables: list[int], info: int
 ) -> None:
     n, name = problem.sizes[0], f"cusolverDn{LETTERS[problem.dtype]}potrfBatched"
     solver.call(name, _uplo(1), n, tables[0], n, info, problem.batch)
 
 
 def _getrf_all(
-    solver: Solver, problem: Problem, buffers: Sequence[int], tables: list[int], info: int
+    solver: Solver, problem: SolverProblem, buffers: Sequence[int], tables: list[int], info: int
 ) -> None:
     n, name = problem.sizes[0], f"cublas{LETTERS[problem.dtype]}getrfBatched"
     solver.blas.call(name, n, tables[0], n, buffers[1], info, problem.batch)
 
 
 def _getrs_all(
-    solver: Solver, problem: Problem, buffers: Sequence[int], tables: list[int], _info: int
+    solver: Solver, problem: SolverProblem, buffers: Sequence[int], tables: list[int], _info: int
 ) -> None:
     (n, nrhs), (trans,) = problem.sizes, problem.options
     a, b = tables
@@ -355,21 +399,21 @@ def _getrs_all(
 
 
 def _gesv_all(
-    solver: Solver, problem: Problem, buffers: Sequence[int], tables: list[int], info: int
+    solver: Solver, problem: SolverProblem, buffers: Sequence[int], tables: list[int], info: int
 ) -> None:
     _getrf_all(solver, problem, buffers, tables, info)
     _getrs_all(solver, problem, buffers, tables, info)
 
 
 def _geqrf_all(
-    solver: Solver, problem: Problem, _buffers: Sequence[int], tables: list[int], _info: int
+    solver: Solver, problem: SolverProblem, _buffers: Sequence[int], tables: list[int], _info: int
 ) -> None:
     m, n = problem.sizes
     _checked(solver, problem, "geqrf", m, n, tables[0], m, tables[1])
 
 
 def _trsm_all(
-    solver: Solver, problem: Problem, _buffers: Sequence[int], tables: list[int], _info: int
+    solver: Solver, problem: SolverProblem, _buffers: Sequence[int], tables: list[int], _info: int
 ) -> None:
     n, nrhs = problem.sizes
     one = solver.scalars.pointer(problem.dtype, _number(problem.dtype, 1.0))
@@ -378,7 +422,7 @@ def _trsm_all(
     solver.blas.call(name, *arguments, problem.batch)
 
 
-def _checked(solver: Solver, problem: Problem, routine: str, *arguments: Any) -> None:
+def _checked(solver: Solver, problem: SolverProblem, routine: str, *arguments: Any) -> None:
     """Call a function that says which argument it refuses, before the batch's size."""
     name = f"cublas{LETTERS[problem.dtype]}{routine}Batched"
     refused = c_int()
@@ -404,32 +448,32 @@ def _number(dtype: str, value: float) -> float | tuple[float, float]:
     return (value, 0.0) if dtype in _REAL else value
 
 
-def _triangle(problem: Problem) -> tuple[int, int, int, int]:
+def _triangle(problem: SolverProblem) -> tuple[int, int, int, int]:
     lower, trans, unit = problem.options
     return _RIGHT, _uplo(lower), trans, unit
 
 
-def _kinds(problem: Problem) -> tuple[int, int]:
+def _kinds(problem: SolverProblem) -> tuple[int, int]:
     """The numbers of the matrices' dtype, and of the real one of its precision."""
     return CUDA_TYPES[problem.dtype], CUDA_TYPES[_REAL.get(problem.dtype, problem.dtype)]
 
 
-def _potrf(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
+def _potrf(problem: SolverProblem, buffers: Sequence[int]) -> tuple[Any, ...]:
     n, (kind, _) = problem.sizes[0], _kinds(problem)
     return _uplo(1), n, kind, buffers[0], n, kind
 
 
-def _geqrf(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
+def _geqrf(problem: SolverProblem, buffers: Sequence[int]) -> tuple[Any, ...]:
     (m, n), (kind, _) = problem.sizes, _kinds(problem)
     return m, n, kind, buffers[0], m, kind, buffers[1], kind
 
 
-def _orgqr(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
+def _orgqr(problem: SolverProblem, buffers: Sequence[int]) -> tuple[Any, ...]:
     m, n, k = problem.sizes
     return m, n, k, buffers[0], m, buffers[1]
 
 
-def _syevd(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
+def _syevd(problem: SolverProblem, buffers: Sequence[int]) -> tuple[Any, ...]:
     n, (kind, real) = problem.sizes[0], _kinds(problem)
     vectors, lower = problem.options
     return vectors, _uplo(lower), n, kind, buffers[0], n, real, buffers[1], kind
@@ -439,7 +483,7 @@ _BOUND: Final = c_double()
 _FOUND: Final = c_int64()
 
 
-def _syevdx(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
+def _syevdx(problem: SolverProblem, buffers: Sequence[int]) -> tuple[Any, ...]:
     (n, first, last), (kind, real) = problem.sizes, _kinds(problem)
     vectors, lower = problem.options
     matrix = (_uplo(lower), n, kind, buffers[0], n)
@@ -447,100 +491,102 @@ def _syevdx(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
     return vectors, ENUMS["CUSOLVER_EIG_RANGE_I"], *matrix, *wanted, real, buffers[1], kind
 
 
-def _syevj(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
+def _syevj(problem: SolverProblem, buffers: Sequence[int]) -> tuple[Any, ...]:
     n, (vectors, lower) = problem.sizes[0], problem.options
     return vectors, _uplo(lower), n, buffers[0], n, buffers[1]
 
 
-def _sygvd(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
+def _sygvd(problem: SolverProblem, buffers: Sequence[int]) -> tuple[Any, ...]:
     n, (kind, vectors, lower) = problem.sizes[0], problem.options
     a, b, w = buffers[:3]
     return kind, vectors, _uplo(lower), n, a, n, b, n, w
 
 
-def _geev(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
+def _geev(problem: SolverProblem, buffers: Sequence[int]) -> tuple[Any, ...]:
     n, vectors, (kind, _) = problem.sizes[0], problem.options[0], _kinds(problem)
     a, w, *v = (*buffers, 0)
     left = (kind, 0, n)
     return 0, vectors, n, kind, a, n, kind, w, *left, kind, v[0], n, kind
 
 
-def _gesvd(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
+def _gesvd(problem: SolverProblem, buffers: Sequence[int]) -> tuple[Any, ...]:
     (m, n), (kind, real) = problem.sizes, _kinds(problem)
     a, s, u, v = (*buffers, 0, 0)[:4]
     job = (_ALL if square_u(problem) else _SOME) if problem.options[0] else _NONE
     return job, job, m, n, kind, a, m, real, s, kind, u, m, kind, v, n, kind
 
 
-def _gesvdp(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
+def _gesvdp(problem: SolverProblem, buffers: Sequence[int]) -> tuple[Any, ...]:
     (m, n), (kind, real) = problem.sizes, _kinds(problem)
     a, s, u, v = (*buffers, 0, 0)[:4]
     wanted = problem.options[0], int(not square_u(problem))
     return *wanted, m, n, kind, a, m, real, s, kind, u, m, kind, v, n, kind
 
 
-def _gesvdr(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
+def _gesvdr(problem: SolverProblem, buffers: Sequence[int]) -> tuple[Any, ...]:
     (m, n, k, more), (kind, real) = problem.sizes, _kinds(problem)
     a, s, u, v = buffers
     sizes = (m, n, k, more, problem.options[1])
     return _SOME, _SOME, *sizes, kind, a, m, real, s, kind, u, m, kind, v, n, kind
 
 
-def _gesvdj(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
+def _gesvdj(problem: SolverProblem, buffers: Sequence[int]) -> tuple[Any, ...]:
     (m, n), vectors = problem.sizes, problem.options[0]
     a, s, u, v = (*buffers, 0, 0)[:4]
     return vectors, int(not square_u(problem)), m, n, a, m, s, u, m, v, n
 
 
-def _gesvdj_all(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
+def _gesvdj_all(problem: SolverProblem, buffers: Sequence[int]) -> tuple[Any, ...]:
     vectors, _, *rest = _gesvdj(problem, buffers)
     return vectors, *rest
 
 
-def _gesvda(problem: Problem, buffers: Sequence[int]) -> tuple[Any, ...]:
+def _gesvda(problem: SolverProblem, buffers: Sequence[int]) -> tuple[Any, ...]:
     (m, n, k), (a, s, u, v) = problem.sizes, buffers[:4]
     return 1, k, m, n, a, m, m * n, s, k, u, m, m * k, v, n, n * k
 
 
-def _gesvda_tails(_solver: Solver, problem: Problem) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _gesvda_tails(
+    _solver: Solver, problem: SolverProblem
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return (problem.batch,), ((c_double * problem.batch)(), problem.batch)
 
 
-_GESVD: Final = _Wide("Xgesvd", _gesvd)
+_GESVD: Final = _Int64Function("Xgesvd", _gesvd)
 
-_ONE_BY_ONE: Final[dict[str, Routine]] = {
-    "potrf": _Wide("Xpotrf", _potrf),
+_ONE_BY_ONE: Final[dict[str, SolverRoutine]] = {
+    "potrf": _Int64Function("Xpotrf", _potrf),
     "getrf": _Lu(factors=True, solves=False),
     "getrs": _Lu(factors=False, solves=True),
     "gesv": _Lu(factors=True, solves=True),
     "irs_gesv": _Refined("gesv"),
     "irs_gels": _Refined("gels"),
     "trsm": _Triangular(),
-    "geqrf": _Wide("Xgeqrf", _geqrf),
+    "geqrf": _Int64Function("Xgeqrf", _geqrf),
     "orgqr": _ByLetter("orgqr", _orgqr),
     "gesvd": _GESVD,
     "gesvdj": _ByLetter(
         "gesvdj", _gesvdj, lambda solver, _problem: ((solver.gesvdj,), (solver.gesvdj,))
     ),
-    "gesvdp": _Polar(_GESVD),
-    "gesvdr": _Wide("Xgesvdr", _gesvdr),
+    "gesvdp": _PolarSvd(_GESVD),
+    "gesvdr": _Int64Function("Xgesvdr", _gesvdr),
     "gesvda": _ByLetter("gesvdaStridedBatched", _gesvda, _gesvda_tails, whole=True),
-    "syevd": _Wide("Xsyevd", _syevd),
+    "syevd": _Int64Function("Xsyevd", _syevd),
     "syevj": _ByLetter(
         "syevj", _syevj, lambda solver, _problem: ((solver.syevj,), (solver.syevj,))
     ),
-    "syevdx": _Wide("Xsyevdx", _syevdx),
+    "syevdx": _Int64Function("Xsyevdx", _syevdx),
     "sygvd": _ByLetter("sygvd", _sygvd),
-    "geev": _Wide("Xgeev", _geev),
+    "geev": _Int64Function("Xgeev", _geev),
 }
 
-_AT_ONCE: Final[dict[str, Routine]] = {
-    "potrf": _Stacked(1, _potrf_all),
-    "getrf": _Stacked(1, _getrf_all),
-    "getrs": _Stacked(2, _getrs_all),
-    "gesv": _Stacked(2, _gesv_all),
-    "trsm": _Stacked(2, _trsm_all),
-    "geqrf": _Stacked(2, _geqrf_all),
+_AT_ONCE: Final[dict[str, SolverRoutine]] = {
+    "potrf": _StackedFunction(1, _potrf_all),
+    "getrf": _StackedFunction(1, _getrf_all),
+    "getrs": _StackedFunction(2, _getrs_all),
+    "gesv": _StackedFunction(2, _gesv_all),
+    "trsm": _StackedFunction(2, _trsm_all),
+    "geqrf": _StackedFunction(2, _geqrf_all),
     "gesvdj": _ByLetter(
         "gesvdjBatched",
         _gesvdj_all,
@@ -559,7 +605,7 @@ _AT_ONCE: Final[dict[str, Routine]] = {
 _SMALL: Final = Small()
 
 
-def routine_of(problem: Problem) -> Routine:
+def routine_of(problem: SolverProblem) -> SolverRoutine:
     """Return the routine that runs a problem.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Sizes(NamedTuple):
+class WorkspaceSizes(NamedTuple):
     """Bytes of workspace.
 
     Attributes:
@@ -24,7 +24,7 @@ class Sizes(NamedTuple):
         return aligned(self.vendor) + self.more
 
 
-class Work(NamedTuple):
+class LinalgWorkspace(NamedTuple):
     """A workspace.
 
     Attributes:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, final
 
-from ....executors.cuda_kernels import Arguments
+from ....executors.cuda_kernels import KernelArguments
 from ....executors.device_code import CudaSource
-from ._sizes import Sizes, Work
+from ._sizes import LinalgWorkspace, WorkspaceSizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..wire._messages import Problem
+    from ..wire._messages import SolverProblem
     from ._cuda import Solver
 
 SOURCE: Final = CudaSource(__package__, "small.cu")
@@ -32,7 +32,7 @@ _WIDEST: Final = {"complex128": 32}
 _LEAST: Final = 8
 
 
-def room_of(problem: Problem) -> int:
+def room_of(problem: SolverProblem) -> int:
     """For how many rows and columns a kernel of these matrices has room; 0 if there is none."""
     extent = max(problem.extents)
     most = min(_MOST.get(problem.routine, 0), _WIDEST.get(problem.dtype, 64))
@@ -45,18 +45,23 @@ class Small:
 
     whole = True
 
-    def sizes(self, solver: Solver, problem: Problem) -> Sizes:
+    def sizes(self, solver: Solver, problem: SolverProblem) -> WorkspaceSizes:
         del solver, problem
-        return Sizes()
+        return WorkspaceSizes()
 
     def run(
-        self, solver: Solver, problem: Problem, buffers: Sequence[int], info: int, work: Work
+        self,
+        solver: Solver,
+        problem: SolverProblem,
+        buffers: Sequence[int],
+        info: int,
+        work: LinalgWorkspace,
     ) -> None:
         del work
         name = f"{problem.routine}<{TYPES[problem.dtype]}, {room_of(problem)}>"
         # Of a system the pivots are nobody's business, and its factors neither.
         given = (buffers[0], buffers[-1]) if problem.routine == "gesv" else buffers
         numbers = (*given, info, problem.batch, *problem.sizes, *problem.options)
-        arguments = Arguments(struct.pack(f"{len(numbers)}Q", *numbers))
+        arguments = KernelArguments(struct.pack(f"{len(numbers)}Q", *numbers))
         kernels = solver.kernels
         kernels.prepare_blocks(kernels.function(name), problem.batch, THREADS, 0, arguments)()

@@ -39,7 +39,7 @@ NOT_FINITE: Final = -1000
 """Replacement of LAPACK's info for a matrix with NaN or infinity; LAPACK has no such number."""
 
 
-class Problem(msgspec.Struct, frozen=True, array_like=True):
+class SolverProblem(msgspec.Struct, frozen=True, array_like=True):
     """A routine with everything but addresses; equal ones need as much workspace.
 
     Attributes:
@@ -71,12 +71,12 @@ class Problem(msgspec.Struct, frozen=True, array_like=True):
         return max(m, n) <= _NO_ROOM.get((self.routine, self.dtype), most)
 
 
-class Plan(Message, frozen=True):
+class MeasureWorkspace(Message, frozen=True):
     """Ask how many bytes of workspace on the device a problem takes."""
 
     returns: ClassVar[Any] = int
 
-    problem: Problem
+    problem: SolverProblem
 
 
 class Compute(Message, frozen=True):
@@ -91,7 +91,7 @@ class Compute(Message, frozen=True):
         failure: what ``LinAlgError`` says where ``info`` is not 0; empty: nothing is wrong then.
     """
 
-    problem: Problem
+    problem: SolverProblem
     buffers: tuple[int, ...]
     info: int
     workspace: int
@@ -108,7 +108,7 @@ class Require(Message, frozen=True):
         failure: the error message.
     """
 
-    problem: Problem
+    problem: SolverProblem
     info: int
     failure: str
 

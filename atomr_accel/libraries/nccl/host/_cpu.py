@@ -10,12 +10,12 @@ import numpy as np
 from ...._dtypes import DTYPES, HALVES
 from ...._errors import LibraryError
 from ..wire.area import Aborted, Area
-from ..wire.exchange import REDUCING, Exchange, elements_of_a_round, exchange
-from ..wire.messages import Abort, AskBegun, Collect, Join, Step
+from ..wire.exchange import REDUCING, RankExchange, elements_of_a_round, exchange
+from ..wire.messages import AbortCommunicator, AskBegun, Collect, CollectiveStep, Join
 
 if TYPE_CHECKING:
     from ....backends.cpu.host.context import CpuContext, CpuStream
-    from ..wire.exchange import Piece
+    from ..wire.exchange import ExchangePiece
 
 _Array = np.ndarray[Any, Any]
 
@@ -29,7 +29,7 @@ _UFUNCS: Final = {
 
 
 @final
-class _Communicator:
+class _CpuCommunicator:
     """One rank's end of a communicator."""
 
     def __init__(self, rank: int, size: int, area: Area) -> None:
@@ -41,7 +41,9 @@ class _Communicator:
 
 # The communicators of a context: one lane may be inside a collective while the other aborts it.
 # None stands for one that was aborted before this rank began to join it: it must not join.
-_communicators: Final[WeakKeyDictionary[Any, dict[int, _Communicator | None]]] = WeakKeyDictionary()
+_communicators: Final[WeakKeyDictionary[Any, dict[int, _CpuCommunicator | None]]] = (
+    WeakKeyDictionary()
+)
 
 
 @final
@@ -63,13 +65,13 @@ class CpuCollectives:
             del self._joined[message.communicator]
             _raise_aborted()
         memory = self._context.bytes_at(message.area, Area.nbytes(message.size))
-        joined = _Communicator(message.rank, message.size, Area(memory, message.size))
+        joined = _CpuCommunicator(message.rank, message.size, Area(memory, message.size))
         if self._joined.setdefault(message.communicator, joined) is None:
             del self._joined[message.communicator]
             _raise_aborted()
         self._meet(joined)
 
-    def _meet(self, joined: _Communicator) -> None:
+    def _meet(self, joined: _CpuCommunicator) -> None:
         """Wait for all others, in a round before those of collectives."""
         try:
             joined.area.arrive(joined.rank, 1)
@@ -89,7 +91,7 @@ class CpuCollectives:
         except Aborted:
             _raise_aborted()
 
-    def _take_part(self, joined: _Communicator, step: Step) -> None:
+    def _take_part(self, joined: _CpuCommunicator, step: CollectiveStep) -> None:
         rank, size, area = joined.rank, joined.size, joined.area
         dtype = DTYPES[step.dtype]
         plan = exchange(step, rank, size)
@@ -116,9 +118,9 @@ class CpuCollectives:
 
     def _take(
         self,
-        joined: _Communicator,
-        step: Step,
-        plan: Exchange,
+        joined: _CpuCommunicator,
+        step: CollectiveStep,
+        plan: RankExchange,
         target: _Array,
         begin: int,
         room: int,
@@ -138,7 +140,7 @@ class CpuCollectives:
             first, seen = found[0]
             target[first : first + len(seen)] = _reduced([each for _, each in found], step)
 
-    def _elements(self, address: int, pieces: list[Piece], dtype: np.dtype[Any]) -> _Array:
+    def _elements(self, address: int, pieces: list[ExchangePiece], dtype: np.dtype[Any]) -> _Array:
         """A buffer as elements, up to the last that is wanted."""
         count = max((piece.begin + piece.length for piece in pieces), default=0)
         if not count:
@@ -153,12 +155,12 @@ class CpuAborts:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         self._joined = _communicators.setdefault(context, {})
-        self.handlers: Final = {Abort: self._abort, AskBegun: self._ask_begun}
+        self.handlers: Final = {AbortCommunicator: self._abort, AskBegun: self._ask_begun}
 
     def close(self) -> None:
         """Do nothing: it holds nothing."""
 
-    def _abort(self, message: Abort) -> None:
+    def _abort(self, message: AbortCommunicator) -> None:
         joined = self._joined.setdefault(message.communicator, None)
         if joined is not None:
             del self._joined[message.communicator]
@@ -169,7 +171,7 @@ class CpuAborts:
         return 0 if joined is None else joined.begun
 
 
-def _reduced(parts: list[_Array], step: Step) -> _Array:
+def _reduced(parts: list[_Array], step: CollectiveStep) -> _Array:
     """Elements of all ranks made one, in their order, so every rank gets the same bits."""
     dtype = parts[0].dtype
     # Narrow floats are added up in float32 and rounded once.

@@ -20,7 +20,17 @@ from ...._dtypes import DTYPES
 from ...._errors import LibraryError
 from ....executors.vendor import Id128, VendorLibrary
 from ..wire.exchange import REDUCING, exchange
-from ..wire.messages import ID_BYTES, Abort, AskBegun, Collect, Join, MakeId, Revoke, Shrink, Step
+from ..wire.messages import (
+    ID_BYTES,
+    AbortCommunicator,
+    AskBegun,
+    Collect,
+    CollectiveStep,
+    Join,
+    MakeId,
+    Revoke,
+    Shrink,
+)
 from ._prototypes import (
     BYTES,
     HOST_IMMEDIATE,
@@ -45,7 +55,7 @@ def _library() -> VendorLibrary:
 
 
 @final
-class Communicator:
+class CudaCommunicator:
     """One rank's end of a communicator (``ncclComm_t``).
 
     Attributes:
@@ -75,7 +85,7 @@ class Communicator:
         """Stop the ops under way; the other lane then finds out, and shrinks the communicator."""
         self._call("ncclCommRevoke", self._cell, 0)
 
-    def shrink(self, parent: Communicator, excluded: tuple[int, ...]) -> None:
+    def shrink(self, parent: CudaCommunicator, excluded: tuple[int, ...]) -> None:
         """Be there once all others are that are left of the parent."""
         parent.settle("ncclCommRevoke")
         ranks = (c_int * len(excluded))(*excluded)
@@ -144,7 +154,9 @@ class Communicator:
 
 # The communicators of a context. None stands for one that was aborted before this rank began to
 # join it. It must not join: the others are gone, and it would wait for ever.
-_communicators: Final[WeakKeyDictionary[Any, dict[int, Communicator | None]]] = WeakKeyDictionary()
+_communicators: Final[WeakKeyDictionary[Any, dict[int, CudaCommunicator | None]]] = (
+    WeakKeyDictionary()
+)
 
 
 @final
@@ -183,9 +195,9 @@ class CudaCollectives:
     def _join(self, message: Join) -> None:
         self._begin(message).join(message.meeting)
 
-    def _begin(self, message: Join | Shrink) -> Communicator:
+    def _begin(self, message: Join | Shrink) -> CudaCommunicator:
         """A communicator that this rank is about to join."""
-        joined = Communicator(self._library, message.rank, message.size)
+        joined = CudaCommunicator(self._library, message.rank, message.size)
         if self._joined.setdefault(message.communicator, joined) is None:
             del self._joined[message.communicator]
             raise_aborted()
@@ -217,7 +229,7 @@ class CudaCollectives:
             for cell in made:
                 joined.call("ncclRedOpDestroy", cell.value, joined.handle)
 
-    def _queue(self, joined: Communicator, step: Step, made: list[c_int]) -> None:
+    def _queue(self, joined: CudaCommunicator, step: CollectiveStep, made: list[c_int]) -> None:
         source = self._pointer(step.source) if step.source else 0
         target = self._pointer(step.target) if step.target else 0
         end = joined.handle, self._stream.pointer
@@ -256,7 +268,7 @@ class CudaCollectives:
                             "ncclRecv", at, piece.length * itemsize, BYTES, piece.rank, *end
                         )
 
-    def _operator(self, joined: Communicator, step: Step, made: list[c_int]) -> int:
+    def _operator(self, joined: CudaCommunicator, step: CollectiveStep, made: list[c_int]) -> int:
         """``ncclRedOp_t``; one that multiplies is made for the call."""
         if step.scale is None:
             return REDUCTIONS[step.reduction]
@@ -284,7 +296,7 @@ class CudaAborts:
         del stream
         self._joined = _communicators.setdefault(context, {})
         self.handlers: Final = {
-            Abort: self._abort,
+            AbortCommunicator: self._abort,
             Revoke: self._revoke,
             AskBegun: self._ask_begun,
         }
@@ -292,7 +304,7 @@ class CudaAborts:
     def close(self) -> None:
         """Do nothing: the other lane's executor aborts the remaining communicators."""
 
-    def _abort(self, message: Abort) -> None:
+    def _abort(self, message: AbortCommunicator) -> None:
         joined = self._joined.setdefault(message.communicator, None)
         if joined is not None:
             del self._joined[message.communicator]

@@ -13,7 +13,7 @@ from .area import SLOT_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .messages import Step
+    from .messages import CollectiveStep
 
 REDUCING: Final = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 """The collectives that make one element of several."""
@@ -25,7 +25,7 @@ _BY_ROOT: Final = frozenset({"broadcast", "scatter", "send"})
 _TO_ROOT: Final = frozenset({"reduce", "gather"})
 
 
-class Piece(NamedTuple):
+class ExchangePiece(NamedTuple):
     """Elements that travel.
 
     Attributes:
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
     length: int
 
 
-class Exchange(NamedTuple):
+class RankExchange(NamedTuple):
     """A rank's part in a collective.
 
     Attributes:
@@ -51,13 +51,13 @@ class Exchange(NamedTuple):
     """
 
     parts: int
-    gives: list[Piece]
-    takes: list[Piece]
+    gives: list[ExchangePiece]
+    takes: list[ExchangePiece]
     givers: Sequence[int]
     takers: Sequence[int]
 
 
-def exchange(step: Step, rank: int, size: int) -> Exchange:
+def exchange(step: CollectiveStep, rank: int, size: int) -> RankExchange:
     """Return a rank's part in a step of a communicator of ``size`` ranks."""
     kind, every = step.kind, range(size)
     givers: Sequence[int] = (step.root,) if kind in _BY_ROOT else every
@@ -67,10 +67,10 @@ def exchange(step: Step, rank: int, size: int) -> Exchange:
     parts = size if kind in _DIVIDED else 1
     gives = _pieces(step.sends or (step.count,) * parts, every) if step.source else []
     if kind in REDUCING:
-        takes = [Piece(giver, 0, step.count) for giver in givers]
+        takes = [ExchangePiece(giver, 0, step.count) for giver in givers]
     else:
         takes = _pieces(step.receives or (step.count,) * len(givers), givers)
-    return Exchange(
+    return RankExchange(
         parts,
         gives if rank in givers else [],
         takes if rank in takers and step.target else [],
@@ -79,10 +79,10 @@ def exchange(step: Step, rank: int, size: int) -> Exchange:
     )
 
 
-def _pieces(counts: Sequence[int], ranks: Sequence[int]) -> list[Piece]:
+def _pieces(counts: Sequence[int], ranks: Sequence[int]) -> list[ExchangePiece]:
     pieces, begin = [], 0
     for rank, count in zip(ranks, counts, strict=False):
-        pieces.append(Piece(rank, begin, count))
+        pieces.append(ExchangePiece(rank, begin, count))
         begin += count
     return pieces
 

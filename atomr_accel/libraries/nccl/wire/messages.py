@@ -61,7 +61,7 @@ class Join(Message, frozen=True):
     area: int
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
+class CollectiveStep(msgspec.Struct, frozen=True, array_like=True):
     """One rank's part in one collective.
 
     Attributes:
@@ -101,10 +101,10 @@ class Collect(Message, frozen=True):
     waits: ClassVar = True
 
     communicator: int
-    steps: tuple[Step, ...]
+    steps: tuple[CollectiveStep, ...]
 
 
-class Abort(Message, frozen=True):
+class AbortCommunicator(Message, frozen=True):
     """Leave a communicator, whatever is under way there (``ncclCommAbort``)."""
 
     required: ClassVar = True

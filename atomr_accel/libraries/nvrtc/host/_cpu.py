@@ -14,32 +14,32 @@ from ....host.host import IMPORTS
 from ....wire import StickyFault
 from ..wire.messages import (
     UNCHECKED,
-    Array,
+    ArrayArgument,
     Compile,
-    Compiled,
+    CompiledCode,
     CopyArray,
-    Entry,
     FreeArray,
-    Launch,
-    Link,
+    KernelEntry,
+    LaunchKernel,
+    LinkImage,
     Load,
     MakeArray,
     MapVariable,
     Scalar,
-    Structure,
+    StructArgument,
     SurfaceObject,
     TextureObject,
     TiledMap,
     Unload,
 )
 from ..wire.twins import TwinFunction, twin_function, value_of
-from ._modules import Modules, Numbered
+from ._modules import LaneModules, Numbered
 from ._program import find_module, link_image
 
 if TYPE_CHECKING:
     from ....backends.cpu.host.context import CpuContext, CpuStream
 
-_Sent = Array | Scalar | Structure | TiledMap | TextureObject | SurfaceObject
+_Sent = ArrayArgument | Scalar | StructArgument | TiledMap | TextureObject | SurfaceObject
 
 _CHECKED_FOR: Final = (9, 0)
 """The newest instructions that are in all devices since."""
@@ -52,30 +52,30 @@ class CpuCompiler:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         self._context = context
-        self.handlers: Final = {Compile: self._compile, Link: self._link}
+        self.handlers: Final = {Compile: self._compile, LinkImage: self._link}
 
     def close(self) -> None:
         """Do nothing, because the compiler holds no resources."""
 
-    def _compile(self, message: Compile) -> Compiled:
+    def _compile(self, message: Compile) -> CompiledCode:
         self._context.check()
         try:
             made = find_module(message, _CHECKED_FOR)
         except LibraryMissing:
-            entries = tuple(map(Entry, message.names))
+            entries = tuple(map(KernelEntry, message.names))
             names = message.names
-            return Compiled(b"", entries, message.variables, UNCHECKED, names=names)
+            return CompiledCode(b"", entries, message.variables, UNCHECKED, names=names)
         return msgspec.structs.replace(made, image=b"")
 
-    def _link(self, message: Link) -> Compiled:
+    def _link(self, message: LinkImage) -> CompiledCode:
         self._context.check()
         try:
             return link_image(message, _CHECKED_FOR)
         except LibraryMissing:
-            return Compiled(b"", tuple(map(Entry, message.names)), (), UNCHECKED)
+            return CompiledCode(b"", tuple(map(KernelEntry, message.names)), (), UNCHECKED)
 
 
-class _Loaded(NamedTuple):
+class _CpuModule(NamedTuple):
     """A module: the functions that replace its kernels, and its variables."""
 
     functions: tuple[TwinFunction | None, ...]
@@ -89,13 +89,13 @@ class CpuKernels:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         self._context: Final = context
-        self._modules: Final = Modules[_Loaded](context, _functions, _nothing)
+        self._modules: Final = LaneModules[_CpuModule](context, _functions, _nothing)
         self._arrays: Final = Numbered[np.ndarray[Any, Any]](context)
         self.handlers: Final = {
             Load: self._load,
             Unload: self._modules.unload,
             MapVariable: self._map,
-            Launch: self._launch,
+            LaunchKernel: self._launch,
             MakeArray: self._make_array,
             CopyArray: self._copy_array,
             FreeArray: self._free_array,
@@ -135,7 +135,7 @@ class CpuKernels:
     def _free_array(self, message: FreeArray) -> None:
         self._arrays.pop(message.array)
 
-    def _launch(self, message: Launch) -> None:
+    def _launch(self, message: LaunchKernel) -> None:
         self._context.check()
         loaded = self._modules.get(message.module)
         function = loaded.functions[message.function]
@@ -149,7 +149,7 @@ class CpuKernels:
             raise
 
     def _argument(self, argument: _Sent) -> Any:
-        if isinstance(argument, Scalar | Structure):
+        if isinstance(argument, Scalar | StructArgument):
             return value_of(argument)
         if isinstance(argument, SurfaceObject) or (
             isinstance(argument, TextureObject) and argument.array
@@ -159,7 +159,7 @@ class CpuKernels:
         return self._context.array(argument.address, argument.shape, dtype)
 
 
-def _functions(message: Load) -> _Loaded:
+def _functions(message: Load) -> _CpuModule:
     variables = {
         each.name: np.frombuffer(bytearray(each.data), DTYPES[each.dtype]).reshape(each.shape)
         for each in message.variables
@@ -169,8 +169,8 @@ def _functions(message: Load) -> _Loaded:
     functions = tuple(
         None if function is None else twin_function(function, variables) for function in given
     )
-    return _Loaded(functions, variables)
+    return _CpuModule(functions, variables)
 
 
-def _nothing(_loaded: _Loaded) -> None:
+def _nothing(_loaded: _CpuModule) -> None:
     """Arrays and functions are released by themselves."""

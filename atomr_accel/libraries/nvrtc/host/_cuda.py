@@ -14,18 +14,18 @@ from ....executors.compiler import load_nvrtc
 from ....executors.vendor import undone_on_error
 from ....wire import PLACE
 from ..wire.messages import (
-    Array,
+    ArrayArgument,
     Compile,
-    Compiled,
+    CompiledCode,
     DescribeFunction,
     Disassemble,
     KernelAttributes,
-    Launch,
-    Link,
+    LaunchKernel,
+    LinkImage,
     Load,
     MapVariable,
     Occupancy,
-    Structure,
+    StructArgument,
     SuggestBlock,
     SurfaceObject,
     TextureObject,
@@ -33,7 +33,7 @@ from ..wire.messages import (
     Unload,
 )
 from ._disassembler import disassemble
-from ._modules import Modules
+from ._modules import LaneModules
 from ._program import find_module, link_image
 from ._tensor_maps import TENSOR_MAP_BYTES, encoded
 from ._textures import Textures
@@ -63,7 +63,7 @@ _OBJECT: Final[Slot] = (8, 8)
 
 
 @final
-class _Layout:
+class _ArgumentLayout:
     """The arguments of a kernel, in the layout that the driver takes.
 
     Pointers and numbers lie one after the other, each aligned to its size, as the compiler has
@@ -105,7 +105,7 @@ class _Layout:
 
 
 @final
-class _Function:
+class _ModuleKernel:
     """A kernel of a module, which several lanes may launch.
 
     Attributes:
@@ -138,7 +138,7 @@ class _Function:
         check("cuFuncSetAttribute", driver.cuFuncSetAttribute(self.handle, attribute, value))
 
 
-class _Loaded(NamedTuple):
+class _CudaModule(NamedTuple):
     """A module that is loaded.
 
     Attributes:
@@ -148,12 +148,12 @@ class _Loaded(NamedTuple):
     """
 
     handle: Any
-    functions: list[_Function]
+    functions: list[_ModuleKernel]
     variables: list[tuple[int, int]]
 
 
 @final
-class _Call:
+class _KernelLaunches:
     """Launches of a kernel on one stream that differ only in the values of arguments.
 
     Attributes:
@@ -162,9 +162,9 @@ class _Call:
 
     __slots__ = ("_arguments", "_call", "_layout", "_name", "function")
 
-    def __init__(self, function: _Function, message: Launch, stream: CudaStream) -> None:
+    def __init__(self, function: _ModuleKernel, message: LaunchKernel, stream: CudaStream) -> None:
         self.function: Final = function
-        layout = _Layout(_slots(message))
+        layout = _ArgumentLayout(_slots(message))
         options = message.options
         function.allow(message.shared, None if options is None else options.cluster)
         told: tuple[Any, ...]
@@ -199,7 +199,7 @@ class CudaCompiler:
         self._line_info: Final = context.sanitized
         self.handlers: Final = {
             Compile: self._compile,
-            Link: self._link,
+            LinkImage: self._link,
             Disassemble: self._disassemble,
         }
 
@@ -211,12 +211,12 @@ class CudaCompiler:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _compile(self, message: Compile) -> Compiled:
+    def _compile(self, message: Compile) -> CompiledCode:
         if self._line_info and _LINE_INFO not in message.options:
             message = msgspec.structs.replace(message, options=(*message.options, _LINE_INFO))
         return find_module(message, self._capability)
 
-    def _link(self, message: Link) -> Compiled:
+    def _link(self, message: LinkImage) -> CompiledCode:
         return link_image(message, self._capability)
 
     @staticmethod
@@ -228,25 +228,25 @@ class CudaCompiler:
 class CudaKernels:
     """Executes loads and launches."""
 
-    spreads: Final = True
+    fills_streams: Final = True
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
         self._stream: Final = stream
-        self._modules: Final = Modules[_Loaded](context, self._load, _unload)
-        self._functions: dict[tuple[int, int], _Function] = {}
+        self._modules: Final = LaneModules[_CudaModule](context, self._load, _unload)
+        self._functions: dict[tuple[int, int], _ModuleKernel] = {}
         self._textures: Final = Textures(context, stream)
         self.handlers: Final = {
             Load: self._modules.load,
             Unload: self._unload,
             MapVariable: self._map,
-            Launch: self._launch,
+            LaunchKernel: self._launch,
             DescribeFunction: self._describe,
             Occupancy: self._occupancy,
             SuggestBlock: self._suggest_block,
             **self._textures.handlers,
         }
-        self.preparers: Final = {Launch: self._prepare_launch}
+        self.preparers: Final = {LaunchKernel: self._prepare_launch}
 
     def on(self, stream: CudaStream) -> CudaKernels:
         """Return the same kernels, on a further stream of the lane."""
@@ -262,7 +262,7 @@ class CudaKernels:
         self._modules.close()
         self._textures.close()
 
-    def _load(self, message: Load) -> _Loaded:
+    def _load(self, message: Load) -> _CudaModule:
         if may_print(message.image):
             self._context.prints = True
         return _load(message)
@@ -276,7 +276,7 @@ class CudaKernels:
         pointer, nbytes = self._modules.get(message.module).variables[message.at]
         self._context.map_pointer(message.slab, pointer, nbytes)
 
-    def _function(self, module: int, function: int) -> _Function:
+    def _function(self, module: int, function: int) -> _ModuleKernel:
         key = module, function
         known = self._functions.get(key)
         if known is None:
@@ -285,11 +285,11 @@ class CudaKernels:
 
     # --- launches ---------------------------------------------------------------------------
 
-    def _launch(self, message: Launch) -> None:
+    def _launch(self, message: LaunchKernel) -> None:
         pointer = self._context.pointer
         values: list[Any] = []
         for argument in message.arguments:
-            if isinstance(argument, Array):
+            if isinstance(argument, ArrayArgument):
                 values.append(pointer(argument.address))
             elif isinstance(argument, TiledMap):
                 values.append(encoded(argument, pointer(argument.address)))
@@ -297,7 +297,9 @@ class CudaKernels:
                 values.append(self._textures.object_of(argument))
             else:
                 values.append(argument.data)
-        _Call(self._function(message.module, message.function), message, self._stream)(values)
+        _KernelLaunches(self._function(message.module, message.function), message, self._stream)(
+            values
+        )
 
     def _prepare_launch(self, template: Template) -> Callable[[Sequence[int]], None] | None:
         """Return a function that launches the template on given addresses."""
@@ -308,26 +310,26 @@ class CudaKernels:
         for at, argument in enumerate(message.arguments):
             if isinstance(argument, TextureObject | SurfaceObject):
                 return None
-            if not isinstance(argument, Array | TiledMap):
+            if not isinstance(argument, ArrayArgument | TiledMap):
                 fixed.append(argument.data)
                 continue
             if argument.address < PLACE:
                 return None
             place = argument.address ^ PLACE
-            if isinstance(argument, Array):
+            if isinstance(argument, ArrayArgument):
                 places.append((at, place))
             else:
                 maps.append((at, place, argument))
             fixed.append(0)
         all_pointers, find = self._context.pointers, self._function
         module, number = message.module, message.function
-        call = _Call(find(module, number), message, self._stream)
+        call = _KernelLaunches(find(module, number), message, self._stream)
 
         def launch(addresses: Sequence[int]) -> None:
             nonlocal call
             function = find(module, number)
             if function is not call.function:  # the module was loaded anew
-                call = _Call(function, message, self._stream)
+                call = _KernelLaunches(function, message, self._stream)
             pointers = all_pointers(addresses)
             values = [*fixed]
             for at, place in places:
@@ -395,12 +397,12 @@ def may_print(image: bytes) -> bool:
     return not plain or b"vprintf" in image
 
 
-def _load(message: Load) -> _Loaded:
+def _load(message: Load) -> _CudaModule:
     handle = check("cuModuleLoadData", driver.cuModuleLoadData(message.image))
     with undone_on_error() as made:
         made.callback(driver.cuModuleUnload, handle)
         functions = [
-            _Function(
+            _ModuleKernel(
                 check("cuModuleGetFunction", driver.cuModuleGetFunction(handle, symbol.encode()))
             )
             for symbol in message.symbols
@@ -417,24 +419,24 @@ def _load(message: Load) -> _Loaded:
                 )
             check("cuMemcpyHtoD", driver.cuMemcpyHtoD(pointer, each.data, nbytes))
             variables.append((int(pointer), nbytes))
-    return _Loaded(handle, functions, variables)
+    return _CudaModule(handle, functions, variables)
 
 
-def _unload(module: _Loaded) -> None:
+def _unload(module: _CudaModule) -> None:
     check("cuModuleUnload", driver.cuModuleUnload(module.handle))
 
 
-def _slots(message: Launch) -> list[Slot]:
+def _slots(message: LaunchKernel) -> list[Slot]:
     """Return the size and alignment of each argument."""
     return [
         _ARRAY
-        if isinstance(argument, Array)
+        if isinstance(argument, ArrayArgument)
         else (TENSOR_MAP_BYTES, 0)
         if isinstance(argument, TiledMap)
         else _OBJECT
         if isinstance(argument, TextureObject | SurfaceObject)
         else (len(argument.data), 0)
-        if isinstance(argument, Structure)
+        if isinstance(argument, StructArgument)
         else (len(argument.data), len(argument.data))
         for argument in message.arguments
     ]

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @final
-class _Shared:
+class _SharedModules:
     """Modules that lanes of a context have loaded, by number, with the number of users."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class _Shared:
         self.modules: Final[dict[int, tuple[Any, int]]] = {}
 
 
-_contexts: Final[WeakKeyDictionary[object, _Shared]] = WeakKeyDictionary()
+_contexts: Final[WeakKeyDictionary[object, _SharedModules]] = WeakKeyDictionary()
 _contexts_lock: Final = threading.Lock()
 
 
@@ -64,7 +64,7 @@ class Numbered(Generic[T]):
 
 
 @final
-class Modules(Generic[T]):
+class LaneModules(Generic[T]):
     """The modules that one lane has loaded.
 
     Args:
@@ -77,12 +77,12 @@ class Modules(Generic[T]):
         self, context: object, load: Callable[[Load], T], unload: Callable[[T], None]
     ) -> None:
         with _contexts_lock:
-            self._shared = _contexts.setdefault(context, _Shared())
+            self._shared = _contexts.setdefault(context, _SharedModules())
         self._make: Final = load
         self._release: Final = unload
         self._own: dict[int, T] = {}
 
-    def share(self, other: Modules[T]) -> None:
+    def share(self, other: LaneModules[T]) -> None:
         """Share the modules of another stream of the same lane."""
         self._own = other._own
 

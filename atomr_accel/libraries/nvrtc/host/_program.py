@@ -19,7 +19,7 @@ from ....executors.compiler import (
     nvrtc_version,
 )
 from ..wire._mangled import function_name
-from ..wire.messages import Compiled, Entry
+from ..wire.messages import CompiledCode, KernelEntry
 from ._precompiled import with_own_folder
 from .includes import fingerprint, vendor_headers
 from .linker import link, nvjitlink_version
@@ -27,7 +27,7 @@ from .linker import link, nvjitlink_version
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ..wire.messages import Compile, Link
+    from ..wire.messages import Compile, LinkImage
 
 _RELOCATABLE: Final = "--relocatable-device-code=true"
 """Option for sources that refer to others, whose output is not loaded."""
@@ -54,7 +54,7 @@ _CONSTANT: Final = re.compile(r"^(?:\.\w+ )*\.const \.align \d+ \.\w+ (\w+)", re
 _DIRECTIVE: Final = re.compile(r"\.(maxntid|reqntid|reqnctapercluster)\s+([\d, \t]+)")
 
 
-def find_module(message: Compile, capability: tuple[int, int]) -> Compiled:
+def find_module(message: Compile, capability: tuple[int, int]) -> CompiledCode:
     """Like ``compile_module``, unless the same was compiled before and is on disk.
 
     Raises:
@@ -71,7 +71,7 @@ def find_module(message: Compile, capability: tuple[int, int]) -> Compiled:
     key = msgspec.msgpack.encode(("module", _SIGNATURE, versions, message, capability, included))
     kept = CUBINS.get(key)
     if kept is not None:
-        found = msgspec.msgpack.decode(kept, type=Compiled)
+        found = msgspec.msgpack.decode(kept, type=CompiledCode)
         if all(launchable(found.image, entry.symbol) for entry in found.entries):
             return msgspec.structs.replace(found, kept=True)
     made = compile_module(message, capability)
@@ -79,7 +79,7 @@ def find_module(message: Compile, capability: tuple[int, int]) -> Compiled:
     return made
 
 
-def compile_module(message: Compile, capability: tuple[int, int]) -> Compiled:
+def compile_module(message: Compile, capability: tuple[int, int]) -> CompiledCode:
     """Compile a source with its kernels and variables, and link it with its parts.
 
     Returns:
@@ -130,7 +130,7 @@ def compile_module(message: Compile, capability: tuple[int, int]) -> Compiled:
         for symbol, name in zip(symbols, signatures or [""] * len(symbols), strict=True)
     )
     constants = tuple(_CONSTANT.findall(ptx))
-    return Compiled(
+    return CompiledCode(
         *(made, entries, tuple(variables), log),
         names=tuple(names),
         structs=tuple(taking),
@@ -138,7 +138,7 @@ def compile_module(message: Compile, capability: tuple[int, int]) -> Compiled:
     )
 
 
-def link_image(message: Link, capability: tuple[int, int]) -> Compiled:
+def link_image(message: LinkImage, capability: tuple[int, int]) -> CompiledCode:
     """Link LTO-IR to an image for the driver, and read the declarations of its kernels.
 
     Returns:
@@ -164,9 +164,9 @@ def link_image(message: Link, capability: tuple[int, int]) -> Compiled:
             types, structs = [""] * len(types), []
     image = link([("image", message.image)], target)[0] if message.image else b""
     entries = tuple(
-        Entry(name, type=found) for name, found in zip(message.names, types, strict=True)
+        KernelEntry(name, type=found) for name, found in zip(message.names, types, strict=True)
     )
-    return Compiled(image, entries, (), "", structs=tuple(structs))
+    return CompiledCode(image, entries, (), "", structs=tuple(structs))
 
 
 def _of_type(kind: str) -> str:
@@ -238,18 +238,18 @@ def _lowered(program: NvrtcProgram, names: Sequence[str], what: str, log: str) -
     return found
 
 
-def _entry(symbol: str, ptx: str) -> Entry:
+def _entry(symbol: str, ptx: str) -> KernelEntry:
     """Read the parameters and limits of a kernel from PTX."""
     found = re.search(_ENTRY.format(re.escape(symbol)), ptx)
     if found is None:
-        return Entry(symbol)
+        return KernelEntry(symbol)
     parameters = []
     for each in _PARAMETER.finditer(found[1]):
         size = int(each["type"][1:]) // 8 * int(each["count"] or 1)
         parameters.append((size, int(each["align"] or size)))
     told = {name: tuple(map(int, sizes.split(","))) for name, sizes in _DIRECTIVE.findall(found[2])}
     most, exact = told.get("maxntid"), told.get("reqntid")
-    return Entry(
+    return KernelEntry(
         symbol,
         tuple(parameters),
         0 if most is None else _product(most),

@@ -30,7 +30,7 @@ Made = tuple[bytes, "Callable[[], object]"]
 
 
 @final
-class _Array:
+class _TextureArray:
     """A CUDA array.
 
     Attributes:
@@ -107,7 +107,7 @@ class Textures:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
         self._stream: Final = stream
-        self._arrays: Final = Numbered[_Array](context)
+        self._arrays: Final = Numbered[_TextureArray](context)
         self._objects: dict[tuple[TextureObject, int], Made] = {}
         self._made: set[int] = set()
         self.handlers: Final = {
@@ -165,7 +165,7 @@ class Textures:
         if array is not None:
             array.copy(pointer, self._stream, to_array=True)
             return
-        array = _Array(message)
+        array = _TextureArray(message)
         with undone_on_error() as made:
             made.callback(array.destroy)
             array.copy(pointer, self._stream, to_array=True)

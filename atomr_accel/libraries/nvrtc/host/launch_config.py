@@ -10,10 +10,10 @@ from ..wire.messages import LaunchOptions, Occupancy
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..wire.messages import Launch
+    from ..wire.messages import LaunchKernel
 
 
-def launch_config(message: Launch | Occupancy, stream: Any) -> Any:
+def launch_config(message: LaunchKernel | Occupancy, stream: Any) -> Any:
     """The configuration of a launch, or of one that is only asked about."""
     config = driver.CUlaunchConfig()
     if isinstance(message, Occupancy):

@@ -9,7 +9,7 @@ import msgspec
 from ....wire import Message
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class KernelEntry(msgspec.Struct, frozen=True, array_like=True):
     """A kernel as the compiler has made it.
 
     Attributes:
@@ -33,7 +33,7 @@ UNCHECKED: Final = "NVRTC is not installed, so nothing was compiled or checked"
 """The log of sources that no compiler has seen."""
 
 
-class Compiled(msgspec.Struct, frozen=True, array_like=True):
+class CompiledCode(msgspec.Struct, frozen=True, array_like=True):
     """Compiled code for one kind of device.
 
     Attributes:
@@ -48,7 +48,7 @@ class Compiled(msgspec.Struct, frozen=True, array_like=True):
     """
 
     image: bytes
-    entries: tuple[Entry, ...]
+    entries: tuple[KernelEntry, ...]
     variables: tuple[str, ...]
     log: str
     kept: bool = False
@@ -57,7 +57,7 @@ class Compiled(msgspec.Struct, frozen=True, array_like=True):
     constants: tuple[str, ...] = ()
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class LinkInput(msgspec.Struct, frozen=True, array_like=True):
     """A part to link with a source: another source, or a compiled image."""
 
     source: str = ""
@@ -77,18 +77,18 @@ class Compile(Message, frozen=True):
         structs: types that kernels take by value.
     """
 
-    returns: ClassVar[Any] = Compiled
+    returns: ClassVar[Any] = CompiledCode
 
     source: str
     names: tuple[str, ...]
     options: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[LinkInput, ...] = ()
     structs: tuple[str, ...] = ()
 
 
-class Link(Message, frozen=True):
+class LinkImage(Message, frozen=True):
     """Link LTO-IR to an image for the driver (``nvJitLinkComplete``), and read declarations.
 
     Attributes:
@@ -98,7 +98,7 @@ class Link(Message, frozen=True):
         structs: types that kernels take by value.
     """
 
-    returns: ClassVar[Any] = Compiled
+    returns: ClassVar[Any] = CompiledCode
 
     image: bytes
     declarations: str = ""
@@ -114,7 +114,7 @@ class Disassemble(Message, frozen=True):
     image: bytes
 
 
-class Content(msgspec.Struct, frozen=True, array_like=True):
+class VariableContent(msgspec.Struct, frozen=True, array_like=True):
     """A module's variable, and its initial values."""
 
     name: str
@@ -143,7 +143,7 @@ class Load(Message, frozen=True):
     module: int
     image: bytes
     symbols: tuple[str, ...]
-    variables: tuple[Content, ...] = ()
+    variables: tuple[VariableContent, ...] = ()
 
     def undo(self) -> Unload:
         """Return the message that unloads the module."""
@@ -227,7 +227,7 @@ class SuggestBlock(Message, frozen=True):
     shared: int
 
 
-class Array(Message, frozen=True):
+class ArrayArgument(Message, frozen=True):
     """A buffer as an argument."""
 
     address: int
@@ -242,7 +242,7 @@ class Scalar(Message, frozen=True):
     dtype: str
 
 
-class Structure(Message, frozen=True):
+class StructArgument(Message, frozen=True):
     """A struct by value as an argument, by its bytes.
 
     Attributes:
@@ -357,7 +357,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, array_like=True):
     priority: int | None = None
 
 
-class Launch(Message, frozen=True):
+class LaunchKernel(Message, frozen=True):
     """Launch a kernel of a module that is loaded.
 
     Attributes:
@@ -371,5 +371,7 @@ class Launch(Message, frozen=True):
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared: int
-    arguments: tuple[Array | Scalar | Structure | TiledMap | TextureObject | SurfaceObject, ...]
+    arguments: tuple[
+        ArrayArgument | Scalar | StructArgument | TiledMap | TextureObject | SurfaceObject, ...
+    ]
     options: LaunchOptions | None = None

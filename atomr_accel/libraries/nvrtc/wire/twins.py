@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...._dtypes import DTYPES
-from .messages import Structure
+from .messages import StructArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -80,9 +80,9 @@ def check_count(
         ) from None
 
 
-def value_of(argument: Scalar | Structure) -> np.generic:
+def value_of(argument: Scalar | StructArgument) -> np.generic:
     """Convert a number or a struct to the argument of a Python function."""
-    if isinstance(argument, Structure):
+    if isinstance(argument, StructArgument):
         dtype = np.lib.format.descr_to_dtype(ast.literal_eval(argument.fields))
     else:
         dtype = DTYPES[argument.dtype]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Final, final
 
-from ..wire.messages import Describe, Forget, Record, Replay
-from ._steps import BoundStep, Steps
+from ..wire.messages import Describe, ForgetProgram, RecordProgram, Replay
+from ._steps import BoundStep, ProgramExecutors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,12 +22,12 @@ class CpuPrograms:
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         self._context: Final = context
-        self._steps: Final = Steps(context, stream)
+        self._steps: Final = ProgramExecutors(context, stream)
         self._programs: dict[int, list[Bound]] = {}
         self.handlers: Final = {
-            Record: self._record,
+            RecordProgram: self._record,
             Replay: self._replay,
-            Forget: self._forget,
+            ForgetProgram: self._forget,
             Describe: self._describe,
         }
 
@@ -35,7 +35,7 @@ class CpuPrograms:
         """Close the executors."""
         self._steps.close()
 
-    def _record(self, message: Record) -> None:
+    def _record(self, message: RecordProgram) -> None:
         self._context.check()
         self._programs.pop(message.program, None)  # should this fail, nothing is replayed
         self._steps.prepare(message.prepare, message.program)
@@ -60,7 +60,7 @@ class CpuPrograms:
     def _is_set(self, section: Section) -> bool:
         return bool(self._context.bytes_at(section.flag, section.nbytes).any())
 
-    def _forget(self, message: Forget) -> None:
+    def _forget(self, message: ForgetProgram) -> None:
         self._programs.pop(message.program, None)  # it may never have been made
         self._steps.forget(message.program)
 

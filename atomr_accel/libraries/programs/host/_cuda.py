@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ....backends.cuda.host.driver import check, driver
-from ..wire.messages import Describe, Forget, Record, Replay
-from ._graph import Graphs, conditional
-from ._steps import Steps
+from ..wire.messages import Describe, ForgetProgram, RecordProgram, Replay
+from ._graph import GraphMaker, conditional
+from ._steps import ProgramExecutors
 
 if TYPE_CHECKING:
     from ....backends.cuda.host.context import CudaContext, CudaStream, Kept
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Program:
+class _CudaProgram:
     """A graph in the form in which it is launched.
 
     Attributes:
@@ -40,32 +40,34 @@ class CudaPrograms:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._stream: Final = stream
         self._captured: Final = context.capture_stream()
-        self._steps: Final = Steps(context, self._captured)
-        self._graphs: Final = Graphs(context, self._captured)
-        self._programs: dict[int, _Program] = {}
+        self._steps: Final = ProgramExecutors(context, self._captured)
+        self._graphs: Final = GraphMaker(context, self._captured)
+        self._programs: dict[int, _CudaProgram] = {}
         self.handlers: Final = {
-            Record: self._record,
+            RecordProgram: self._record,
             Replay: self._replay,
-            Forget: self._forget,
+            ForgetProgram: self._forget,
             Describe: self._describe,
         }
 
     def close(self) -> None:
         """Release the graphs and close the executors."""
         for number in list(self._programs):
-            self._forget(Forget(number))
+            self._forget(ForgetProgram(number))
         self._graphs.close()
         self._steps.close()
         self._captured.close()
 
-    def _record(self, message: Record) -> None:
+    def _record(self, message: RecordProgram) -> None:
         try:
             self._capture(message)
         except BaseException:
-            self._forget(Forget(message.program))  # nothing is replayed, not with other buffers
+            self._forget(
+                ForgetProgram(message.program)
+            )  # nothing is replayed, not with other buffers
             raise
 
-    def _capture(self, message: Record) -> None:
+    def _capture(self, message: RecordProgram) -> None:
         if message.prepare:
             # Graphs are launched on another stream: those in flight come before, the next after.
             self._captured.follow(self._stream)
@@ -105,13 +107,13 @@ class CudaPrograms:
             _give_back(former.kept)
         if executable is None:
             executable = check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
-        self._programs[number] = _Program(graph, executable, fixed, kept)
+        self._programs[number] = _CudaProgram(graph, executable, fixed, kept)
 
     def _replay(self, message: Replay) -> None:
         program = self._programs[message.program]
         check("cuGraphLaunch", driver.cuGraphLaunch(program.executable, self._stream.handle))
 
-    def _forget(self, message: Forget) -> None:
+    def _forget(self, message: ForgetProgram) -> None:
         program = self._programs.pop(message.program, None)
         if program is not None:  # it could be made
             self._stream.synchronize()

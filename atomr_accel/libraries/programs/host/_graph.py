@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._errors import Unsupported
 from ....backends.cuda.host.driver import check, driver
-from ....executors.cuda_kernels import Arguments
+from ....executors.cuda_kernels import KernelArguments
 from ....executors.device_code import read_kernels
 from ._steps import BoundSection, BoundStep
 
@@ -38,7 +38,7 @@ def conditional(nodes: Iterable[Bound]) -> bool:
 
 
 @final
-class Graphs:
+class GraphMaker:
     """Makes graphs.
 
     Args:
@@ -184,7 +184,7 @@ class Graphs:
     def _look(self, graph: Any, last: list[Any], handle: Any, section: Section) -> list[Any]:
         """Add the kernel that sets a conditional handle to what the flag says."""
         pointer = self._context.pointer(section.flag)
-        arguments = Arguments(struct.pack("QQI", int(handle), pointer, section.nbytes))
+        arguments = KernelArguments(struct.pack("QQI", int(handle), pointer, section.nbytes))
         parameters = driver.CUDA_KERNEL_NODE_PARAMS()
         parameters.func = self._set_conditional
         parameters.gridDimX = parameters.gridDimY = parameters.gridDimZ = 1

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ....wire import Message
     from ....wire.interface import Executor
-    from ..wire.messages import Node, Step
+    from ..wire.messages import Node, ProgramStep
 
 
 class BoundStep(NamedTuple):
@@ -38,7 +38,7 @@ Bound: TypeAlias = BoundStep | BoundSection
 
 
 @final
-class Steps:
+class ProgramExecutors:
     """Executors by name, all on one stream, and decoders for their messages."""
 
     def __init__(self, context: Any, stream: Any) -> None:
@@ -47,7 +47,7 @@ class Steps:
         self._executors: dict[str, tuple[Executor, Callable[[bytes], Any]]] = {}
         self._users: dict[tuple[str, Message], set[int]] = {}
 
-    def prepare(self, steps: Iterable[Step], program: int) -> None:
+    def prepare(self, steps: Iterable[ProgramStep], program: int) -> None:
         """Execute now the steps whose effect a program needs only once."""
         for step in steps:
             bound = self._bind_step(step)
@@ -74,7 +74,7 @@ class Steps:
             for node in nodes
         ]
 
-    def _bind_step(self, step: Step) -> BoundStep:
+    def _bind_step(self, step: ProgramStep) -> BoundStep:
         executor, decode = self._executor(step.executor)
         message = decode(step.message)
         return BoundStep(step.name, executor.handlers[type(message)], message)

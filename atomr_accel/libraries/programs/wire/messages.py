@@ -9,7 +9,7 @@ from ....wire import Message
 Kind = Literal["call", "when", "loop"]
 
 
-class Step(Message, frozen=True):
+class ProgramStep(Message, frozen=True):
     """Op of a program.
 
     Attributes:
@@ -35,15 +35,15 @@ class Section(Message, frozen=True):
     """
 
     kind: Kind
-    nodes: tuple[Step | Section, ...]
+    nodes: tuple[ProgramStep | Section, ...]
     flag: int = 0
     nbytes: int = 0
 
 
-Node: TypeAlias = Step | Section
+Node: TypeAlias = ProgramStep | Section
 
 
-class Record(Message, frozen=True):
+class RecordProgram(Message, frozen=True):
     """Make a program, or change the buffers of one that was made of the same nodes.
 
     Attributes:
@@ -53,8 +53,8 @@ class Record(Message, frozen=True):
     """
 
     program: int
-    prepare: tuple[Step, ...]
-    nodes: tuple[Step | Section, ...]
+    prepare: tuple[ProgramStep, ...]
+    nodes: tuple[ProgramStep | Section, ...]
 
 
 class Replay(Message, frozen=True):
@@ -63,7 +63,7 @@ class Replay(Message, frozen=True):
     program: int
 
 
-class Forget(Message, frozen=True):
+class ForgetProgram(Message, frozen=True):
     """Release a program."""
 
     program: int

@@ -14,7 +14,7 @@ from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....host.host import IMPORTS
 from ..wire._distributions import KINDS, digits
-from ..wire._messages import Draw, Pick, Points, Table, Take
+from ..wire._messages import Draw, Pick, Points, Take, UploadTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ class CpuRng:
             Points: self._points,
             Pick: self._pick,
             Take: self._take,
-            Table: self._table,
+            UploadTable: self._table,
         }
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class CpuRng:
         target = context.bytes_at(message.target, len(index) * nbytes)
         target.reshape(-1, nbytes)[...] = rows.reshape(-1, nbytes)[index]
 
-    def _table(self, message: Table) -> None:
+    def _table(self, message: UploadTable) -> None:
         self._context.check()
         data = np.frombuffer(message.data, np.uint8)
         self._context.bytes_at(message.target, len(data))[...] = data

@@ -13,11 +13,11 @@ import numpy as np
 
 from ...._errors import LibraryError, Unsupported
 from ....backends.cuda.host.driver import check, driver
-from ....executors.cuda_kernels import Arguments, Kernels, preload_compiler
+from ....executors.cuda_kernels import KernelArguments, Kernels, preload_compiler
 from ....executors.vendor import VendorLibrary
 from ....wire.recent import Recent
 from ..wire._distributions import BLOCK, DISTRIBUTIONS, KINDS
-from ..wire._messages import Draw, Pick, Points, Table, Take
+from ..wire._messages import Draw, Pick, Points, Take, UploadTable
 from ._prototypes import GENERATORS, ORDERINGS, PROTOTYPES, SKIPS, STATUS_NAMES, VECTORS
 from ._source import ROWS, SOURCE, parameters, type_of
 
@@ -46,7 +46,7 @@ class CudaRng:
         self._pointer: Final = context.pointer
         self._stream: Final = stream
         self._kernels: Final = Kernels(context, stream, SOURCE)
-        self._sequences: dict[str, Recent[tuple[str, int], _Sequence]] = {}
+        self._sequences: dict[str, Recent[tuple[str, int], _RandomSequence]] = {}
         self._vectors: dict[str, tuple[int, int, int]] = {}
         self._burner = 0
         self._owned: list[int] = []
@@ -55,7 +55,7 @@ class CudaRng:
             Points: self._points,
             Pick: self._pick,
             Take: self._take,
-            Table: self._table,
+            UploadTable: self._table,
         }
 
     @staticmethod
@@ -148,7 +148,7 @@ class CudaRng:
         )
         self._launch(f"take<{ROWS[size]}>", message.count * width, arguments)
 
-    def _table(self, message: Table) -> None:
+    def _table(self, message: UploadTable) -> None:
         # The data is this message's own and gone afterwards, so this one copy is waited for.
         host = np.frombuffer(message.data, np.uint8)
         check(
@@ -165,11 +165,11 @@ class CudaRng:
         )
 
     def _launch(self, name: str, items: int, arguments: bytes) -> None:
-        self._kernels.launch(self._kernels.function(name), items, Arguments(arguments))
+        self._kernels.launch(self._kernels.function(name), items, KernelArguments(arguments))
 
     # --- cuRAND ---------------------------------------------------------------------------
 
-    def _sequence(self, message: Draw) -> _Sequence:
+    def _sequence(self, message: Draw) -> _RandomSequence:
         capturing = check("cuStreamIsCapturing", driver.cuStreamIsCapturing(self._stream.handle))
         if int(capturing):
             raise Unsupported(
@@ -179,14 +179,14 @@ class CudaRng:
         kind, key = message.kind, (message.ordering, message.key)
         sequences = self._sequences.get(kind)
         if sequences is None:
-            sequences = Recent(_MOST_SEQUENCES.get(kind, 8), _Sequence.close)
+            sequences = Recent(_MOST_SEQUENCES.get(kind, 8), _RandomSequence.close)
             self._sequences[kind] = sequences
         sequence = sequences.get(key)
         if sequence is not None and sequence.reaches(message.position):
             return sequence
         if not self._burner and kind not in SKIPS:
             self._burner = self._allocate(_BURNT * 4)
-        made = _Sequence(_library(), kind, *key, self._stream.pointer, self._burner)
+        made = _RandomSequence(_library(), kind, *key, self._stream.pointer, self._burner)
         return sequences.keep(key, made)
 
     def _direction_vectors(self, kind: str, dimensions: int) -> tuple[int, int]:
@@ -217,7 +217,7 @@ class CudaRng:
 
 
 @final
-class _Sequence:
+class _RandomSequence:
     """One generator of cuRAND at one place of its sequence."""
 
     def __init__(

@@ -21,7 +21,7 @@ MOST_DIMENSIONS: Final = 20000
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class GeneratorKind:
     """A generator.
 
     Attributes:
@@ -39,15 +39,15 @@ class Kind:
 
 KINDS: Final = {
     # The legacy ordering is the default one, and the best one too.
-    "philox4_32_10": Kind(fused=True, orderings=("default", "best", "legacy")),
-    "xorwow": Kind(orderings=("default", "best", "seeded", "legacy", "dynamic")),
-    "mrg32k3a": Kind(orderings=("default", "best", "legacy", "dynamic")),
-    "mtgp32": Kind(orderings=("default", "best", "legacy", "dynamic")),
-    "mt19937": Kind(orderings=("default", "legacy")),
-    "sobol32": Kind(quasi=True),
-    "scrambled_sobol32": Kind(quasi=True),
-    "sobol64": Kind(bits=64, quasi=True),
-    "scrambled_sobol64": Kind(bits=64, quasi=True),
+    "philox4_32_10": GeneratorKind(fused=True, orderings=("default", "best", "legacy")),
+    "xorwow": GeneratorKind(orderings=("default", "best", "seeded", "legacy", "dynamic")),
+    "mrg32k3a": GeneratorKind(orderings=("default", "best", "legacy", "dynamic")),
+    "mtgp32": GeneratorKind(orderings=("default", "best", "legacy", "dynamic")),
+    "mt19937": GeneratorKind(orderings=("default", "legacy")),
+    "sobol32": GeneratorKind(quasi=True),
+    "scrambled_sobol32": GeneratorKind(quasi=True),
+    "sobol64": GeneratorKind(bits=64, quasi=True),
+    "scrambled_sobol64": GeneratorKind(bits=64, quasi=True),
 }
 """The generators by cuRAND's names for them."""
 

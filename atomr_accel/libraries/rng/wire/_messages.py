@@ -114,7 +114,7 @@ class Take(Message, frozen=True):
     nbytes: int
 
 
-class Table(Message, frozen=True):
+class UploadTable(Message, frozen=True):
     """Put a table of numbers where others of these messages find it."""
 
     prepares: ClassVar[bool] = True

@@ -13,7 +13,7 @@ from ._runner import Runner
 
 if TYPE_CHECKING:
     from ....backends.cpu.host.context import CpuContext, CpuStream
-    from ..wire.messages import Buffer, Call, Initialize
+    from ..wire.messages import Buffer, CallFunction, Initialize
     from ..wire.pickling import Bytes
 
 
@@ -50,7 +50,9 @@ class CpuRunner(Runner):
         """Check the context; no work is ever in flight."""
         self._context.check()
 
-    def _run(self, message: Initialize | Call, parts: list[Bytes], first: tuple[Any, ...]) -> Any:
+    def _run(
+        self, message: Initialize | CallFunction, parts: list[Bytes], first: tuple[Any, ...]
+    ) -> Any:
         try:
             return super()._run(message, parts, first)
         except StickyFault as fault:

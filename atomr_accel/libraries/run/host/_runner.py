@@ -14,7 +14,7 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ....host.host import IMPORTS
 from ....wire.trace import traceparent
-from ..wire.messages import Call, Fetch, Forget, Initialize, Keep, Left, Supply
+from ..wire.messages import CallFunction, Fetch, ForgetCall, Initialize, Keep, Left, Supply
 from ..wire.pickling import Bytes, dumps, loads
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class Runner:
         self.handlers: Final = {
             Supply: self._supply,
             Initialize: self._initialize,
-            Call: self._call,
+            CallFunction: self._call,
             Keep: self._keep,
             Fetch: self._fetch,
-            Forget: self._forget,
+            ForgetCall: self._forget,
         }
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class Runner:
             self._state = (message.state, None, error)
             raise
 
-    def _call(self, message: Call) -> tuple[bytes, list[Left], list[int]]:
+    def _call(self, message: CallFunction) -> tuple[bytes, list[Left], list[int]]:
         parts = self._take_supplied(message.ticket)
         first: tuple[Any, ...] = ()
         if message.state:
@@ -151,7 +151,9 @@ class Runner:
         kept = [Left(tuple(array.shape), array.dtype.name) for array in arrays]
         return packed.data, kept, [part.nbytes for part in results]
 
-    def _run(self, message: Initialize | Call, parts: list[Bytes], first: tuple[Any, ...]) -> Any:
+    def _run(
+        self, message: Initialize | CallFunction, parts: list[Bytes], first: tuple[Any, ...]
+    ) -> Any:
         with IMPORTS.running():
             self.begin()
             try:
@@ -189,7 +191,7 @@ class Runner:
         piece = parts[message.part][message.start : message.start + message.nbytes]
         self._context.host_bytes(message.address, message.nbytes)[:] = piece
 
-    def _forget(self, message: Forget) -> None:
+    def _forget(self, message: ForgetCall) -> None:
         self._supplied.pop(message.ticket, None)
         self._left.pop(message.ticket, None)
 

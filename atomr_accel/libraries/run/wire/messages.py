@@ -61,7 +61,7 @@ class Supply(Message, frozen=True):
 
 
 class Initialize(Message, frozen=True):
-    """Make the lane's state; what ``Call`` with this number passes on.
+    """Make the lane's state; what ``CallFunction`` with this number passes on.
 
     Attributes:
         state: its number, under which parts were supplied, too.
@@ -77,12 +77,12 @@ class Initialize(Message, frozen=True):
     buffers: tuple[Buffer, ...]
 
 
-class Call(Message, frozen=True):
+class CallFunction(Message, frozen=True):
     """Call a function.
 
     The answer is ``(result, arrays, sizes)``: the result, pickled, with arrays that lie on the
     device as indices; those arrays; and the bytes of its parts. The result is empty if it is
-    the first of the parts. Arrays and parts are kept until ``Forget``.
+    the first of the parts. Arrays and parts are kept until ``ForgetCall``.
 
     Attributes:
         ticket: the call's number.
@@ -121,7 +121,7 @@ class Fetch(Message, frozen=True):
     nbytes: int
 
 
-class Forget(Message, frozen=True):
+class ForgetCall(Message, frozen=True):
     """Free the parts that were supplied for a call, and the parts of its result."""
 
     ticket: int

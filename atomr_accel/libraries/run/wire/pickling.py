@@ -30,7 +30,7 @@ _QUICK_BYTES: Final = 1 << 20
 """Bytes that one of them may copy meanwhile."""
 
 
-class Packed(NamedTuple):
+class PackedObject(NamedTuple):
     """Pickled object.
 
     Attributes:
@@ -46,12 +46,12 @@ class TakesLong(Exception):
     """Signals that pickling takes too long to be done at once."""
 
 
-class TooMuch(Exception):
+class PickleTooLarge(Exception):
     """Signals that the pickle is larger than the limit."""
 
 
 @final
-class _Collector:
+class _PickleCollector:
     """The pickler's file: takes the bytes that it writes, and the parts next to them."""
 
     def __init__(self, most: int | None, *, quick: bool) -> None:
@@ -93,11 +93,11 @@ class _Collector:
     def _count(self, nbytes: int) -> None:
         self._nbytes += nbytes
         if self.most is not None and self._nbytes > self.most:
-            raise TooMuch
+            raise PickleTooLarge
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, file: _Collector, take: Callable[[Any], int | None]) -> None:
+    def __init__(self, file: _PickleCollector, take: Callable[[Any], int | None]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=file.take)
         self._most = file.most
         self._quick = file.quick
@@ -118,7 +118,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _look(self, nbytes: int, *, is_part: bool) -> None:
         """Check the size of an object before it is copied as a whole."""
         if self._most is not None and nbytes > self._most:
-            raise TooMuch
+            raise PickleTooLarge
         if self._quick and nbytes > _QUICK_BYTES and not is_part:
             raise TakesLong
 
@@ -173,7 +173,7 @@ def dumps(
     *,
     most: int | None = None,
     quick: bool = False,
-) -> Packed:
+) -> PackedObject:
     """Pickle ``thing``; objects that the other side cannot import are pickled by value.
 
     Args:
@@ -186,12 +186,12 @@ def dumps(
         TakesLong: ``quick`` is set and it takes longer.
         TooMuch: it is more than ``most``; most of it was not copied.
     """
-    file = _Collector(most, quick=quick)
+    file = _PickleCollector(most, quick=quick)
     _Pickler(file, take).dump(thing)
     stream = file.stream()
     if len(stream) > INLINE:
-        return Packed(b"", [stream, *file.parts])
-    return Packed(stream.tobytes(), file.parts)
+        return PackedObject(b"", [stream, *file.parts])
+    return PackedObject(stream.tobytes(), file.parts)
 
 
 def loads(data: bytes, parts: list[Bytes], give: Callable[[int], Any]) -> Any:

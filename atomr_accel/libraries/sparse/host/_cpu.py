@@ -14,18 +14,18 @@ from ...._dtypes import DTYPES
 from ....wire import StickyFault
 from ..wire._messages import (
     Analyse,
-    Call,
-    Forget,
-    Measure,
-    Multiply,
-    Product,
+    ComputeProduct,
+    FindStructure,
+    ForgetSparse,
+    MeasureSparse,
+    RunSparse,
     Solve,
     decode,
 )
 
 if TYPE_CHECKING:
     from ....backends.cpu.host.context import CpuContext, CpuStream
-    from ..wire._messages import Dense, Matrix, Scalar, Spec
+    from ..wire._messages import DenseMatrix, Matrix, Scalar, SparseSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -43,11 +43,11 @@ class CpuSparse:
         self._products: dict[int, Any] = {}
         self.handlers: Final = {
             Analyse: self._nothing,
-            Call: self._call,
-            Forget: self._forget,
-            Measure: lambda _message: 0,
-            Multiply: self._multiply,
-            Product: self._product,
+            RunSparse: self._call,
+            ForgetSparse: self._forget,
+            MeasureSparse: lambda _message: 0,
+            FindStructure: self._multiply,
+            ComputeProduct: self._product,
             Solve: self._solve,
         }
         self._calls: Final[dict[str, Callable[..., None]]] = {
@@ -68,7 +68,7 @@ class CpuSparse:
     def _nothing(self, _message: Analyse) -> None:
         self._context.check()
 
-    def _call(self, message: Call) -> None:
+    def _call(self, message: RunSparse) -> None:
         self._context.check()
         spec = decode(message.spec)
         alpha, beta = number(message.alpha), number(message.beta)
@@ -76,7 +76,7 @@ class CpuSparse:
 
     # --- products -----------------------------------------------------------------------------
 
-    def _matmul(self, spec: Spec, at: tuple[int, ...], alpha: Any, beta: Any) -> None:
+    def _matmul(self, spec: SparseSpec, at: tuple[int, ...], alpha: Any, beta: Any) -> None:
         a = self._matrix(spec.matrices[0], at[:3])
         taken = taken_as(a, spec.trans)
         x, out = (
@@ -89,7 +89,7 @@ class CpuSparse:
                 made = made + beta * wide(out)
         out[...] = made.astype(out.dtype)
 
-    def _sddmm(self, spec: Spec, at: tuple[int, ...], alpha: Any, beta: Any) -> None:
+    def _sddmm(self, spec: SparseSpec, at: tuple[int, ...], alpha: Any, beta: Any) -> None:
         pattern = spec.matrices[0]
         c = self._matrix(pattern, at[:3])
         a, b = (
@@ -101,7 +101,7 @@ class CpuSparse:
         found = alpha * np.einsum("ik,ik->i", a[rows], b.T[c.indices])
         out[...] = found + beta * c.data if beta else found
 
-    def _multiply(self, message: Multiply) -> int:
+    def _multiply(self, message: FindStructure) -> int:
         self._context.check()
         spec = decode(message.spec)
         a, b = self._pair(spec, message.operands)
@@ -115,7 +115,7 @@ class CpuSparse:
         self._products[message.number] = found
         return int(found.nnz)
 
-    def _product(self, message: Product) -> None:
+    def _product(self, message: ComputeProduct) -> None:
         self._context.check()
         spec = decode(message.spec)
         found = self._products[message.number]
@@ -137,10 +137,10 @@ class CpuSparse:
         at = np.searchsorted(places, made.row.astype(np.int64) * width + made.col)
         data[at] = number(message.alpha) * made.data
 
-    def _pair(self, spec: Spec, at: tuple[int, ...]) -> tuple[Any, Any]:
+    def _pair(self, spec: SparseSpec, at: tuple[int, ...]) -> tuple[Any, Any]:
         return self._matrix(spec.matrices[0], at[:3]), self._matrix(spec.matrices[1], at[3:6])
 
-    def _forget(self, message: Forget) -> None:
+    def _forget(self, message: ForgetSparse) -> None:
         self._products.pop(message.number, None)
 
     # --- systems ------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class CpuSparse:
             made = np.full_like(made, np.nan)  # what dividing by zero comes to, and what follows
         out[...] = made
 
-    def _banded(self, spec: Spec, at: tuple[int, ...], _alpha: Any, _beta: Any) -> None:
+    def _banded(self, spec: SparseSpec, at: tuple[int, ...], _alpha: Any, _beta: Any) -> None:
         n, count = spec.sizes
         reach = _BANDS[spec.op]
         systems = 1 if spec.op == "tridiagonal" else count
@@ -190,7 +190,7 @@ class CpuSparse:
                 made = np.full_like(right, np.nan)
             right[...] = made
 
-    def _stack(self, spec: Spec, address: int, count: int, n: int) -> Array:
+    def _stack(self, spec: SparseSpec, address: int, count: int, n: int) -> Array:
         """Vectors, which pentadiagonal systems have beside each other."""
         if spec.op == "pentadiagonal":
             return self._array(address, (n, count), spec.dtype).T
@@ -198,25 +198,25 @@ class CpuSparse:
 
     # --- vectors ------------------------------------------------------------------------------
 
-    def _axpby(self, spec: Spec, at: tuple[int, ...], alpha: Any, beta: Any) -> None:
+    def _axpby(self, spec: SparseSpec, at: tuple[int, ...], alpha: Any, beta: Any) -> None:
         indices, x, y = self._vector(spec, at)
         y[...] = beta * y if beta else 0
         np.add.at(y, indices, alpha * x)
 
-    def _gather(self, spec: Spec, at: tuple[int, ...], _alpha: Any, _beta: Any) -> None:
+    def _gather(self, spec: SparseSpec, at: tuple[int, ...], _alpha: Any, _beta: Any) -> None:
         indices, x, y = self._vector(spec, at)
         x[...] = y[indices]
 
-    def _scatter(self, spec: Spec, at: tuple[int, ...], _alpha: Any, _beta: Any) -> None:
+    def _scatter(self, spec: SparseSpec, at: tuple[int, ...], _alpha: Any, _beta: Any) -> None:
         indices, x, y = self._vector(spec, at)
         y[indices] = x
 
-    def _dot(self, spec: Spec, at: tuple[int, ...], _alpha: Any, _beta: Any) -> None:
+    def _dot(self, spec: SparseSpec, at: tuple[int, ...], _alpha: Any, _beta: Any) -> None:
         indices, x, y = self._vector(spec, at)
         out = self._array(at[3], (), spec.dtype)
         out[...] = (x.conj() if spec.flags[0] else x) @ y[indices]
 
-    def _vector(self, spec: Spec, at: tuple[int, ...]) -> tuple[Array, Array, Array]:
+    def _vector(self, spec: SparseSpec, at: tuple[int, ...]) -> tuple[Array, Array, Array]:
         vector, n = spec.matrices[0], spec.dense[0].shape[0]
         indices = self._array(at[0], (vector.nnz,), vector.index)
         self._require_within(indices, n)
@@ -228,7 +228,7 @@ class CpuSparse:
     def _array(self, address: int, shape: tuple[int, ...], dtype: str) -> Array:
         return self._context.array(address, shape, DTYPES[dtype])
 
-    def _dense(self, dense: Dense, address: int, dtype: str) -> Array:
+    def _dense(self, dense: DenseMatrix, address: int, dtype: str) -> Array:
         """A dense operand, as it counts."""
         kind = DTYPES[dtype]
         if len(dense.shape) == 1:

@@ -18,24 +18,24 @@ from ....executors.vendor import undone_on_error
 from ....wire.recent import Recent
 from ..wire._messages import (
     Analyse,
-    Call,
-    Dense,
-    Forget,
+    ComputeProduct,
+    DenseMatrix,
+    FindStructure,
+    ForgetSparse,
     Matrix,
-    Measure,
-    Multiply,
-    Product,
+    MeasureSparse,
+    RunSparse,
     Solve,
     decode,
 )
-from ._cuda_handle import Handle, load_cusparse
+from ._cuda_handle import CusparseHandle, load_cusparse
 from ._prototypes import ENUMS, LETTERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ..wire._messages import Spec
+    from ..wire._messages import SparseSpec
 
 _MOST_KNOWN: Final = 1024
 _SOMEWHERE: Final = 1 << 12
@@ -47,7 +47,7 @@ _TIMES_MATRICES: Final = ("bsr", "blocked-ell")
 """Formats that the library multiplies with matrices only."""
 
 
-class _Prepared(NamedTuple):
+class _PreparedCall(NamedTuple):
     """A function of cuSPARSE and its arguments, but for the handle and the scratch memory.
 
     ``<function>_bufferSize`` takes the same ones.
@@ -67,7 +67,7 @@ class _Analysis(NamedTuple):
     made: ExitStack
 
 
-class _Structure(NamedTuple):
+class _ProductStructure(NamedTuple):
     """The structure of a product of sparse matrices."""
 
     factors: tuple[int, int]
@@ -81,21 +81,21 @@ class CudaSparse:
     """Executes sparse messages."""
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
-        self._handle: Final = Handle(context, stream)
+        self._handle: Final = CusparseHandle(context, stream)
         self._stream: Final = stream
         self._needs: Recent[bytes, int] = Recent(_MOST_KNOWN)
         self._analyses: dict[int, dict[bytes, _Analysis]] = {}
-        self._products: dict[int, _Structure] = {}
+        self._products: dict[int, _ProductStructure] = {}
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Analyse: self._analyse,
-            Call: self._call,
-            Forget: self._forget,
-            Measure: self._measure,
-            Multiply: self._multiply,
-            Product: self._product,
+            RunSparse: self._call,
+            ForgetSparse: self._forget,
+            MeasureSparse: self._measure,
+            FindStructure: self._multiply,
+            ComputeProduct: self._product,
             Solve: self._solve,
         }
-        self._made_of: Final[dict[str, Callable[..., _Prepared]]] = {
+        self._made_of: Final[dict[str, Callable[..., _PreparedCall]]] = {
             "matvec": self._matvec,
             "matmat": self._matmat,
             "sddmm": self._sddmm,
@@ -118,18 +118,18 @@ class CudaSparse:
     def close(self) -> None:
         """Destroy the handle, the analyses and the structures."""
         for number in (*self._analyses, *self._products):
-            self._forget(Forget(number))
+            self._forget(ForgetSparse(number))
         self._handle.close()
 
     # --- calls --------------------------------------------------------------------------------
 
-    def _measure(self, message: Measure) -> int:
+    def _measure(self, message: MeasureSparse) -> int:
         need = self._need(message.spec, decode(message.spec))
         if self._stream.captures:
             self._handle.scratch(need)  # before anything is captured
         return need
 
-    def _need(self, encoded: bytes, spec: Spec) -> int:
+    def _need(self, encoded: bytes, spec: SparseSpec) -> int:
         """Bytes of scratch memory."""
         known = self._needs.get(encoded)
         if known is None:
@@ -144,7 +144,7 @@ class CudaSparse:
             self._needs.keep(encoded, known)
         return known
 
-    def _call(self, message: Call) -> None:
+    def _call(self, message: RunSparse) -> None:
         spec, handle = decode(message.spec), self._handle
         at = [handle.pointer(each) for each in message.operands]
         if not self._begun(spec, at, message.beta):
@@ -162,7 +162,7 @@ class CudaSparse:
             call = handle.to_device if prepared.to_device else handle.call
             call(prepared.function, *prepared.args, scratch)
 
-    def _begun(self, spec: Spec, at: Sequence[int], beta: Any) -> bool:
+    def _begun(self, spec: SparseSpec, at: Sequence[int], beta: Any) -> bool:
         """Write what the library would read, or would not write; whether it has to be called."""
         handle = self._handle
         if spec.op in ("matvec", "matmat"):
@@ -190,8 +190,8 @@ class CudaSparse:
     # --- products -----------------------------------------------------------------------------
 
     def _matvec(
-        self, made: ExitStack, spec: Spec, at: Sequence[int], alpha: Any, beta: Any
-    ) -> _Prepared:
+        self, made: ExitStack, spec: SparseSpec, at: Sequence[int], alpha: Any, beta: Any
+    ) -> _PreparedCall:
         matrix = spec.matrices[0]
         if matrix.format in _TIMES_MATRICES:
             return self._matmat(made, spec, at, alpha, beta, column=True)
@@ -208,18 +208,18 @@ class CudaSparse:
         )
         numbers = handle.scalar(compute, alpha), handle.scalar(compute, beta)
         args = (spec.trans, numbers[0], a, x, numbers[1], y, CUDA_TYPES[compute], ENUMS[name])
-        return _Prepared("cusparseSpMV", args)
+        return _PreparedCall("cusparseSpMV", args)
 
     def _matmat(
         self,
         made: ExitStack,
-        spec: Spec,
+        spec: SparseSpec,
         at: Sequence[int],
         alpha: Any,
         beta: Any,
         *,
         column: bool = False,
-    ) -> _Prepared:
+    ) -> _PreparedCall:
         handle, compute, matrix = self._handle, computed(spec.dtype), spec.matrices[0]
         a = handle.matrix(made, matrix, at[:3])
         b, c = (
@@ -229,11 +229,13 @@ class CudaSparse:
         numbers = handle.scalar(compute, alpha), handle.scalar(compute, beta)
         algorithm = ENUMS[_spmm_algorithm(spec)]
         kinds = CUDA_TYPES[compute], algorithm
-        return _Prepared("cusparseSpMM", (spec.trans, _N, numbers[0], a, b, numbers[1], c, *kinds))
+        return _PreparedCall(
+            "cusparseSpMM", (spec.trans, _N, numbers[0], a, b, numbers[1], c, *kinds)
+        )
 
     def _sddmm(
-        self, made: ExitStack, spec: Spec, at: Sequence[int], alpha: Any, beta: Any
-    ) -> _Prepared:
+        self, made: ExitStack, spec: SparseSpec, at: Sequence[int], alpha: Any, beta: Any
+    ) -> _PreparedCall:
         handle = self._handle
         c = handle.matrix(made, spec.matrices[0], (*at[:2], at[5]))
         a, b = (
@@ -242,11 +244,11 @@ class CudaSparse:
         )
         numbers = handle.scalar(spec.dtype, alpha), handle.scalar(spec.dtype, beta)
         kinds = CUDA_TYPES[spec.dtype], ENUMS["CUSPARSE_SDDMM_ALG_DEFAULT"]
-        return _Prepared("cusparseSDDMM", (_N, _N, numbers[0], a, b, numbers[1], c, *kinds))
+        return _PreparedCall("cusparseSDDMM", (_N, _N, numbers[0], a, b, numbers[1], c, *kinds))
 
     # --- sparse with sparse -------------------------------------------------------------------
 
-    def _multiply(self, message: Multiply) -> int:
+    def _multiply(self, message: FindStructure) -> int:
         spec, handle = decode(message.spec), self._handle
         if "int64" in {each.index for each in spec.matrices}:
             raise Unsupported("cuSPARSE multiplies sparse matrices with int32 indices only")
@@ -265,7 +267,7 @@ class CudaSparse:
             rows, columns, nnz = c_int64(), c_int64(), c_int64()
             sizes = byref(rows), byref(columns), byref(nnz)
             handle.bare("cusparseSpMatGetSize", c, *sizes)
-        self._products[message.number] = _Structure((a, b), c, state, made)
+        self._products[message.number] = _ProductStructure((a, b), c, state, made)
         return nnz.value
 
     def _twice(self, function: str, args: tuple[Any, ...], owners: tuple[ExitStack, ...]) -> None:
@@ -279,7 +281,7 @@ class CudaSparse:
         pairs = zip(sizes, memory, strict=True)
         self._handle.call(function, *args, *(x for size, at in pairs for x in (byref(size), at)))
 
-    def _product(self, message: Product) -> None:
+    def _product(self, message: ComputeProduct) -> None:
         spec, handle = decode(message.spec), self._handle
         found = self._products[message.number]
         at = [handle.pointer(each) for each in message.operands]
@@ -352,7 +354,7 @@ class CudaSparse:
     def _system(
         self,
         made: ExitStack,
-        spec: Spec,
+        spec: SparseSpec,
         a: int,
         vectors: Sequence[int],
         alpha: Any,
@@ -368,7 +370,7 @@ class CudaSparse:
         kinds = CUDA_TYPES[spec.dtype], ENUMS[f"CUSPARSE_{what.upper()}_ALG_DEFAULT"]
         return what, (*ops, handle.scalar(spec.dtype, alpha), a, b, x, *kinds, state)
 
-    def _forget(self, message: Forget) -> None:
+    def _forget(self, message: ForgetSparse) -> None:
         for analysis in self._analyses.pop(message.number, {}).values():
             analysis.made.close()
         product = self._products.pop(message.number, None)
@@ -376,38 +378,40 @@ class CudaSparse:
             product.made.close()
 
     def _tridiagonal(
-        self, _made: ExitStack, spec: Spec, at: Sequence[int], _alpha: Any, _beta: Any
-    ) -> _Prepared:
+        self, _made: ExitStack, spec: SparseSpec, at: Sequence[int], _alpha: Any, _beta: Any
+    ) -> _PreparedCall:
         n, count = spec.sizes
         name = f"cusparse{LETTERS[spec.dtype]}gtsv2"
-        return _Prepared(name, (n, count, *at[:4], n), "_bufferSizeExt")
+        return _PreparedCall(name, (n, count, *at[:4], n), "_bufferSizeExt")
 
     def _tridiagonal_batch(
-        self, _made: ExitStack, spec: Spec, at: Sequence[int], _alpha: Any, _beta: Any
-    ) -> _Prepared:
+        self, _made: ExitStack, spec: SparseSpec, at: Sequence[int], _alpha: Any, _beta: Any
+    ) -> _PreparedCall:
         n, count = spec.sizes
         name = f"cusparse{LETTERS[spec.dtype]}gtsv2StridedBatch"
-        return _Prepared(name, (n, *at[:4], count, n), "_bufferSizeExt")
+        return _PreparedCall(name, (n, *at[:4], count, n), "_bufferSizeExt")
 
     def _pentadiagonal(
-        self, _made: ExitStack, spec: Spec, at: Sequence[int], _alpha: Any, _beta: Any
-    ) -> _Prepared:
+        self, _made: ExitStack, spec: SparseSpec, at: Sequence[int], _alpha: Any, _beta: Any
+    ) -> _PreparedCall:
         n, count = spec.sizes
         name = f"cusparse{LETTERS[spec.dtype]}gpsvInterleavedBatch"
-        return _Prepared(name, (_PENTADIAGONAL_BY_QR, n, *at[:6], count), "_bufferSizeExt")
+        return _PreparedCall(name, (_PENTADIAGONAL_BY_QR, n, *at[:6], count), "_bufferSizeExt")
 
     # --- vectors ------------------------------------------------------------------------------
 
     def _dot(
-        self, made: ExitStack, spec: Spec, at: Sequence[int], _alpha: Any, _beta: Any
-    ) -> _Prepared:
+        self, made: ExitStack, spec: SparseSpec, at: Sequence[int], _alpha: Any, _beta: Any
+    ) -> _PreparedCall:
         x, y = self._vectors(made, spec, at)
         conjugated = spec.flags[0] and DTYPES[spec.dtype].kind == "c"
         trans = ENUMS["CUSPARSE_OPERATION_CONJUGATE_TRANSPOSE"] if conjugated else _N
         args = trans, x, y, at[3], CUDA_TYPES[spec.dtype]
-        return _Prepared("cusparseSpVV", args, to_device=True)
+        return _PreparedCall("cusparseSpVV", args, to_device=True)
 
-    def _axpby(self, made: ExitStack, spec: Spec, at: Sequence[int], alpha: Any, beta: Any) -> None:
+    def _axpby(
+        self, made: ExitStack, spec: SparseSpec, at: Sequence[int], alpha: Any, beta: Any
+    ) -> None:
         handle = self._handle
         if beta in _ZERO:
             handle.clear(spec.dense[0], spec.dtype, at[2])
@@ -416,18 +420,18 @@ class CudaSparse:
         handle.call("cusparseAxpby", a, x, b, y)
 
     def _gather(
-        self, made: ExitStack, spec: Spec, at: Sequence[int], _alpha: Any, _beta: Any
+        self, made: ExitStack, spec: SparseSpec, at: Sequence[int], _alpha: Any, _beta: Any
     ) -> None:
         x, y = self._vectors(made, spec, at)
         self._handle.call("cusparseGather", y, x)
 
     def _scatter(
-        self, made: ExitStack, spec: Spec, at: Sequence[int], _alpha: Any, _beta: Any
+        self, made: ExitStack, spec: SparseSpec, at: Sequence[int], _alpha: Any, _beta: Any
     ) -> None:
         x, y = self._vectors(made, spec, at)
         self._handle.call("cusparseScatter", x, y)
 
-    def _vectors(self, made: ExitStack, spec: Spec, at: Sequence[int]) -> tuple[int, int]:
+    def _vectors(self, made: ExitStack, spec: SparseSpec, at: Sequence[int]) -> tuple[int, int]:
         """A sparse vector and a dense one."""
         return (
             self._handle.vector(made, spec.matrices[0], at[:2]),
@@ -440,11 +444,11 @@ def computed(dtype: str) -> str:
     return "float32" if DTYPES[dtype].itemsize == 2 else dtype
 
 
-def _solver(spec: Spec) -> str:
+def _solver(spec: SparseSpec) -> str:
     return "SpSV" if len(spec.dense[0].shape) == 1 else "SpSM"
 
 
-def _spmm_algorithm(spec: Spec) -> str:
+def _spmm_algorithm(spec: SparseSpec) -> str:
     form = spec.matrices[0].format
     if form == "blocked-ell":
         return "CUSPARSE_SPMM_BLOCKED_ELL_ALG1"
@@ -456,16 +460,16 @@ def _spmm_algorithm(spec: Spec) -> str:
     return "CUSPARSE_SPMM_ALG_DEFAULT"
 
 
-def _row(count: int) -> Dense:
-    return Dense((count,))
+def _row(count: int) -> DenseMatrix:
+    return DenseMatrix((count,))
 
 
-def _is_empty(spec: Spec) -> bool:
+def _is_empty(spec: SparseSpec) -> bool:
     """Return True if an extent is zero, so that there is nothing to compute."""
     shapes = (*(each.shape for each in spec.matrices), *(each.shape for each in spec.dense))
     return any(0 in shape for shape in (*shapes, spec.sizes))
 
 
-def _empty(spec: Spec, shape: tuple[int, int]) -> Matrix:
+def _empty(spec: SparseSpec, shape: tuple[int, int]) -> Matrix:
     """A matrix of which nothing is known yet."""
     return Matrix("csr", shape, 0, spec.matrices[0].index, spec.dtype)

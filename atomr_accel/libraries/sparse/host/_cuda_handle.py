@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ..wire._messages import Dense, Matrix, Scalar
+    from ..wire._messages import DenseMatrix, Matrix, Scalar
 
 HOST: Final = ENUMS["CUSPARSE_POINTER_MODE_HOST"]
 DEVICE: Final = ENUMS["CUSPARSE_POINTER_MODE_DEVICE"]
@@ -35,7 +35,7 @@ def load_cusparse() -> VendorLibrary:
 
 
 @final
-class Handle:
+class CusparseHandle:
     """A cuSPARSE handle on a stream.
 
     Attributes:
@@ -168,7 +168,7 @@ class Handle:
         return self.create(made, "SpVec", vector.shape[1], vector.nnz, *parts, *kinds)
 
     def dense(
-        self, made: ExitStack, dense: Dense, dtype: str, pointer: int, *, column: bool = False
+        self, made: ExitStack, dense: DenseMatrix, dtype: str, pointer: int, *, column: bool = False
     ) -> int:
         """A dense vector, perhaps as a matrix of one column, or a matrix."""
         kind = CUDA_TYPES[dtype]
@@ -205,7 +205,7 @@ class Handle:
             self._scratch_bytes = nbytes
         return self._scratch
 
-    def clear(self, dense: Dense, dtype: str, pointer: int) -> None:
+    def clear(self, dense: DenseMatrix, dtype: str, pointer: int) -> None:
         """Fill a dense operand with zeros."""
         itemsize = DTYPES[dtype].itemsize
         inner, outer = dense.shape[-1], dense.shape[0] if len(dense.shape) == 2 else 1

@@ -9,7 +9,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 
 from ...._dtypes import DTYPES
-from ..wire._direct import Drop, Factorize, SolveBy, System
+from ..wire._direct import Drop, Factorize, SolveBy, SparseSystem
 from ._cpu import matrix_at, taken_as
 from ._direct_failures import not_factorized, require_regular
 
@@ -21,8 +21,8 @@ _ORDERS: Final = {"none": "NATURAL", "amd": "MMD_AT_PLUS_A"}
 _TRANS: Final = ("N", "T", "H")
 
 
-class _Factors(NamedTuple):
-    system: System
+class _CpuFactors(NamedTuple):
+    system: SparseSystem
     matrix: Any
     solver: Any
 
@@ -34,7 +34,7 @@ class CpuDirect:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         self._context: Final = context
-        self._factors: dict[int, _Factors] = {}
+        self._factors: dict[int, _CpuFactors] = {}
         self.handlers: Final = {
             Drop: self._drop,
             Factorize: self._factorize,
@@ -59,7 +59,7 @@ class CpuDirect:
             raise ValueError("a has indices that are not sorted, or there twice")
         matrix = _whole(system, stored)
         solver = _factorized(system, matrix)
-        self._factors[message.number] = _Factors(system, matrix, solver)
+        self._factors[message.number] = _CpuFactors(system, matrix, solver)
 
     def _solve(self, message: SolveBy) -> None:
         self._context.check()
@@ -82,7 +82,7 @@ class CpuDirect:
         x[...] = made.T
 
 
-def _whole(system: System, stored: Any) -> Any:
+def _whole(system: SparseSystem, stored: Any) -> Any:
     """The matrix, of which a triangle may be stored."""
     if system.kind == "general" or system.triangle == "full":
         return stored.tocsc()
@@ -91,7 +91,7 @@ def _whole(system: System, stored: Any) -> Any:
     return (part + other - scipy.sparse.diags_array(part.diagonal())).tocsc()
 
 
-def _factorized(system: System, matrix: Any) -> Any:
+def _factorized(system: SparseSystem, matrix: Any) -> Any:
     """Return SuperLU's factors.
 
     Raises:

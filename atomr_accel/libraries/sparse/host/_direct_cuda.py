@@ -18,7 +18,7 @@ from ...._dtypes import DTYPES
 from ...._errors import Unsupported
 from ....executors.numbers import CUDA_TYPES
 from ....executors.vendor import VendorLibrary, undone_on_error
-from ..wire._direct import Drop, Factorize, SolveBy, System
+from ..wire._direct import Drop, Factorize, SolveBy, SparseSystem
 from ._direct_failures import not_factorized, require_regular
 from ._prototypes_dss import (
     ENUMS,
@@ -50,8 +50,8 @@ class CudaDirect:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
         self._stream: Final = stream
-        self._opened: _Handle | None = None
-        self._factors: dict[int, _Factors] = {}
+        self._opened: _CudssHandle | None = None
+        self._factors: dict[int, _CudssFactors] = {}
         self.handlers: Final = {
             Drop: self._drop,
             Factorize: self._factorize,
@@ -75,9 +75,9 @@ class CudaDirect:
         if factors is not None:
             factors.close()
 
-    def _handle(self) -> _Handle:
+    def _handle(self) -> _CudssHandle:
         if self._opened is None:
-            self._opened = _Handle(self._stream)
+            self._opened = _CudssHandle(self._stream)
         return self._opened
 
     def _factorize(self, message: Factorize) -> None:
@@ -89,7 +89,7 @@ class CudaDirect:
         factors = self._factors.get(message.number)
         if factors is None:
             handle = self._handle()
-            factors = self._factors[message.number] = _Factors(handle, system, parts)
+            factors = self._factors[message.number] = _CudssFactors(handle, system, parts)
             factors.execute(parts, "ANALYSIS", "FACTORIZATION")
         else:
             factors.info = 1  # until it has succeeded
@@ -109,7 +109,7 @@ class CudaDirect:
 
 
 @final
-class _Handle:
+class _CudssHandle:
     """A cuDSS handle on a stream."""
 
     def __init__(self, stream: CudaStream) -> None:
@@ -155,14 +155,14 @@ class _Handle:
 
 
 @final
-class _Factors:
+class _CudssFactors:
     """The factors of a matrix.
 
     Attributes:
         info: what the last factorization said of itself, 0 where it succeeded.
     """
 
-    def __init__(self, handle: _Handle, system: System, parts: Sequence[int]) -> None:
+    def __init__(self, handle: _CudssHandle, system: SparseSystem, parts: Sequence[int]) -> None:
         self._handle: Final = handle
         self._system: Final = system
         self.info = 0
@@ -254,7 +254,7 @@ class _Factors:
         return cell.value
 
 
-def matrix_type(system: System) -> str:
+def matrix_type(system: SparseSystem) -> str:
     """The library's name for a kind of matrix."""
     is_complex = DTYPES[system.matrix.dtype].kind == "c"
     if system.kind == "spd":
@@ -264,7 +264,7 @@ def matrix_type(system: System) -> str:
     return system.kind.upper()
 
 
-def effective(system: System, trans: int) -> int:
+def effective(system: SparseSystem, trans: int) -> int:
     """Return the transposition that has an effect: 0 if the transpose is the matrix itself."""
     is_complex = DTYPES[system.matrix.dtype].kind == "c"
     if not is_complex:

@@ -18,7 +18,7 @@ Pivoting = Literal[
 ]
 
 
-class System(msgspec.Struct, frozen=True, array_like=True):
+class SparseSystem(msgspec.Struct, frozen=True, array_like=True):
     """A sparse matrix to factorize, without its content, and the options.
 
     Attributes:
@@ -57,7 +57,7 @@ class Factorize(Message, frozen=True):
     """
 
     number: int
-    system: System
+    system: SparseSystem
     parts: tuple[int, ...]
 
 

@@ -1,7 +1,7 @@
 """Messages of the sparse lanes.
 
-A call's ``Spec`` holds everything except addresses and numbers. It is sent as bytes, which are the
-key of a lane's records, such as the scratch memory that a call needs.
+A call's ``SparseSpec`` holds everything except addresses and numbers. It is sent as bytes, which
+are the key of a lane's records, such as the scratch memory that a call needs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Matrix(msgspec.Struct, frozen=True, array_like=True):
     padded: int = 0
 
 
-class Dense(msgspec.Struct, frozen=True, array_like=True):
+class DenseMatrix(msgspec.Struct, frozen=True, array_like=True):
     """A dense vector, or a matrix that lies by rows or by columns.
 
     Attributes:
@@ -58,7 +58,7 @@ class Dense(msgspec.Struct, frozen=True, array_like=True):
     ld: int = 0
 
 
-class Spec(msgspec.Struct, frozen=True, array_like=True):
+class SparseSpec(msgspec.Struct, frozen=True, array_like=True):
     """A call with everything but addresses and numbers.
 
     Attributes:
@@ -75,25 +75,25 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     op: str
     dtype: str
     matrices: tuple[Matrix, ...] = ()
-    dense: tuple[Dense, ...] = ()
+    dense: tuple[DenseMatrix, ...] = ()
     trans: int = 0
     sizes: tuple[int, ...] = ()
     flags: tuple[bool, ...] = ()
     deterministic: bool = False
 
 
-def encode(spec: Spec) -> bytes:
+def encode(spec: SparseSpec) -> bytes:
     """A spec as messages carry it; equal ones give the same bytes."""
     return encode_part(spec, f"sparse.{spec.op}")
 
 
 @lru_cache(512)
-def decode(encoded: bytes) -> Spec:
+def decode(encoded: bytes) -> SparseSpec:
     """The spec that ``encode`` was given."""
-    return msgspec.msgpack.decode(encoded, type=Spec)
+    return msgspec.msgpack.decode(encoded, type=SparseSpec)
 
 
-class Measure(Message, frozen=True):
+class MeasureSparse(Message, frozen=True):
     """Tell how many bytes of scratch memory a call needs."""
 
     returns: ClassVar[Any] = int
@@ -103,11 +103,11 @@ class Measure(Message, frozen=True):
     spec: bytes
 
 
-class Call(Message, frozen=True):
+class RunSparse(Message, frozen=True):
     """Run a call.
 
     Attributes:
-        spec: its ``Spec``, encoded.
+        spec: its ``SparseSpec``, encoded.
         operands: addresses: three of each matrix, then one of each dense operand.
         alpha, beta: numbers; with beta 0, the output is not read.
         workspace: address of scratch memory.
@@ -154,7 +154,7 @@ class Solve(Message, frozen=True):
     alpha: Scalar
 
 
-class Multiply(Message, frozen=True):
+class FindStructure(Message, frozen=True):
     """Find the structure of a product of sparse matrices, and keep it under a number.
 
     Returns:
@@ -168,12 +168,12 @@ class Multiply(Message, frozen=True):
     operands: tuple[int, ...]
 
 
-class Product(Message, frozen=True):
+class ComputeProduct(Message, frozen=True):
     """Compute a product whose structure is kept.
 
     Attributes:
         number: the number of the structure.
-        spec: as for ``Multiply``.
+        spec: as for ``FindStructure``.
         operands: addresses of the parts of both matrices and of the product.
         structure: also write the product's indices.
         alpha: a factor for the product.
@@ -186,7 +186,7 @@ class Product(Message, frozen=True):
     alpha: Scalar
 
 
-class Forget(Message, frozen=True):
+class ForgetSparse(Message, frozen=True):
     """Drop the analysis or the structure that is kept under a number."""
 
     everywhere: ClassVar[bool] = True

@@ -13,11 +13,18 @@ import numpy as np
 
 from ...._dtypes import DTYPES
 from ...blaslt.host.cpu import gelu, saturate
-from ..wire._messages import Check, Compress, Measure, Multiply, Prune, decode
+from ..wire._messages import (
+    CheckSparsity,
+    Compress,
+    MeasureCompressed,
+    MultiplyCompressed,
+    Prune,
+    decode,
+)
 
 if TYPE_CHECKING:
     from ....backends.cpu.host.context import CpuContext, CpuStream
-    from ..wire._messages import Dense, Structured
+    from ..wire._messages import DenseOperand, Structured
 
 Array = np.ndarray[Any, Any]
 
@@ -47,10 +54,10 @@ class CpuSparseLt:
         del stream
         self._context: Final = context
         self.handlers: Final = {
-            Check: self._check,
+            CheckSparsity: self._check,
             Compress: self._compress,
-            Measure: self._measure,
-            Multiply: self._multiply,
+            MeasureCompressed: self._measure,
+            MultiplyCompressed: self._multiply,
             Prune: self._prune,
         }
 
@@ -65,14 +72,14 @@ class CpuSparseLt:
         mask = {"strip": strips, "tile": tiles}[message.algorithm](sizes, message.matrix.group)
         target[...] = np.where(mask, source, np.zeros((), source.dtype))
 
-    def _check(self, message: Check) -> bool:
+    def _check(self, message: CheckSparsity) -> bool:
         self._context.check()
         found = self._matrix(message.source, message.matrix)
         group = message.matrix.group
         kept = (found != 0).reshape(-1, group).sum(1)
         return bool((kept <= group // 2).all())
 
-    def _measure(self, message: Measure) -> tuple[int, int]:
+    def _measure(self, message: MeasureCompressed) -> tuple[int, int]:
         matrix = message.matrix
         kept = matrix.rows * matrix.columns // 2
         return kept * (DTYPES[matrix.dtype].itemsize + 1), 0
@@ -88,7 +95,7 @@ class CpuSparseLt:
         places[...] = kept
         values[...] = np.take_along_axis(groups, kept, 1)
 
-    def _multiply(self, message: Multiply) -> None:
+    def _multiply(self, message: MultiplyCompressed) -> None:
         self._context.check()
         spec = decode(message.spec)
         values, places = self._compressed(message.a, spec.a)
@@ -123,7 +130,7 @@ class CpuSparseLt:
         places = self._context.array(address + values.nbytes, (count, kept), _UINT8)
         return values, places
 
-    def _dense(self, address: int, dense: Dense) -> Array:
+    def _dense(self, address: int, dense: DenseOperand) -> Array:
         kind = DTYPES[dense.dtype]
         strides = (dense.ld * kind.itemsize, kind.itemsize)
         return self._context.array(

@@ -19,7 +19,14 @@ from ....executors.numbers import CUDA_TYPES, Scalars
 from ....executors.timing import timing_events
 from ....executors.vendor import VendorLibrary, undone_on_error
 from ....wire.recent import Recent
-from ..wire._messages import Check, Compress, Measure, Multiply, Prune, decode
+from ..wire._messages import (
+    CheckSparsity,
+    Compress,
+    MeasureCompressed,
+    MultiplyCompressed,
+    Prune,
+    decode,
+)
 from ._prototypes import (
     ENUMS,
     PROTOTYPES,
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ..wire._messages import Dense, Spec, Structured
+    from ..wire._messages import DenseOperand, SparseLtSpec, Structured
 
 _MOST_PLANS: Final = 256
 _RUNS: Final = 10
@@ -59,16 +66,16 @@ class CudaSparseLt:
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
         self._stream: Final = stream
-        self._opened: _Handle | None = None
+        self._opened: _CusparseLtHandle | None = None
         self._scalars: Final = Scalars()
-        self._plans: Recent[tuple[bytes, int], _Plan] = Recent(
+        self._plans: Recent[tuple[bytes, int], _SparseLtPlan] = Recent(
             _MOST_PLANS, lambda plan: plan.drop()
         )
         self.handlers: Final = {
-            Check: self._check,
+            CheckSparsity: self._check,
             Compress: self._compress,
-            Measure: self._measure,
-            Multiply: self._multiply,
+            MeasureCompressed: self._measure,
+            MultiplyCompressed: self._multiply,
             Prune: self._prune,
         }
 
@@ -83,9 +90,9 @@ class CudaSparseLt:
         if self._opened is not None:
             self._opened.close()
 
-    def _handle(self) -> _Handle:
+    def _handle(self) -> _CusparseLtHandle:
         if self._opened is None:
-            self._opened = _Handle()
+            self._opened = _CusparseLtHandle()
         return self._opened
 
     # --- pruned and compressed matrices -------------------------------------------------------
@@ -101,7 +108,7 @@ class CudaSparseLt:
                 self._stream.pointer,
             )
 
-    def _check(self, message: Check) -> bool:
+    def _check(self, message: CheckSparsity) -> bool:
         if self._stream.captures:
             raise Unsupported("a check waits for the device, so it cannot be recorded")
         handle, stream = self._handle(), self._stream
@@ -120,7 +127,7 @@ class CudaSparseLt:
             check("cuStreamSynchronize", driver.cuStreamSynchronize(stream.handle))
         return told.value == 0
 
-    def _measure(self, message: Measure) -> tuple[int, int]:
+    def _measure(self, message: MeasureCompressed) -> tuple[int, int]:
         handle = self._handle()
         size, scratch = c_size_t(), c_size_t()
         with ExitStack() as made:
@@ -141,7 +148,7 @@ class CudaSparseLt:
 
     # --- products -----------------------------------------------------------------------------
 
-    def _multiply(self, message: Multiply) -> None:
+    def _multiply(self, message: MultiplyCompressed) -> None:
         pointer = self._context.pointer
         bias = pointer(message.bias) if message.bias else 0
         a, b, d = (pointer(each) for each in (message.a, message.b, message.d))
@@ -159,13 +166,19 @@ class CudaSparseLt:
             self._stream.keep(plan)
         plan.run("cusparseLtMatmul", a, b, c, d, self._numbers(message), self._stream)
 
-    def _numbers(self, message: Multiply) -> tuple[Any, Any]:
+    def _numbers(self, message: MultiplyCompressed) -> tuple[Any, Any]:
         pointer = self._scalars.pointer
         return pointer("float32", message.alpha), pointer("float32", message.beta)
 
     def _tune(
-        self, plan: _Plan, spec: Spec, bias: int, a: int, b: int, numbers: tuple[Any, Any]
-    ) -> _Plan:
+        self,
+        plan: _SparseLtPlan,
+        spec: SparseLtSpec,
+        bias: int,
+        a: int,
+        b: int,
+        numbers: tuple[Any, Any],
+    ) -> _SparseLtPlan:
         """Time the algorithms on scratch results, and return the plan of the fastest.
 
         Each has a plan, and so scratch memory, of its own. ``cusparseLtMatmulSearch`` runs all of
@@ -179,7 +192,7 @@ class CudaSparseLt:
                 least = plan.time(a, b, out, numbers, stream, events)
                 for algorithm in range(plan.algorithms):
                     try:
-                        other = _Plan(self._handle(), spec, bias, algorithm)
+                        other = _SparseLtPlan(self._handle(), spec, bias, algorithm)
                     except LibraryError as error:
                         if error.status not in REFUSALS:
                             raise
@@ -196,9 +209,9 @@ class CudaSparseLt:
             raise
         return best
 
-    def _plan(self, spec: Spec, bias: int) -> _Plan:
+    def _plan(self, spec: SparseLtSpec, bias: int) -> _SparseLtPlan:
         try:
-            return _Plan(self._handle(), spec, bias)
+            return _SparseLtPlan(self._handle(), spec, bias)
         except LibraryError as error:
             if error.status not in REFUSALS:
                 raise
@@ -218,7 +231,7 @@ def _struct() -> Any:
 
 
 @contextmanager
-def _nobodys_memory(target: Dense) -> Iterator[int]:
+def _nobodys_memory(target: DenseOperand) -> Iterator[int]:
     """Scratch memory for a result, with its gaps, or for the matrix that is added."""
     count = target.ld * (target.rows if target.by_rows else target.columns)
     widest = max(DTYPES[target.dtype].itemsize, 2)  # what is added to fp8 has 16 bits
@@ -230,7 +243,7 @@ def _nobodys_memory(target: Dense) -> Iterator[int]:
 
 
 @final
-class _Handle:
+class _CusparseLtHandle:
     """A cuSPARSELt handle."""
 
     def __init__(self) -> None:
@@ -266,7 +279,7 @@ class _Handle:
             *(_ROW, ENUMS["CUSPARSELT_SPARSITY_50_PERCENT"]),
         )
 
-    def dense(self, made: ExitStack, dense: Dense) -> Any:
+    def dense(self, made: ExitStack, dense: DenseOperand) -> Any:
         """A dense matrix."""
         return self.create(
             *(made, "DenseDescriptor", "MatDescriptor"),
@@ -276,7 +289,7 @@ class _Handle:
 
 
 @final
-class _Plan:
+class _SparseLtPlan:
     """A product as the library knows it, with one bias.
 
     Args:
@@ -288,7 +301,7 @@ class _Plan:
     """
 
     def __init__(
-        self, handle: _Handle, spec: Spec, bias: int, algorithm: int | None = None
+        self, handle: _CusparseLtHandle, spec: SparseLtSpec, bias: int, algorithm: int | None = None
     ) -> None:
         self._handle = handle
         self.pinned = False

@@ -34,7 +34,7 @@ class Structured(msgspec.Struct, frozen=True, array_like=True):
         return GROUP.get(self.dtype, 4)
 
 
-class Dense(msgspec.Struct, frozen=True, array_like=True):
+class DenseOperand(msgspec.Struct, frozen=True, array_like=True):
     """A matrix that lies by rows or by columns.
 
     Attributes:
@@ -51,7 +51,7 @@ class Dense(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
 
 
-class Spec(msgspec.Struct, frozen=True, array_like=True):
+class SparseLtSpec(msgspec.Struct, frozen=True, array_like=True):
     """A product without addresses and numbers: ``d = epilogue(alpha * a @ b + beta * c)``.
 
     Attributes:
@@ -63,23 +63,23 @@ class Spec(msgspec.Struct, frozen=True, array_like=True):
     """
 
     a: Structured
-    b: Dense
-    c: Dense
-    d: Dense
+    b: DenseOperand
+    c: DenseOperand
+    d: DenseOperand
     activation: str
     bias: str
     tuned: bool
 
 
-def encode(spec: Spec) -> bytes:
+def encode(spec: SparseLtSpec) -> bytes:
     """A spec as messages carry it; equal ones give the same bytes."""
     return encode_part(spec, "sparselt.matmul")
 
 
 @lru_cache(512)
-def decode(encoded: bytes) -> Spec:
+def decode(encoded: bytes) -> SparseLtSpec:
     """The spec that ``encode`` was given."""
-    return msgspec.msgpack.decode(encoded, type=Spec)
+    return msgspec.msgpack.decode(encoded, type=SparseLtSpec)
 
 
 class Prune(Message, frozen=True):
@@ -98,7 +98,7 @@ class Prune(Message, frozen=True):
     target: int
 
 
-class Check(Message, frozen=True):
+class CheckSparsity(Message, frozen=True):
     """Tell whether half of each group of elements is zero."""
 
     returns: ClassVar[Any] = bool
@@ -107,7 +107,7 @@ class Check(Message, frozen=True):
     source: int
 
 
-class Measure(Message, frozen=True):
+class MeasureCompressed(Message, frozen=True):
     """Tell how many bytes a compressed matrix has, and how many it takes to compress it."""
 
     returns: ClassVar[Any] = tuple[int, int]
@@ -131,11 +131,11 @@ class Compress(Message, frozen=True):
     scratch: int
 
 
-class Multiply(Message, frozen=True):
+class MultiplyCompressed(Message, frozen=True):
     """Multiply a compressed matrix.
 
     Attributes:
-        spec: an encoded ``Spec``.
+        spec: an encoded ``SparseLtSpec``.
         a, b, c, d: addresses; d may be c.
         bias: address of the bias, or 0.
         alpha, beta: numbers; with beta 0, c is not read.

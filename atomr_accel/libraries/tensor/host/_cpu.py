@@ -7,13 +7,21 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ..wire._messages import ADDS, Available, Kind, Run, Tune, decode, numbers_of
+from ..wire._messages import (
+    ADDS,
+    Available,
+    OperationKind,
+    RunTensor,
+    TuneTensor,
+    decode,
+    numbers_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ....backends.cpu.host.context import CpuContext, CpuStream
-    from ..wire._messages import Operation, Tensor
+    from ..wire._messages import Operation, TensorLayout
 
 _Array = np.ndarray[Any, Any]
 
@@ -43,7 +51,11 @@ class CpuTensors:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         self._context: Final = context
-        self.handlers: Final = {Available: self._available, Run: self._run, Tune: self._tune}
+        self.handlers: Final = {
+            Available: self._available,
+            RunTensor: self._run,
+            TuneTensor: self._tune,
+        }
 
     def close(self) -> None:
         """Nothing is held."""
@@ -54,11 +66,11 @@ class CpuTensors:
         self._context.check()
         return False
 
-    def _tune(self, message: Tune) -> None:
+    def _tune(self, message: TuneTensor) -> None:
         """Run the operation; there is only one way to compute it."""
         self._run(message.run)
 
-    def _run(self, message: Run) -> None:
+    def _run(self, message: RunTensor) -> None:
         self._context.check()
         operation = decode(message.operation)
         arrays = [
@@ -79,7 +91,7 @@ class CpuTensors:
                 result = result + scalars[1] * added.astype(wide)
             target[...] = result.astype(target.dtype)
 
-    def _array(self, address: int, dtype: str, tensor: Tensor) -> _Array:
+    def _array(self, address: int, dtype: str, tensor: TensorLayout) -> _Array:
         kind = DTYPES[dtype]
         strides = tuple(stride * kind.itemsize for stride in tensor.strides)
         return self._context.array(address, tensor.extents, kind, strides)
@@ -98,11 +110,11 @@ def _computed(operation: Operation, terms: list[Any], scalars: list[Any]) -> Any
     output = operation.output.modes
     modes = [each.modes for each in operation.inputs]
     match operation.kind:
-        case Kind.CONTRACT | Kind.CONTRACT_TRINARY:
+        case OperationKind.CONTRACT | OperationKind.CONTRACT_TRINARY:
             sources = [part for pair in zip(terms, map(list, modes), strict=True) for part in pair]
             product = np.einsum(*sources, list(output), optimize=True)
             return scalars[0] * product
-        case Kind.REDUCE:
+        case OperationKind.REDUCE:
             axes = tuple(at for at, mode in enumerate(modes[0]) if mode not in output)
             kept = [mode for mode in modes[0] if mode in output]
             reduced = getattr(np, operation.operators[0]).reduce(terms[0], axes)

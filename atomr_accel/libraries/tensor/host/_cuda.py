@@ -20,7 +20,15 @@ from ....executors.numbers import CUDA_TYPES, Scalars
 from ....executors.timing import timing_events
 from ....executors.vendor import VendorLibrary, array, undone_on_error
 from ....wire.recent import Recent
-from ..wire._messages import ADDS, Available, Kind, Operation, Run, Tune, decode
+from ..wire._messages import (
+    ADDS,
+    Available,
+    Operation,
+    OperationKind,
+    RunTensor,
+    TuneTensor,
+    decode,
+)
 from ._prototypes import (
     CANDIDATES,
     COMPUTE_PREFIX,
@@ -38,7 +46,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ..wire._messages import Tensor
+    from ..wire._messages import TensorLayout
 
 _MOST_PLANS: Final = 512
 _MOST_WORK: Final = 1 << 28
@@ -46,12 +54,15 @@ _MOST_WORK: Final = 1 << 28
 _ROUNDS: Final = 5
 
 _VENDOR: Final = {
-    Kind.CONTRACT: ("cutensorCreateContraction", "cutensorContract"),
-    Kind.CONTRACT_TRINARY: ("cutensorCreateContractionTrinary", "cutensorContractTrinary"),
-    Kind.REDUCE: ("cutensorCreateReduction", "cutensorReduce"),
-    Kind.PERMUTE: ("cutensorCreatePermutation", "cutensorPermute"),
-    Kind.BINARY: ("cutensorCreateElementwiseBinary", "cutensorElementwiseBinaryExecute"),
-    Kind.TRINARY: ("cutensorCreateElementwiseTrinary", "cutensorElementwiseTrinaryExecute"),
+    OperationKind.CONTRACT: ("cutensorCreateContraction", "cutensorContract"),
+    OperationKind.CONTRACT_TRINARY: ("cutensorCreateContractionTrinary", "cutensorContractTrinary"),
+    OperationKind.REDUCE: ("cutensorCreateReduction", "cutensorReduce"),
+    OperationKind.PERMUTE: ("cutensorCreatePermutation", "cutensorPermute"),
+    OperationKind.BINARY: ("cutensorCreateElementwiseBinary", "cutensorElementwiseBinaryExecute"),
+    OperationKind.TRINARY: (
+        "cutensorCreateElementwiseTrinary",
+        "cutensorElementwiseTrinaryExecute",
+    ),
 }
 """Functions that describe and that execute an operation."""
 
@@ -70,11 +81,15 @@ class CudaTensors:
         self._context: Final = context
         self._stream: Final = stream
         self._scalars: Final = Scalars()
-        self._plans: Recent[bytes, _Plan] = Recent(_MOST_PLANS, lambda plan: plan.drop())
+        self._plans: Recent[bytes, _TensorPlan] = Recent(_MOST_PLANS, lambda plan: plan.drop())
         self._opened: tuple[VendorLibrary, int] | None = None
         self._compiled = _CompiledKernels()
         self._fastest: Final = DiskCache("cutensor-algorithms")
-        self.handlers: Final = {Available: self._available, Run: self._run, Tune: self._tune}
+        self.handlers: Final = {
+            Available: self._available,
+            RunTensor: self._run,
+            TuneTensor: self._tune,
+        }
 
     @staticmethod
     def preload() -> None:
@@ -103,7 +118,7 @@ class CudaTensors:
             self._opened = library, handle.value or 0
         return self._opened
 
-    def _run(self, message: Run) -> None:
+    def _run(self, message: RunTensor) -> None:
         plan = self._plans.get(message.operation)
         if plan is None:
             plan = self._plans.keep(message.operation, self._plan(message.operation))
@@ -112,7 +127,7 @@ class CudaTensors:
             self._stream.keep(plan, plan.let_go)
         self._launch(plan, message)
 
-    def _plan(self, data: bytes) -> _Plan:
+    def _plan(self, data: bytes) -> _TensorPlan:
         operation = decode(data)
         library, handle = self._open()
         algorithm = DEFAULT
@@ -122,7 +137,7 @@ class CudaTensors:
         if operation.jit:
             self._compiled.read(library, handle)
         try:
-            plan = _Plan(library, handle, operation, algorithm)
+            plan = _TensorPlan(library, handle, operation, algorithm)
         except LibraryError as error:
             if error.status not in REFUSALS:
                 raise
@@ -139,16 +154,16 @@ class CudaTensors:
         version = _version(self._open()[0])
         return repr((version, self._context.compute_capability)).encode() + data
 
-    def _tune(self, message: Tune) -> None:
+    def _tune(self, message: TuneTensor) -> None:
         """Time each algorithm that does the operation, and keep the plan of the fastest."""
         run = message.run
         library, handle = self._open()
         operation = decode(run.operation)
-        plans: dict[int, _Plan] = {}
+        plans: dict[int, _TensorPlan] = {}
         try:
             for algorithm in CANDIDATES:
                 try:
-                    plans[algorithm] = _Plan(library, handle, operation, algorithm)
+                    plans[algorithm] = _TensorPlan(library, handle, operation, algorithm)
                 except LibraryError as error:
                     if error.status not in REFUSALS:
                         raise
@@ -165,7 +180,7 @@ class CudaTensors:
             for plan in plans.values():
                 plan.drop()
 
-    def _time(self, plan: _Plan, message: Run) -> float:
+    def _time(self, plan: _TensorPlan, message: RunTensor) -> float:
         """Milliseconds that an operation takes."""
         with timing_events() as events:
             check("cuEventRecord", driver.cuEventRecord(events[0], self._stream.handle))
@@ -174,7 +189,7 @@ class CudaTensors:
             check("cuEventSynchronize", driver.cuEventSynchronize(events[1]))
             return float(check("cuEventElapsedTime", driver.cuEventElapsedTime(*events)))
 
-    def _launch(self, plan: _Plan, message: Run) -> None:
+    def _launch(self, plan: _TensorPlan, message: RunTensor) -> None:
         """Queue an operation."""
         pointer = self._context.pointer
         scalars = [self._scalars.pointer(plan.scalar_type, each) for each in message.scalars]
@@ -194,7 +209,7 @@ class CudaTensors:
 
 
 @final
-class _Plan:
+class _TensorPlan:
     """The library's plan of an operation.
 
     Attributes:
@@ -282,10 +297,10 @@ class _Plan:
         self._made.callback(self._library.call, "cutensorDestroyOperationDescriptor", made.value)
         return made.value or 0
 
-    def _operand(self, tensor: Tensor) -> tuple[int, Any, int]:
+    def _operand(self, tensor: TensorLayout) -> tuple[int, Any, int]:
         return self._tensor(tensor), array("int", tensor.modes), OPERATORS[tensor.operator]
 
-    def _tensor(self, tensor: Tensor) -> int:
+    def _tensor(self, tensor: TensorLayout) -> int:
         extents, strides = _integers(tensor.extents), _integers(tensor.strides)
         kind = CUDA_TYPES[self.operation.dtype]
         values = len(tensor.extents), extents, strides, kind, tensor.alignment

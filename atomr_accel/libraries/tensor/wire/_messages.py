@@ -17,7 +17,7 @@ from ....wire import Message
 Scalar = float | tuple[float, float]
 
 
-class Kind(StrEnum):
+class OperationKind(StrEnum):
     """The result of an operation on its operands x, y, z, its scalars and the added array c."""
 
     CONTRACT = "contract"
@@ -34,11 +34,13 @@ class Kind(StrEnum):
     """``op_2(op_1(alpha x, beta y), gamma z)``."""
 
 
-ADDS: Final = frozenset((Kind.CONTRACT, Kind.CONTRACT_TRINARY, Kind.REDUCE))
+ADDS: Final = frozenset(
+    (OperationKind.CONTRACT, OperationKind.CONTRACT_TRINARY, OperationKind.REDUCE)
+)
 """Operations that add ``beta c``; their scalars are ``(alpha, beta)``."""
 
 
-class Tensor(msgspec.Struct, frozen=True, array_like=True):
+class TensorLayout(msgspec.Struct, frozen=True, array_like=True):
     """The layout of an array of an operation.
 
     Attributes:
@@ -67,14 +69,14 @@ class Operation(msgspec.Struct, frozen=True, array_like=True):
         output: the result; the added array has the same layout.
         operators: the operator of the reduction, or those that join operands.
         jit: True if a kernel may be compiled for it.
-        tuned: True to use the fastest kernel that ``Tune`` found.
+        tuned: True to use the fastest kernel that ``TuneTensor`` found.
     """
 
-    kind: Kind
+    kind: OperationKind
     dtype: str
     compute: str
-    inputs: tuple[Tensor, ...]
-    output: Tensor
+    inputs: tuple[TensorLayout, ...]
+    output: TensorLayout
     operators: tuple[str, ...] = ()
     jit: bool = False
     tuned: bool = False
@@ -86,7 +88,7 @@ class Available(Message, frozen=True):
     returns: ClassVar[Any] = bool
 
 
-class Run(Message, frozen=True):
+class RunTensor(Message, frozen=True):
     """Execute an operation.
 
     Attributes:
@@ -108,14 +110,14 @@ class Run(Message, frozen=True):
     workspace_bytes: int
 
 
-class Tune(Message, frozen=True):
+class TuneTensor(Message, frozen=True):
     """Time all kernels of an operation, and use the fastest from now on.
 
     Attributes:
         run: the operation, on memory whose contents are discarded.
     """
 
-    run: Run
+    run: RunTensor
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -12,7 +12,7 @@ from atomr_accel.libraries.blas.host._cpu_rotations import rotg, rotm, rotmg
 from .common import banded, diagonals, op, repacked, solve, symmetric, triangular, unpacked
 
 if TYPE_CHECKING:
-    from atomr_accel.libraries.blas.wire._rows import Operand, Row
+    from atomr_accel.libraries.blas.wire._rows import Row, RowOperand
 
     from ...conformance import Array, Case
 
@@ -73,7 +73,7 @@ def magnitudes(row: Row, arrays: dict[str, Array], scalars: Case, case: Case) ->
     return evaluate(replace(row, formula=positive), sizes, factors, case)
 
 
-def whole(operand: Operand, array: Array, case: Case) -> Array:
+def whole(operand: RowOperand, array: Array, case: Case) -> Array:
     """An operand as it counts."""
     if operand.form:
         form = unpacked if operand.form == "packed" else diagonals if operand.structure else banded

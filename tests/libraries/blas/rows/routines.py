@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from atomr_accel.libraries.blas.wire._rows import ROWS, Operand, Row, packed
+from atomr_accel.libraries.blas.wire._rows import ROWS, Row, RowOperand, packed
 
 from ...conformance import HALF, Near, Operation, product
 from .common import ALPHA, BETA, hide, inside, repacked, room, scalar, taken, turned
@@ -110,7 +110,7 @@ def size_of(size: str, case: Case) -> Any:
     return case.get(size)
 
 
-def shape_of(operand: Operand, case: Case) -> tuple[int, ...]:
+def shape_of(operand: RowOperand, case: Case) -> tuple[int, ...]:
     """The shape of an operand's buffer."""
     if "length" in case:
         return (case["length"],)
@@ -125,11 +125,11 @@ def shape_of(operand: Operand, case: Case) -> tuple[int, ...]:
     return m, n
 
 
-def steps_of(operand: Operand, case: Case) -> tuple[int, int]:
+def steps_of(operand: RowOperand, case: Case) -> tuple[int, int]:
     return case.get(f"off{operand.steps}", 0), case.get(f"inc{operand.steps}", 1)
 
 
-def given(row: Row, left_out: str = "") -> list[Operand]:
+def given(row: Row, left_out: str = "") -> list[RowOperand]:
     """The operands that a case has buffers for."""
     return [each for each in row.operands if each.shape and each.name != left_out]
 
@@ -150,7 +150,7 @@ def inputs(row: Row, left_out: str, sample: Sample, **case: Any) -> tuple[Array,
     return tuple(arrays)
 
 
-def partly(operand: Operand, sample: Sample, case: Case) -> Array:
+def partly(operand: RowOperand, sample: Sample, case: Case) -> Array:
     """Return a matrix in a band or packed; elements that must not be read are NaN."""
     n = case["n"]
     whole = sample.array(n, n)
@@ -236,7 +236,7 @@ REAL_RESULTS: Final = {"complex128": "float32", "clongdouble": "float64", "compl
 """The dtype of a real result, by the wide type of its input; else that of the case."""
 
 
-def made(operand: Operand, like: Array, case: Case) -> Array:
+def made(operand: RowOperand, like: Array, case: Case) -> Array:
     """Return the operand that the call makes itself, before it is written."""
     if operand.form:
         return np.zeros(shape_of(operand, case), like.dtype)

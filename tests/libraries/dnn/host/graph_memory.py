@@ -13,7 +13,7 @@ from atomr_accel.libraries.dnn.wire._element_types import INTEGERS
 from ...conformance import dtype_of, eps_of
 
 if TYPE_CHECKING:
-    from atomr_accel.libraries.dnn.wire._graph import Graph
+    from atomr_accel.libraries.dnn.wire._graph import DnnGraph
 
 Array = np.ndarray[Any, Any]
 
@@ -28,7 +28,7 @@ def addresses_of(arrays: dict[int, Array]) -> dict[int, int]:
     return {id_: array.ctypes.data for id_, array in arrays.items()}
 
 
-def filled(graph: Graph, rng: np.random.Generator) -> dict[int, Array]:
+def filled(graph: DnnGraph, rng: np.random.Generator) -> dict[int, Array]:
     """Memory for a graph's buffers, with positive and negative numbers."""
     arrays = {}
     for id_ in graph.buffers():
@@ -43,7 +43,7 @@ def filled(graph: Graph, rng: np.random.Generator) -> dict[int, Array]:
     return arrays
 
 
-def compare(graph: Graph, got: dict[int, Array], arrays: dict[int, Array], scalars: Any) -> None:
+def compare(graph: DnnGraph, got: dict[int, Array], arrays: dict[int, Array], scalars: Any) -> None:
     """Hold what a kernel wrote against the CPU backend."""
     expected = {id_: array.copy() for id_, array in arrays.items()}
     interpret(graph, addresses_of(expected), scalars, memory)

@@ -87,12 +87,12 @@ def offer(graphs: list[bytes], *, deterministic: bool) -> list[str]:
     """A verdict for each graph."""
     from atomr_accel import AccelError
     from atomr_accel.libraries.dnn.host._lowering import load_frontend
-    from atomr_accel.libraries.dnn.host._plans import PlanStore
+    from atomr_accel.libraries.dnn.host._plans import DnnPlanStore
     from atomr_accel.libraries.dnn.host.fallback._fallback import computes
     from atomr_accel.libraries.dnn.wire._graph import decode
 
     properties = load_frontend().create_device_properties(json.dumps(DEVICE))
-    store = PlanStore(
+    store = DnnPlanStore(
         *("H200", (9, 0), None, computes, {"device_property": properties}),
         deterministic=deterministic,
     )

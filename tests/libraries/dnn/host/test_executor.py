@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atomr_accel import Device
-    from atomr_accel.libraries.dnn.wire._graph import Graph
+    from atomr_accel.libraries.dnn.wire._graph import DnnGraph
 
     from ....fakes.driver import FakeDriver
 
@@ -256,9 +256,9 @@ async def test_random_graphs_come_to_cudnn_in_parts_that_it_gets_right(
     """cuDNN reads and writes past buffers that are broadcast, reduced or unused."""
     from atomr_accel.libraries.dnn.host import _plans
 
-    parts: list[Graph] = []
+    parts: list[DnnGraph] = []
 
-    def lower(frontend: Any, graph: Graph, **options: Any) -> Any:
+    def lower(frontend: Any, graph: DnnGraph, **options: Any) -> Any:
         made = _lowering.lower(frontend, graph, **options)
         parts.append(graph)
         return made
@@ -430,7 +430,7 @@ def test_the_plan_that_was_not_used_for_longest_goes(monkeypatch: pytest.MonkeyP
     from atomr_accel.libraries.dnn.host import _plans
 
     monkeypatch.setattr(_plans, "_MOST_PLANS", 2)
-    store: Any = object.__new__(_plans.PlanStore)
+    store: Any = object.__new__(_plans.DnnPlanStore)
     store._plans = OrderedDict()
     for name in (b"hot", b"one", b"other"):
         store._keep((name, False), name)

@@ -11,7 +11,7 @@ from atomr_accel.libraries.dnn.attention.graph import AttentionSpec, attention_g
 from atomr_accel.libraries.dnn.host._cpu import interpret
 from atomr_accel.libraries.dnn.host.fallback import _attention as _own_attention
 from atomr_accel.libraries.dnn.host.fallback._fallback import computes, launches
-from atomr_accel.libraries.dnn.wire._graph import Graph, decode
+from atomr_accel.libraries.dnn.wire._graph import DnnGraph, decode
 
 from ...conformance import Array, dtype_of
 from ...host_kernels import compile_kernels, needs_compiler, on_host
@@ -20,7 +20,7 @@ from .graph_memory import addresses_of, memory
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from atomr_accel.libraries.dnn.attention.graph import Attention
+    from atomr_accel.libraries.dnn.attention.graph import AttentionGraph
 
 OUTPUTS = "Single s; Output one"
 PARAMETERS = {
@@ -45,14 +45,14 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-def attention(**options: Any) -> Attention:
+def attention(**options: Any) -> AttentionGraph:
     given = {"dtype": "float16", "batch": 3, "heads": 4, "kv_heads": 2, "queries": 1, "keys": 1}
     whole: dict[str, Any] = {**given, "size": 16, "value_size": 16, "scale": 0.3, **options}
     whole["dbias"] = whole.get("backward", False) and "bias" in whole
     return attention_graph(AttentionSpec(**whole))
 
 
-def filled(made: Attention, graph: Graph, rng: np.random.Generator) -> dict[int, Array]:
+def filled(made: AttentionGraph, graph: DnnGraph, rng: np.random.Generator) -> dict[int, Array]:
     """Buffers; behind the end of a sequence is NaN."""
     names = {id_: name for name, id_ in made.ids.items()}
     arrays = {}

@@ -18,7 +18,7 @@ from .graph_memory import addresses_of, compare, filled
 
 if TYPE_CHECKING:
     from atomr_accel.executors.device_code import CudaSource
-    from atomr_accel.libraries.dnn.wire._graph import Graph
+    from atomr_accel.libraries.dnn.wire._graph import DnnGraph
 
 MEMBERS = {
     "move": "{1}* y; {2}* x; Walk to; Walk from; i64 count",
@@ -32,7 +32,7 @@ MEMBERS = {
 """The parameters of kernels, with the types of their name expressions."""
 
 
-def hold(graphs: list[Graph], folder: Any, threads: int = 7) -> None:
+def hold(graphs: list[DnnGraph], folder: Any, threads: int = 7) -> None:
     """Compare kernels with the CPU backend; bytes between elements must stay unchanged."""
     rng = np.random.default_rng(12)
     cases = []
@@ -58,7 +58,7 @@ def hold(graphs: list[Graph], folder: Any, threads: int = 7) -> None:
         compare(graph, written, arrays, {})
 
 
-def built(builder: Builder, op: str, dtype: str | None = None, **given: Any) -> Graph:
+def built(builder: Builder, op: str, dtype: str | None = None, **given: Any) -> DnnGraph:
     for symbol in builder.node(op, **given).values():
         builder.output(symbol, dtype)
     return builder.finish()
@@ -79,7 +79,7 @@ TYPES = (
 )
 
 
-def move_graphs() -> list[Graph]:
+def move_graphs() -> list[DnnGraph]:
     graphs = []
     for number, (op, shape, attributes) in enumerate(MOVES):
         for position, (dtype, stored) in enumerate(TYPES):
@@ -143,7 +143,7 @@ POOLS = {
 FLOATS = ("float32", "float16", "float64", "bfloat16")
 
 
-def resample_graphs() -> list[Graph]:
+def resample_graphs() -> list[DnnGraph]:
     graphs = []
     number = 0
     for space, cases in SPACES:

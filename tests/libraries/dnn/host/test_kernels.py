@@ -29,7 +29,7 @@ from atomr_accel.libraries.dnn.host.fallback._fallback import launches
 from atomr_accel.libraries.dnn.host.fallback._launch import THREADS
 from atomr_accel.libraries.dnn.host.fallback._nodes import pointwise_name, reduction_name
 from atomr_accel.libraries.dnn.wire._element_types import INTEGERS, LOGICAL, OF_INTEGERS
-from atomr_accel.libraries.dnn.wire._graph import Graph, packed_strides
+from atomr_accel.libraries.dnn.wire._graph import DnnGraph, packed_strides
 from atomr_accel.libraries.dnn.wire._nodes import NODES, REDUCTIONS, wider
 
 from ...host_kernels import compile_kernels, needs_compiler, on_host
@@ -58,7 +58,7 @@ def attributes_of(op: str) -> list[dict[str, Any]]:
 # --- single nodes -------------------------------------------------------------------------
 
 
-def pointwise_graphs() -> list[Graph]:
+def pointwise_graphs() -> list[DnnGraph]:
     """Each operation with its attributes, in a few dtypes, layouts and broadcasts."""
     graphs = []
     shapes = [((2, 3, 4), (2, 3, 4)), ((2, 3, 4, 5), (1, 3, 1, 1)), ((7,), (1,))]
@@ -84,7 +84,7 @@ def pointwise_graphs() -> list[Graph]:
     return [*graphs, builder.finish()]
 
 
-def integer_graphs() -> list[Graph]:
+def integer_graphs() -> list[DnnGraph]:
     """Each operation on integers in a few dtypes, with a number, a boolean, and as float32."""
     graphs = []
     for number, op in enumerate(sorted(OF_INTEGERS)):
@@ -124,7 +124,7 @@ def test_dimensions_are_merged_where_all_tensors_allow(axes: list[tuple[int, boo
     assert len(_own_nodes._merged(shape, [plain, plain])[0]) <= 1
 
 
-def reduction_graphs() -> list[Graph]:
+def reduction_graphs() -> list[DnnGraph]:
     graphs = []
     for mode in REDUCTIONS:
         for dtype, shape, axes in (
@@ -173,7 +173,7 @@ def test_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
 # --- normalisation ------------------------------------------------------------------------
 
 
-def norm_graphs() -> list[Graph]:
+def norm_graphs() -> list[DnnGraph]:
     graphs = []
     for dtype, narrow in (
         ("float32", True),
@@ -286,7 +286,7 @@ def test_norms_whose_parameters_lie_differently_are_not_computed() -> None:
 # --- convolution --------------------------------------------------------------------------
 
 
-def conv_graphs(dtype: str) -> list[Graph]:
+def conv_graphs(dtype: str) -> list[DnnGraph]:
     graphs = []
     for image, weight, window in (
         ((2, 4, 7), (6, 2, 3), ((1,), (2,), (2,), (1,))),
@@ -354,7 +354,7 @@ def transposed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*batch, 1, rows + 2)
 
 
-def product_graphs() -> list[Graph]:
+def product_graphs() -> list[DnnGraph]:
     graphs = []
     for number, (left, right) in enumerate(PRODUCTS):
         for dtype in DTYPES:

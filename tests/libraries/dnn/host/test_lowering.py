@@ -15,7 +15,7 @@ from atomr_accel import Unsupported
 from atomr_accel.libraries.dnn.attention.graph import AttentionSpec, attention_graph
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._plan_compiler import PlanCompiler
-from atomr_accel.libraries.dnn.wire._graph import Graph, encode
+from atomr_accel.libraries.dnn.wire._graph import DnnGraph, encode
 from atomr_accel.libraries.dnn.wire._nodes import NODES
 
 from ....harness import ROOT
@@ -62,7 +62,7 @@ async def test_cudnn_takes_every_graph_of_the_conformance_tests(
             assert "|" not in verdict, f"{case}: {verdict}"
 
 
-def an_instance_norm_gradient(dtype: str, *, last: bool) -> Graph:
+def an_instance_norm_gradient(dtype: str, *, last: bool) -> DnnGraph:
     builder = Builder()
     shape, kept = (2, 8, 4, 5), (2, 8, 1, 1)
     found = builder.node(
@@ -91,7 +91,7 @@ def test_graphs_that_cudnn_computes_wrongly_run_on_own_kernels(tmp_path: Path) -
     ]
 
 
-def a_chain(*ops: str) -> Graph:
+def a_chain(*ops: str) -> DnnGraph:
     """Pointwise operations, one after the other, that of two inputs with a second one."""
     builder = Builder()
     y = builder.tensor((4, 64), "float16")
@@ -114,7 +114,7 @@ def test_activations_alone_are_computed_by_own_kernels(tmp_path: Path) -> None:
     assert dict(zip(expected, verdicts, strict=True)) == expected
 
 
-def statistics(dtype: str, *, last: bool) -> Graph:
+def statistics(dtype: str, *, last: bool) -> DnnGraph:
     """Return the graph of a convolution and the sums of its channels."""
     builder = Builder()
     window = {"pre_padding": (1, 1), "post_padding": (1, 1), "stride": (1, 1), "dilation": (1, 1)}
@@ -126,7 +126,7 @@ def statistics(dtype: str, *, last: bool) -> Graph:
     return builder.finish()
 
 
-def moved(op: str, dtype: str, **attributes: Any) -> Graph:
+def moved(op: str, dtype: str, **attributes: Any) -> DnnGraph:
     """Return the graph of a moved tensor that is then multiplied."""
     builder = Builder()
     a = builder.node(op, input=builder.tensor((4, 64, 32), dtype), **attributes)["y"]
@@ -167,7 +167,7 @@ def test_graphs_that_crash_the_planner_are_not_planned(tmp_path: Path) -> None:
     assert first.startswith("Unsupported: cuDNN does not do this right: the gradient of a cap")
 
 
-def a_product(dtype: str, *, tf32: bool) -> Graph:
+def a_product(dtype: str, *, tf32: bool) -> DnnGraph:
     """``relu(a @ b * scale + row)``."""
     builder = Builder()
     a, b = builder.tensor((4, 64, 128), dtype), builder.tensor((1, 128, 32), dtype)
@@ -191,7 +191,7 @@ def test_products_that_cudnn_would_round_are_computed_by_own_kernels(tmp_path: P
     assert dict(zip(expected, verdicts, strict=True)) == expected
 
 
-def a_convolution(dtype: str) -> Graph:
+def a_convolution(dtype: str) -> DnnGraph:
     builder = Builder()
     x = builder.tensor((8, 64, 28, 28), dtype, last=True)
     w = builder.tensor((64, 64, 3, 3), dtype, last=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._cpu import interpret
 from atomr_accel.libraries.dnn.host._rewrite import cut, flattened
-from atomr_accel.libraries.dnn.wire._graph import Graph, decode, encode, strides_of
+from atomr_accel.libraries.dnn.wire._graph import DnnGraph, decode, encode, strides_of
 
 Array = np.ndarray[Any, Any]
 
@@ -25,7 +25,7 @@ def memory(address: int, nbytes: int) -> Array:
     return np.frombuffer(there, np.uint8)
 
 
-def run(parts: list[Graph], whole: Graph, seed: int) -> dict[int, Array]:
+def run(parts: list[DnnGraph], whole: DnnGraph, seed: int) -> dict[int, Array]:
     """Return the contents of a graph's buffers after its parts ran one after the other."""
     rng = np.random.default_rng(seed)
     arrays: dict[int, Array] = {}
@@ -41,7 +41,7 @@ def run(parts: list[Graph], whole: Graph, seed: int) -> dict[int, Array]:
 
 
 @st.composite
-def elementwise(draw: st.DrawFn) -> Graph:
+def elementwise(draw: st.DrawFn) -> DnnGraph:
     """Chains of pointwise operations with broadcasts, and reductions at their end."""
     ndim = draw(st.integers(1, 5))
     shape = tuple(draw(st.lists(st.integers(1, 4), min_size=ndim, max_size=ndim)))
@@ -68,7 +68,7 @@ def elementwise(draw: st.DrawFn) -> Graph:
 
 
 @given(elementwise(), st.integers(0, 99))
-def test_flattened_graphs_compute_the_same(graph: Graph, seed: int) -> None:
+def test_flattened_graphs_compute_the_same(graph: DnnGraph, seed: int) -> None:
     rows = flattened(graph)
     assert rows.buffers() == graph.buffers()
     before, after = run([graph], graph, seed), run([rows], graph, seed)
@@ -77,7 +77,7 @@ def test_flattened_graphs_compute_the_same(graph: Graph, seed: int) -> None:
 
 
 @given(elementwise())
-def test_flattened_graphs_are_images_with_channels_last(graph: Graph) -> None:
+def test_flattened_graphs_are_images_with_channels_last(graph: DnnGraph) -> None:
     rows = flattened(graph)
     for id_ in rows.used():
         tensor = rows.tensors[id_]
@@ -88,7 +88,7 @@ def test_flattened_graphs_are_images_with_channels_last(graph: Graph) -> None:
 
 
 @given(elementwise(), st.data())
-def test_cut_graphs_compute_the_same(graph: Graph, data: st.DataObject) -> None:
+def test_cut_graphs_compute_the_same(graph: DnnGraph, data: st.DataObject) -> None:
     head, tail = cut(graph, data.draw(st.integers(1, len(graph.nodes))))
     assert head.nodes + tail.nodes == graph.nodes
     parts = [part for part in (head, tail) if part.nodes]
@@ -98,7 +98,7 @@ def test_cut_graphs_compute_the_same(graph: Graph, data: st.DataObject) -> None:
 
 
 @given(elementwise())
-def test_graphs_travel(graph: Graph) -> None:
+def test_graphs_travel(graph: DnnGraph) -> None:
     assert decode(encode(graph)) == graph
     assert encode(decode(encode(graph))) == encode(graph)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atomr_accel.executors.cuda_kernels import Arguments
+from atomr_accel.executors.cuda_kernels import KernelArguments
 from atomr_accel.executors.device_code import C_TYPES
 from atomr_accel.libraries.dnn.host import cuda_sequences as _cuda_sequences
 from atomr_accel.libraries.dnn.host.cpu_sequences import CpuSequences
@@ -305,7 +305,7 @@ def test_nvrtc_compiles_every_kernel() -> None:
 
 def test_arguments_are_laid_out_as_c_does() -> None:
     assert struct.calcsize("<QQqqqqii") == 56
-    assert len(bytes(Arguments(b"\0" * 16)._data)) == 16
+    assert len(bytes(KernelArguments(b"\0" * 16)._data)) == 16
 
 
 @needs_compiler

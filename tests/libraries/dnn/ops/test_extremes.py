@@ -14,7 +14,7 @@ from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._cpu import FUNCTIONS, interpret
 from atomr_accel.libraries.dnn.host.fallback import _nodes as _own_nodes
 from atomr_accel.libraries.dnn.host.fallback._fallback import launches
-from atomr_accel.libraries.dnn.wire._graph import Graph
+from atomr_accel.libraries.dnn.wire._graph import DnnGraph
 from atomr_accel.libraries.dnn.wire._resample_nodes import RESAMPLING
 
 from ...conformance import MARKS, dtype_of, eps_of, on_cuda
@@ -72,7 +72,7 @@ def inputs_of(dtype: str) -> Array:
     return np.array([*sizes, *(-size for size in sizes), math.nan]).astype(kind)
 
 
-def graph_of(op: str, attributes: dict[str, float], dtype: str, count: int) -> Graph:
+def graph_of(op: str, attributes: dict[str, float], dtype: str, count: int) -> DnnGraph:
     builder = Builder()
     names = ("loss", "input") if op.endswith("_backward") else ("input",)
     symbols = {name: builder.tensor((count,), dtype) for name in names}
@@ -80,7 +80,7 @@ def graph_of(op: str, attributes: dict[str, float], dtype: str, count: int) -> G
     return builder.finish()
 
 
-def computed(graph: Graph, *arrays: Array) -> Array:
+def computed(graph: DnnGraph, *arrays: Array) -> Array:
     """By the CPU backend."""
     out = np.full_like(arrays[-1], 7)
     addresses = dict(zip(graph.buffers(), [a.ctypes.data for a in (*arrays, out)], strict=True))

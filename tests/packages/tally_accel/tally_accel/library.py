@@ -8,13 +8,13 @@ import numpy as np
 
 from atomr_accel import GpuRef
 from atomr_accel.ops import (
-    Check,
     D,
-    Driver,
+    DeviceView,
     Facade,
-    Home,
     LaneSpec,
     Library,
+    LibraryCheck,
+    Preparer,
     Request,
     Submission,
     op,
@@ -31,7 +31,7 @@ INT64: Final = np.dtype(np.int64)
 class Tally(Facade[D]):
     """Counts elements."""
 
-    def __init__(self, device: Home) -> None:
+    def __init__(self, device: DeviceView) -> None:
         self._device = device
 
     @op
@@ -48,7 +48,7 @@ class Tally(Facade[D]):
             TypeError: another dtype.
         """
 
-        def prepare(driver: Driver) -> Submission[GpuRef]:
+        def prepare(driver: Preparer) -> Submission[GpuRef]:
             block = require_readable(x, driver.memory, "x")
             if x.dtype.name not in {"float32", "float64"}:
                 raise TypeError(f"x must have dtype float32 or float64, not {x.dtype.name}")
@@ -72,5 +72,5 @@ LIBRARY: Final = Library(
     summary="counts of elements",
     facade="tally_accel.library:Tally",
     lanes=(LANE,),
-    check=Check("nonzero of 10,000 float32", 0.0, check),
+    check=LibraryCheck("nonzero of 10,000 float32", 0.0, check),
 )

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 from .....executors.device_code import C_TYPES, CudaSource
 from ...wire._attention_nodes import is_single
 from ..philox import threshold
-from ._launch import Form, Number, Part, Pointer, form
+from ._launch import LaunchForm, NumberPlace, Part, Pointer, form
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ...wire._graph import Graph, Tensor
+    from ...wire._graph import DnnGraph, DnnTensor
 
 SOURCE: Final = CudaSource(__package__, "attention.cu")
 
@@ -36,7 +36,7 @@ _IGNORED: Final = frozenset({"alibi_slopes", "mask_value", "shift", "left", "rig
 _FLOATS: Final = frozenset({"float16", "bfloat16", "float32"})
 
 
-def computes(graph: Graph) -> bool:
+def computes(graph: DnnGraph) -> bool:
     """Return whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     if node.op not in _OPS or graph.compute != "float32" or not is_single(graph, node):
@@ -52,7 +52,7 @@ def computes(graph: Graph) -> bool:
     )
 
 
-def forms(graph: Graph) -> list[Form]:
+def forms(graph: DnnGraph) -> list[LaunchForm]:
     """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ids = dict((*node.inputs, *node.outputs))
@@ -72,11 +72,11 @@ def forms(graph: Graph) -> list[Form]:
     pointers = ("sink_token", "seq_len_q", "seq_len_kv", "seed", "offset")
     single += [Pointer(ids.get(name)) for name in pointers]
     numbers = (batch, heads, k.shape[1], size, v.shape[3], threshold(dropped))
-    cap = Number(ids["softcap"]) if "softcap" in ids else struct.pack("<d", 0.0)
+    cap = NumberPlace(ids["softcap"]) if "softcap" in ids else struct.pack("<d", 0.0)
     scale = float(attributes["attn_scale"] or 0.0)  # type: ignore[arg-type]
     single += [struct.pack("<6q2d", *numbers, scale, 1 / (1 - dropped)), cap]
 
-    def launch(kernel: str, outputs: Iterable[str], count: int, *more: int) -> Form:
+    def launch(kernel: str, outputs: Iterable[str], count: int, *more: int) -> LaunchForm:
         last = struct.pack(f"<{len(more) + 1}q", *more, count)
         name = f"{kernel}<{C_TYPES[q.dtype]}>"
         return form(SOURCE, name, count, *single, *places(outputs), last)
@@ -98,7 +98,7 @@ def forms(graph: Graph) -> list[Form]:
     return found
 
 
-def _place(id_: int | None, tensor: Tensor | None) -> list[Part]:
+def _place(id_: int | None, tensor: DnnTensor | None) -> list[Part]:
     """A pointer, and the steps of batches and heads; 0 where one serves all."""
     steps = [0, 0]
     if tensor is not None:

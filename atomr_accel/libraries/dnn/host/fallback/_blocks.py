@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 from .....executors.device_code import C_TYPES, CudaSource
 from ...wire._block_nodes import BLOCKS
 from ...wire._graph import MOST_DIMS
-from ._launch import Form, Pointer, form
+from ._launch import LaunchForm, Pointer, form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...wire._graph import Graph
+    from ...wire._graph import DnnGraph
 
 SOURCE: Final = CudaSource(__package__, "blocks.cu", DIMS=MOST_DIMS)
 
@@ -26,13 +26,13 @@ _EXPONENTS: Final = {"float8_e4m3fn": 4, "float8_e5m2": 5}
 _FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
-def computes(graph: Graph) -> bool:
+def computes(graph: DnnGraph) -> bool:
     """Return whether the kernel computes a graph of one node."""
     (node,) = graph.nodes
     return node.op in BLOCKS and graph.tensors[node.outputs[0][1]].dtype in _FLOATS
 
 
-def forms(graph: Graph) -> list[Form]:
+def forms(graph: DnnGraph) -> list[LaunchForm]:
     """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ids, attributes = dict((*node.inputs, *node.outputs)), dict(node.attributes)

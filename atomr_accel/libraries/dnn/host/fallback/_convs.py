@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .....executors.device_code import C_TYPES, CudaSource
 from ...wire._nodes import wider
-from ._launch import Form, Pointer, form
+from ._launch import LaunchForm, Pointer, form
 
 if TYPE_CHECKING:
-    from ...wire._graph import Graph, Tensor
+    from ...wire._graph import DnnGraph, DnnTensor
 
 SOURCE: Final = CudaSource(__package__, "convs.cu")
 
@@ -25,7 +25,7 @@ _ROLES: Final = {
 _DTYPES: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
-def computes(graph: Graph) -> bool:
+def computes(graph: DnnGraph) -> bool:
     """Return whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     if node.op not in _ROLES:
@@ -34,7 +34,7 @@ def computes(graph: Graph) -> bool:
     return len(dtypes) == 1 and dtypes <= _DTYPES
 
 
-def forms(graph: Graph) -> list[Form]:
+def forms(graph: DnnGraph) -> list[LaunchForm]:
     """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     kernel, pointers, roles = _ROLES[node.op]
@@ -57,7 +57,7 @@ def forms(graph: Graph) -> list[Form]:
     return [form(SOURCE, name, count, *places, data, struct.pack("<q", count))]
 
 
-def _steps(tensor: Tensor) -> bytes:
+def _steps(tensor: DnnTensor) -> bytes:
     return struct.pack("<2q", *tensor.strides[:2]) + _three(tensor.strides[2:], 0)
 
 

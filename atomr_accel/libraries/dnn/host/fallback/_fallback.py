@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from .....backends.cuda.host.context import CudaContext, CudaStream
-    from .....executors.cuda_kernels import Arguments, Kernels
+    from .....executors.cuda_kernels import KernelArguments, Kernels
     from .....executors.device_code import CudaSource
-    from ...wire._graph import Graph
-    from ._launch import Form, Launch
+    from ...wire._graph import DnnGraph
+    from ._launch import FallbackLaunch, LaunchForm
 
 _FAMILIES: Final = (
     *(_convs, _products, _norms, _attention),
@@ -21,21 +21,21 @@ _FAMILIES: Final = (
 )
 
 
-def computes(graph: Graph) -> bool:
+def computes(graph: DnnGraph) -> bool:
     """Return whether the kernels compute a graph."""
     return len(graph.nodes) == 1 and any(family.computes(graph) for family in _FAMILIES)
 
 
-def forms(graph: Graph) -> list[Form]:
+def forms(graph: DnnGraph) -> list[LaunchForm]:
     """Return the forms of the kernels of a graph for which ``computes`` is true."""
     family = next(family for family in _FAMILIES if family.computes(graph))
-    found: list[Form] = family.forms(graph)
+    found: list[LaunchForm] = family.forms(graph)
     return found
 
 
 def launches(
-    graph: Graph, addresses: Mapping[int, int], scalars: Mapping[int, float]
-) -> list[Launch]:
+    graph: DnnGraph, addresses: Mapping[int, int], scalars: Mapping[int, float]
+) -> list[FallbackLaunch]:
     """Return the launches that compute a graph for which ``computes`` is true.
 
     Args:
@@ -46,7 +46,7 @@ def launches(
     return [each.filled(addresses, scalars) for each in forms(graph)]
 
 
-class _Prepared(NamedTuple):
+class _PreparedLaunch(NamedTuple):
     """A prepared launch, whose arguments change only at the given places.
 
     Attributes:
@@ -57,7 +57,7 @@ class _Prepared(NamedTuple):
     """
 
     launch: Callable[[], None]
-    arguments: Arguments
+    arguments: KernelArguments
     pointers: tuple[tuple[int, int], ...]
     numbers: tuple[tuple[int, int], ...]
 
@@ -78,7 +78,7 @@ class Own:
         self._made.clear()
 
     def prepare(
-        self, graph: Graph, pointers: Mapping[int, int], numbers: Mapping[int, int]
+        self, graph: DnnGraph, pointers: Mapping[int, int], numbers: Mapping[int, int]
     ) -> Callable[[Sequence[int], Sequence[float], int], None]:
         """Prepare a graph for which ``computes`` is true.
 
@@ -105,18 +105,18 @@ class Own:
         return run
 
     def _prepared(
-        self, form: Form, pointers: Mapping[int, int], numbers: Mapping[int, int]
-    ) -> _Prepared:
+        self, form: LaunchForm, pointers: Mapping[int, int], numbers: Mapping[int, int]
+    ) -> _PreparedLaunch:
         from .....executors.cuda_kernels import (  # needs NVRTC, which others do not
-            Arguments,
+            KernelArguments,
             Kernels,
         )
 
         kernels = self._made.get(form.source)
         if kernels is None:
             kernels = self._made[form.source] = Kernels(self._context, self._stream, form.source)
-        arguments = Arguments(form.data)
-        return _Prepared(
+        arguments = KernelArguments(form.data)
+        return _PreparedLaunch(
             kernels.prepare(kernels.function(form.name), form.items, arguments),
             arguments,
             tuple((word, pointers[id_]) for word, id_ in form.pointers if id_ in pointers),

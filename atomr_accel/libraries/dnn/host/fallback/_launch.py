@@ -23,17 +23,17 @@ class Pointer(NamedTuple):
     id: int | None
 
 
-class Number(NamedTuple):
+class NumberPlace(NamedTuple):
     """The place of a number among arguments, a double."""
 
     id: int
 
 
-Part: TypeAlias = bytes | Pointer | Number
+Part: TypeAlias = bytes | Pointer | NumberPlace
 """A piece of arguments: the same in every run of a graph, or different in each."""
 
 
-class Form(NamedTuple):
+class LaunchForm(NamedTuple):
     """A kernel with the arguments that are the same in every run of a graph.
 
     Attributes:
@@ -52,17 +52,17 @@ class Form(NamedTuple):
     pointers: tuple[tuple[int, int], ...]
     numbers: tuple[tuple[int, int], ...]
 
-    def filled(self, addresses: Mapping[int, int], scalars: Mapping[int, float]) -> Launch:
+    def filled(self, addresses: Mapping[int, int], scalars: Mapping[int, float]) -> FallbackLaunch:
         """The launch of a run, whose pointers and numbers are given by id."""
         data = bytearray(self.data)
         for at, id_ in self.pointers:
             struct.pack_into("<Q", data, at * _SLOT, addresses.get(id_, 0))
         for at, id_ in self.numbers:
             struct.pack_into("<d", data, at * _SLOT, scalars.get(id_, 0.0))
-        return Launch(self.source, self.name, self.items, bytes(data))
+        return FallbackLaunch(self.source, self.name, self.items, bytes(data))
 
 
-class Launch(NamedTuple):
+class FallbackLaunch(NamedTuple):
     """A kernel with all of its arguments.
 
     Attributes:
@@ -78,7 +78,7 @@ class Launch(NamedTuple):
     data: bytes
 
 
-def form(source: CudaSource, name: str, items: int, *parts: Part) -> Form:
+def form(source: CudaSource, name: str, items: int, *parts: Part) -> LaunchForm:
     """The launch of a kernel whose arguments are ``parts``, one after the other."""
     data = bytearray()
     pointers, numbers = [], []
@@ -88,9 +88,9 @@ def form(source: CudaSource, name: str, items: int, *parts: Part) -> Form:
             continue
         word, beyond = divmod(len(data), _SLOT)
         assert not beyond
-        if isinstance(part, Number):
+        if isinstance(part, NumberPlace):
             numbers.append((word, part.id))
         elif part.id is not None:
             pointers.append((word, part.id))
         data += bytes(_SLOT)
-    return Form(source, name, items, bytes(data), tuple(pointers), tuple(numbers))
+    return LaunchForm(source, name, items, bytes(data), tuple(pointers), tuple(numbers))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 from .....executors.device_code import C_TYPES, CudaSource
 from ...wire._graph import MOST_DIMS
 from ...wire._layout_nodes import LAYOUT
-from ._launch import Form, Pointer, form
+from ._launch import LaunchForm, Pointer, form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...wire._graph import Graph, Tensor
+    from ...wire._graph import DnnGraph, DnnTensor
 
 SOURCE: Final = CudaSource(__package__, "moves.cu", DIMS=MOST_DIMS)
 
@@ -32,7 +32,7 @@ _CONVERTED: Final = frozenset(C_TYPES)
 """Dtypes that can be converted into each other."""
 
 
-def computes(graph: Graph) -> bool:
+def computes(graph: DnnGraph) -> bool:
     """Return whether the kernel computes a graph of one node."""
     (node,) = graph.nodes
     if node.op not in LAYOUT:
@@ -45,7 +45,7 @@ def computes(graph: Graph) -> bool:
     )
 
 
-def forms(graph: Graph) -> list[Form]:
+def forms(graph: DnnGraph) -> list[LaunchForm]:
     """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ((_, target),) = node.outputs
@@ -81,7 +81,9 @@ def move_name(compute: str, target: str, source: str) -> str:
     return f"move<{C_TYPES[compute]}, {C_TYPES[target]}, {C_TYPES[source]}>"
 
 
-def _sliced(x: Tensor, shape: Sequence[int], attributes: Mapping[str, object]) -> tuple[int, bytes]:
+def _sliced(
+    x: DnnTensor, shape: Sequence[int], attributes: Mapping[str, object]
+) -> tuple[int, bytes]:
     """Return the offset of a slice, and the steps through it."""
     starts: Sequence[int] = attributes["starts"]  # type: ignore[assignment]
     steps: Sequence[int] = attributes["steps"] or (1,) * len(shape)  # type: ignore[assignment]

@@ -10,12 +10,12 @@ from .....executors.device_code import C_TYPES, CudaSource
 from ...wire._element_types import MODULAR, integers_of, stored_as
 from ...wire._graph import MOST_DIMS
 from ...wire._nodes import NODES
-from ._launch import THREADS, Form, Number, Part, Pointer, form
+from ._launch import THREADS, LaunchForm, NumberPlace, Part, Pointer, form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...wire._graph import Attribute, Graph, Tensor
+    from ...wire._graph import Attribute, DnnGraph, DnnTensor
 
 MOST_INPUTS: Final = 5
 
@@ -42,7 +42,7 @@ _STATISTICS: Final = ("ADD", "SQUARES")
 _TYPES: Final = frozenset(C_TYPES) - {"complex64", "complex128"}
 
 
-def computes(graph: Graph) -> bool:
+def computes(graph: DnnGraph) -> bool:
     """Return whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
@@ -52,7 +52,7 @@ def computes(graph: Graph) -> bool:
 
 
 def packed_node(
-    graph: Graph,
+    graph: DnnGraph,
     ids: list[int],
     target: int,
     attributes: Mapping[str, Attribute],
@@ -73,7 +73,7 @@ def packed_node(
     parts: list[Part] = [Pointer(target), sizes]
     for id_, steps in zip(ids, others, strict=True):
         if graph.tensors[id_].kind == "scalar":
-            parts += [Pointer(None), Number(id_), _words(steps)]
+            parts += [Pointer(None), NumberPlace(id_), _words(steps)]
         else:
             parts += [Pointer(id_), struct.pack("<d", 0.0), _words(steps)]
     empty = struct.pack("<Qd", 0, 0.0) + _words(())
@@ -93,7 +93,7 @@ def _numbers(attributes: Mapping[str, Attribute]) -> bytes:
     )
 
 
-def packed_reduction(graph: Graph, source: int, target: int) -> list[Part]:
+def packed_reduction(graph: DnnGraph, source: int, target: int) -> list[Part]:
     """The arguments of a reduction kernel."""
     x, y = graph.tensors[source], graph.tensors[target]
     data = b""
@@ -133,7 +133,7 @@ def _merged(
     return sizes, merged
 
 
-def _step(tensor: Tensor, axis: int) -> int:
+def _step(tensor: DnnTensor, axis: int) -> int:
     """Elements from one index to the next; 0 where one number serves all."""
     return 0 if tensor.kind == "scalar" or tensor.shape[axis] == 1 else tensor.strides[axis]
 
@@ -142,7 +142,7 @@ def _words(values: Sequence[int]) -> bytes:
     return struct.pack(f"<{MOST_DIMS}q", *values, *[0] * (MOST_DIMS - len(values)))
 
 
-def forms(graph: Graph) -> list[Form]:
+def forms(graph: DnnGraph) -> list[LaunchForm]:
     """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     if node.op == "genstats":
@@ -171,7 +171,7 @@ def forms(graph: Graph) -> list[Form]:
     return [form(POINTWISE, name, math.prod(out.shape), *parts)]
 
 
-def _reduction(graph: Graph, mode: str, target: int) -> Form:
+def _reduction(graph: DnnGraph, mode: str, target: int) -> LaunchForm:
     """A reduction of a node's input to one of its outputs."""
     ((_, source),) = graph.nodes[0].inputs
     x, y = graph.tensors[source], graph.tensors[target]

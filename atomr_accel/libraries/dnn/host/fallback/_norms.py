@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .....executors.device_code import C_TYPES, CudaSource
 from ...wire._nodes import wider
-from ._launch import THREADS, Form, Number, Pointer, form
+from ._launch import THREADS, LaunchForm, NumberPlace, Pointer, form
 
 if TYPE_CHECKING:
-    from ...wire._graph import Graph, Node, Tensor
+    from ...wire._graph import DnnGraph, DnnTensor, GraphNode
     from ._launch import Part
 
 _MOST_DIMS: Final = 6
@@ -39,7 +39,7 @@ _PARAMETER_POINTERS: Final[tuple[str, ...]] = (
 )
 
 
-class Axis(NamedTuple):
+class NormAxis(NamedTuple):
     """A dimension of a normalisation: its size, and the step it makes in each tensor."""
 
     size: int
@@ -50,7 +50,7 @@ class Axis(NamedTuple):
     statistic: int = 0
 
 
-def computes(graph: Graph) -> bool:
+def computes(graph: DnnGraph) -> bool:
     """Return whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     if node.op not in _FORWARD | _BACKWARD:
@@ -70,13 +70,15 @@ def computes(graph: Graph) -> bool:
     )
 
 
-def _alike(tensors: list[Tensor]) -> bool:
+def _alike(tensors: list[DnnTensor]) -> bool:
     """Return whether tensors have the same steps, except along dimensions of size 1."""
     steps = {tuple(_step(tensor, axis) for axis in range(len(tensor.shape))) for tensor in tensors}
     return len(steps) < 2
 
 
-def axes_of(graph: Graph, node: Node, parameter: str = "scale") -> list[tuple[Axis, bool]]:
+def axes_of(
+    graph: DnnGraph, node: GraphNode, parameter: str = "scale"
+) -> list[tuple[NormAxis, bool]]:
     """The dimensions of a normalisation, each with whether it is summed over.
 
     For group norm the channels are two of them: groups, and channels of a group. Parameters
@@ -93,7 +95,7 @@ def axes_of(graph: Graph, node: Node, parameter: str = "scale") -> list[tuple[Ax
         "parameter": tensors[parameter],
     }
     statistic = tensors.get("inv_variance")
-    axes: list[tuple[Axis, bool]] = []
+    axes: list[tuple[NormAxis, bool]] = []
     for axis in range(ndim):
         size = x.shape[axis]
         steps = {name: _step(tensor, axis) for name, tensor in others.items()}
@@ -101,8 +103,8 @@ def axes_of(graph: Graph, node: Node, parameter: str = "scale") -> list[tuple[Ax
             each = size // groups
             wide = {name: step * each for name, step in steps.items()}
             at = _step(statistic, axis)
-            axes.append((Axis(groups, x.strides[axis] * each, statistic=at, **wide), False))
-            axes.append((Axis(each, x.strides[axis], **steps), True))
+            axes.append((NormAxis(groups, x.strides[axis] * each, statistic=at, **wide), False))
+            axes.append((NormAxis(each, x.strides[axis], **steps), True))
             continue
         at = _step(statistic, axis)
         summed = {
@@ -110,26 +112,26 @@ def axes_of(graph: Graph, node: Node, parameter: str = "scale") -> list[tuple[Ax
             "instancenorm": axis > 1,
             "groupnorm": axis > 1,
         }.get(kind, scale.shape[axis] != 1)
-        axes.append((Axis(size, x.strides[axis], statistic=at, **steps), summed))
+        axes.append((NormAxis(size, x.strides[axis], statistic=at, **steps), summed))
     return axes
 
 
-def _step(tensor: Tensor | None, axis: int) -> int:
+def _step(tensor: DnnTensor | None, axis: int) -> int:
     return 0 if tensor is None or tensor.shape[axis] == 1 else tensor.strides[axis]
 
 
-def packed(outer: list[Axis], inner: list[Axis]) -> bytes:
+def packed(outer: list[NormAxis], inner: list[NormAxis]) -> bytes:
     """The kernels' ``Norm``: a block for each place in ``outer``, which sums over ``inner``."""
     counts = [math.prod(axis.size for axis in axes) for axes in (outer, inner)]
     data = struct.pack("<4q", *counts, len(outer), len(inner))
     for axes in (outer, inner):
         assert len(axes) <= _MOST_DIMS
-        for axis in (*axes, *[Axis(1, 0)] * (_MOST_DIMS - len(axes))):
+        for axis in (*axes, *[NormAxis(1, 0)] * (_MOST_DIMS - len(axes))):
             data += struct.pack("<6q", *axis)
     return data
 
 
-def forms(graph: Graph) -> list[Form]:
+def forms(graph: DnnGraph) -> list[LaunchForm]:
     """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     axes = axes_of(graph, node)
@@ -140,9 +142,9 @@ def forms(graph: Graph) -> list[Form]:
     element, wide = tensors["input"].dtype, wider(tensors["input"].dtype)
     types = (element, tensors["scale"].dtype, wide)
     if node.op in _FORWARD:
-        momentum = Number(ids["momentum"]) if "momentum" in ids else struct.pack("<d", 0.0)
+        momentum = NumberPlace(ids["momentum"]) if "momentum" in ids else struct.pack("<d", 0.0)
         centred = struct.pack("<q", not node.op.startswith("rms"))
-        tail = (Number(ids["epsilon"]), momentum, centred)
+        tail = (NumberPlace(ids["epsilon"]), momentum, centred)
         return [_form("forward", types, _FORWARD_POINTERS, ids, kept, over, *tail)]
     made = [axis for axis, _ in axes_of(graph, node, "dscale")]
     varying = [axis for axis in made if axis.parameter]
@@ -159,10 +161,10 @@ def _form(
     types: tuple[str, str, str],
     names: tuple[str, ...],
     ids: dict[str, int],
-    outer: list[Axis],
-    inner: list[Axis],
+    outer: list[NormAxis],
+    inner: list[NormAxis],
     *tail: Part,
-) -> Form:
+) -> LaunchForm:
     places = [Pointer(ids.get(name)) for name in names]
     blocks = math.prod(axis.size for axis in outer)
     name = f"{kernel}<{', '.join(C_TYPES[each] for each in types)}>"

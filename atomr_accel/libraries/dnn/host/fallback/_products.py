@@ -7,12 +7,12 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from .....executors.device_code import C_TYPES, CudaSource
-from ._launch import THREADS, Form, Pointer, form
+from ._launch import THREADS, LaunchForm, Pointer, form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...wire._graph import Graph, Tensor
+    from ...wire._graph import DnnGraph, DnnTensor
 
 _SIDE: Final = 16
 """A block has as many rows of threads, each with as many threads."""
@@ -30,7 +30,7 @@ all processors."""
 assert _SIDE * _SIDE == THREADS
 
 
-def computes(graph: Graph) -> bool:
+def computes(graph: DnnGraph) -> bool:
     """Return whether the kernel computes a graph of one node."""
     (node,) = graph.nodes
     tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
@@ -40,7 +40,7 @@ def computes(graph: Graph) -> bool:
     )
 
 
-def forms(graph: Graph) -> list[Form]:
+def forms(graph: DnnGraph) -> list[LaunchForm]:
     """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ids = dict((*node.inputs, *node.outputs))
@@ -70,7 +70,7 @@ def _squares(batch: Sequence[int], m: int, n: int, *, wide: bool) -> tuple[int, 
     return each, counts[each]
 
 
-def _batch_steps(tensor: Tensor) -> bytes:
+def _batch_steps(tensor: DnnTensor) -> bytes:
     """Elements from one matrix to the next; 0 where one serves all."""
     dims = list(zip(tensor.shape, tensor.strides, strict=True))[:-2]
     return _words([0 if size == 1 else stride for size, stride in dims])

@@ -7,13 +7,13 @@ import struct
 from typing import TYPE_CHECKING, Any, Final
 
 from .....executors.device_code import C_TYPES, CudaSource
-from ...wire._resample_nodes import RESAMPLING, Axis, axes_of
-from ._launch import Form, Pointer, form
+from ...wire._resample_nodes import RESAMPLING, ResampleAxis, axes_of
+from ._launch import LaunchForm, Pointer, form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...wire._graph import Graph, Tensor
+    from ...wire._graph import DnnGraph, DnnTensor
 
 SOURCE: Final = CudaSource(__package__, "resamples.cu")
 
@@ -21,11 +21,11 @@ _KINDS: Final = ("window", "adaptive", "NEAREST", "NEAREST_EXACT", "LINEAR", "CU
 """The kernels' ``Kind``, in its order."""
 
 _FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
-_NONE: Final = Axis("window", 1, 1)
+_NONE: Final = ResampleAxis("window", 1, 1)
 """A dimension that is not there."""
 
 
-def computes(graph: Graph) -> bool:
+def computes(graph: DnnGraph) -> bool:
     """Return whether the kernels compute a graph of one node."""
     (node,) = graph.nodes
     tensors = [graph.tensors[id_] for _, id_ in (*node.inputs, *node.outputs)]
@@ -34,7 +34,7 @@ def computes(graph: Graph) -> bool:
     )
 
 
-def forms(graph: Graph) -> list[Form]:
+def forms(graph: DnnGraph) -> list[LaunchForm]:
     """Return the forms of the kernels of a graph for which ``computes`` is true."""
     (node,) = graph.nodes
     ids, attributes = dict((*node.inputs, *node.outputs)), dict(node.attributes)
@@ -66,6 +66,6 @@ def resample_name(op: str, types: Sequence[str], *, largest: bool) -> str:
     return f"{kernel}<{', '.join(C_TYPES[each] for each in types)}>"
 
 
-def _steps(tensor: Tensor) -> bytes:
+def _steps(tensor: DnnTensor) -> bytes:
     space = tensor.strides[2:]
     return struct.pack("<5q", *tensor.strides[:2], *[0] * (3 - len(space)), *space)

@@ -31,7 +31,7 @@ def library_of(request: Request[Any]) -> str | None:
 
 
 @final
-class Place:
+class DeviceNode:
     """A device's place in a tree of actors.
 
     Attributes:

@@ -12,7 +12,7 @@ from ..lanes import uninterrupted
 from ..wire import StickyFault
 
 if TYPE_CHECKING:
-    from ._spare import Spare
+    from ._standby_host import Spare
     from .core import DeviceCore
 
 StandbyMode = Literal["hot", "warm"]

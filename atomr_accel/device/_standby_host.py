@@ -10,12 +10,12 @@ import trio
 
 from .._errors import AccelError
 from ..lanes import HostDied, start_host, uninterrupted
-from ..libraries.programs.wire.messages import Forget
+from ..libraries.programs.wire.messages import ForgetProgram
 from ..wire import Preload, StickyFault, UnmapSlabs
 from ._device import Device
-from ._prepared import Prepared
-from ._room import NoRoomError
+from ._prepared import PreparedHost
 from ._run import HostCalls
+from ._standby_budget import NoRoomError
 from .batches._in_advance import capture_in
 from .batches.record import PROGRAMS
 from .context import Context
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ..actors import ActorRef
     from ..lanes import HostHandle
     from ..wire import Message
-    from ._history import History
-    from ._room import Room
+    from ._history import PreparationHistory
+    from ._standby_budget import Room
     from .core import DeviceCore
 
 _log = logging.getLogger("atomr_accel.device")
@@ -62,8 +62,8 @@ class Spare:
     Attributes:
         host: the host.
         prepared: the state of its preparation, until it is taken.
-        companion: the device there, if it is hot.
-        context: the context that serves the companion.
+        shadow: the device there, if it is hot.
+        context: the context that serves the shadow.
         hot: whether it should become hot, if it has room.
         wake: set when it may have to prepare more.
         scope: the cancel scope of its task.
@@ -83,7 +83,7 @@ class Spare:
         self,
         core: DeviceCore,
         room: Room,
-        history: History,
+        history: PreparationHistory,
         warm_up: Callable[[Device], Awaitable[object]] | None,
         told: Callable[[Spare], None],
     ) -> None:
@@ -93,8 +93,8 @@ class Spare:
         self._warm_up: Final = warm_up
         self._told: Final = told
         self.host: HostHandle | None = None
-        self.prepared: Prepared | None = None
-        self.companion: DeviceCore | None = None
+        self.prepared: PreparedHost | None = None
+        self.shadow: DeviceCore | None = None
         self.context: Context | None = None
         self.hot = False
         self._step = "starting"
@@ -123,7 +123,7 @@ class Spare:
     @property
     def rank(self) -> tuple[bool, int]:
         """Progress, to be compared with other standbys."""
-        return self.companion is not None, STEPS.index(self.step)
+        return self.shadow is not None, STEPS.index(self.step)
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
@@ -134,7 +134,7 @@ class Spare:
             Exception: it could not be started, or prepared.
         """
         self.host = await start_host("process", self._core.sanitizer)
-        prepared = self.prepared = Prepared(self.host)
+        prepared = self.prepared = PreparedHost(self.host)
         problem: BaseException | None = None
         try:
             try:
@@ -157,7 +157,7 @@ class Spare:
             problem = None
             if not self.taken:
                 self.prepared = None
-                self._core.lifecycle.discard(prepared, self.companion)
+                self._core.lifecycle.discard(prepared, self.shadow)
 
     async def _watch(self, host: HostHandle) -> None:
         await host.wait_ended()
@@ -177,7 +177,7 @@ class Spare:
                     self.step = "loading"
                 await prepared.load(self._core)
                 await self._learn()
-            if self.hot and self._room.mode == "hot" and self.companion is None:
+            if self.hot and self._room.mode == "hot" and self.shadow is None:
                 await self._open(prepared, nursery)
                 behind = True
             if self.context is not None:
@@ -205,14 +205,14 @@ class Spare:
             with suppress(AccelError, OSError, StickyFault):  # its own context sees to that
                 await context.prepared.learn(self._core)
 
-    async def _open(self, prepared: Prepared, nursery: trio.Nursery) -> None:
+    async def _open(self, prepared: PreparedHost, nursery: trio.Nursery) -> None:
         """Open the device in a host that was warm."""
         core = self._core
         self.step = "opening"
-        companion = self._companion()
+        shadow = self._shadow()
         self.left = await self._room.left()
         try:
-            await prepared.open(companion)
+            await prepared.open(shadow)
             await prepared.host.request(Preload([]))  # answered when all that began is done
         except (HostDied, StickyFault):
             raise
@@ -222,7 +222,7 @@ class Spare:
                 raise NoRoomError(why) from error
             self._room.be_warm(why)
             return
-        self.companion = companion
+        self.shadow = shadow
         await self._room.measure(self)
         if core.memory.over_limit:
             await core.growth.trim()
@@ -232,98 +232,98 @@ class Spare:
                 "memory_limit leaves"
             )
         self.step = "mapping"
-        self.context = context = Context(companion, prepared)
+        self.context = context = Context(shadow, prepared)
         await nursery.start(context.run)
 
-    async def _follow(self, prepared: Prepared, context: Context) -> None:
+    async def _follow(self, prepared: PreparedHost, context: Context) -> None:
         """Have all in a hot host that the device has."""
-        core, companion = self._core, self.companion
-        assert companion is not None
+        core, shadow = self._core, self.shadow
+        assert shadow is not None
         self.step = "mapping"
-        await prepared.map(companion)
+        await prepared.map(shadow)
         self.step = "lanes"
         await trio.lowlevel.checkpoint_if_cancelled()
         lanes = dict(core.lanes)  # which may be others by the time these have started
         for name in [name for name in prepared.ports if name in self.lanes - lanes.keys()]:
-            companion.remove_lane(name)
+            shadow.remove_lane(name)
         self.lanes.update(lanes)
         await context.start_lanes(lanes)
         self.step = "importing"
         await prepared.import_modules(core)
         self.step = "init"
-        await companion.host_calls.repeat(core.host_calls, prepared.mapped)
+        await shadow.host_calls.repeat(core.host_calls, prepared.mapped)
         if self._warm_up is not None:
             self.step = "warming up"
-            await self._rehearse(companion, prepared, self._warm_up)
-        if companion.context is not context or context.terminating:
+            await self._rehearse(shadow, prepared, self._warm_up)
+        if shadow.context is not context or context.terminating:
             raise HostDied("it failed as it was prepared")
 
     async def _prepare_noted(self) -> None:
         """Prepare what the device has prepared: plans, kernels."""
-        companion = self.companion
-        assert companion is not None
+        shadow = self.shadow
+        assert shadow is not None
         for lane, message in [one for one in self._history.messages if one not in self.noted]:
-            port = companion.ports.get(lane)
+            port = shadow.ports.get(lane)
             if port is not None:
                 self.noted.add((lane, message))
                 with suppress(AccelError, ValueError):  # the program gets it on doing the same
-                    await companion.submit(port, f"{lane}: in advance", message).wait()
+                    await shadow.submit(port, f"{lane}: in advance", message).wait()
         self.noted.intersection_update(self._history.messages)
 
-    async def _capture(self, prepared: Prepared) -> None:
+    async def _capture(self, prepared: PreparedHost) -> None:
         """Capture the recordings that the device has captured, and forget others."""
-        companion = self.companion
-        assert companion is not None
-        port = companion.ports.get(PROGRAMS.name)
+        shadow = self.shadow
+        assert shadow is not None
+        port = shadow.ports.get(PROGRAMS.name)
         known = self._history.numbers()
         for number in prepared.captured - known:
             prepared.captured.discard(number)
             if port is not None:
-                companion.submit(port, "program.forget", Forget(number))
+                shadow.submit(port, "program.forget", ForgetProgram(number))
         missing = known - prepared.captured
         for number in sorted(missing):
             recording = self._history.recording(number)
             if recording is not None and port is not None:
                 prepared.captured.add(number)
                 with suppress(AccelError, ValueError):  # the program gets it on a replay
-                    await capture_in(recording, companion, prepared.mapped)
+                    await capture_in(recording, shadow, prepared.mapped)
                 recording = None
         if missing:
-            await self._give_back(companion, prepared)
+            await self._give_back(shadow, prepared)
 
     async def _rehearse(
         self,
-        companion: DeviceCore,
-        prepared: Prepared,
+        shadow: DeviceCore,
+        prepared: PreparedHost,
         warm_up: Callable[[Device], Awaitable[object]],
     ) -> None:
         """Call the program's ``warm_up``, and leave none of its memory."""
         try:
-            await warm_up(Device(companion, self._ref))
+            await warm_up(Device(shadow, self._ref))
         except Exception as error:  # noqa: BLE001 (the program's)
             text, core = "%s: warm_up of a standby failed: %s", self._core
             _log.warning(text, core.name, repr(error), extra=core.log_fields(error))
-        await self._give_back(companion, prepared)
+        await self._give_back(shadow, prepared)
 
-    async def _give_back(self, companion: DeviceCore, prepared: Prepared) -> None:
-        """Leave none of a companion's own memory."""
-        for op in list(companion.in_flight.values()):
+    async def _give_back(self, shadow: DeviceCore, prepared: PreparedHost) -> None:
+        """Leave none of a shadow's own memory."""
+        for op in list(shadow.in_flight.values()):
             with suppress(Exception):
                 await op.wait()
-        before = companion.memory.epoch
-        slabs = companion.memory.abandon()
-        companion.host_calls.keep_states(before, prepared.mapped)
+        before = shadow.memory.epoch
+        slabs = shadow.memory.abandon()
+        shadow.host_calls.keep_states(before, prepared.mapped)
         if slabs:
             # They are off the map, so the host must unmap them, even if it is taken meanwhile.
             await prepared.host.request(UnmapSlabs(slabs), required=True)
 
-    def _companion(self) -> DeviceCore:
-        companion = self._core.companion()
-        companion.pinned = Pinned(companion, self._core.pinned.statistics().limit)
-        companion.exports = Exports(companion)
-        companion.host_calls = HostCalls(companion)
-        companion.place.supervisor = self._core.place.supervisor
-        return companion
+    def _shadow(self) -> DeviceCore:
+        shadow = self._core.shadow()
+        shadow.pinned = Pinned(shadow, self._core.pinned.statistics().limit)
+        shadow.exports = Exports(shadow)
+        shadow.host_calls = HostCalls(shadow)
+        shadow.place.supervisor = self._core.place.supervisor
+        return shadow
 
     @property
     def _ref(self) -> ActorRef:
