@@ -173,7 +173,46 @@ def statements_of(node: ast.AST) -> list[ast.stmt]:
 
 @pytest.mark.parametrize("path", [*FILES, *sorted(ROOT.glob("tests/**/*.py"))], ids=name_of)
 def test_docstrings_and_notes_begin_with_a_noun_or_a_verb(path: Path) -> None:
-    texts = [
+    assert [text for text in notes_in(path) if HEADLESS.match(text)] == []
+
+
+CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
+
+TWO_MEANINGS = {
+    "Message": "actors and lanes both take messages; programs import only those of actors",
+}
+"""Class names with several meanings, each with a reason; 12 at most."""
+
+
+def test_a_class_name_has_one_meaning_in_the_package() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        for name in CLASS.findall(path.read_text(encoding="utf-8")):
+            homes.setdefault(name.lstrip("_"), []).append(name_of(path))
+    several = {name: where for name, where in homes.items() if len(where) > 1}
+    assert {name: where for name, where in several.items() if name not in TWO_MEANINGS} == {}
+    assert [name for name in TWO_MEANINGS if name not in several] == []
+    assert len(TWO_MEANINGS) <= 12
+
+
+PHRASES = re.compile(
+    r"\b(who(ever)? (is|has|asks|waits|wants|looks|goes|holds|calls|writes|reads|does)"
+    r"|(is|are|was|were|be) told|put off|is no(ne)? \w+|beside (it|that|them|what)"
+    r"|what (is|are|was|has|comes|they|it|must|may|cannot|else)|of (so|as) many|so many"
+    r"|as (it|they) (is|are|was|were)|nothing (else )?of|in its (place|turn)"
+    r"|comes? to (be|nothing|the same|an end)|are (alike|apart|together)|at its end"
+    r"|where (that|it|there|nothing|somebody|one) (is|are|has|have|was)"
+    r"|may (not )?be (had|there)|nobody|somebody)\b",
+    re.IGNORECASE,
+)
+"""Phrases that a native reader stumbles over."""
+
+SENTENCES = re.compile(r"(?<=[.!?])\s")
+
+
+def notes_in(path: Path) -> list[str]:
+    """Return the docstrings of a module, of all in it, and the notes below its values."""
+    return [
         statement.value.value
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         for statement in statements_of(node)
@@ -181,7 +220,30 @@ def test_docstrings_and_notes_begin_with_a_noun_or_a_verb(path: Path) -> None:
         and isinstance(statement.value, ast.Constant)
         and isinstance(statement.value.value, str)
     ]
-    assert [text for text in texts if HEADLESS.match(text)] == []
+
+
+def paragraphs_of(page: Path) -> list[str]:
+    """Return the text of a page without code, headings and tables."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return [each for each in text.split("\n\n") if not each.lstrip().startswith(("#", "|"))]
+
+
+def unplain(texts: list[str]) -> list[str]:
+    """Return the sentences with a phrase that can be said more plainly."""
+    sentences = [each for text in texts for each in SENTENCES.split(" ".join(text.split()))]
+    return [each for each in sentences if PHRASES.search(each)]
+
+
+@pytest.mark.parametrize("path", [*FILES, *sorted(ROOT.glob("tests/**/*.py"))], ids=name_of)
+def test_docstrings_use_plain_phrases(path: Path) -> None:
+    assert unplain(notes_in(path)) == []
+
+
+def test_pages_use_plain_phrases_almost_always() -> None:
+    # benchmarks.md is made of the reports of runs.
+    pages = [path for path in sorted(ROOT.glob("docs/**/*.md")) if path.stem != "benchmarks"]
+    found = unplain([text for page in pages for text in paragraphs_of(page)])
+    assert len(found) <= 20, found
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
