@@ -410,7 +410,7 @@ def test_package_folders_have_test_folders_of_the_same_name() -> None:
     """In that folder or below it."""
     parts = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     libraries = {f"libraries/{path.parent.name}" for path in PACKAGE.glob("libraries/*/wire")}
-    wanted = {*parts, *libraries, "libraries/host"}
+    wanted = {*parts, *libraries}
     homes = {ELSEWHERE.get(folder, folder) for folder in wanted}
     assert {home for home in homes if not any((TESTS / home).rglob("test_*.py"))} == set()
 

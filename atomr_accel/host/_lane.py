@@ -41,7 +41,7 @@ from ..wire import (
 from ..wire.failures import as_out_of_memory, pack_exception
 from ..wire.interface import Later
 from ._slots import Malformed, OpGroup, StreamSlot
-from .templates import Template, Templates
+from .templates import HostTemplate, Templates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -412,7 +412,7 @@ class Lane:
     def _launch(self, request: Request) -> None:
         seq, dependencies, message = request
         slot = self._follow(dependencies) if dependencies else self._slot
-        template: Template | None = None
+        template: HostTemplate | None = None
         handler: Callable[[Any], Any] | None = None
         if type(message) is CallByTemplate or type(message) is CallWithTemplate:  # most are
             template = self.templates.find(message)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..wire.interface import Executor, Fusion, HostContext, Stream
     from ._lane import Lane
-    from .templates import Template
+    from .templates import HostTemplate
 
 
 class Malformed(Message, frozen=True):
@@ -119,7 +119,7 @@ class StreamSlot:
         self.steps: deque[tuple[int, Any]] = deque()
         self.in_flight: deque[OpGroup] = deque()
 
-    def prepare_call(self, template: Template) -> Callable[[Sequence[int]], Any]:
+    def prepare_call(self, template: HostTemplate) -> Callable[[Sequence[int]], Any]:
         """Return the function that makes a template's calls here, and keep it in the template."""
         prepare = self._prepare.get(template.kind)
         call: Callable[[Sequence[int]], Any] | None = prepare and prepare(template)

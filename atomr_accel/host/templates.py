@@ -24,7 +24,7 @@ _UINT64: Final = b"\xcf"
 
 
 @final
-class Template:
+class HostTemplate:
     """A message with places for addresses.
 
     Args:
@@ -95,9 +95,9 @@ class Templates:
 
     def __init__(self, decode: Callable[[Any], Message]) -> None:
         self._decode = decode
-        self._known: dict[int, Template] = {}
+        self._known: dict[int, HostTemplate] = {}
 
-    def add(self, request: CallWithTemplate) -> Template | None:
+    def add(self, request: CallWithTemplate) -> HostTemplate | None:
         """Keep the template of a call; what had its number before.
 
         Raises:
@@ -107,10 +107,10 @@ class Templates:
         if not 0 <= number < MOST_TEMPLATES:
             raise ProtocolViolation(f"a template has the number {number}")
         former = self._known.get(number)
-        self._known[number] = Template(bytes(request.message), self._decode)
+        self._known[number] = HostTemplate(bytes(request.message), self._decode)
         return former
 
-    def find(self, request: CallWithTemplate | CallByTemplate) -> Template:
+    def find(self, request: CallWithTemplate | CallByTemplate) -> HostTemplate:
         """Return the template of a call.
 
         Raises:

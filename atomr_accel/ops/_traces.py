@@ -27,7 +27,7 @@ import numpy as np
 
 from .._dtypes import SCALARS
 from ..expressions import Expression, apart, joined
-from ..lanes import Template
+from ..lanes import CallTemplate
 from ..memory import Block, BlockView, GpuRef, block_at, part_of
 from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, encoder
 from ._request import Answered, Pending
@@ -132,7 +132,7 @@ class TracedOp(msgspec.Struct, frozen=True):
 
     lane: str
     name: str
-    template: Template
+    template: CallTemplate
     holes: Callable[[Sequence[int]], Sequence[int]]
     offsets: tuple[int, ...] | None
     reads: Callable[[Sequence[Block]], Sequence[Block]]
@@ -596,7 +596,7 @@ class _Tracer:
         return TracedOp(
             request.lane.name,
             request.name,
-            Template(next(_numbers) % MOST_TEMPLATES, msgspec.Raw(encoded), message.returns),
+            CallTemplate(next(_numbers) % MOST_TEMPLATES, msgspec.Raw(encoded), message.returns),
             picker([at_of[at] for at, _ in holes]),
             tuple([offset for _, offset in holes]) if any(offset for _, offset in holes) else None,
             picker([places[block] for block in submission.reads]),

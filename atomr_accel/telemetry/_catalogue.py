@@ -156,6 +156,13 @@ _TABLE: Final = (
         "Plans and kernels that were built, or found on disk.",
     ),
     Metric("plan_evictions", "counter", (*_D, "library"), "Plans that were dropped."),
+    Metric("call_templates", "gauge", (*_D, "library"), "Call templates that are kept."),
+    Metric(
+        "call_template_lookups",
+        "counter",
+        (*_D, "library", "result"),
+        "Calls that a template has made (hit), or that were prepared in full (miss).",
+    ),
     Metric("workspace_bytes", "gauge", (*_D, "library"), "Scratch memory that a library keeps."),
     # --- faults ---
     Metric("faults", "counter", (*_D, "status"), "Contexts that have failed, by the status."),

@@ -73,8 +73,9 @@ class _TrackRows:
             self._tracks.append(self._make())
             ends.append(max(start, end))
             return self._tracks[row], start
-        before, ends[row] = ends[row], max(start, end)
-        return self._tracks[row], start + (before == start)  # or it would lie in that one
+        start += ends[row] == start  # a slice that starts at another's end would lie inside of it
+        ends[row] = max(start, end)
+        return self._tracks[row], start
 
 
 @final

@@ -36,7 +36,7 @@ _PLANS: Final = {
 }
 """Metric for a field of a library's statistics, with its labels besides the library's."""
 
-_LIBRARIES: Final = ("blas", "blaslt", "cub", "cutlass", "dnn", "fft", "nvrtc")
+_LIBRARIES: Final = ("blaslt", "cub", "cutlass", "dnn", "fft", "nvrtc")
 
 
 def take_device(snapshot: MetricsSnapshot, device: Device, *labels: str) -> None:
@@ -82,6 +82,10 @@ def take_device(snapshot: MetricsSnapshot, device: Device, *labels: str) -> None
         snapshot.add("standbys", now.standby.ready, *labels, "ready")
         snapshot.add("standbys_used", now.standby.used, *labels)
         snapshot.add("standbys_died", now.standby.died, *labels)
+    for cache in now.caches:
+        snapshot.add("call_templates", cache.entries, *labels, cache.name)
+        snapshot.add("call_template_lookups", cache.hits, *labels, cache.name, "hit")
+        snapshot.add("call_template_lookups", cache.misses, *labels, cache.name, "miss")
     for library in _LIBRARIES:
         _take_plans(snapshot, getattr(device, library).statistics(), library, *labels)
 

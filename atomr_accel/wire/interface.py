@@ -164,7 +164,7 @@ class Executor(Protocol):
     the value then.
 
     ``preparers`` may have functions by message type, for messages that come as templates. Such a
-    function gets a ``Template`` and returns a function that executes the message with given
+    function gets a ``HostTemplate`` and returns a function that executes the message with given
     addresses, or None to have the template filled in. An executor that can execute several messages
     at once has ``fusions``, by message type. An executor that keeps objects for messages has
     ``on(stream)``, which returns the executor of a further stream of its lane with the same

@@ -9,33 +9,33 @@ These check a generation or an epoch, keep a port, or otherwise outlive a contex
 ============================  =====================================  ============================
 place                         state                                  action
 ============================  =====================================  ============================
-``lanes/_port``               its ops; fails what comes later        all
-``device/_lifecycle``         who follows, who waits at the gate     ``watch``, ``opening a lane``
+``lanes/_port``               its ops; fails later ones              all
+``device/_lifecycle``         successors, waiters at the gate        ``watch``, ``opening a lane``
 ``device/context``           lanes that are being started           ``opening a lane``
-``device/_growth``            the context that makes a slab          ``put sealed``, ``growing``
+``device/_growth``            the context of a slab                  ``put sealed``, ``growing``
 ``device/_retry``             the generation of an attempt           ``retry``
 ``device/_event``             the op of a point, its number          ``event``
-``device/_run``               states, tickets, results that lie      ``run``, ``run large``,
-                              in the host                            ``run with a state``
-``device/_actors``            requests that wait for their turn      ``ask``
-``device/batches/batch``     ports, epoch, deferred ops             ``batch``, ``batch put off``
+``device/_run``               states, tickets, results in the        ``run``, ``run large``,
+                              host                                   ``run with a state``
+``device/_actors``            queued requests                        ``ask``
+``device/batches/batch``     ports, epoch, deferred ops             ``batch``, ``batch deferred``
 ``device/batches/record``    blocks of its program, sent messages   ``recording``
 ``device/data/transfer``     checks of each chunk; slabs that are   ``put``, ``put sealed``,
                               open for writing                       ``get``, ``seal``
 ``device/data/_bulk``         chunks on their way                    ``put large``, ``get large``
-``device/data/_pinned``       which host has mapped an arena         ``pinned``
+``device/data/_pinned``       hosts that have mapped an arena        ``pinned``
 ``device/data/_snapshot``     copies on their way                    ``snapshot``
 ``device/interop/_exports``   slabs that the program has mapped      ``export``
 ``device/interop/_sharing``   mappings of others' descriptors        ``share``, ``salvage``
 ``device/interop/_windows``   slabs of other devices                 ``copy between``
-``libraries/_request``        buffers and answers of earlier tries   ``question``, ``ask``
-``libraries/_traces``         prepared calls and their epoch         ``library``
-``libraries/_workspaces``     workspaces                             ``question``
+``ops/_request``              buffers and answers of earlier tries   ``question``, ``ask``
+``ops/_traces``               prepared calls and their epoch         ``library``
+``ops/_workspaces``           workspaces                             ``question``
 ``libraries/nvrtc``           loaded kernels, variables, arrays      ``kernel``
-``libraries/rng`` and others  what the host keeps for a handle       ``generator``
-``memory/_host_handles``      what to tell which host                ``event``, ``recording``
+``libraries/rng`` and others  state that the host keeps              ``generator``
+``memory/_host_handles``      messages for each host                 ``event``, ``recording``
 ``memory/_scope``             blocks to free                         ``scope``
-``worlds/_member``            which ranks are there                  ``world``
+``worlds/_member``            ranks that are there                   ``world``
 ============================  =====================================  ============================
 """
 
@@ -209,7 +209,7 @@ async def batching(device: Device, _: System) -> Callable[[], Awaitable[None]]:
     return act
 
 
-@action("batch put off")
+@action("batch deferred")
 async def batching_late(device: Device, _: System) -> Callable[[], Awaitable[None]]:
     sealed = await device.put(EYE, sealed=True)
 

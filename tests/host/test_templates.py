@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.host.templates import Template, Templates
+from atomr_accel.host.templates import HostTemplate, Templates
 from atomr_accel.wire import (
     MOST_TEMPLATES,
     PLACE,
@@ -76,7 +76,7 @@ def with_places(message: Whole, chosen: list[bool]) -> tuple[Whole, tuple[int, .
 @given(message=wholes, chosen=st.lists(st.booleans(), max_size=3))
 def test_filled_in_it_is_the_message(message: Whole, chosen: list[bool]) -> None:
     made, addresses = with_places(message, chosen)
-    template = Template(encoder.encode(made), decode)
+    template = HostTemplate(encoder.encode(made), decode)
     assert template.kind is Whole
     assert template.count == len(addresses)
     assert template.filled(addresses) == message
@@ -101,7 +101,7 @@ def whole(first: int, *some: int, data: bytes = b"") -> bytes:
 )
 def test_template_refuses_calls_that_no_program_sends(encoded: bytes) -> None:
     with pytest.raises(ProtocolViolation, match="a template"):
-        Template(encoded, decode)
+        HostTemplate(encoded, decode)
 
 
 def test_calls_name_what_is_there() -> None:

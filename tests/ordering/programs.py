@@ -428,7 +428,7 @@ class Run:
         return call
 
     def _refuse_sealed(self, a: GpuRef, b: GpuRef, out: GpuRef) -> None:
-        """Refuse what a kernel would refuse, if no compiler has told what it writes."""
+        """Refuse as a kernel does, if no compiler has reported its outputs."""
         if self.kernel.parameters is None and refusal([a, b], out) is GpuRefSealed:
             raise GpuRefSealed("out is sealed")
 

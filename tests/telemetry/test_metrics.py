@@ -267,6 +267,21 @@ async def test_the_plans_of_libraries() -> None:
     assert seen("plan_lookups_total", library="fft", result="miss") == fft.misses == 1
 
 
+@program
+async def test_call_templates_are_observed() -> None:
+    metrics = Metrics()
+    async with opened(isolation="thread") as device:
+        with metrics.observe(device):
+            x = await device.put(np.ones(8))
+            for _ in range(4):
+                await device.blas.nrm2(x)
+            seen = Seen(metrics)
+            (blas,) = [each for each in device.statistics().caches if each.name == "blas"]
+    assert seen("call_templates", library="blas") == blas.entries == 1
+    assert seen("call_template_lookups_total", library="blas", result="hit") == blas.hits > 0
+    assert seen("call_template_lookups_total", library="blas", result="miss") == blas.misses > 0
+
+
 @cpu_only
 @program
 async def test_the_device_times_of_ops_where_they_are_measured() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from atomr_accel.host.templates import Template
+from atomr_accel.host.templates import HostTemplate
 from atomr_accel.wire import encoder
 
 if TYPE_CHECKING:
@@ -78,6 +78,6 @@ def pointer(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def template_of(message: Message) -> Template:
+def template_of(message: Message) -> HostTemplate:
     """A message with places for addresses, as a lane has it."""
-    return Template(encoder.encode(message), msgspec.msgpack.Decoder(type(message)).decode)
+    return HostTemplate(encoder.encode(message), msgspec.msgpack.Decoder(type(message)).decode)

@@ -129,10 +129,15 @@ async def test_cancelled_op_leaves_a_view_unchanged_or_done(device: Device) -> N
 @on_shared
 async def test_staging_refuses_views_that_share_memory(device: Device) -> None:
     x = await device.put(np.arange(12, dtype=np.float32))
-    with pytest.raises(ValueError, match="both are written"):
+    with pytest.raises(ValueError, match="x shares memory with y"):
         await device.blas.swap(x[::2], x[:11:2])
+    images = await device.zeros((2, 4, 4, 4), np.float32)
+    ones = await device.full(4, 1, np.float32)
+    running = await device.put(np.ones(8, np.float32))
+    with pytest.raises(ValueError, match="both are written"):
+        await device.dnn.batch_norm_train(images, running[::2], running[::2], ones, ones)
     # As with NumPy, all reads happen before the first write.
-    await device.blas.copy(x[0:10:2], x[2:12:2])
+    await device.dnn.relu(x[0:10:2], out=x[2:12:2])
     expected = np.arange(12, dtype=np.float32)
     expected[2:12:2] = [0, 2, 4, 6, 8]
     assert same_bits(await device.get(x), expected)
@@ -284,7 +289,8 @@ async def test_a_view_is_no_trace_of_a_buffer_of_its_shape(device: Device) -> No
 @on_shared
 async def test_one_copy_is_one_op_of_merged_axes(device: Device) -> None:
     _, x = await filled(device, 4, 6, 8)
-    request = device.requests.blas.nrm2(x.reshape(-1)[::2])
+    square = await device.full((4, 4), 1, np.float32)
+    request = device.requests.blas.gemm(x.reshape(24, 8)[:, ::2], square)
     await device.copy(x.T)
     (copy,) = request.prepare(device._core.first_try).before
     message = copy.prepare(device._core.first_try).message

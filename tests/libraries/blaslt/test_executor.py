@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from atomr_accel import LibraryError, Unsupported
-from atomr_accel.host.templates import Template
+from atomr_accel.host.templates import HostTemplate
 from atomr_accel.libraries.blaslt._facade import LANE
 
 from ...fakes.cublas import FakeContext
@@ -168,7 +168,7 @@ async def test_repeated_product_of_a_batch_is_prepared_once(
 ) -> None:
     """A repeated call is prepared once, also before the program knows of an algorithm."""
     filled: list[object] = []
-    monkeypatch.setattr(Template, "filled", lambda *given: filled.append(given))
+    monkeypatch.setattr(HostTemplate, "filled", lambda *given: filled.append(given))
     a = await device.put(2 * np.eye(4, dtype=np.float32))
     await device.blaslt.matmul(a[:2, :2], a[:2, :2])  # the lane is open
     library.launched.clear()

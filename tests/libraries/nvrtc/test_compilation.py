@@ -13,7 +13,7 @@ import pytest
 
 from atomr_accel import LibraryError, Unsupported
 from atomr_accel.executors import compiler as _compiler
-from atomr_accel.host.templates import Template
+from atomr_accel.host.templates import HostTemplate
 from atomr_accel.libraries.nvrtc.wire.messages import (
     ArrayArgument,
     LaunchKernel,
@@ -339,7 +339,7 @@ def test_each_launch_has_its_own_arguments(launches: Launches, by_template: bool
 
         if by_template:
             places = [PLACE | at for at in range(len(addresses))]
-            template = Template(msgspec.msgpack.encode(message(places)), decode)
+            template = HostTemplate(msgspec.msgpack.encode(message(places)), decode)
             call = kernels.preparers[LaunchKernel](template)
             assert call is not None
             call(addresses)

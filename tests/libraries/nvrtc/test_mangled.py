@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 BUILTIN = {"i": "int", "f": "float", "y": "unsigned long long", "a": "signed char", "b": "bool"}
 
 Tree = tuple[Any, ...]
-"""A type: its kind, and what it is made of."""
+"""A type: its kind, then its parts."""
 
 TYPES = st.recursive(
     st.one_of(
@@ -51,7 +51,7 @@ def spell(tree: Tree) -> str:
 
 
 class Mangler:
-    """Mangled names of types, with references to what was named before."""
+    """Mangled names of types, with references to earlier names."""
 
     def __init__(self) -> None:
         self.known = ["t"]

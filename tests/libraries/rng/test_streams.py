@@ -73,6 +73,7 @@ class Words:
     """
 
     driver = Collected
+    call_mode = Collected
     recorder = None
 
     def __init__(self, backend: str, taken: Callable[[Any], Iterable[range]]) -> None:

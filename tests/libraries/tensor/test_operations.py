@@ -91,7 +91,7 @@ def _calls(tensor: Any, x: Any, half: Any) -> dict[str, Any]:
         "the result has mode 'z'": lambda: contract(x, "ij", x, "jk", "iz"),
         "modes has mode 'i' more": lambda: contract(x, "ij", x, "jk", "ii"),
         "mode 'i' has 2 elements, but 3": lambda: contract(x, "ij", x[:2], "ik", "jk"),
-        "b has dtype float16": lambda: contract(x, "ij", half, "jk", "ik"),
+        "b must have the dtype of a": lambda: contract(x, "ij", half, "jk", "ik"),
         "shares memory with a": lambda: contract(x, "ij", x, "jk", "ik", out=x),
         "out has shape": lambda: reduce(x, "ij", "j", out=x[0, :2]),
         "beta scales": lambda: reduce(x, "ij", "j", beta=2.0),

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
     from ....executors.device_code import CudaSource
-    from ....host.templates import Template
+    from ....host.templates import HostTemplate
     from ....wire.copies import CopyStrided
     from ._indexing_source import Placed
 
@@ -94,7 +94,7 @@ class CudaIndexing:
             ScanRows: self._scan,
             Top: self._top,
         }
-        self.preparers: Final[dict[type, Callable[[Template], _Prepared | None]]] = {
+        self.preparers: Final[dict[type, Callable[[HostTemplate], _Prepared | None]]] = {
             CountHistogram: self._prepare_histogram,
             ScanRows: self._prepare_scan,
         }
@@ -218,7 +218,7 @@ class CudaIndexing:
         self._set(pointer(message.counts), 0, 8 * message.size)
         self._launch(NUMBERS, *binning(message).packed(pointer))
 
-    def _prepare_histogram(self, template: Template) -> _Prepared | None:
+    def _prepare_histogram(self, template: HostTemplate) -> _Prepared | None:
         """Return a function that makes histograms on buffers that differ in addresses."""
         message: Any = template.message
         if message.ends:
@@ -267,7 +267,7 @@ class CudaIndexing:
         for each in scanning(message):
             self._launch(SCANS, *each.packed(self._context.pointer))
 
-    def _prepare_scan(self, template: Template) -> _Prepared | None:
+    def _prepare_scan(self, template: HostTemplate) -> _Prepared | None:
         """Return a function that scans buffers that differ in addresses."""
         message: Any = template.message
         return self._prepared(SCANS, scanning(message))

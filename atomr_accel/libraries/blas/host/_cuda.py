@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ....host.templates import Template
+    from ....host.templates import HostTemplate
 
 _LAUNCH_BOUND: Final = 1 << 26
 _SHALLOW: Final = 512
@@ -135,7 +135,7 @@ class CudaBlas:
             "cublasGemmEx_64", (m, n, k), options, _COMPUTED[dtype], steps, end, handles
         )
 
-    def _prepare_gemm(self, template: Template) -> Callable[[Sequence[int]], None] | None:
+    def _prepare_gemm(self, template: HostTemplate) -> Callable[[Sequence[int]], None] | None:
         """Return a function that runs products of this template with other addresses, or None."""
         message: Any = template.message
         given = message.a, message.b, message.c

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
     from ....executors.cuda_kernels import Kernels
-    from ....host.templates import Template
+    from ....host.templates import HostTemplate
 
 _MOST_PLANS: Final = 512
 _MOST_CALLS: Final = 64
@@ -218,7 +218,7 @@ class CudaBlasLt:
         if status:
             raise self._error("cublasLtMatmul", status)
 
-    def _prepare_matmul(self, template: Template) -> Callable[[Sequence[int]], None] | None:
+    def _prepare_matmul(self, template: HostTemplate) -> Callable[[Sequence[int]], None] | None:
         """Return a function that runs products with other addresses, or None."""
         message: Any = template.message
         spec, plan = message.spec, self._plan(message.spec)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ....host.templates import Template
+    from ....host.templates import HostTemplate
     from ._plans import DnnPlan
 
 _STORES: Final[WeakKeyDictionary[CudaContext, DnnPlanStore]] = WeakKeyDictionary()
@@ -140,7 +140,7 @@ class CudaDnn:
         workspace = self._workspace(plan, message) if plan.workspace else 0
         run(self._pointers(message.addresses), message.scalars, workspace)
 
-    def _prepare_run(self, template: Template) -> Callable[[Sequence[int]], None] | None:
+    def _prepare_run(self, template: HostTemplate) -> Callable[[Sequence[int]], None] | None:
         """Return a function that runs the template's graph on given addresses."""
         message: Any = template.message
         if any(value < PLACE for value in message.addresses) or 0 < message.workspace < PLACE:

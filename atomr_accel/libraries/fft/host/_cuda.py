@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ....host.templates import Template
+    from ....host.templates import HostTemplate
     from ..wire._cosines import Spread
     from ..wire._plan import BufferOffset, CufftLayout, FftProgram
     from ._hooks import Linkable
@@ -114,7 +114,7 @@ class CudaFft:
         scratch = pointer(message.workspace) if message.workspace else 0
         made.run((pointer(message.source), pointer(message.target), scratch), message.work)
 
-    def _prepare_transform(self, template: Template) -> Callable[[Sequence[int]], None] | None:
+    def _prepare_transform(self, template: HostTemplate) -> Callable[[Sequence[int]], None] | None:
         """Return a function that runs a transform on buffers at other addresses, or None."""
         message: Any = template.message
         places = [message.source, message.target]

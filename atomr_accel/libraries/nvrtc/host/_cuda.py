@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ....host.templates import Template
+    from ....host.templates import HostTemplate
 
 _BUFFER_POINTER: Final = 1
 _BUFFER_SIZE: Final = 2
@@ -301,7 +301,7 @@ class CudaKernels:
             values
         )
 
-    def _prepare_launch(self, template: Template) -> Callable[[Sequence[int]], None] | None:
+    def _prepare_launch(self, template: HostTemplate) -> Callable[[Sequence[int]], None] | None:
         """Return a function that launches the template on given addresses."""
         message: Any = template.message
         fixed: list[Any] = []

@@ -75,7 +75,7 @@ def function_type(symbol: str) -> CppType | None:
     Returns:
         The type, also for a pointer to such a function; None if it is not one that is read here.
     """
-    reader = _Reader(symbol)
+    reader = _NameReader(symbol)
     try:
         reader.known.append(CppType(reader.component()))
         found: CppType | str | None = reader.arguments()[0]
@@ -94,7 +94,7 @@ def function_name(symbol: str) -> str | None:
     """
     if not symbol.startswith("_Z"):
         return symbol
-    reader = _Reader(symbol)
+    reader = _NameReader(symbol)
     try:
         nested = reader.skip("N")
         names = [reader.component()]
@@ -105,7 +105,7 @@ def function_name(symbol: str) -> str | None:
         return None
 
 
-class _Reader:
+class _NameReader:
     """Position in a mangled name, with the parts so far that later ones may refer to."""
 
     def __init__(self, symbol: str) -> None:
