@@ -58,7 +58,9 @@ class Libraries(Generic[D]):
     def _caches(self) -> tuple[CacheStatistics, ...]:
         """Return the statistics of the libraries' call templates."""
         facades = [getattr(self, name) for name in catalogue().facades]
-        return tuple(each._traces.statistics(each._library) for each in facades if each.traced)
+        return tuple(
+            each._templates.statistics(each._library) for each in facades if each.templated
+        )
 
     def _share_libraries(self, others: Libraries[Any], device: DeviceView) -> None:
         """Take over another object's libraries, with their state, driven by ``device``."""

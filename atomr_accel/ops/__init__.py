@@ -21,6 +21,7 @@ from ._arguments import (
     same_place,
     strided,
 )
+from ._call_template import CallTemplate, picker
 from ._copies import ARRAY_LANE, ARRAY_WAITS, copying
 from ._descriptor import Library, LibraryCheck, Requirement
 from ._library import DeviceView, LaneSpec
@@ -36,13 +37,15 @@ from ._request import (
     Preparing,
     Request,
     Submission,
-    TracedPreparer,
+    TemplatePreparer,
     perform,
     result,
     submit,
 )
+from ._signatures import signature
 from ._staging import STAGED, needs_staging, on_any_views, on_copies
-from ._traces import CacheStatistics, Trace, Untraceable, picker, signature
+from ._template_maker import NoTemplate, UndeclaredAddress
+from ._templates import CacheStatistics
 from ._witness import CallRecorder, recorded_call
 from ._workspaces import TOGETHER, Workspaces, WorkspaceSet, WorkspaceStatistics
 
@@ -58,6 +61,7 @@ __all__ = [
     "Awaited",
     "CacheStatistics",
     "CallRecorder",
+    "CallTemplate",
     "Collected",
     "D",
     "DeviceView",
@@ -68,15 +72,15 @@ __all__ = [
     "LaneSpec",
     "Library",
     "LibraryCheck",
+    "NoTemplate",
     "Pending",
     "Preparer",
     "Preparing",
     "Request",
     "Requirement",
     "Submission",
-    "Trace",
-    "TracedPreparer",
-    "Untraceable",
+    "TemplatePreparer",
+    "UndeclaredAddress",
     "WorkspaceSet",
     "WorkspaceStatistics",
     "Workspaces",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..actors import ActorRef
     from ..backends import Backend, Capabilities
     from ..expressions import Operand
-    from ..lanes import CallTemplate
+    from ..lanes import MessageTemplate
     from ..memory import Block, GpuRef, MemoryMap
     from ..wire import CallByTemplate, DeviceInfo, Message
     from ._op import CallMode
@@ -170,7 +170,7 @@ class OpSubmitter(DeviceView, Protocol):
         self,
         port: Any,
         name: str,
-        message: Message | CallTemplate,
+        message: Message | MessageTemplate,
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
         payload: CallByTemplate | None = None,

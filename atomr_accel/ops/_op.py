@@ -31,7 +31,7 @@ from ..expressions.calling import clarify
 from ._origin import bound
 from ._request import perform, send
 from ._staging import STAGED, needs_staging, on_any_views, on_copies
-from ._traces import Traces
+from ._templates import CallTemplates
 
 if TYPE_CHECKING:
     from ..actors import ActorRef
@@ -70,19 +70,19 @@ class Identity:
 class Facade(Generic[D]):
     """Object with ops: a library, or an object that one made, such as a generator or a kernel."""
 
-    traced: ClassVar[bool] = False
+    templated: ClassVar[bool] = False
     """True if its calls depend only on their arguments and on the answers of their preparers."""
 
     _device: DeviceView
     _library = ""
     _identity: Identity
-    _traces: Traces
+    _templates: CallTemplates
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         facade = super().__new__(cls)
         facade._identity = Identity()
-        if cls.traced:
-            facade._traces = Traces()  # which copies share
+        if cls.templated:
+            facade._templates = CallTemplates()  # which copies share
         return facade
 
     @property
@@ -112,8 +112,8 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
                 if device.recorder is not None:
                     told: T = await device.recorder.awaited(make, facade, args, kwargs)
                     return told
-                if facade.traced:
-                    found = facade._traces.find(make, facade, device, args, kwargs)
+                if facade.templated:
+                    found = facade._templates.find(make, facade, device, args, kwargs)
                     sent = send(device, *found) if found is not None else None
                     if sent is not None:
                         made, submitted = sent

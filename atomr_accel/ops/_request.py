@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from .. import wire
     from ..memory import Block, Epoch, GpuRef, MemoryMap
+    from ._call_template import CallTemplate
     from ._library import DeviceView, LaneSpec, OpSubmitter, Submitted
-    from ._traces import Trace
 
 T = TypeVar("T")
 
@@ -35,8 +35,8 @@ T = TypeVar("T")
 class Answered(msgspec.Struct, frozen=True):
     """Callable that makes a result from the lane's answer and from buffers.
 
-    It is the ``finish`` of requests whose calls may be traced: calls with one signature differ in
-    the buffers alone.
+    It is the ``finish`` of requests whose calls may have templates: calls with one signature
+    differ in the buffers alone.
 
     Attributes:
         make: returns the result of an answer and the buffers.
@@ -159,15 +159,15 @@ class Preparer(Protocol):
         """
 
 
-class TracedPreparer(Preparer, Protocol):
-    """A preparer of calls that were traced."""
+class TemplatePreparer(Preparer, Protocol):
+    """A preparer of calls that have templates."""
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """Return an uninitialised result of ``nbytes`` bytes, or None if making it has to wait."""
 
 
 class Preparing:
-    """Answers of all preparers that carry requests out. One that traces notes them instead."""
+    """Answers of all preparers that carry requests out. A template's maker notes them instead."""
 
     __slots__ = ()
 
@@ -409,24 +409,24 @@ def _submit_all(
 
 
 def send(
-    device: OpSubmitter, trace: Trace, refs: list[GpuRef], words: list[int]
+    device: OpSubmitter, template: CallTemplate, refs: list[GpuRef], words: list[int]
 ) -> tuple[Any, Submitted] | None:
-    """Submit a call that was traced; its result, and the op on its way.
+    """Submit a call by its template; return its result, and the op on its way.
 
     None where something has to be waited for first: then it is made in full.
     """
     ports = device.ports
-    if not trace.lanes <= ports.keys():
+    if not template.lanes <= ports.keys():
         return None
     try:
-        addresses, blocks, result = trace.call(device.first_try, refs, words)
+        addresses, blocks, result = template.call(device.first_try, refs, words)
     except Pending:
         return None
-    if len(trace.ops) == 1:
-        only = trace.ops[0]
+    if len(template.ops) == 1:
+        only = template.ops[0]
         return result, only.submit(device, ports[only.lane], addresses, blocks)
-    ops = [each.submit(device, ports[each.lane], addresses, blocks) for each in trace.ops]
-    return result, _Together(ops[trace.own], ops[: trace.own], ops[trace.own + 1 :])
+    ops = [each.submit(device, ports[each.lane], addresses, blocks) for each in template.ops]
+    return result, _Together(ops[template.own], ops[: template.own], ops[template.own + 1 :])
 
 
 async def result(submission: Submission[T], op: Submitted) -> T:

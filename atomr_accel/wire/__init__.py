@@ -13,6 +13,7 @@ from ._address import (
     numpy_at,
     shared_fd,
 )
+from ._fields import PLACE, Address, Word, filled_fields
 from .control import (
     FETCH_DESCRIPTOR,
     Affinity,
@@ -45,7 +46,6 @@ from .control import (
 from .failures import SHORTAGES, unpack_exception
 from .messages import (
     MOST_TEMPLATES,
-    PLACE,
     RECEIVED_BYTES,
     WITHDRAWN,
     Advise,
@@ -76,6 +76,7 @@ from .messages import (
     append_frame,
     encode,
     encoder,
+    plain,
     too_large,
 )
 
@@ -88,6 +89,7 @@ __all__ = [
     "SHORTAGES",
     "SLAB_SHIFT",
     "WITHDRAWN",
+    "Address",
     "Advise",
     "Affinity",
     "AskFree",
@@ -139,13 +141,16 @@ __all__ = [
     "UnmapSlabs",
     "Unprotect",
     "Value",
+    "Word",
     "append_frame",
     "arrived",
     "encode",
     "encoder",
+    "filled_fields",
     "make_read_only",
     "map_file",
     "numpy_at",
+    "plain",
     "shared_fd",
     "too_large",
     "unpack_exception",

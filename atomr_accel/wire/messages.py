@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, final
 
 import msgspec
 
+from ._fields import Address
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -34,7 +36,7 @@ class ProtocolViolation(Exception):
     """The other side has sent an invalid message, so nothing more from it can be trusted."""
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return the number for a value that msgpack does not know.
 
     It is called for NumPy's scalars, and for addresses that become known only now
@@ -44,7 +46,7 @@ def _plain(value: Any) -> Any:
     return operator.index(value) if item is None else item()
 
 
-encoder: Final = msgspec.msgpack.Encoder(enc_hook=_plain)
+encoder: Final = msgspec.msgpack.Encoder(enc_hook=plain)
 
 
 def encode(value: object, name: str) -> bytes:
@@ -120,14 +122,11 @@ class Withdrawn(Message, frozen=True):
 WITHDRAWN: Final = Withdrawn()
 
 
-PLACE: Final = 1 << 62
-"""Placeholder for an address in a template; the address's number is added to it."""
-
 MOST_TEMPLATES: Final = 1 << 12
 """Largest number of call templates that a lane keeps."""
 
 
-_Address = Annotated[int, msgspec.Meta(ge=0)]
+_Filled = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class CallWithTemplate(Message, frozen=True, gc=False):
@@ -137,12 +136,12 @@ class CallWithTemplate(Message, frozen=True, gc=False):
         number: the template's number for ``CallByTemplate``, below ``MOST_TEMPLATES``. It replaces
             an earlier template of that number.
         message: the encoded message, with ``PLACE | i`` for the i-th address.
-        addresses: the addresses of this call.
+        addresses: the addresses of this call, and the words of the numbers in its expressions.
     """
 
     number: int
     message: msgspec.Raw
-    addresses: tuple[_Address, ...]
+    addresses: tuple[_Filled, ...]
 
 
 class CallByTemplate(Message, frozen=True, gc=False):
@@ -154,7 +153,7 @@ class CallByTemplate(Message, frozen=True, gc=False):
     """
 
     number: int
-    addresses: tuple[_Address, ...]
+    addresses: tuple[_Filled, ...]
 
 
 class RecordEvent(Message, frozen=True):
@@ -204,15 +203,15 @@ class CloseLane(Message, frozen=True):
 class Copy(Message, frozen=True):
     """Copy from one address to another."""
 
-    to: int
-    source: int
+    to: Address
+    source: Address
     nbytes: int
 
 
 class Fill(Message, frozen=True):
     """Repeat an element, given as its bytes, all over a buffer."""
 
-    address: int
+    address: Address
     nbytes: int
     element: bytes
 
@@ -220,7 +219,7 @@ class Fill(Message, frozen=True):
 class Prefetch(Message, frozen=True):
     """Move managed memory to the device, or to the host."""
 
-    address: int
+    address: Address
     nbytes: int
     to_device: bool
 
@@ -228,7 +227,7 @@ class Prefetch(Message, frozen=True):
 class Advise(Message, frozen=True):
     """Advise the driver on the use of managed memory: one of ``ADVICE``."""
 
-    address: int
+    address: Address
     nbytes: int
     advice: str
 
@@ -236,7 +235,7 @@ class Advise(Message, frozen=True):
 class Attach(Message, frozen=True):
     """Restrict access to a slab of managed memory: ``"global"``, ``"host"`` or ``"single"``."""
 
-    address: int
+    address: Address
     to: str
 
 

@@ -33,10 +33,10 @@ from ...ops import (
     D,
     Facade,
     LaneSpec,
+    NoTemplate,
     Pending,
     Request,
     Submission,
-    Untraceable,
     alignment,
     op,
     overlap,
@@ -397,7 +397,7 @@ class evaluate_op(op[..., Any]):  # noqa: N801 - used as a decorator
 class Fused(Facade[D], Generic[D, P, R]):
     """A function whose expressions are computed by one call. Made by ``device.fuse``."""
 
-    traced = True
+    templated = True
 
     def __init__(self, device: DeviceView, function: Callable[P, Any]) -> None:
         self._device = device
@@ -489,7 +489,7 @@ class _FusedOperand(NamedTuple):
 
 
 class _Traced(NamedTuple):
-    """Trace of a fused function for one signature of arguments.
+    """CallTemplate of a fused function for one signature of arguments.
 
     Attributes:
         graph: the computation.
@@ -542,7 +542,7 @@ def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
     if kind is Expression:
         graph = ExpressionGraph((value,))
         if any(type(word) is not int for words in graph.words for word in words):
-            raise Untraceable  # a function may be called for each number
+            raise NoTemplate  # a function may be called for each number
         refs += graph.operands
         strides = tuple([ref._strides for ref in graph.operands])
         return kind, graph.structure, graph.results, strides, graph.words
@@ -596,7 +596,7 @@ def _replaced(value: Any, stand_in: Callable[[GpuRef], GpuRef]) -> Any:
 class Evaluating(Facade[D]):
     """Computation of expressions on a device, in a batch and in a recording."""
 
-    traced = True
+    templated = True
 
     @evaluate_op
     def evaluate(

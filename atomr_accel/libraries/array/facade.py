@@ -36,4 +36,4 @@ class ArrayFunctions(
     unless they say otherwise; parts and reversed arrays are views, and not awaited.
     """
 
-    traced = True
+    templated = True

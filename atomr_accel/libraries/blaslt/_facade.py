@@ -113,7 +113,7 @@ class BlasLt(Facade[D]):
     its largest number of that sign; NaN stays NaN in fp8.
     """
 
-    traced = True
+    templated = True
 
     def __init__(self, device: DeviceView) -> None:
         self._device = device

@@ -41,7 +41,7 @@ class Tuned:
 class CutlassPart(Facade[D]):
     """Has what takes calls to kernels that fit."""
 
-    traced = True
+    templated = True
 
     def __init__(self, device: DeviceView) -> None:
         self._device = device

@@ -38,7 +38,7 @@ class Dnn(
     disk. ``graph`` makes graphs of your own, which run as one kernel where cuDNN can.
     """
 
-    traced = True
+    templated = True
 
     @property
     def plan_limit(self) -> int:

@@ -64,7 +64,7 @@ class Fft(Trigonometric[D], FftConvolutions[D], Transforms[D]):
     transforms, between expressions. They take any views, as cosine and sine transforms do.
     """
 
-    traced = True
+    templated = True
 
     def __init__(self, device: DeviceView, cub: Cub[Any]) -> None:
         self._device = device

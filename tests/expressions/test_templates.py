@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atomr_accel.expressions import apart, joined
-from atomr_accel.ops import Trace
+from atomr_accel.ops import CallTemplate
 
 from ..harness import on_shared, opened, program
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 NUMBERS = (1.5, 2.0, 0.0, -0.0, -3, float("nan"), float("-inf"), 1e300, 7, 4.0, True)
 
 
-def traced(facade: Any) -> list[Trace]:
+def traced(facade: Any) -> list[CallTemplate]:
     """Return the traced calls of a facade."""
-    return [each for each in facade._traces._known.values() if isinstance(each, Trace)]
+    return [each for each in facade._templates._known.values() if isinstance(each, CallTemplate)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "complex64", "complex128"])

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
-from atomr_accel.ops import Trace, _traces, signature
+from atomr_accel.ops import CallTemplate, _templates, signature
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 SIDE = 4
 
 
-def traces(facade: Any) -> list[Trace]:
+def traces(facade: Any) -> list[CallTemplate]:
     """Return the traces that a facade holds."""
-    return [each for each in facade._traces._known.values() if isinstance(each, Trace)]
+    return [each for each in facade._templates._known.values() if isinstance(each, CallTemplate)]
 
 
 def same(one: object, other: object) -> bool:
@@ -149,7 +149,7 @@ async def test_unhashable_arguments_have_no_signature(device: Device) -> None:
     whole = await device.zeros((SIDE, SIDE))
     freed = await device.zeros((SIDE, SIDE))
     await device.free(freed)
-    classes = (Trace, type("Float", (np.float32,), {}))
+    classes = (CallTemplate, type("Float", (np.float32,), {}))
     for given_ in (
         *(freed, [whole], np.float32(1), (True,), (1.0,), object(), "x" * 1000),
         *classes,
@@ -337,7 +337,7 @@ async def test_a_batch_of_another_generation_takes_no_calls_that_are_traced() ->
 async def test_there_are_only_so_many_and_none_holds_a_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_traces, "_SIGNATURES", 8)
+    monkeypatch.setattr(_templates, "_SIGNATURES", 8)
     async with opened() as device:
         before = used_by(device)
         gc.disable()
@@ -350,7 +350,7 @@ async def test_there_are_only_so_many_and_none_holds_a_buffer(
                 for _ in range(3):
                     batch.blas.gemm(x, x)
             del x, batch
-            assert len(device.blas._traces._known) == 8
+            assert len(device.blas._templates._known) == 8
             assert used_by(device) == before
         finally:
             gc.enable()

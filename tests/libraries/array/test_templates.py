@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import Unsupported
-from atomr_accel.ops import Trace
+from atomr_accel.ops import CallTemplate
 from atomr_accel.testing import poison
 
 from ...harness import on_shared, opened, program, used_by
@@ -130,10 +130,10 @@ async def test_the_nth_call_is_as_numpys(device: Device, chosen: Any, batch: boo
             await check(device, name, (first, second), seed, batch=collected, alike=alike)
 
 
-def traced(device: Device) -> list[Trace]:
+def traced(device: Device) -> list[CallTemplate]:
     """Return the traces that ``device.array`` holds."""
-    known = device.array._traces._known.values()
-    return [each for each in known if isinstance(each, Trace)]
+    known = device.array._templates._known.values()
+    return [each for each in known if isinstance(each, CallTemplate)]
 
 
 @pytest.mark.slow
