@@ -3,6 +3,7 @@
 This package runs in the program. Hosts import ``executors`` and ``wire`` instead.
 """
 
+from ..wire.recent import CacheStatistics, Recent
 from ._arguments import (
     BLOCK_ALIGNMENT,
     alignment,
@@ -45,7 +46,6 @@ from ._request import (
 from ._signatures import signature
 from ._staging import STAGED, needs_staging, on_any_views, on_copies
 from ._template_maker import NoTemplate, UndeclaredAddress
-from ._templates import CacheStatistics
 from ._witness import CallRecorder, recorded_call
 from ._workspaces import TOGETHER, Workspaces, WorkspaceSet, WorkspaceStatistics
 
@@ -76,6 +76,7 @@ __all__ = [
     "Pending",
     "Preparer",
     "Preparing",
+    "Recent",
     "Request",
     "Requirement",
     "Submission",

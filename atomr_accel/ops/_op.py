@@ -35,6 +35,7 @@ from ._templates import CallTemplates
 
 if TYPE_CHECKING:
     from ..actors import ActorRef
+    from ..wire.recent import Recent
     from ._library import DeviceView
     from ._request import Request
 
@@ -75,6 +76,9 @@ class Facade(Generic[D]):
 
     _device: DeviceView
     _library = ""
+    _caches: tuple[Recent[Any, Any], ...] = ()
+    """The library's caches other than call templates, which ``device.statistics()`` shows."""
+
     _identity: Identity
     _templates: CallTemplates
 

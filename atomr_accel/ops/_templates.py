@@ -14,10 +14,9 @@ facade sets ``templated`` to declare that its calls follow these rules.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
+from ..wire.recent import Recent
 from ._call_template import CallTemplate
 from ._signatures import signature
 from ._staging import STAGED
@@ -35,34 +34,16 @@ _SIGNATURES: Final = 1024
 """Largest number of signatures that a facade keeps."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheStatistics:
-    """A cache of a device's calls.
-
-    Attributes:
-        name: the library whose call templates these are.
-        entries: number of signatures that are kept.
-        limit: largest number of them; a new one then replaces the least recently used.
-        hits: calls that a template has made.
-        misses: calls that were prepared in full although their signature can be kept, and calls
-            that have made a template.
-    """
-
-    name: str
-    entries: int
-    limit: int
-    hits: int
-    misses: int
-
-
 @final
 class CallTemplates:
-    """CallTemplates of a facade's calls by signature, shared by all copies of the facade."""
+    """Call templates of a facade by signature, shared by all copies of the facade.
+
+    Attributes:
+        known: the templates. A signature without a template has the number of its calls instead.
+    """
 
     def __init__(self) -> None:
-        self._hits = self._misses = 0
-        # The number of calls so far stands for a template that does not exist yet.
-        self._known: OrderedDict[Key, CallTemplate | int] = OrderedDict()
+        self.known: Final[Recent[Key, CallTemplate | int]] = Recent(_SIGNATURES, name="templates")
 
     def find(
         self,
@@ -86,22 +67,22 @@ class CallTemplates:
         if known is None:
             return None
         key, refs, words = known
-        found = self._known.get(key)
+        found = self.known.get(key)
         calls = 1
         if type(found) is CallTemplate:
             if found.epoch is memory.epoch and (not found.checks or found.holds()):
-                self._hits += 1
-                self._known.move_to_end(key)
                 return found, refs, words
+            self.known.discount()
         elif found is None:
-            self._keep(key, calls)
+            self.known.add(key, calls)
             return None
         else:
+            self.known.discount()
             calls = found
         # A call without a template may have one later, when the things that it needs exist. So
         # it is tried again and again, each time after twice as many calls.
         if calls & (calls - 1):
-            self._keep(key, calls + 1)
+            self.known.add(key, calls + 1)
             return None
         try:
             try:
@@ -111,23 +92,7 @@ class CallTemplates:
         except UndeclaredAddress:
             raise
         except Exception:  # noqa: BLE001 - the call is made in full next, and raises what is wrong
-            self._keep(key, calls + 1)
+            self.known.add(key, calls + 1)
             return None
-        self._keep(key, made)
+        self.known.add(key, made)
         return made, refs, words
-
-    def statistics(self, name: str) -> CacheStatistics:
-        """Return a snapshot.
-
-        Args:
-            name: the name of the library.
-        """
-        return CacheStatistics(name, len(self._known), _SIGNATURES, self._hits, self._misses)
-
-    def _keep(self, key: Key, value: CallTemplate | int) -> None:
-        """Keep a value, in the place of the least recently used one."""
-        self._misses += 1
-        self._known[key] = value
-        self._known.move_to_end(key)
-        if len(self._known) > _SIGNATURES:
-            self._known.popitem(last=False)

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Generic, TypeVar, final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, ValuesView
 
 _K = TypeVar("_K", bound="Hashable")
 _V = TypeVar("_V")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """A snapshot of a cache.
+
+    Attributes:
+        name: the cache's name, which begins with that of its library: ``"fft.plans"``.
+        entries: number of entries.
+        limit: largest number of entries; a new one then replaces the least recently used.
+        hits: calls that found a usable entry.
+        misses: calls that did not.
+        evictions: entries that were dropped, by the limit or because the cache was cleared.
+    """
+
+    name: str
+    entries: int
+    limit: int
+    hits: int
+    misses: int
+    evictions: int
 
 
 @final
@@ -22,12 +44,25 @@ class Recent(Generic[_K, _V]):
     Args:
         limit: the largest number of entries.
         drop: called with each removed value.
+        name: its name in ``device.statistics().caches``, after that of its library.
+
+    Attributes:
+        hits: number of calls that found a usable value.
+        misses: number of calls that did not.
     """
 
-    def __init__(self, limit: int, drop: Callable[[_V], object] | None = None) -> None:
+    __slots__ = ("_drop", "_evictions", "_kept", "_limit", "hits", "misses", "name")
+
+    def __init__(
+        self, limit: int, drop: Callable[[_V], object] | None = None, *, name: str = ""
+    ) -> None:
         self._limit = limit
         self._drop = drop
+        self.name: Final = name
         self._kept: OrderedDict[_K, _V] = OrderedDict()
+        self.hits: int = 0
+        self.misses: int = 0
+        self._evictions = 0
 
     @property
     def limit(self) -> int:
@@ -43,13 +78,27 @@ class Recent(Generic[_K, _V]):
         """Return the value of a key, and count that as a use."""
         value = self._kept.get(key)
         if value is not None:
+            self.hits += 1
             self._kept.move_to_end(key)
         return value
+
+    def peek(self, key: _K) -> _V | None:
+        """Return the value of a key without counting a use."""
+        return self._kept.get(key)
+
+    def discount(self) -> None:
+        """Count no use for the last lookup, because the value that it found is not usable."""
+        self.hits -= 1
+
+    def add(self, key: _K, value: _V) -> _V:
+        """Keep a value that a call has not found, and count a miss."""
+        self.misses += 1
+        return self.keep(key, value)
 
     def keep(self, key: _K, value: _V) -> _V:
         """Keep a value for a key, and drop the key's former value."""
         former = self._kept.pop(key, None)
-        if former is not None and self._drop is not None:
+        if former is not None and former is not value and self._drop is not None:
             self._drop(former)
         self._shrink(self._limit - 1)
         self._kept[key] = value
@@ -59,9 +108,16 @@ class Recent(Generic[_K, _V]):
         """Drop everything."""
         self._shrink(0)
 
+    def statistics(self, name: str) -> CacheStatistics:
+        """Return a snapshot under a name."""
+        return CacheStatistics(
+            name, len(self._kept), self._limit, self.hits, self.misses, self._evictions
+        )
+
     def _shrink(self, size: int) -> None:
         while len(self._kept) > size:
             _, oldest = self._kept.popitem(last=False)
+            self._evictions += 1
             if self._drop is not None:
                 self._drop(oldest)
 

@@ -21,7 +21,7 @@ NUMBERS = (1.5, 2.0, 0.0, -0.0, -3, float("nan"), float("-inf"), 1e300, 7, 4.0, 
 
 def traced(facade: Any) -> list[CallTemplate]:
     """Return the traced calls of a facade."""
-    return [each for each in facade._templates._known.values() if isinstance(each, CallTemplate)]
+    return [each for each in facade._templates.known.values() if isinstance(each, CallTemplate)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "complex64", "complex128"])

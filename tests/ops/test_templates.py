@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
-from atomr_accel.ops import CallTemplate, _templates, signature
+from atomr_accel.ops import CallTemplate, signature
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
 
@@ -31,7 +31,7 @@ SIDE = 4
 
 def traces(facade: Any) -> list[CallTemplate]:
     """Return the traces that a facade holds."""
-    return [each for each in facade._templates._known.values() if isinstance(each, CallTemplate)]
+    return [each for each in facade._templates.known.values() if isinstance(each, CallTemplate)]
 
 
 def same(one: object, other: object) -> bool:
@@ -293,13 +293,37 @@ async def test_settings_that_change_between_calls() -> None:
         x = await device.put(np.array([-1, 2], np.float32))
         for _ in range(3):
             await device.dnn.relu(x)
-        hits = device.dnn.statistics().hits
+        before = device.statistics().caches["dnn.plans"]
         await device.dnn.relu(x)
-        assert device.dnn.statistics().hits == hits + 1  # filled-in calls count as well
+        found = device.statistics().caches["dnn.plans"]
+        assert found.hits == before.hits + 1  # filled-in calls count as well
         device.dnn.clear_plans()
-        misses = device.dnn.statistics().misses
         await device.dnn.relu(x)
-        assert device.dnn.statistics().misses == misses + 1
+        assert device.statistics().caches["dnn.plans"].misses == before.misses + 1
+
+
+@program
+async def test_clear_caches_empties_all_caches_and_calls_go_on() -> None:
+    async with opened() as device:
+        x = await device.put(np.array([-1, 2], np.complex64))
+        positive = await device.put(np.array([-1, 2], np.float32))
+        for _ in range(2):
+            for _ in range(3):
+                await device.blas.gemm(m := await device.zeros((3, 3)), m)
+                await device.dnn.relu(positive)
+                await device.evaluate(positive * 2)
+                made = await device.fft.fft(x)
+            caches = device.statistics().caches
+            for name in ("blas.templates", "device.templates", "dnn.plans", "fft.plans"):
+                assert 0 < caches[name].entries < caches[name].limit, name
+                assert caches[name].hits, name
+                assert caches[name].misses, name
+            assert all(name == each.name for name, each in caches.items())
+            np.testing.assert_allclose(await device.get(made), [1, -3])
+            device.clear_caches()
+            cleared = device.statistics().caches
+            assert not any(each.entries for each in cleared.values())
+            assert cleared["fft.plans"].evictions > caches["fft.plans"].evictions
 
 
 @program
@@ -334,11 +358,9 @@ async def test_a_batch_of_another_generation_takes_no_calls_that_are_traced() ->
 
 
 @program
-async def test_there_are_only_so_many_and_none_holds_a_buffer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_templates, "_SIGNATURES", 8)
+async def test_there_are_only_so_many_and_none_holds_a_buffer() -> None:
     async with opened() as device:
+        device.blas._templates.known.limit = 8
         before = used_by(device)
         gc.disable()
         try:
@@ -350,7 +372,7 @@ async def test_there_are_only_so_many_and_none_holds_a_buffer(
                 for _ in range(3):
                     batch.blas.gemm(x, x)
             del x, batch
-            assert len(device.blas._templates._known) == 8
+            assert len(device.blas._templates.known) == 8
             assert used_by(device) == before
         finally:
             gc.enable()

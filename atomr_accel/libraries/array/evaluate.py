@@ -93,20 +93,21 @@ class Evaluator:
 
     def __init__(self) -> None:
         self.plans: Final[Recent[Hashable, tuple[EvaluationPlan, tuple[BuiltKernel, ...]]]] = (
-            Recent(_MOST_PLANS)
+            Recent(_MOST_PLANS, name="plans")
         )
-        self.kernels: Final[Recent[KernelForm, BuiltKernel]] = Recent(_MOST_KERNELS)
+        self.kernels: Final[Recent[KernelForm, BuiltKernel]] = Recent(_MOST_KERNELS, name="kernels")
 
     def kernel(self, form: KernelForm) -> BuiltKernel:
         """The kernel of a form, which may have to be built yet."""
         found = self.kernels.get(form)
-        return found or self.kernels.keep(form, BuiltKernel(form))
+        return found or self.kernels.add(form, BuiltKernel(form))
 
 
 _EVALUATORS: Final[WeakKeyDictionary[MemoryMap, Evaluator]] = WeakKeyDictionary()
 
 
-def _evaluator(memory: MemoryMap) -> Evaluator:
+def evaluator_of(memory: MemoryMap) -> Evaluator:
+    """Return the plans and kernels of a device."""
     found = _EVALUATORS.get(memory)
     if found is None:
         found = _EVALUATORS[memory] = Evaluator()
@@ -298,7 +299,7 @@ def _run(
     given: bool,
 ) -> RunKernels | None:
     """Return the launches that compute a graph; adds the further blocks to reads and writes."""
-    evaluator = _evaluator(preparer.memory)
+    evaluator = evaluator_of(preparer.memory)
     conflicts = _conflicts(graph.operands, made) if given else ()
     key = (
         graph.structure,

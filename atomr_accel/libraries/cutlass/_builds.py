@@ -40,13 +40,11 @@ class CutlassStatistics:
         builds: kernels that were compiled.
         loaded: kernels that were found on disk.
         seconds: time that the host spent on both.
-        plans: sizes of products that are ready.
     """
 
     builds: int
     loaded: int
     seconds: float
-    plans: int
 
 
 @final
@@ -55,8 +53,11 @@ class CutlassBuilds:
 
     def __init__(self, device: DeviceView) -> None:
         self._device = device
-        self._ready: Recent[Key, Epoch] = Recent(_MOST)
-        self._tuned: Recent[tuple[bytes, Sizes], list[tuple[bytes, int]]] = Recent(_MOST)
+        self._ready: Recent[Key, Epoch] = Recent(_MOST, name="kernels")
+        self._tuned: Recent[tuple[bytes, Sizes], list[tuple[bytes, int]]] = Recent(
+            _MOST, name="tuned"
+        )
+        self.caches: Final = (self._ready, self._tuned)
         self._asked: WeakKeyDictionary[DeviceView, dict[Key, GpuRef]] = WeakKeyDictionary()
         self._built = self._loaded = 0
         self._seconds = 0.0
@@ -73,8 +74,11 @@ class CutlassBuilds:
         epoch = preparer.memory.epoch
         ready = self._ready
         preparer.depends(lambda: ready.get(key) is epoch)
-        if ready.get(key) is epoch:
+        known = ready.get(key)
+        if known is epoch:
             return None
+        if known is not None:
+            ready.discount()
         if preparer.home is not self._device:
             asked = self._asked.setdefault(preparer.home, {})
             made = asked.get(key)
@@ -88,7 +92,7 @@ class CutlassBuilds:
         self._built += origin == "built"
         self._loaded += origin == "disk"
         self._seconds += seconds
-        self._ready.keep(key, epoch)
+        self._ready.add(key, epoch)
         return None
 
     def tuned(self, preparer: Preparer, wanted: bytes, sizes: Sizes) -> list[tuple[bytes, int]]:
@@ -112,7 +116,7 @@ class CutlassBuilds:
         )
         answer = preparer.perform(asking)
         assert answer is not None
-        return self._tuned.keep((wanted, sizes), answer)
+        return self._tuned.add((wanted, sizes), answer)
 
     def note(self, wanted: bytes, sizes: Sizes, best: tuple[bytes, int]) -> None:
         """This one is fastest."""
@@ -120,7 +124,7 @@ class CutlassBuilds:
 
     def statistics(self) -> CutlassStatistics:
         """A snapshot."""
-        return CutlassStatistics(self._built, self._loaded, self._seconds, len(self._ready))
+        return CutlassStatistics(self._built, self._loaded, self._seconds)
 
 
 def untraceable() -> None:

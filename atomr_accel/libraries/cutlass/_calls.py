@@ -46,6 +46,7 @@ class CutlassPart(Facade[D]):
     def __init__(self, device: DeviceView) -> None:
         self._device = device
         self._builds = CutlassBuilds(device)
+        self._caches = self._builds.caches
 
     def _multiply(self, name: str, given: MatmulArguments, choice: KernelChoice) -> Request[GpuRef]:
         def prepare(preparer: Preparer) -> Submission[GpuRef]:

@@ -8,7 +8,7 @@ from ...ops import D
 from ...wire.options import whole
 from ...wire.recent import Recent
 from ..array.steps import RequestsOnly
-from ._cache import FftPlanCache, FftStatistics
+from ._cache import FftPlanCache
 from ._callbacks import FftCallback, make_callback
 from ._convolution import FftConvolutions
 from ._steps import FftFacades
@@ -16,7 +16,7 @@ from ._transforms import Transforms
 from ._trigonometric import Trigonometric
 
 if TYPE_CHECKING:
-    from ...ops import DeviceView
+    from ...ops import DeviceView, WorkspaceStatistics
     from ..cub.facade import Cub
     from ._callbacks import Twin
 
@@ -68,8 +68,9 @@ class Fft(Trigonometric[D], FftConvolutions[D], Transforms[D]):
 
     def __init__(self, device: DeviceView, cub: Cub[Any]) -> None:
         self._device = device
-        self._calls = Recent(_MOST_CALLS)
+        self._calls = Recent(_MOST_CALLS, name="calls")
         self._plans = FftPlanCache(device)
+        self._caches = (self._plans.table, self._calls)
         described = RequestsOnly(device)
         self._known = FftFacades(self._on(described), cub._on(described))
 
@@ -126,6 +127,6 @@ class Fft(Trigonometric[D], FftConvolutions[D], Transforms[D]):
         """Drop all plans and give the work area back, after the transforms in flight."""
         self._plans.clear()
 
-    def statistics(self) -> FftStatistics:
-        """A snapshot of the plan cache."""
-        return self._plans.statistics()
+    def statistics(self) -> WorkspaceStatistics:
+        """Return the work areas that plans share."""
+        return self._plans.workspaces.statistics(self._device)

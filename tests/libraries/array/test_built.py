@@ -182,7 +182,7 @@ async def test_calls_that_are_traced_have_kernels_built_where_they_are_missing()
         assert not LOG
         epoch = device._core.memory.epoch
         known = [
-            each for each in device.array._templates._known.values() if type(each) is CallTemplate
+            each for each in device.array._templates.known.values() if type(each) is CallTemplate
         ]
         assert [each.epoch for each in known] == [epoch] * 2  # awaited, and in batches
         for each in (first, *made):

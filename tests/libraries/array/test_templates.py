@@ -132,7 +132,7 @@ async def test_the_nth_call_is_as_numpys(device: Device, chosen: Any, batch: boo
 
 def traced(device: Device) -> list[CallTemplate]:
     """Return the traces that ``device.array`` holds."""
-    known = device.array._templates._known.values()
+    known = device.array._templates.known.values()
     return [each for each in known if isinstance(each, CallTemplate)]
 
 

@@ -407,9 +407,9 @@ async def test_evicted_plans_are_forgotten_by_the_host_too(
     for _ in range(2):
         await device.dnn.conv(x, w)
         await device.dnn.relu(x)
-    statistics = device.dnn.statistics()
-    assert (statistics.plans, statistics.evictions) == (1, 3)
-    assert statistics.loaded == 2
+    plans = device.statistics().caches["dnn.plans"]
+    assert (plans.entries, plans.evictions) == (1, 3)
+    assert device.dnn.statistics().loaded == 2
 
 
 async def test_integers_are_not_given_to_cudnn(device: Device, offered: list[list[str]]) -> None:
