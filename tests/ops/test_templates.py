@@ -15,9 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
-from atomr_accel.ops import CallTemplate, signature
+from atomr_accel.libraries.blas.checks import LANE
+from atomr_accel.ops import CallTemplate, Request, Submission, UndeclaredAddress, signature
+from atomr_accel.ops._templates import CallTemplates
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
+from atomr_accel.wire import Message
 
 from ..harness import cpu_only, on_shared, opened, program, used_by
 
@@ -285,6 +288,37 @@ async def test_scalars_with_a_sign(device: Device) -> None:
         for alpha in (0.0, -0.0):
             y = await device.get(await device.blaslt.matmul(x, x, alpha=alpha))
             assert np.signbit(y).all() == np.signbit(alpha)
+
+
+class Tally(Message, frozen=True):
+    """A message that does not declare its address."""
+
+    where: int
+
+
+@on_shared
+async def test_undeclared_address_is_an_error_when_a_template_is_made(device: Device) -> None:
+    def tally(_facade: object, x: GpuRef) -> Request[None]:
+        sent: Submission[None] = Submission(Tally(x._block.address), (x._block,), ())
+        return Request(LANE, "blas.tally", lambda _preparer: sent)
+
+    templates, x = CallTemplates(), await device.zeros(SIDE)
+    assert templates.find(tally, None, device._core, (x,), {}) is None
+    for _ in range(2):
+        with pytest.raises(UndeclaredAddress, match="Tally must declare all fields"):
+            templates.find(tally, None, device._core, (x,), {})
+
+
+@on_shared
+async def test_numbers_that_look_like_places_are_sent_as_they_are(device: Device) -> None:
+    wide = [1 << 62, (1 << 62) + 1, (1 << 63) - 1]
+    x = await device.put(np.array(wide, np.uint64))
+    for number in [number for number in wide for _ in range(3)]:
+        made = await device.array.full_like(x, number)
+        assert (await device.get(made)).tolist() == [number] * 3
+        drawn = [device.rng.default_rng(number).integers(0, 1 << 62, 4) for _ in range(2)]
+        one, other = [await device.get(await each) for each in drawn]
+        np.testing.assert_array_equal(one, other)
 
 
 @program
