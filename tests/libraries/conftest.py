@@ -33,7 +33,7 @@ def addresses_are_declared() -> Iterator[None]:
     def checked(core: DeviceCore, port: Any, name: str, message: Any, *more: Any) -> Any:
         if isinstance(message, Message):
             blocks = [*more[0], *more[1]] if len(more) > 1 else []
-            spans = [(block.address, block.nbytes) for block in blocks]
+            spans = [(block.base.address, block.base.nbytes) for block in blocks]
             declared = [each for each in filled_fields(message) if type(each) is int]
             found = [each for each in _numbers(message) if each >= 1 << SLAB_SHIFT]
             for number in declared:

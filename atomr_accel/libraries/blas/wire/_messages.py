@@ -15,32 +15,11 @@ from ....wire import Address, Message
 _SCALARS: Final = {"16F": "float16", "32F": "float32", "64F": "float64", "32I": "int32"}
 """The type of alpha and beta of real products, by the beginning of the compute type."""
 
+_PLAIN: Final = {"float16": "32F", "bfloat16": "32F", "float32": "32F", "float64": "64F"}
+"""The compute types of plain products."""
+
 Scalar = float | tuple[float, float]
 """A number; complex ones as their two parts."""
-
-
-class Gemm(Message, frozen=True):
-    """``c = alpha * op(a) @ op(b) + beta * c``, all row-major and contiguous.
-
-    Attributes:
-        a, b, c: addresses.
-        m, n, k: op(a) is (m, k), op(b) is (k, n), c is (m, n).
-        dtype: name of the element type of all three; a real floating one.
-        trans_a, trans_b: whether op transposes.
-        alpha, beta: scalars; with beta 0, c is not read.
-    """
-
-    a: Address
-    b: Address
-    c: Address
-    m: int
-    n: int
-    k: int
-    dtype: str
-    trans_a: int
-    trans_b: int
-    alpha: float
-    beta: float
 
 
 class ProductOptions(msgspec.Struct, frozen=True, array_like=True):
@@ -67,8 +46,8 @@ class ProductOptions(msgspec.Struct, frozen=True, array_like=True):
         return _SCALARS[self.compute[:3]]
 
 
-class GemmEx(Message, frozen=True):
-    """``Gemm`` over batches, of any types.
+class Gemm(Message, frozen=True):
+    """``c = alpha * op(a) @ op(b) + beta * c``, of row-major matrices or batches of them.
 
     Attributes:
         a, b, c: addresses.
@@ -99,6 +78,18 @@ class GemmEx(Message, frozen=True):
     rows: tuple[int, int, int] | None = None
     strides_c: tuple[int, ...] | None = None
     at: tuple[Address, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is one product of contiguous matrices of one real type, in its own type."""
+        options = self.options
+        return (
+            not self.batch
+            and self.rows is None
+            and not self.at
+            and options.dtype == options.dtype_c
+            and _PLAIN.get(options.dtype) == options.compute
+        )
 
 
 class GemmList(Message, frozen=True):
