@@ -17,7 +17,11 @@ from .util import check_member, check_whole
 
 
 class Overflow(enum.Enum):
-    """Action of a full mailbox when one more message arrives."""
+    """Action of a full mailbox when one more message arrives, or of a pattern's full queue.
+
+    Patterns, such as batchers, raise `Overloaded` for `MailboxFull` and `Dropped` for
+    `MessageDropped`.
+    """
 
     WAIT = "wait"
     """``send`` and ``ask`` wait for room, first come, first served."""
