@@ -13,7 +13,7 @@ from .._errors import ContextPoisoned, DeviceLost
 from ..actors import Directive
 from ..actors.deciders import leaves
 from ..lanes import HostDied, StaggeredEvent, fail_some, uninterrupted
-from ._failures import is_passing, restarted, taken_down, told
+from ._failures import is_passing, named, restarted, taken_down, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -183,13 +183,13 @@ class Lifecycle:
         if self.last_fault is not None and generation == self._faulted:
             return taken_down(what, self.last_fault)
         if self._end is not None:
-            error = DeviceLost(f"{what} did not finish: {self._end}")
+            error = DeviceLost(f"{named(what)} did not finish: {self._end}")
             error.__cause__ = self._end.__cause__
             return error
         name = self._core.name
         if self._comes_back:
             return restarted(what, name, generation)
-        return DeviceLost(f"{what} did not finish: {name} is closed: {self.over_how}")
+        return DeviceLost(f"{named(what)} did not finish: {name} is closed: {self.over_how}")
 
     @property
     def _comes_back(self) -> bool:

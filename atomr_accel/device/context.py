@@ -25,7 +25,7 @@ from ..lanes import (
     uninterrupted,
 )
 from ..wire import Preload, Probe, StickyFault
-from ._failures import is_short, lacks_descriptors, short_of, taken_down
+from ._failures import is_short, lacks_descriptors, named, short_of, taken_down
 from ._prepared import PreparedHost
 from .core import Startup
 
@@ -304,8 +304,9 @@ class Context:
             said = first_error(last) or next((line for line in last if _ASSERTION in line), None)
             if said is not None:
                 message = f"{message}: {said}"
+            when = "while idle" if op == "idle" else f"at {named(op)}"
             self._fault = ContextPoisoned(
-                f"generation {generation} of {self._core.name} is gone: {message} (seen at {op})",
+                f"generation {generation} of {self._core.name} is gone: {message} (seen {when})",
                 generation=generation,
                 status=status,
                 status_name=status_name,

@@ -54,6 +54,7 @@ async def test_every_kind_of_fault_is_survived(fault: Any) -> None:
         error = await poison(device, fault)
         expected = FAULTS[fault]
         assert (error.generation, error.op) == (1, "kernel fault")
+        assert str(error).startswith("op 'kernel fault' did not finish: generation 1")
         assert (error.status, error.status_name) == (expected.status, expected.status_name)
         assert device.generation == 2
         with pytest.raises(GpuRefStale, match=r"generation 1, .* at generation 2; put .* seal"):

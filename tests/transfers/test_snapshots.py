@@ -146,7 +146,7 @@ async def test_a_complete_snapshot_survives_both_devices_and_another_does_not(
             await kill_host(one)
             await kill_host(two)
             for _ in range(2):  # it says so as often as it is asked
-                with pytest.raises(ContextPoisoned, match="snapshot did not finish"):
+                with pytest.raises(ContextPoisoned, match="op 'snapshot' did not finish"):
                     await one.restore(lost)
             assert lost.statistics().state == "failed"
             gate.open()
