@@ -2,6 +2,7 @@
 
 from ._methods import ELSEWHERE
 from ._parts import apart, joined, parts_of
+from ._products import sum_of_products
 from .expression import Expression, broadcast, cast, constant, index
 from .functions import Number, Operand, Value
 
@@ -18,4 +19,5 @@ __all__ = [
     "index",
     "joined",
     "parts_of",
+    "sum_of_products",
 ]

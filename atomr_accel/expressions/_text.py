@@ -11,6 +11,7 @@ _INFIX: Final = {
     "add": ("+", 6),
     "subtract": ("-", 6),
     "multiply": ("*", 7),
+    "matmul": ("@", 7),
     "divide": ("/", 7),
     "floor_divide": ("//", 7),
     "remainder": ("%", 7),
@@ -74,7 +75,7 @@ class _TextWriter:
         if kind == "index":
             return f"index(axis={x._params[0]})", _ATOM
         name, args = x._name, x._args
-        if kind == "ufunc" and name in _INFIX:
+        if kind in ("ufunc", "matmul") and name in _INFIX:
             sign, binds = _INFIX[name]
             left, right = self.text(args[0], depth + 1), self.text(args[1], depth + 1)
             return f"{_within(left, binds)} {sign} {_within(right, binds + 1)}", binds

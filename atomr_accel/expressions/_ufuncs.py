@@ -29,22 +29,26 @@ def _apply(
     function: np.ufunc, method: str, inputs: tuple[Any, ...], options: dict[str, Any]
 ) -> Any:
     name = function.__name__
-    name = {"matvec": "matmul", "vecmat": "matmul"}.get(name, name)
     out = options.pop("out", None)
     if out is not None and any(each is not None for each in out):
         raise no_out(name)
     known = name in PAIRS or (name in UFUNCS and find_ufunc(name) is function)
-    if not known:
-        instead = "the documentation of expressions has a list"
-        if name in ("matmul", "vecdot"):
-            instead = "write: await device.blas.gemm(a, b), or device.tensor.einsum"
-        raise TypeError(f"{name} is none of the ufuncs that expressions are made of; {instead}")
-    if name not in PAIRS:
+    product = FUNCTIONS.get(function)
+    if not known and product is None:
+        raise TypeError(
+            f"{name} is none of the ufuncs that expressions are made of; the documentation of "
+            "expressions has a list"
+        )
+    if known and name not in PAIRS:
         PLAIN[function] = name
     mask = options.pop("where", True)
     dtype = options.pop("dtype", None)
     kind = None if dtype is None else as_dtype(dtype)
     values = values_of(inputs)
+    if product is not None:
+        if options or mask is not True:
+            raise TypeError(f"{name} of refs takes no {', '.join(options) or 'where'}")
+        return product(*values, dtype=kind)
     if method == "__call__":
         casting = options.pop("casting", "same_kind")
         options.pop("order", None)

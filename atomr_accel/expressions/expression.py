@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
 
 import msgspec
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-Kind = Literal["ufunc", "cast", "where", "reduce", "arg", "view", "constant", "index"]
+Kind = Literal["ufunc", "cast", "where", "reduce", "arg", "view", "constant", "index", "matmul"]
 
 _INT64: Final = as_dtype(np.int64)
 _BOOL: Final = as_dtype(np.bool_)
@@ -171,14 +172,11 @@ class Operand(Methods):
     def __invert__(self) -> Expression:
         return ufunc("invert", self)
 
-    def __matmul__(self, _other: object) -> NoReturn:
-        raise TypeError(
-            "products of matrices are not part of expressions; write: "
-            "await device.blas.gemm(a, b), or device.blaslt.matmul with an epilogue"
-        )
+    def __matmul__(self, other: Value) -> Expression:
+        return _product(self, other)
 
-    def __rmatmul__(self, other: object) -> NoReturn:
-        self.__matmul__(other)
+    def __rmatmul__(self, other: Number) -> Expression:
+        return _product(other, self)
 
     # --- what would have to look at values --------------------------------------------------
 
@@ -312,7 +310,7 @@ def _in_place(_self: Operand, _other: object) -> NoReturn:
     )
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+for _name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow"):
     setattr(Operand, f"__i{_name}__", _in_place)
 for _name in ("lshift", "rshift", "and", "or", "xor"):
     setattr(Operand, f"__i{_name}__", _in_place)
@@ -659,8 +657,16 @@ def _is_value(value: object) -> bool:
 def _operator(name: str, x: Any, y: Any) -> Expression:
     if isinstance(x, _VALUES) and isinstance(y, _VALUES):
         return ufunc(name, x, y)
+    return _combined(partial(ufunc, name), x, y)
+
+
+def _product(x: Any, y: Any) -> Expression:
+    return _combined(FUNCTIONS[np.matmul], x, y)
+
+
+def _combined(make: Callable[..., Expression], x: Any, y: Any) -> Expression:
     if _is_value(x) and _is_value(y):
-        return ufunc(name, *values_of((x, y)))
+        return make(*values_of((x, y)))
     for value in (x, y):
         if isinstance(value, np.ndarray | list):
             raise _not_there(value)

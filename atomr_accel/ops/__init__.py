@@ -25,7 +25,7 @@ from ._copies import ARRAY_LANE, ARRAY_WAITS, copying
 from ._descriptor import Library, LibraryCheck, Requirement
 from ._library import DeviceView, LaneSpec
 from ._merged import LARGEST_ITEM, merged
-from ._op import AsRequests, Awaited, Collected, D, Facade, Identity, op, op_like
+from ._op import AsRequests, Awaited, Collected, D, Facade, Identity, RequestsOnly, op, op_like
 from ._origin import name_of, require_made_on
 from ._request import (
     Answered,
@@ -72,6 +72,7 @@ __all__ = [
     "Preparer",
     "Preparing",
     "Request",
+    "RequestsOnly",
     "Requirement",
     "Submission",
     "Trace",

@@ -22,6 +22,7 @@ from typing import (
     ParamSpec,
     Self,
     TypeVar,
+    final,
     overload,
 )
 
@@ -99,6 +100,20 @@ class Facade(Generic[D]):
         vars(facade).update(vars(self))
         facade._device = device
         return facade
+
+
+@final
+class RequestsOnly:
+    """A device in the form that facades need whose ops give requests."""
+
+    call_mode: Final = AsRequests
+    recorder: Final = None  # these requests are parts of calls, not calls
+
+    def __init__(self, home: DeviceView) -> None:
+        self._home = home
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._home, name)
 
 
 class op(Generic[P, T]):  # noqa: N801 - used as a decorator

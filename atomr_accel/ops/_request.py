@@ -65,9 +65,9 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
             order. Ops that are submitted from then on see its writes.
         done: called after the op has succeeded; for an op of a batch, after the whole batch has.
             Never called for an op that is only recorded.
-        before: requests that are submitted right before it, with nothing in between.
-        after: requests that are submitted right after it. Requests in ``before`` and ``after`` have
-            no such requests themselves, and no result. ``around`` adds to both.
+        before: requests that are submitted right before it, with nothing in between. They may have
+            such requests themselves; their results are not used.
+        after: requests that are submitted right after it. ``around`` adds to both.
     """
 
     message: Any
@@ -92,14 +92,18 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
     def steps(self, request: Request[T], preparer: Preparer) -> list[Step]:
         """Return all steps of a request in order: those before, the request itself, those after."""
         return [
-            *((each, each.prepare(preparer)) for each in self.before),
+            *_steps_of(self.before, preparer),
             (request, self),
-            *((each, each.prepare(preparer)) for each in self.after),
+            *_steps_of(self.after, preparer),
         ]
 
 
 Step = tuple["Request[Any]", Submission[Any]]
 """A request and its submission."""
+
+
+def _steps_of(requests: Iterable[Request[Any]], preparer: Preparer) -> list[Step]:
+    return [step for each in requests for step in each.prepare(preparer).steps(each, preparer)]
 
 
 class HostObjects(Protocol):
@@ -404,7 +408,7 @@ def _submit_all(
         )
         for each, made in steps
     ]
-    at = len(submission.before)
+    at = next(at for at, (_, made) in enumerate(steps) if made is submission)
     return _Together(ops[at], ops[:at], ops[at + 1 :])
 
 

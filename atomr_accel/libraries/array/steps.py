@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from ...ops import (
     D,
     Facade,
     Request,
+    RequestsOnly,
     Submission,
     copying,
     overlap,
@@ -76,20 +77,6 @@ LAUNCHED: Final = MergeRule(
 _WAITED: Final = MergeRule(
     WAITS, _SEVERAL, LAUNCHED.lanes | {WAITS.name, cub.WAITING.name}, STEPS, StepSequence
 )
-
-
-@final
-class RequestsOnly:
-    """A device in the form that facades need whose ops give requests."""
-
-    call_mode: Final = AsRequests
-    recorder: Final = None  # these requests are parts of calls, not calls
-
-    def __init__(self, home: DeviceView) -> None:
-        self._home = home
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._home, name)
 
 
 class CallSteps:

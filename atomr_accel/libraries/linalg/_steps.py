@@ -16,8 +16,17 @@ import numpy as np
 from ..._dtypes import DTYPES, NAMES
 from ...expressions import Operand, cast, constant, index
 from ...expressions.expression import where
-from ...ops import D, LaneSpec, Request, Submission, Workspaces, copying, require_int32
-from ..array.steps import LAUNCHED, ArrayPart, CallSteps, MergeRule, RequestsOnly
+from ...ops import (
+    D,
+    LaneSpec,
+    Request,
+    RequestsOnly,
+    Submission,
+    Workspaces,
+    copying,
+    require_int32,
+)
+from ..array.steps import LAUNCHED, ArrayPart, CallSteps, MergeRule
 from .wire._messages import Compute, ComputeAll, MeasureWorkspace, Require, SolverProblem
 
 if TYPE_CHECKING:

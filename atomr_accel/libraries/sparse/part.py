@@ -15,6 +15,7 @@ from ...ops import (
     Facade,
     LaneSpec,
     Request,
+    RequestsOnly,
     Submission,
     Workspaces,
     WorkspaceStatistics,
@@ -23,7 +24,7 @@ from ...ops import (
     require_writable,
 )
 from ...wire.recent import Recent
-from ..array.steps import CallSteps, RequestsOnly
+from ..array.steps import CallSteps
 from ._ell import EllRef
 from .array import SparseRef
 from .wire._messages import DenseMatrix, Matrix, MeasureSparse, RunSparse, SparseSpec, encode
