@@ -20,6 +20,7 @@ from ._arguments import (
     require_writable,
     same_place,
     strided,
+    with_tf32,
 )
 from ._copies import ARRAY_LANE, ARRAY_WAITS, copying
 from ._descriptor import Library, LibraryCheck, Requirement
@@ -111,4 +112,5 @@ __all__ = [
     "signature",
     "strided",
     "submit",
+    "with_tf32",
 ]

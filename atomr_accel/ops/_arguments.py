@@ -19,6 +19,7 @@ from ..memory import (
     share_elements,
     span,
 )
+from ..wire.options import flag
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -279,6 +280,26 @@ def require_int32(device: DeviceView, what: str, numbers: Iterable[int]) -> None
             f"{what} of this size: the vendor's library counts elements and strides with 32 bits, "
             f"and {largest} is more than {_LARGEST_INT}; do it in parts"
         )
+
+
+def with_tf32(compute_type: str | None, tf32: str, *, allow_tf32: bool) -> str | None:
+    """Return the compute type of a call whose products may be computed in TF32.
+
+    Args:
+        compute_type: the caller's compute type.
+        tf32: the vendor's name for TF32.
+        allow_tf32: whether products of 32-bit floats may round their factors to ten bits.
+
+    Raises:
+        ValueError: both arguments ask for something, or ``compute_type`` asks for TF32.
+    """
+    if compute_type == tf32:
+        raise ValueError(f"compute_type must not be {tf32!r}; pass allow_tf32=True")
+    if not flag(allow_tf32, "allow_tf32"):
+        return compute_type
+    if compute_type is not None:
+        raise ValueError(f"compute_type must be None if allow_tf32 is True, not {compute_type!r}")
+    return tf32
 
 
 def require_no_race(device: DeviceView, *, autotune: bool) -> None:

@@ -19,6 +19,7 @@ from ...ops import (
     require_shape,
     require_writable,
     strided,
+    with_tf32,
 )
 from ._plans import (
     GROUPED,
@@ -34,6 +35,7 @@ from ._plans import (
     result_types,
 )
 from .checks import (
+    TF32,
     UINT8,
     BlasPart,
     Number,
@@ -69,6 +71,7 @@ class BlasProducts(BlasPart[D]):
         trans_b: Trans = False,
         dtype: DTypeLike | None = None,
         compute_type: str | None = None,
+        allow_tf32: bool = False,
     ) -> Request[GpuRef]:
         """Matrix product: ``alpha * op(a) @ op(b) + beta * out``.
 
@@ -89,6 +92,8 @@ class BlasProducts(BlasPart[D]):
             trans_b: use the transpose of ``b``; 2 (``"C"``) for its conjugate.
             dtype: the dtype of the result, see the class.
             compute_type: how to compute, see the class.
+            allow_tf32: whether products of float32 and complex64 may round their factors to ten
+                bits, to run faster.
 
         Returns:
             ``out``, or a new buffer of shape (..., m, n). Empty sums are zeros.
@@ -101,6 +106,7 @@ class BlasProducts(BlasPart[D]):
             GpuRefSealed: a sealed ref to be written.
             OutOfMemory: no room for the result.
         """
+        compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
         return self._gemm(a, b, out, alpha, beta, trans_a, trans_b, dtype, compute_type)
 
     @op
@@ -112,6 +118,7 @@ class BlasProducts(BlasPart[D]):
         *,
         dtype: DTypeLike | None = None,
         compute_type: str | None = None,
+        allow_tf32: bool = False,
     ) -> Request[GpuRef]:
         """Matrix product of arrays of any rank; as ``numpy.matmul``.
 
@@ -123,6 +130,7 @@ class BlasProducts(BlasPart[D]):
             out: where to put the result, as for ``gemm``.
             dtype: as for ``gemm``; int8 gives int32, where NumPy overflows.
             compute_type: as for ``gemm``.
+            allow_tf32: as for ``gemm``.
 
         Returns:
             ``out``, or a new buffer of shape (..., m, n); without m where ``a`` has one dimension,
@@ -132,6 +140,7 @@ class BlasProducts(BlasPart[D]):
             ValueError: shapes that do not fit, an argument without dimensions, aliasing.
             TypeError: unequal or unsupported dtypes, an argument that is not a GpuRef.
         """
+        compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             require_readable(a, preparer.memory, "a", strided=True)
@@ -164,6 +173,7 @@ class BlasProducts(BlasPart[D]):
         trans_b: Trans = False,
         dtype: DTypeLike | None = None,
         compute_type: str | None = None,
+        allow_tf32: bool = False,
     ) -> Request[list[GpuRef]]:
         """Products of equally shaped matrices in buffers of their own, in one call.
 
@@ -180,6 +190,7 @@ class BlasProducts(BlasPart[D]):
             trans_b: as for ``gemm``.
             dtype: as for ``gemm``.
             compute_type: as for ``gemm``.
+            allow_tf32: as for ``gemm``.
 
         Returns:
             ``out``, or new buffers.
@@ -188,6 +199,7 @@ class BlasProducts(BlasPart[D]):
             ValueError: no matrices, unequal numbers or shapes, aliasing.
             TypeError: unequal or unsupported dtypes.
         """
+        compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
         return self._list(
             "gemm_batched", a, b, out, alpha, beta, trans_a, trans_b, dtype, compute_type
         )
@@ -204,6 +216,7 @@ class BlasProducts(BlasPart[D]):
         trans_a: Trans = False,
         trans_b: Trans = False,
         compute_type: str | None = None,
+        allow_tf32: bool = False,
     ) -> Request[list[GpuRef]]:
         """Products of matrices of any shapes, in one call.
 
@@ -221,6 +234,7 @@ class BlasProducts(BlasPart[D]):
             trans_a: as for ``gemm``.
             trans_b: as for ``gemm``.
             compute_type: as for ``gemm``.
+            allow_tf32: as for ``gemm``.
 
         Returns:
             ``out``, or new buffers.
@@ -230,6 +244,7 @@ class BlasProducts(BlasPart[D]):
             TypeError: unequal or unsupported dtypes.
             Unsupported: the cuBLAS that is installed is older.
         """
+        compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
         return self._list(
             "gemm_grouped_batched", a, b, out, alpha, beta, trans_a, trans_b, None, compute_type
         )

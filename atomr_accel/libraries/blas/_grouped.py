@@ -18,10 +18,11 @@ from ...ops import (
     require_readable,
     require_shape,
     require_writable,
+    with_tf32,
 )
 from ._gemm import factors
 from ._plans import GROUPED, POINTER_BYTES, result_types
-from .checks import UINT8, BlasPart, Number, Trans, operation, scales_nothing
+from .checks import TF32, UINT8, BlasPart, Number, Trans, operation, scales_nothing
 from .wire._messages import GemmList, ProductOptions
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class GroupedProducts(BlasPart[D]):
         beta: Number = 0.0,
         trans_b: Trans = False,
         compute_type: str | None = None,
+        allow_tf32: bool = False,
     ) -> Request[GpuRef]:
         """Each group of rows of ``a`` times a matrix of its own, in one call.
 
@@ -71,6 +73,7 @@ class GroupedProducts(BlasPart[D]):
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             trans_b: use the transposes of ``b``; 2 (``"C"``) for their conjugates.
             compute_type: how to compute, see the class.
+            allow_tf32: as for ``gemm``.
 
         Returns:
             ``out``, or a new buffer of shape (m, n).
@@ -89,6 +92,8 @@ class GroupedProducts(BlasPart[D]):
         if any(size < 0 for size in rows):
             raise ValueError(f"sizes must not be negative, but are {rows}")
         op_b = operation(trans_b, "trans_b")
+
+        compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             memory = preparer.memory

@@ -10,7 +10,7 @@ from ..._dtypes import DTYPES, NAMES, as_dtype
 from ...memory import GpuRef
 from ...ops import not_contiguous, require_alignment, require_dtype
 from ...wire.broadcast import broadcast
-from .checks import Number
+from .checks import TF32, Number
 from .layout import laid_out
 from .wire._messages import Gemm, GemmEx, ProductOptions
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...wire import Message
 
 _F32: Final = ("32F", "32F_PEDANTIC")
-_FAST: Final = (*_F32, "32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF")
+_FAST: Final = (*_F32, TF32, "32F_FAST_16F", "32F_FAST_16BF")
 _F64: Final = ("64F", "64F_PEDANTIC", "64F_EMULATED_FIXEDPOINT")
 
 COMPUTE: Final = {
@@ -182,7 +182,7 @@ def result_types(
     if result.name not in outputs:
         raise TypeError(f"{name} of {dtype.name} gives {' or '.join(outputs)}, not {result.name}")
     types = COMPUTE[dtype.name, result.name]
-    if compute_type is None:
+    if compute_type is None or (compute_type == TF32 and TF32 not in types):
         return result, types[0]
     if compute_type not in types:
         raise ValueError(

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+TF32: Final = "32F_FAST_TF32"
+"""The vendor's name for products of 32-bit floats whose factors are rounded to ten bits."""
+
 LANE: Final = LaneSpec(
     "blas",
     {

@@ -10,6 +10,7 @@ from ..._errors import Unsupported
 from ...wire import encode
 from ...wire.broadcast import broadcast
 from ...wire.matrices import Laid
+from ..blas.checks import TF32
 from .wire._layout import Layout
 from .wire._messages import EPILOGUES, BlasLtSpec, EpilogueSpec, MatrixLayout
 from .wire._narrow import (
@@ -35,7 +36,7 @@ _ALIGNED: Final = 256
 _MOST_PRODUCTS: Final = 2**31 - 1
 
 _F32: Final = ("32F", "32F_PEDANTIC")
-_FAST: Final = (*_F32, "32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF")
+_FAST: Final = (*_F32, TF32, "32F_FAST_16F", "32F_FAST_16BF")
 _F64: Final = ("64F", "64F_PEDANTIC")
 
 
@@ -205,6 +206,8 @@ def make_plan(key: PlanKey) -> BlasLtPlan:
         )
     dtype, kind = _kind(key)
     compute = kind.computes[0] if key.compute_type is None else key.compute_type
+    if compute == TF32 and TF32 not in kind.computes:
+        compute = kind.computes[0]
     if compute not in kind.computes:
         raise ValueError(
             f"compute_type {compute!r} is none of those for {a.dtype} and {b.dtype} to {dtype}: "

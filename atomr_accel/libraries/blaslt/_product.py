@@ -71,6 +71,7 @@ class HeuristicOptions(TypedDict, total=False):
     trans_b: Trans
     dtype: DTypeLike | None
     compute_type: str | None
+    allow_tf32: bool
     epilogue: str | None
     bias: GpuRef | None
     aux: GpuRef | None

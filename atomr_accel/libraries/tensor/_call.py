@@ -21,7 +21,7 @@ from ...ops import (
 )
 from ..blas.checks import scalar
 from .wire._messages import ADDS, Operation, OperationKind, TensorLayout
-from .wire._operators import BINARY, COMPLEX_UNARY, COMPUTE, UNARY
+from .wire._operators import BINARY, COMPLEX_UNARY, COMPUTE, TF32, UNARY
 
 if TYPE_CHECKING:
     import numpy as np
@@ -216,6 +216,8 @@ def operation_of(
     """Return the operation that the lane is to run."""
     name = NAMES[checked.dtype]
     known = COMPUTE[name]
+    if compute_type == TF32 and TF32 not in known:
+        compute_type = None
     if compute_type is not None and compute_type not in known:
         raise ValueError(
             f"compute_type {compute_type!r} is none of those for {name}: {', '.join(known)}"

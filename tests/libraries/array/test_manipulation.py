@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from atomr_accel.libraries.array.facade import ArrayFunctions
 
 from ...harness import on_shared
 from ..conformance import MARKS
@@ -326,3 +329,18 @@ async def test_results_go_where_nothing_is_read(device: Device) -> None:
         await device.array.concatenate([x[:3]], out=x)
     with pytest.raises(TypeError, match=r"Cannot cast|according to"):
         await device.array.concatenate([x], out=await device.zeros(6, "int32"))
+
+
+def test_functions_have_out_as_numpy_does() -> None:
+    def has_out(function: Any) -> bool:
+        try:
+            return "out" in inspect.signature(function).parameters
+        except ValueError:
+            return False
+
+    further = {"argsort", "sort", "tril", "triu", "where"}
+    for name in dir(ArrayFunctions):
+        numpys = getattr(np, name, None)
+        if not name.startswith("_") and callable(numpys):
+            wanted = has_out(numpys) or name in further
+            assert has_out(getattr(ArrayFunctions, name)) == wanted, name

@@ -94,7 +94,7 @@ async def test_the_gradient_by_images_is_the_adjoint(device: Device, name: str) 
     x = np.random.default_rng(5).integers(-2, 3, (2, *image, 16)).astype(np.float64)
     y = convolved(x, b, one, padding, dilation)
     grad, g = await put(device, y.shape, "float16")
-    out = await device.cutlass.conv_grad_input(
+    out = await device.cutlass.conv_input_grad(
         grad, w, x.shape, padding=padding, dilation=dilation, dtype="float32", **FIXED
     )
     dx = (await device.get(out)).astype(np.float64)
@@ -110,7 +110,7 @@ async def test_the_gradient_by_filters_is_the_adjoint(device: Device, name: str)
     w = np.random.default_rng(5).integers(-2, 3, (8, *taps, 16)).astype(np.float64)
     y = convolved(a, w, stride, padding, dilation)
     grad, g = await put(device, y.shape, "bfloat16")
-    out = await device.cutlass.conv_grad_weight(
+    out = await device.cutlass.conv_weight_grad(
         *(grad, x, w.shape),
         stride=stride,
         padding=padding,
@@ -138,7 +138,7 @@ async def test_gradients_by_filters_have_epilogues_too(device: Device) -> None:
     kept = await device.zeros(dw.shape, "float32")
     sums, norms = await device.zeros(8, "float32"), await device.zeros(16, "float32")
     value = device.cutlass.accumulator * row * column + more
-    out = await device.cutlass.conv_grad_weight(
+    out = await device.cutlass.conv_weight_grad(
         *(grad, x, dw.shape),
         out=old,
         c=old,
@@ -267,7 +267,7 @@ async def test_gradients_that_are_refused(device: Device) -> None:
     )
     for given, more, error, said in wrong:
         with pytest.raises(error, match=said):
-            await device.cutlass.conv_grad_input(*given, **more)
+            await device.cutlass.conv_input_grad(*given, **more)
     x = await device.zeros((1, 9, 9, 8), "float16")
     refused: tuple[tuple[Any, type[Exception], str], ...] = (
         ((8, 3, 2, 8), ValueError, r"grad has shape \(1, 7, 7, 8\)"),
@@ -276,9 +276,9 @@ async def test_gradients_that_are_refused(device: Device) -> None:
     )
     for shape, error, said in refused:
         with pytest.raises(error, match=said):
-            await device.cutlass.conv_grad_weight(grad, x, shape)
+            await device.cutlass.conv_weight_grad(grad, x, shape)
     with pytest.raises(Unsupported, match="gradients of convolutions in float32"):
-        await device.cutlass.conv_grad_weight(wide, wide, (8, 1, 1, 8))
+        await device.cutlass.conv_weight_grad(wide, wide, (8, 1, 1, 8))
 
 
 @on_shared
