@@ -87,8 +87,8 @@ class Actor:
         for name, attribute in vars(cls).items():
             if hasattr(attribute, "__handles__") and hasattr(Actor, name):
                 raise TypeError(
-                    f"{cls.__qualname__}.{name} is a handler, but every actor has a {name!r} of "
-                    "its own; choose another name"
+                    f"handler {cls.__qualname__}.{name} must have another name, "
+                    f"because every actor has a {name!r} of its own"
                 )
         cls._handlers = dict(collect_handlers(cls))
 

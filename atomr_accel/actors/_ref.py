@@ -222,7 +222,9 @@ class ActorRef(metaclass=NoPublicConstructor):
 def _not_a_message(message: object, method: str) -> NoReturn:
     if isinstance(message, type) and issubclass(message, Message):
         raise TypeError(
-            f"{method} takes a message, got the class {message.__qualname__}; "
+            f"argument of {method} must be a message, not {message.__qualname__}; "
             f"write `ref.{method}({message.__qualname__}(...))`"
         )
-    raise TypeError(f"{method} takes an instance of a subclass of Message, got {message!r}")
+    raise TypeError(
+        f"argument of {method} must be an instance of a subclass of Message, not {message!r}"
+    )

@@ -207,7 +207,7 @@ class SlabGrowth:
     ) -> Slab | None:
         """A new slab of the first of ``sizes`` there is room for; None in another context."""
         if sealed and self._core.info is not None and not self._core.info.exports_memory:
-            raise Unsupported("this platform cannot export device memory, so nothing can be sealed")
+            raise Unsupported("this platform cannot export device memory; sealing needs that")
         if sealed and self._core.original is not None:
             raise Unsupported("what warm_up makes goes with it, so it cannot seal anything")
 

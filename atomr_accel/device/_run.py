@@ -545,9 +545,9 @@ def check_is_there(argument: object) -> None:
         raise TypeError(f"cannot pickle what the function was given, a {said_of(argument)}")
     if isinstance(argument, Request):
         raise TypeError(
-            f"cannot pickle what the function was given, the request {argument.name}, which is no "
-            "result: carry it out first, as in `x = await device.blas.ref.ask(request)`, and pass "
-            "that"
+            "arguments of the function must be values or results, not the request "
+            f"{argument.name}: carry it out first, as in `x = await "
+            "device.blas.ref.ask(request)`, and pass that"
         )
 
 

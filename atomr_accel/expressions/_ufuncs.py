@@ -36,8 +36,8 @@ def _apply(
     product = FUNCTIONS.get(function)
     if not known and product is None:
         raise TypeError(
-            f"{name} is none of the ufuncs that expressions are made of; the documentation of "
-            "expressions has a list"
+            f"{name} cannot be part of an expression; the documentation of "
+            "expressions has a list of ufuncs"
         )
     if known and name not in PAIRS:
         PLAIN[function] = name

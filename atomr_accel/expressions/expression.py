@@ -183,9 +183,9 @@ class Operand(Methods):
     def __bool__(self) -> bool:
         what = _what(self)
         raise TypeError(
-            f"{what} is neither true nor false, because what it holds is on the device, so a "
-            "program cannot branch or compare by it; choose elements with np.where(condition, x, "
-            f"y), or fetch it first: bool({_fetched(self)})"
+            f"{what} cannot be true or false, because its elements are on the device; "
+            "choose elements with np.where(condition, x, y), or fetch it first: "
+            f"bool({_fetched(self)})"
         )
 
     def __float__(self) -> float:
@@ -240,8 +240,8 @@ class Operand(Methods):
         found = FUNCTIONS.get(function)
         if found is None:
             raise TypeError(
-                f"{function.__module__}.{function.__name__} is none of the functions that "
-                f"expressions are made of; {_instead(function)}"
+                f"{function.__module__}.{function.__name__} cannot be part of an "
+                f"expression; {_instead(function)}"
             )
         if kwargs.get("out") is not None:
             raise no_out(function.__name__)
@@ -587,8 +587,7 @@ def _indexed(x: Expression, key: tuple[object, ...]) -> Operand:
     taken = sum(part is not None and part is not Ellipsis for part in key)
     if taken > len(x.shape):
         raise IndexError(
-            f"too many indices for array: array is {len(x.shape)}-dimensional, but {taken} were "
-            "indexed"
+            f"too many indices for array: there must be at most {len(x.shape)}, not {taken}"
         )
     axes: list[int | None] = []
     at = 0

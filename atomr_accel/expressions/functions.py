@@ -580,7 +580,7 @@ def _squeeze(a: Any, axis: Any = None) -> Operand:
     else:
         gone = normalize_axis_tuple(axis, len(x.shape))
         if any(x.shape[at] != 1 for at in gone):
-            raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
+            raise ValueError("an axis to squeeze must have size one")
     axes = tuple(at for at in range(len(x.shape)) if at not in gone)
     return view(x, axes, tuple(x.shape[at] for at in axes))
 

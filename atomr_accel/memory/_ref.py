@@ -681,8 +681,8 @@ def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
         if there.device == here:
             here = f"another {here}, which was opened {_order(memory, there)}"
         return ValueError(
-            f"{name} lives on {there.device}, but the op runs on {here}; "
-            f"`device.copy`, of the device that the op runs on, brings it there"
+            f"{name} must be on {here}, where the op runs, not on {there.device}; "
+            "`device.copy`, of the device that the op runs on, brings it there"
         )
     if block.epoch is None:
         return GpuRefStale(f"{name} was freed: {ref!r}")

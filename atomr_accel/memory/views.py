@@ -248,10 +248,7 @@ def squeezed(
     else:
         gone = set(normalize_axis_tuple(axis, len(shape)))
         if any(shape[at] != 1 for at in gone):
-            raise ValueError(
-                "cannot select an axis to squeeze out which has size not equal to one: "
-                f"axis {axis} of shape {shape}"
-            )
+            raise ValueError(f"an axis to squeeze must have size one: axis {axis} of shape {shape}")
     kept = [at for at in range(len(shape)) if at not in gone]
     return tuple(shape[at] for at in kept), tuple(strides[at] for at in kept)
 
@@ -350,8 +347,8 @@ def _expanded(shape: tuple[int, ...], indices: tuple[Index, ...]) -> list[Any]:
     missing = len(shape) - sum(index is not None and index is not ... for index in indices)
     if missing < 0:
         raise IndexError(
-            f"too many indices: the buffer has {len(shape)} dimensions, "
-            f"but {len(shape) - missing} were indexed"
+            f"too many indices: there must be at most {len(shape)}, one for each "
+            f"dimension, not {len(shape) - missing}"
         )
     at = next((at for at, index in enumerate(indices) if index is ...), len(indices))
     return [*indices[:at], *[slice(None)] * missing, *indices[at + 1 :]]

@@ -240,8 +240,8 @@ def require_alignment(ref: GpuRef, nbytes: int, name: str, why: str) -> None:
     """
     if alignment(ref) % nbytes and ref.size:
         raise ValueError(
-            f"{name} is a view that begins {ref._block.offset} bytes into its buffer, but {why}, "
-            f"so it must begin at a multiple of {nbytes} bytes: copy it first"
+            f"{name} must begin at a multiple of {nbytes} bytes, because {why}, not "
+            f"{ref._block.offset} bytes into its buffer; copy it first"
         )
 
 
@@ -257,7 +257,7 @@ def require_dtype(ref: GpuRef, dtype: np.dtype[Any], name: str, like: str) -> No
 def require_shape(ref: GpuRef, shape: tuple[int, ...], name: str) -> None:
     """``ref`` has exactly ``shape``."""
     if ref.shape != shape:
-        raise ValueError(f"{name} has shape {ref.shape}, but the result has shape {shape}")
+        raise ValueError(f"{name} must have shape {shape}, not {ref.shape}")
 
 
 def require_rank(ref: GpuRef, ndim: int, name: str) -> None:

@@ -58,7 +58,7 @@ async def lobpcg(
     """
     require_floats(device, X, "X")
     if X.ndim != 2 or not 0 < 5 * X.shape[1] < X.shape[0]:
-        raise ValueError(f"X has shape {X.shape}; it must be (n, k) with 0 < 5 k < n")
+        raise ValueError(f"X must have shape (n, k) with 0 < 5 k < n, not {X.shape}")
     n, k = X.shape
     require_operators(A, M, n, X.dtype, callback)
     end = flag(largest, "largest")

@@ -191,7 +191,9 @@ async def test_arrays_of_other_libraries_can_be_adopted(device: Device) -> None:
         assert same_bits(await device.get(await device.adopt(Tensor(part))), part.copy())
     with pytest.raises(TypeError, match=r"device\.put takes what numpy\.asarray does"):
         await device.adopt([1, 2, 3])
-    with pytest.raises(TypeError, match="cannot live in device memory"):
+    with pytest.raises(
+        TypeError, match="dtype <U1 cannot live in device memory; use one of bool, int8,"
+    ):
         await device.adopt(np.array(["a"]))
     with pytest.raises(ValueError, match="bring it to the CPU first"):
         await device.adopt(DeviceArray(256, (3,), np.dtype(np.float32), device=0))

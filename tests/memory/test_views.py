@@ -226,7 +226,10 @@ def test_views_refuse_what_numpy_refuses() -> None:
         (lambda: ref.swapaxes(0, 3), "out of bounds"),
         (lambda: ref.moveaxis(0, 7), "out of bounds"),
         (lambda: ref.moveaxis((0, 1), 0), "same number"),
-        (lambda: ref.squeeze(1), "not equal to one"),
+        (
+            lambda: ref.squeeze(1),
+            r"an axis to squeeze must have size one: axis 1 of shape \(2, 3, 1\)",
+        ),
         (lambda: ref.broadcast_to((4, 3, 1)), "could not be broadcast"),
         (lambda: ref.broadcast_to((3, 1)), "could not be broadcast"),
         (lambda: ref[0, 0].mT, "ndim < 2"),

@@ -403,7 +403,7 @@ class Recording(Collector):
             if self.recorder is not None:
                 self.recorder.section_ended(self)
         if kind == "loop" and self._root(flag._block) not in map(self._root, choice.written):
-            raise ValueError("nothing in this loop writes its flag, so it would never end")
+            raise ValueError("an op in this loop must write its flag, or the loop runs for ever")
         self._add(choice, choice.written)
 
     @recorded_call
@@ -567,7 +567,8 @@ class Recording(Collector):
             return self._bound
         if len(inputs) > len(self._inputs):
             raise ValueError(
-                f"replay got {len(inputs)} inputs, but {len(self._inputs)} were recorded"
+                f"replay must be given {len(self._inputs)} inputs, as were recorded, "
+                f"not {len(inputs)}"
             )
         bound = dict(self._bound)
         replaced: dict[Block, GpuRef] = {}
@@ -593,9 +594,9 @@ class Recording(Collector):
             begins = min(_ALIGNMENT, alignment(recorded))
             if self._particular and alignment(ref) % begins:
                 raise ValueError(
-                    f"{ref!r} is a view that begins {ref._block.offset} bytes into its buffer, but "
-                    f"libraries were called with one that begins at a multiple of {begins}, which "
-                    f"it replaces: copy it first"
+                    f"{ref!r} must begin at a multiple of {begins} bytes, as the view "
+                    f"that it replaces did, not {ref._block.offset} bytes into its "
+                    "buffer; copy it first"
                 )
             before = replaced.setdefault(stand_in, ref)
             if not same_place(before, ref):

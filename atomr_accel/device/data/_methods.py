@@ -609,8 +609,8 @@ def _check_out(out: object, ref: GpuRef) -> None:
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy.ndarray, not {said_of(out)}")
     if out.shape != ref.shape:
-        raise ValueError(f"out has shape {out.shape}, but the buffer has shape {ref.shape}")
+        raise ValueError(f"out must have shape {ref.shape}, not {out.shape}")
     if out.dtype != ref.dtype:
-        raise TypeError(f"out has dtype {out.dtype}, but the buffer has dtype {ref.dtype}")
+        raise TypeError(f"out must have dtype {ref.dtype}, not {out.dtype}")
     if not out.flags.writeable:
         raise ValueError("out is read-only")

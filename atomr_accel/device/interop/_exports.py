@@ -241,7 +241,10 @@ class HostExport(Export):
         array = self.numpy()
         if dtype is not None and np.dtype(dtype) != array.dtype:
             if copy is False:
-                raise ValueError(f"a {array.dtype} buffer is no {np.dtype(dtype)} without a copy")
+                raise ValueError(
+                    f"a {array.dtype} buffer becomes {np.dtype(dtype)} "
+                    "only by a copy; pass copy=None or True"
+                )
             return array.astype(dtype)
         return array.copy() if copy else array
 
@@ -454,8 +457,8 @@ class Exports:
     async def _map(self, slab: Slab) -> None:
         if slab.fd < 0:
             raise Unsupported(
-                "this memory has no descriptor (it is managed, adopted, or of a platform that "
-                "exports none), so it cannot be mapped into the program"
+                "memory must have a descriptor to be mapped into the program, which "
+                "managed and adopted memory has not"
             )
         fd = self._core.growth.another(
             slab.fd, slab.nbytes

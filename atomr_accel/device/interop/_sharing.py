@@ -176,7 +176,7 @@ async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
         raise GpuRefStale("the memory of this ref was given up for other buffers: nothing is left")
     slab = core.memory.slab_of(block)
     if slab.fd < 0:
-        raise Unsupported("this memory has no descriptor, so nothing of it outlives its host")
+        raise Unsupported("memory must have a descriptor to outlive its host")
     offset = block.address - (slab.id << SLAB_SHIFT)
     hold = Hold(block)
     fd = core.growth.another(slab.fd, slab.nbytes)
@@ -342,7 +342,7 @@ async def _copy_alone(core: DeviceCore, ref: GpuRef) -> Block:
     """A copy of a buffer in a slab of its own."""
     slab = core.memory.slab_of(require_readable(ref, core.memory, "ref"))
     if slab.fd < 0:
-        raise Unsupported("this memory has no descriptor, so no other process can open it")
+        raise Unsupported("memory must have a descriptor to be opened by another process")
     while True:
         target = await core.growth.empty_dedicated(ref.nbytes)
         source = require_readable(ref, core.memory, "ref")
@@ -369,7 +369,8 @@ async def open_shared(core: DeviceCore, shared: SharedBuffer) -> GpuRef:
     content = shared._content
     if content.backend != core.backend:
         raise ValueError(
-            f"the shared buffer belongs to backend {content.backend!r}, but {core.name} does not"
+            "the device must have the backend of the shared buffer, "
+            f"{content.backend!r}, which {core.name} has not"
         )
     await core.growth.tidy()
     if shared.fd < 0:

@@ -374,7 +374,7 @@ def target_of(
         return steps.output(shape, dtype)
     require_writable(out, steps.preparer.memory, "out", strided=True)
     if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}, but {op} gives shape {shape}")
+        raise ValueError(f"out must have shape {shape}, as {op} gives, not {out.shape}")
     if dtype is not out.dtype and not np.can_cast(dtype, out.dtype, "same_kind"):
         raise TypeError(
             f"Cannot cast output from {dtype!r} to {out.dtype!r} with casting rule 'same_kind'"

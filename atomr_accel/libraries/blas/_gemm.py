@@ -288,7 +288,7 @@ class BlasProducts(BlasPart[D]):
             if out is None:
                 if scale != 0.0:
                     raise ValueError(
-                        f"beta={beta} scales what out holds before, but there is no out"
+                        f"beta must be 0 without out, not {beta}; pass the out that it scales"
                     )
                 result = preparer.output(shape, a.dtype)
                 block_c = result._block
@@ -348,9 +348,7 @@ class BlasProducts(BlasPart[D]):
         block = require_writable(result, memory, "out", strided=True)
         require_shape(result, plan.shape, "out")
         if result.dtype is not plan.dtype_c:
-            raise TypeError(
-                f"out has dtype {result.dtype.name}, but the result has {plan.dtype_c.name}"
-            )
+            raise TypeError(f"out must have dtype {plan.dtype_c.name}, not {result.dtype.name}")
         require_no_alias(name, [("out", result)], [("a", a), ("b", b)])
         if placed:
             require_no_alias(name, [("out", result)], placed)
@@ -417,7 +415,7 @@ class BlasProducts(BlasPart[D]):
             first = a[0].dtype
             if grouped and NAMES[first] not in GROUPED:
                 raise TypeError(
-                    f"{name} does not take dtype {first.name}; expected one of {', '.join(GROUPED)}"
+                    f"dtypes of {name} must be one of {', '.join(GROUPED)}, not {first.name}"
                 )
             wanted = dtype if dtype is not None or out is None else getattr(out[0], "dtype", None)
             op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
@@ -430,8 +428,9 @@ class BlasProducts(BlasPart[D]):
                 shapes.append(product_sizes(left.shape, right.shape, op_a, op_b, f"[{i}]"))
                 if not grouped and shapes[i] != shapes[0]:
                     raise ValueError(
-                        f"product {i} has (m, n, k) = {shapes[i]}, but product 0 has {shapes[0]}; "
-                        f"for unequal shapes there is gemm_grouped_batched"
+                        f"product {i} must have (m, n, k) = {shapes[0]}, as product 0 "
+                        f"has, not {shapes[i]}; use gemm_grouped_batched for unequal "
+                        "shapes"
                     )
                 require_rows(left, right, op_a, op_b, shapes[i])
                 require_starts(left, right, f"[{i}]")

@@ -90,7 +90,7 @@ class GroupedProducts(BlasPart[D]):
         if any(isinstance(size, bool) for size in sizes):
             raise TypeError(f"sizes are whole numbers, not {sizes!r}")
         if any(size < 0 for size in rows):
-            raise ValueError(f"sizes must not be negative, but are {rows}")
+            raise ValueError(f"sizes must be at least 0, not {rows}")
         op_b = operation(trans_b, "trans_b")
 
         compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
@@ -102,8 +102,7 @@ class GroupedProducts(BlasPart[D]):
             dtype = a.dtype
             if NAMES[dtype] not in GROUPED:
                 raise TypeError(
-                    f"{_NAME} does not take dtype {dtype.name}; "
-                    f"expected one of {', '.join(GROUPED)}"
+                    f"dtypes of {_NAME} must be one of {', '.join(GROUPED)}, not {dtype.name}"
                 )
             require_rank(a, 2, "a")
             require_rank(b, 3, "b")
@@ -154,7 +153,7 @@ def _shape_of(a: GpuRef, b: GpuRef, rows: tuple[int, ...], op_b: int) -> tuple[i
         )
     if len(rows) != groups or sum(rows) != m:
         raise ValueError(
-            f"{len(rows)} sizes of {sum(rows)} rows in all, but b has {groups} matrices and a has "
-            f"{m} rows"
+            f"sizes must be {groups} numbers with sum {m}, one for each matrix of b "
+            f"and in all the rows of a, not {len(rows)} with sum {sum(rows)}"
         )
     return m, n, k

@@ -173,9 +173,7 @@ def result_types(
     outputs = [output for given, output in COMPUTE if given == dtype.name]
     if not outputs:
         inputs = dict.fromkeys(given for given, _ in COMPUTE)
-        raise TypeError(
-            f"{name} does not take dtype {dtype.name}; expected one of {', '.join(inputs)}"
-        )
+        raise TypeError(f"dtypes of {name} must be one of {', '.join(inputs)}, not {dtype.name}")
     if wanted is None:
         wanted = _DEFAULT_OUTPUT.get(dtype.name, dtype.name)
     result = as_dtype(wanted)
@@ -186,8 +184,8 @@ def result_types(
         return result, types[0]
     if compute_type not in types:
         raise ValueError(
-            f"compute_type {compute_type!r} is none of those for {dtype.name} to {result.name}: "
-            f"{', '.join(types)}"
+            f"compute_type for {dtype.name} to {result.name} must be one of "
+            f"{', '.join(types)}, not {compute_type!r}"
         )
     return result, compute_type
 
@@ -200,8 +198,8 @@ def require_rows(a: GpuRef, b: GpuRef, op_a: int, op_b: int, sizes: tuple[int, i
     for name, ref, row in (("a", a, m if op_a else k), ("b", b, k if op_b else n)):
         if row % 4 and ref.size:
             raise ValueError(
-                f"{name} has shape {ref.shape}: int8 needs rows of a multiple of 4 elements, "
-                f"not {row}"
+                f"{name} must have rows of a multiple of 4 elements, because it is "
+                f"int8, not of {row}, in shape {ref.shape}"
             )
 
 

@@ -301,7 +301,9 @@ class BlasLt(Facade[D]):
         if algorithm is not None:
             algorithm = whole(algorithm, "algorithm")
             if autotune:
-                raise ValueError("autotune looks for an algorithm, but there is one already")
+                raise ValueError(
+                    "autotune must be False if algorithm is given, because it looks for one"
+                )
 
         factor = 1.0 if isinstance(alpha, GpuRef) else alpha
         several = name != "matmul"
@@ -393,7 +395,8 @@ class BlasLt(Facade[D]):
             numbers = _numbers(candidates)
             if number not in numbers:
                 raise Unsupported(
-                    f"cuBLASLt has no algorithm {number} for this product, but {numbers}"
+                    "algorithm must be one that cuBLASLt has for this product, "
+                    f"{numbers}, not {number}"
                 )
             candidates = [each for each in candidates if each[2] == number]
         if autotune and len(candidates) > 1:

@@ -281,7 +281,7 @@ def check(
         added = out
         if added is None or plan.spec.d.dtype in FP8:
             why = "no out either" if added is None else "an fp8 result cannot be added to"
-            raise ValueError(f"beta={beta} scales c, but there is no c, and {why}")
+            raise ValueError(f"beta must be 0 without c, not {beta}: {why}")
     if out is not None or aux is not None:
         reads = _require_outputs(operands, plan, memory)
         if added is out and out is not None:
@@ -319,7 +319,7 @@ def _require_layouts(options: BlasLtOptions) -> None:
 def _scale(value: Number, plan: BlasLtPlan, name: str) -> Scalar:
     number = scalar(value, DTYPES[plan.spec.scale_type], name)
     if plan.spec.scale_type == "int32" and number not in (0.0, 1.0):
-        raise ValueError(f"for int8 alpha and beta are 0 or 1, but {name} is {value}")
+        raise ValueError(f"{name} must be 0 or 1 for int8, not {value}")
     return number
 
 

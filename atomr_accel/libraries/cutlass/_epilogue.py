@@ -108,8 +108,8 @@ class Epilogue:
 
     def __bool__(self) -> bool:
         raise TypeError(
-            "an epilogue is neither true nor false: nobody has computed it yet; choose with "
-            "maximum, minimum or relu"
+            "an epilogue cannot be true or false, because its values are on the "
+            "device; choose with maximum, minimum or relu"
         )
 
     def _text(self) -> str:

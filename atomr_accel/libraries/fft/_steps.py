@@ -129,9 +129,7 @@ def computed_in(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """
     precision = PRECISION.get(dtype.name)
     if precision is None:
-        raise TypeError(
-            f"{name} does not take dtype {dtype.name}; expected one of {', '.join(PRECISION)}"
-        )
+        raise TypeError(f"dtypes of {name} must be one of {', '.join(PRECISION)}, not {dtype.name}")
     return complex_of(DTYPES[precision]) if dtype.kind == "c" else DTYPES[precision]
 
 

@@ -344,9 +344,9 @@ class Spectra(LinalgPart[D]):
         name, sizes, kept = _eigh_algorithm(stack, algorithm, subset)
         if other is not None:
             if algorithm is not None or subset is not None or kind not in (1, 2, 3):
-                raise ValueError("with b neither an algorithm nor a subset; type is 1, 2 or 3")
+                raise ValueError("algorithm and subset must be None with b; type must be 1, 2 or 3")
             if other.shape != stack.ref.shape:
-                raise ValueError(f"b has shape {other.shape}, but a has {stack.ref.shape}")
+                raise ValueError(f"b must have shape {stack.ref.shape}, not {other.shape}")
             name, sizes, kept, options = "sygvd", (n,), slice(None), (kind, *options)
             buffers.append(steps.fresh(steps.ref(other, "b")))
         buffers.append(w)

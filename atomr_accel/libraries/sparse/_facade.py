@@ -271,7 +271,7 @@ def _scipys(array: object) -> Any:
         )
     given: Any = array
     if given.ndim != 2:
-        raise ValueError(f"the array has shape {given.shape}; sparse matrices have two dimensions")
+        raise ValueError(f"the array must have two dimensions, not shape {given.shape}")
     if given.dtype.name not in FLOATS:
         raise TypeError(
             f"the array is {given.dtype.name}; sparse matrices are of {', '.join(FLOATS)}"

@@ -161,7 +161,9 @@ class SparseRef(msgspec.Struct, frozen=True, eq=False):
             ValueError: another shape.
         """
         if data.shape != self.data.shape:
-            raise ValueError(f"data has shape {data.shape}, but the matrix's {self.data.shape}")
+            raise ValueError(
+                f"data must have the shape of the matrix's, {self.data.shape}, not {data.shape}"
+            )
         return msgspec.structs.replace(self, data=data)
 
     def __matmul__(self, _other: object) -> NoReturn:

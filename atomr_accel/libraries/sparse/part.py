@@ -249,7 +249,7 @@ def laid(ref: GpuRef, name: str) -> DenseMatrix:
             return DenseMatrix(ref.shape, by_rows=False, ld=across)
     elif ref.ndim != 1:
         raise ValueError(f"{name} must have one or two dimensions, not shape {ref.shape}")
-    raise NotContiguous(f"neither rows nor columns of {name} are without gaps: {ref!r}")
+    raise NotContiguous(f"{name} must have rows or columns without gaps: {ref!r}; copy it first")
 
 
 def place(ref: GpuRef, preparer: Preparer, name: str, *, writable: bool = False) -> Block:

@@ -244,7 +244,7 @@ class TensorOperations(Facade[D]):
             ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         if op not in REDUCTIONS:
-            raise ValueError(f"op is {op!r}; expected one of {', '.join(map(repr, REDUCTIONS))}")
+            raise ValueError(f"op must be one of {', '.join(map(repr, REDUCTIONS))}, not {op!r}")
         call = TensorCall(OperationKind.REDUCE, (a,), (modes_a,), modes, c, out, (alpha, beta))
         return self._request(call, (op_a,), compute_type, (REDUCTIONS[op],))
 
@@ -420,7 +420,7 @@ class TensorOperations(Facade[D]):
             if call.kind in ADDS and checked.scalars[1] not in (0.0, (0.0, 0.0)):
                 added = call.out if call.added is None else call.added
                 if added is None:
-                    raise ValueError("beta scales what is added, but there is neither that nor out")
+                    raise ValueError("beta scales what is added; pass that, or out")
             last = added if call.kind in ADDS else inputs[-1]
             if (
                 call.kind is not OperationKind.PERMUTE

@@ -81,7 +81,7 @@ class DeviceCopies:
         ranks = range(self.ranks)
         if [len(row) for row in parts] != [self.ranks] * self.ranks:
             raise ValueError(
-                f"{self.ranks} ranks exchange {self.ranks} parts each, got "
+                f"parts must be {self.ranks} from each of {self.ranks} ranks, not "
                 f"{[len(row) for row in parts]}"
             )
         for i in ranks:

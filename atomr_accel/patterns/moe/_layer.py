@@ -72,7 +72,7 @@ def check_tokens(x: Any, d: int, dtype: np.dtype[Any]) -> None:
     if len(x.shape) != 2 or x.shape[1] != d:
         raise ValueError(f"x must have shape (tokens, {d}), not {tuple(x.shape)}")
     if x.dtype != dtype:
-        raise TypeError(f"x must be {dtype} as the experts are, but is {x.dtype}")
+        raise TypeError(f"x must be {dtype} as the experts are, not {x.dtype}")
 
 
 def dispatch(to: Collecting, x: GpuRef, routing: Routing) -> GpuRef:

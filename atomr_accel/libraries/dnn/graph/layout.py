@@ -108,7 +108,7 @@ def require_float(ref: GpuRef, name: str) -> None:
     """
     if ref.dtype not in FLOATS:
         raise TypeError(
-            f"{name} has dtype {ref.dtype.name}; expected float16, bfloat16, float32 or float64"
+            f"{name} must have dtype float16, bfloat16, float32 or float64, not {ref.dtype.name}"
         )
 
 

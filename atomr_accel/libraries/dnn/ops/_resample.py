@@ -78,7 +78,9 @@ class ResamplingPart(DnnPart[D]):
             require_float(grad, "grad")
             last = _last(shape, layout)
             if grad.ndim != len(shape):
-                raise ValueError(f"grad has shape {grad.shape}, which no images {shape} give")
+                raise ValueError(
+                    f"grad must have the shape of the result for images {shape}, not {grad.shape}"
+                )
             builder = Builder()
             loss = image(builder, grad, last=last)
             reads = [(loss.id, "grad")]
