@@ -15,10 +15,9 @@ from sphinx.domains.python import PythonDomain
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from atomr_accel.libraries._table import Libraries  # noqa: E402
-
 import atomr_accel  # noqa: E402 - from this checkout, wherever another one is installed
 from atomr_accel.actors.blocks import opens  # noqa: E402
+from atomr_accel.libraries.facades import Libraries  # noqa: E402
 from atomr_accel.ops import op  # noqa: E402
 
 if TYPE_CHECKING:
