@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import sys
 import zlib
@@ -18,10 +20,11 @@ sys.path.insert(0, str(HERE.parent))
 import atomr_accel  # noqa: E402 - from this checkout, wherever another one is installed
 from atomr_accel.actors.blocks import opens  # noqa: E402
 from atomr_accel.libraries.registry import catalogue  # noqa: E402
-from atomr_accel.ops import op  # noqa: E402
+from atomr_accel.ops import Request, op  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
     from sphinx.application import Sphinx
 
@@ -224,6 +227,20 @@ def _public(name: str) -> str:
 
 
 NAMES = _public_names()
+
+
+def _import_for_types(module: ModuleType) -> None:
+    """Import the names that a module imports for type checkers only.
+
+    msgspec evaluates the annotations of a class for its signature.
+    """
+    for part in ast.parse(inspect.getsource(module)).body:
+        if isinstance(part, ast.If) and ast.unparse(part.test) == "TYPE_CHECKING":
+            body = ast.Module(part.body, [])
+            exec(compile(body, str(module.__file__), "exec"), vars(module))  # noqa: S102
+
+
+_import_for_types(import_module(Request.__module__))
 
 
 def setup(app: Sphinx) -> None:
