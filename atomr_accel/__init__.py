@@ -58,9 +58,9 @@ if TYPE_CHECKING:
         open_devices,
         open_system,
     )
-    from .device._event import Event
     from .device.batches.batch import Batch
     from .device.batches.record import Recording
+    from .device.calls._event import Event
     from .lanes import (
         DeviceInstrument,
         FinishedOps,
@@ -191,7 +191,7 @@ _HOME = {
     "GpuRef": "memory",
     "Batch": "device.batches.batch",
     "Recording": "device.batches.record",
-    "Event": "device._event",
+    "Event": "device.calls._event",
     "Kernel": "libraries.nvrtc.kernel",
     "Module": "libraries.nvrtc.module",
     "CompileOptions": "libraries.nvrtc._options",

@@ -22,13 +22,13 @@ from ..wire import (
     arrived,
 )
 from ._failures import lacks_descriptors
-from ._prepared import MOST_UNMAPPED
+from .contexts._prepared import MOST_UNMAPPED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from ..memory import Block
-    from .context import Context
+    from .contexts.context import Context
     from .core import DeviceCore
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from ..lanes import Op, Port
     from ..wire import DeviceInfo
-    from ._prepared import PreparedHost
-    from .context import Context
+    from .contexts._prepared import PreparedHost
+    from .contexts.context import Context
     from .core import DeviceCore
 
 

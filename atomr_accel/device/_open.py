@@ -33,8 +33,6 @@ from ..libraries.registry import Catalogue, catalogue
 from ..memory import MemoryScope
 from ._actors import DeviceActor
 from ._device import Device
-from ._requests import Requests
-from ._run import HostCalls
 from ._settings import (
     Completion,
     DeviceSettings,
@@ -44,14 +42,16 @@ from ._settings import (
     standby_mode,
     stream_plan,
 )
-from ._standby import Standby
-from ._standby_budget import StandbyMode
 from .batches.batch import Batch
 from .batches.collector import offer_library, offered
 from .batches.record import Recording
+from .calls._requests import Requests
+from .calls._run import HostCalls
 from .core import DeviceCore
 from .data._pinned import Pinned
 from .interop._exports import Exports
+from .standby._budget import StandbyMode
+from .standby._standby import Standby
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence

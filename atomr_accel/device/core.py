@@ -37,9 +37,9 @@ from ..ops import Awaited, ImmediatePreparer, LaneSpec
 from ..wire import Message, ReportTimes, StreamPlan
 from ._growth import SlabGrowth
 from ._lifecycle import Lifecycle
-from ._reaper import Reaper
-from ._retry import Again
 from ._tree_node import DeviceNode
+from .calls._retry import Again
+from .contexts._reaper import Reaper
 from .data._bulk import Copiers
 from .interop._windows import Windows
 
@@ -56,13 +56,13 @@ if TYPE_CHECKING:
     from ..memory import Block, Epoch, Slab
     from ..ops import CallRecorder, Request, Workspaces, WorkspaceSet
     from ..wire import Affinity, CallByTemplate, DeviceInfo
-    from ._prepared import PreparedHost
-    from ._run import HostCalls
-    from ._standby import Standby
-    from .context import Context
+    from .calls._run import HostCalls
+    from .contexts._prepared import PreparedHost
+    from .contexts.context import Context
     from .data._pinned import Pinned
     from .data.transfer import Transfer
     from .interop._exports import Exports
+    from .standby._standby import Standby
 
 Shape = int | tuple[int, ...]
 

@@ -25,7 +25,7 @@ from ..wire import SLAB_SHIFT, map_file, shared_fd
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..device.context import Context
+    from ..device.contexts.context import Context
     from ..device.core import DeviceCore
     from ..ops import Preparer
     from ._member import DeviceMember

@@ -11,11 +11,11 @@ place                         state                                  action
 ============================  =====================================  ============================
 ``lanes/_port``               its ops; fails later ones              all
 ``device/_lifecycle``         successors, waiters at the gate        ``watch``, ``opening a lane``
-``device/context``           lanes that are being started           ``opening a lane``
+``device/contexts/context``   lanes that are being started           ``opening a lane``
 ``device/_growth``            the context of a slab                  ``put sealed``, ``growing``
-``device/_retry``             the generation of an attempt           ``retry``
-``device/_event``             the op of a point, its number          ``event``
-``device/_run``               states, tickets, results in the        ``run``, ``run large``,
+``device/calls/_retry``       the generation of an attempt           ``retry``
+``device/calls/_event``       the op of a point, its number          ``event``
+``device/calls/_run``         states, tickets, results in the        ``run``, ``run large``,
                               host                                   ``run with a state``
 ``device/_actors``            queued requests                        ``ask``
 ``device/batches/batch``     ports, epoch, deferred ops             ``batch``, ``batch deferred``

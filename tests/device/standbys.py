@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atomr_accel import Device
-    from atomr_accel.device._standby import Standby
+    from atomr_accel.device.standby._standby import Standby
 
 EYE: Final = np.eye(3)
 OFTEN: Final = 10**6

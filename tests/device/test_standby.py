@@ -18,10 +18,11 @@ import trio.testing
 
 from atomr_accel import DeviceLost, GpuRefStale, OutOfMemory, StandbyWarning, Unsupported
 from atomr_accel.actors import Backoff
-from atomr_accel.device import _open, _standby_host
-from atomr_accel.device import context as _context
+from atomr_accel.device import _open
 from atomr_accel.device._growth import SlabGrowth
-from atomr_accel.device._prepared import PreparedHost
+from atomr_accel.device.contexts import context as _context
+from atomr_accel.device.contexts._prepared import PreparedHost
+from atomr_accel.device.standby import _spare as _standby_host
 from atomr_accel.lanes import HostDied, start_host
 from atomr_accel.testing import kill_host, poison, standby_ready
 from atomr_accel.testing.garbage import collect_garbage
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device, GpuRef
-    from atomr_accel.device._standby import Standby
     from atomr_accel.device.core import DeviceCore
+    from atomr_accel.device.standby._standby import Standby
     from atomr_accel.lanes import HostHandle, Isolation
 
 pytestmark = [  # each starts hosts, and most several

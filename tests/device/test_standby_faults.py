@@ -12,8 +12,9 @@ import pytest
 import trio
 
 from atomr_accel import ContextPoisoned, GpuRefStale
-from atomr_accel.device import _standby, _standby_host
-from atomr_accel.device import context as _context
+from atomr_accel.device.contexts import context as _context
+from atomr_accel.device.standby import _spare as _standby_host
+from atomr_accel.device.standby import _standby
 from atomr_accel.lanes import start_host
 from atomr_accel.testing import kill_host, poison
 from tests.harness import AT_ONCE, cpu_only, descriptors, opened, program, settled, used_by

@@ -7,8 +7,8 @@ import functools
 import pytest
 import trio
 
-from atomr_accel.device import _standby_host
-from atomr_accel.device._prepared import PreparedHost
+from atomr_accel.device.contexts._prepared import PreparedHost
+from atomr_accel.device.standby import _spare as _standby_host
 from atomr_accel.testing import poison, standby_ready
 from tests.harness import cpu_only, program
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import trio
 
-from atomr_accel.device import _standby_host
+from atomr_accel.device.standby import _spare as _standby_host
 from tests.harness import cpu_only, opened, program
 
 pytestmark = [cpu_only, pytest.mark.slow]

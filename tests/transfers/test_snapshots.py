@@ -15,7 +15,7 @@ import trio.testing
 
 from atomr_accel import ContextPoisoned, GpuRefStale, Snapshot, Unsupported
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.device._reaper import Reaper
+from atomr_accel.device.contexts._reaper import Reaper
 from atomr_accel.device.data import _snapshot, _snapshot_file
 from atomr_accel.lanes import HostDied
 from atomr_accel.replay import open_journal, replay

@@ -35,8 +35,8 @@ from ...lanes import Port, uninterrupted
 from ...memory import GpuRef, Hold
 from ...ops import LaneSpec, Pending, recorded_call, require_readable
 from ...wire import Copy
-from .._run import check_is_there
-from ..context import MEMORY_LANE
+from ..calls._run import check_is_there
+from ..contexts.context import MEMORY_LANE
 from ..data.arrays import copying
 from ..data.transfer import ENDED, SMALL, after, as_host_array, bytes_of, room_for
 from .collector import Collector
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ...ops import Facade, Request
     from ...wire import Message
     from .._device import Device
-    from .._run import OnDevice
+    from ..calls._run import OnDevice
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from ...ops import (
     on_copies,
     require_made_on,
 )
-from .._proxy import Proxy
+from ..calls._proxy import Proxy
 from ..data.arrays import Arrays, copying
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ..._errors import DeviceLost
 from ...lanes import HostDied, PinnedPool, uninterrupted
 from ...memory import as_shape, round_size
 from ...wire import MapPinned, StickyFault, UnmapSlabs
-from .._prepared import MOST_UNMAPPED
+from ..contexts._prepared import MOST_UNMAPPED
 from ..core import Shape
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..._errors import AccelError
     from ...lanes import HostHandle, Piece, PinnedStatistics
-    from ..context import Context
+    from ..contexts.context import Context
     from ..core import DeviceCore
 
 Oversize = Literal["refuse", "exceed"]

@@ -21,7 +21,7 @@ from ...lanes import END_SECONDS, uninterrupted
 from ...memory import GpuRef, Hold
 from ...ops import require_readable, require_writable
 from ...wire import SLAB_SHIFT, Copy
-from ..context import MEMORY_LANE
+from ..contexts.context import MEMORY_LANE
 from ._snapshot_file import read_arrays, write_arrays
 from .arrays import check_like
 from .transfer import ENDED, in_worker

@@ -33,7 +33,7 @@ from ...memory import GpuRef, Hold, Kept
 from ...ops import require_readable, require_writable
 from ...wire import Copy, Protect, Unprotect
 from .._failures import short_of
-from ..context import MEMORY_LANE
+from ..contexts.context import MEMORY_LANE
 from ._bulk import COPIERS, Bulk, chunk_size
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from ...lanes import Bytes, HostHandle, Op, Piece
     from ...memory import Block
-    from ..context import Context
+    from ..contexts.context import Context
     from ..core import DeviceCore
 
 SMALL: Final = 1 << 19

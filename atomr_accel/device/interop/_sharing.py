@@ -22,7 +22,7 @@ from ...wire import (
     Fill,
     make_read_only,
 )
-from ..context import MEMORY_LANE
+from ..contexts.context import MEMORY_LANE
 from ..data.arrays import copying
 from ..data.transfer import Rebuilt, after, download, filling, in_chunks, in_worker, receive, send
 from .mapping import mapped, unmap

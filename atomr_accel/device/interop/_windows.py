@@ -23,7 +23,7 @@ from .mapping import mapped
 
 if TYPE_CHECKING:
     from ...memory import MemoryMap, Slab
-    from ..context import Context
+    from ..contexts.context import Context
     from ..core import DeviceCore
 
 

@@ -11,7 +11,7 @@ from ...lanes import HostDied
 from ...wire import MapSlab, StickyFault, UnmapSlabs
 
 if TYPE_CHECKING:
-    from ..context import Context
+    from ..contexts.context import Context
     from ..core import DeviceCore
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final, TypeVar, final
 
 import trio
 
-from .._errors import OutOfMemory
-from ..lanes import END_SECONDS, uninterrupted
+from ..._errors import OutOfMemory
+from ...lanes import END_SECONDS, uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ..lanes import HostHandle
+    from ...lanes import HostHandle
 
 T = TypeVar("T")
 

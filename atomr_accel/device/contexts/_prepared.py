@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from .._errors import AccelError
-from ..lanes import HostDied, Port, uninterrupted
-from ..wire import (
+from ..._errors import AccelError
+from ...lanes import HostDied, Port, uninterrupted
+from ...wire import (
     AskFree,
     Free,
     Import,
@@ -32,15 +32,15 @@ from ..wire import (
     StickyFault,
     UnmapSlabs,
 )
-from ..wire.channel import MOST_DESCRIPTORS
+from ...wire.channel import MOST_DESCRIPTORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..lanes import HostHandle
-    from ..ops import LaneSpec
-    from ..wire import DeviceInfo
-    from .core import DeviceCore
+    from ...lanes import HostHandle
+    from ...ops import LaneSpec
+    from ...wire import DeviceInfo
+    from ..core import DeviceCore
 
 MOST_UNMAPPED: Final = 1024
 """Slabs that one control message names."""

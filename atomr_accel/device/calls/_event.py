@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from .._errors import EventStale
-from ..lanes import uninterrupted
-from ..wire import Elapsed, ForgetEvent, RecordEvent
-from .context import MEMORY_LANE
+from ..._errors import EventStale
+from ...lanes import uninterrupted
+from ...wire import Elapsed, ForgetEvent, RecordEvent
+from ..contexts.context import MEMORY_LANE
 
 if TYPE_CHECKING:
-    from ..lanes import Op
-    from ..memory import Kept
-    from .core import DeviceCore
+    from ...lanes import Op
+    from ...memory import Kept
+    from ..core import DeviceCore
 
 _numbers: Final = itertools.count(1)
 

@@ -6,11 +6,11 @@ import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, final
 
-from ..lanes import uninterrupted
+from ...lanes import uninterrupted
 
 if TYPE_CHECKING:
-    from ..wire import Message
-    from .batches.record import Recording
+    from ...wire import Message
+    from ..batches.record import Recording
 
 _MOST_NOTED: Final = 512
 """Number of plans and kernels, the last ones, that hot standbys prepare, too."""

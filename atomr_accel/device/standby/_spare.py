@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from .._errors import AccelError
-from ..lanes import HostDied, start_host, uninterrupted
-from ..libraries.programs.wire.messages import ForgetProgram
-from ..wire import Preload, StickyFault, UnmapSlabs
-from ._device import Device
-from ._prepared import PreparedHost
-from ._run import HostCalls
-from ._standby_budget import NoRoomError
-from .batches._in_advance import capture_in
-from .batches.record import PROGRAMS
-from .context import Context
-from .data._pinned import Pinned
-from .interop._exports import Exports
+from ..._errors import AccelError
+from ...lanes import HostDied, start_host, uninterrupted
+from ...libraries.programs.wire.messages import ForgetProgram
+from ...wire import Preload, StickyFault, UnmapSlabs
+from .._device import Device
+from ..batches._in_advance import capture_in
+from ..batches.record import PROGRAMS
+from ..calls._run import HostCalls
+from ..contexts._prepared import PreparedHost
+from ..contexts.context import Context
+from ..data._pinned import Pinned
+from ..interop._exports import Exports
+from ._budget import NoRoomError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ..actors import ActorRef
-    from ..lanes import HostHandle
-    from ..wire import Message
+    from ...actors import ActorRef
+    from ...lanes import HostHandle
+    from ...wire import Message
+    from ..core import DeviceCore
+    from ._budget import Room
     from ._history import PreparationHistory
-    from ._standby_budget import Room
-    from .core import DeviceCore
 
 _log = logging.getLogger("atomr_accel.device")
 

@@ -7,13 +7,13 @@ import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, final
 
-from .._errors import AccelError, StandbyWarning
-from ..lanes import uninterrupted
-from ..wire import StickyFault
+from ..._errors import AccelError, StandbyWarning
+from ...lanes import uninterrupted
+from ...wire import StickyFault
 
 if TYPE_CHECKING:
-    from ._standby_host import Spare
-    from .core import DeviceCore
+    from ..core import DeviceCore
+    from ._spare import Spare
 
 StandbyMode = Literal["hot", "warm"]
 

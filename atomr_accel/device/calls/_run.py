@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
 import numpy as np
 import trio
 
-from .._dtypes import DTYPES
-from .._errors import AccelError, GpuRefStale, said_of
-from ..libraries.run.wire.messages import (
+from ..._dtypes import DTYPES
+from ..._errors import AccelError, GpuRefStale, said_of
+from ...libraries.run.wire.messages import (
     Buffer,
     CallFunction,
     Fetch,
@@ -28,21 +28,21 @@ from ..libraries.run.wire.messages import (
     Left,
     Supply,
 )
-from ..libraries.run.wire.pickling import PickleTooLarge, TakesLong, dumps, loads
-from ..memory import Block, GpuRef, block_at, repeats
-from ..ops import LaneSpec, Request, require_readable
-from ..wire import SLAB_SHIFT, CloseLane
-from ..wire.trace import current_traceparent
-from .data._bulk import Bulk
-from .data.transfer import in_thread
+from ...libraries.run.wire.pickling import PickleTooLarge, TakesLong, dumps, loads
+from ...memory import Block, GpuRef, block_at, repeats
+from ...ops import LaneSpec, Request, require_readable
+from ...wire import SLAB_SHIFT, CloseLane
+from ...wire.trace import current_traceparent
+from ..data._bulk import Bulk
+from ..data.transfer import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..lanes import Op, Piece, Port
-    from ..libraries.run.wire.pickling import Bytes
-    from ..memory import Epoch
-    from .core import DeviceCore
+    from ...lanes import Op, Piece, Port
+    from ...libraries.run.wire.pickling import Bytes
+    from ...memory import Epoch
+    from ..core import DeviceCore
 
 _EXECUTORS: Final = {
     "cpu": "atomr_accel.libraries.run.host._cpu:CpuRunner",

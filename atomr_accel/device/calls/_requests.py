@@ -13,24 +13,24 @@ from typing import (
     overload,
 )
 
-from ..libraries.array.evaluate import Evaluating
-from ..ops import AsRequests, DeviceView
+from ...libraries.array.evaluate import Evaluating
+from ...ops import AsRequests, DeviceView
 from ._proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from ..libraries.array.evaluate import Fused
-    from ..libraries.dnn.attention.paged import PagedKVCache
-    from ..libraries.dnn.graph.user_graph import GraphPlan
-    from ..libraries.dnn.rnn.facade import Rnn
-    from ..libraries.facades import Libraries
-    from ..libraries.nvrtc.kernel import Kernel
-    from ..libraries.nvrtc.module import Module
-    from ..libraries.rng.generator import Generator
-    from ..libraries.sparse.direct import SparseLU
-    from ..ops import CallRecorder, Facade, Workspaces, WorkspaceSet
-    from .core import DeviceCore
+    from ...libraries.array.evaluate import Fused
+    from ...libraries.dnn.attention.paged import PagedKVCache
+    from ...libraries.dnn.graph.user_graph import GraphPlan
+    from ...libraries.dnn.rnn.facade import Rnn
+    from ...libraries.facades import Libraries
+    from ...libraries.nvrtc.kernel import Kernel
+    from ...libraries.nvrtc.module import Module
+    from ...libraries.rng.generator import Generator
+    from ...libraries.sparse.direct import SparseLU
+    from ...ops import CallRecorder, Facade, Workspaces, WorkspaceSet
+    from ..core import DeviceCore
 
 R = TypeVar("R")
 P = ParamSpec("P")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from ..libraries.facades import Libraries
-from ..ops import D, require_made_on
+from ...libraries.facades import Libraries
+from ...ops import D, require_made_on
 
 if TYPE_CHECKING:
     from collections.abc import Set
 
-    from ..actors import ActorRef
-    from ..backends import Capabilities
-    from ..expressions import Operand
-    from ..memory import Block, GpuRef, MemoryMap
-    from ..ops import Facade, LaneSpec, Request
-    from ..wire import DeviceInfo, Message
-    from .core import DeviceCore
+    from ...actors import ActorRef
+    from ...backends import Capabilities
+    from ...expressions import Operand
+    from ...memory import Block, GpuRef, MemoryMap
+    from ...ops import Facade, LaneSpec, Request
+    from ...wire import DeviceInfo, Message
+    from ..core import DeviceCore
 
 
 class Proxy(Libraries[D]):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
 
-from .._errors import AccelError, ContextPoisoned, DeviceUnavailable, KernelHung
-from ..lanes import (
+from ..._errors import AccelError, ContextPoisoned, DeviceUnavailable, KernelHung
+from ...lanes import (
     HostDied,
     StaggeredEvent,
     describe_exit,
@@ -24,19 +24,19 @@ from ..lanes import (
     start_host,
     uninterrupted,
 )
-from ..wire import Preload, Probe, StickyFault
-from ._failures import is_short, lacks_descriptors, short_of, taken_down
+from ...wire import Preload, Probe, StickyFault
+from .._failures import is_short, lacks_descriptors, short_of, taken_down
+from ..core import Startup
 from ._prepared import PreparedHost
-from .core import Startup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..actors.part import Part
-    from ..lanes import HostHandle, Op, Port
-    from ..ops import LaneSpec
-    from ..wire import DeviceInfo, Fault
-    from .core import DeviceCore
+    from ...actors.part import Part
+    from ...lanes import HostHandle, Op, Port
+    from ...ops import LaneSpec
+    from ...wire import DeviceInfo, Fault
+    from ..core import DeviceCore
 
 MEMORY_LANE: Final = "memory"
 

@@ -27,27 +27,27 @@ from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from .._errors import AccelError
-from ..actors import Backoff
-from ..lanes import END_SECONDS, HostDied, uninterrupted
-from ..libraries.programs.wire.messages import ForgetProgram
-from ..wire import StickyFault
+from ..._errors import AccelError
+from ...actors import Backoff
+from ...lanes import END_SECONDS, HostDied, uninterrupted
+from ...libraries.programs.wire.messages import ForgetProgram
+from ...wire import StickyFault
+from ..batches._in_advance import own
+from ..batches.record import PROGRAMS
+from ._budget import NoRoomError, Room
 from ._history import PreparationHistory
-from ._standby_budget import NoRoomError, Room
-from ._standby_host import Spare
-from .batches._in_advance import own
-from .batches.record import PROGRAMS
+from ._spare import Spare
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from ..lanes import HostHandle, Op, Port
-    from ..wire import Message
-    from ._device import Device
-    from ._prepared import PreparedHost
-    from ._standby_budget import StandbyMode
-    from .batches.record import Recording
-    from .core import DeviceCore
+    from ...lanes import HostHandle, Op, Port
+    from ...wire import Message
+    from .._device import Device
+    from ..batches.record import Recording
+    from ..contexts._prepared import PreparedHost
+    from ..core import DeviceCore
+    from ._budget import StandbyMode
 
 _log = logging.getLogger("atomr_accel.device")
 

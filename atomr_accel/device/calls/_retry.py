@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final, TypeVar, TypeVarTuple, final
 
 import trio
 
-from .._errors import ContextPoisoned, EarlierErrors, GpuRefStale, said_of
-from ..lanes import uninterrupted
+from ..._errors import ContextPoisoned, EarlierErrors, GpuRefStale, said_of
+from ...lanes import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from .core import DeviceCore
+    from ..core import DeviceCore
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -1,0 +1,1 @@
+"""Calls of a device that are no library's: functions in the host, events, retries, requests."""

@@ -1,0 +1,1 @@
+"""Standby hosts: their preparation, their budget and what they repeat."""
