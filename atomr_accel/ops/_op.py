@@ -28,8 +28,9 @@ from typing import (
 import trio
 
 from ..expressions.calling import clarify
+from ._library import AsRequests, Awaited, Collected, D
 from ._origin import bound
-from ._request import perform, send
+from ._perform import perform, send
 from ._staging import STAGED, needs_staging, on_any_views, on_copies
 from ._traces import Traces
 
@@ -40,25 +41,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class CallMode:
-    """Base of the classes that say how ops of a facade are called."""
-
-
-class Awaited(CallMode):
-    """Marks facades whose ops are awaited: those of a device."""
-
-
-class Collected(CallMode):
-    """Marks facades whose ops return their results at once: those of batches and recordings."""
-
-
-class AsRequests(CallMode):
-    """Marks facades whose ops return requests, which are messages to the library's actor."""
-
-
-D = TypeVar("D", bound=CallMode)
 
 
 class Identity:

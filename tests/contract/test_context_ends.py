@@ -28,7 +28,7 @@ place                         state                                  action
 ``device/interop/_exports``   slabs that the program has mapped      ``export``
 ``device/interop/_sharing``   mappings of others' descriptors        ``share``, ``salvage``
 ``device/interop/_windows``   slabs of other devices                 ``copy between``
-``ops/_request``              buffers and answers of earlier tries   ``question``, ``ask``
+``ops/_perform``              buffers and answers of earlier tries   ``question``, ``ask``
 ``ops/_traces``               prepared calls and their epoch         ``library``
 ``ops/_workspaces``           workspaces                             ``question``
 ``libraries/nvrtc``           loaded kernels, variables, arrays      ``kernel``

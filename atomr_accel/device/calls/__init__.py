@@ -1,1 +1,1 @@
-"""Calls of a device that are no library's: functions in the host, events, retries, requests."""
+"""Calls besides those of libraries: functions in the host, events, retries and requests."""

@@ -1,1 +1,1 @@
-"""Standby hosts: their preparation, their budget and what they repeat."""
+"""Standby hosts: their preparation, memory and history."""
