@@ -12,7 +12,7 @@ from .group._policies import ConsistentHash, DataLocality, MostFreeMemory
 from .group._topology import Link, Topology
 from .interop._sharing import SharedBuffer
 from .portal._calls import FromAsyncio, from_asyncio
-from .standby._standby import StandbyStatistics
+from .standby._statistics import StandbyStatistics
 
 __all__ = [
     "Candidate",

@@ -17,7 +17,7 @@ from .calls._event import Event
 from .calls._requests import Requests
 from .calls._retry import T, Ts, retry
 from .data._methods import MemoryMethods, transfers_of
-from .data.transfer import TransferStatistics
+from .data._progress import TransferStatistics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ._open import System
     from .calls._run import OnDevice
     from .core import DeviceCore, Startup
-    from .standby._standby import StandbyStatistics
+    from .standby._statistics import StandbyStatistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Execution of requests: at once if possible, or else as soon as what they wait for is there."""
+"""Execution of requests: at once, or after waiting for memory, lanes and answers."""
 
 from __future__ import annotations
 

@@ -107,5 +107,6 @@ async def test_waking_a_standby_that_is_used_at_once_changes_nothing(
         assert await spare.context.handed_over()
         assert set(spare.context.prepared.ports) == before
         assert port._sock.fileno() >= 0
-        device._core.lifecycle.discard(spare.context.prepared, spare.shadow)
+        prepared = spare.context.prepared
+        device._core.lifecycle.discard(prepared.host, prepared.ports, spare.shadow)
         assert port._sock.fileno() < 0

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale
-from atomr_accel.device.data.transfer import SMALL, TransferStatistics
+from atomr_accel.device.data._progress import TransferStatistics
+from atomr_accel.device.data.transfer import SMALL
 from atomr_accel.lanes import CHUNK, PinnedPool
 from atomr_accel.testing import kill_host, poison
 

@@ -36,10 +36,10 @@ from ...memory import GpuRef, Hold
 from ...ops import LaneSpec, Pending, recorded_call, require_readable
 from ...wire import Copy
 from ..calls._run import check_is_there
-from ..contexts.context import MEMORY_LANE
+from ..core import MEMORY_LANE
 from ..data.arrays import copying
 from ..data.transfer import ENDED, SMALL, after, as_host_array, bytes_of, room_for
-from .collector import Collector
+from .collector import CollectingDevice, Collector
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, MutableSequence
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from ...memory import Block
     from ...ops import Facade, Request
     from ...wire import Message
-    from .._device import Device
     from ..calls._run import OnDevice
 
 T = TypeVar("T")
@@ -136,7 +135,7 @@ class Batch(Collector):
     A call outside the block raises ``RuntimeError``.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CollectingDevice) -> None:
         super().__init__(device)
         self._ops: deque[Op] = deque()
         self._number = next(_numbers)

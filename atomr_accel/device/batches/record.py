@@ -35,7 +35,7 @@ from ...ops import (
     same_place,
 )
 from ...wire import encode
-from .collector import Collector
+from .collector import CollectingDevice, Collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from ...memory import Kept
     from ...ops import Facade, HostObjects, Request
     from ...wire import Message
-    from .._device import Device
 
 PROGRAMS: Final = LaneSpec(
     "programs",
@@ -132,7 +131,9 @@ class Recording(Collector):
     Random numbers drawn in a recording are the same in every replay.
     """
 
-    def __init__(self, device: Device, inputs: tuple[GpuRef, ...], *, shared: bool = False) -> None:
+    def __init__(
+        self, device: CollectingDevice, inputs: tuple[GpuRef, ...], *, shared: bool = False
+    ) -> None:
         super().__init__(device)
         self._number = next(_numbers)
         self._inputs = inputs

@@ -10,7 +10,7 @@ import trio
 from ..._errors import EventStale
 from ...lanes import uninterrupted
 from ...wire import Elapsed, ForgetEvent, RecordEvent
-from ..contexts.context import MEMORY_LANE
+from ..core import MEMORY_LANE
 
 if TYPE_CHECKING:
     from ...lanes import Op

@@ -33,6 +33,7 @@ from ...wire import (
     UnmapSlabs,
 )
 from ...wire.channel import MOST_DESCRIPTORS
+from .._growth import MOST_UNMAPPED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
     from ...ops import LaneSpec
     from ...wire import DeviceInfo
     from ..core import DeviceCore
-
-MOST_UNMAPPED: Final = 1024
-"""Slabs that one control message names."""
 
 
 @final
@@ -97,18 +95,6 @@ class PreparedHost:
                 await trio.lowlevel.wait_readable(done)
             finally:
                 os.close(done)
-
-    async def learn(self, core: DeviceCore) -> None:
-        """Note what the program's functions have imported here."""
-        reply, _ = await self.host.request(Imported())
-        if isinstance(reply, Modules):
-            core.modules.update(dict.fromkeys(reply.names))
-
-    async def free_memory(self) -> int:
-        """Return the bytes of free device memory, or 0 if unknown."""
-        reply, _ = await self.host.request(AskFree())
-        assert isinstance(reply, Free)
-        return reply.nbytes
 
     async def open(self, core: DeviceCore) -> DeviceInfo:
         """Open the device."""
@@ -254,3 +240,17 @@ class PreparedHost:
         port = self.ports.pop(name, None)
         if port is not None:
             port.hang_up()
+
+
+async def learn(host: HostHandle, core: DeviceCore) -> None:
+    """Note what the program's functions have imported in a host."""
+    reply, _ = await host.request(Imported())
+    if isinstance(reply, Modules):
+        core.modules.update(dict.fromkeys(reply.names))
+
+
+async def free_memory(host: HostHandle) -> int:
+    """Return the bytes of free device memory, or 0 if unknown."""
+    reply, _ = await host.request(AskFree())
+    assert isinstance(reply, Free)
+    return reply.nbytes

@@ -26,7 +26,7 @@ from ...lanes import (
 )
 from ...wire import Preload, Probe, StickyFault
 from .._failures import is_short, lacks_descriptors, short_of, taken_down
-from ..core import Startup
+from ..core import MEMORY_LANE, Startup
 from ._prepared import PreparedHost
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ...ops import LaneSpec
     from ...wire import DeviceInfo, Fault
     from ..core import DeviceCore
-
-MEMORY_LANE: Final = "memory"
 
 _LAUNCH_TIMEOUT: Final = 702
 """The driver's status for a kernel that its own watchdog ended."""
@@ -196,7 +194,8 @@ class Context:
         """The host that is farthest prepared, if there is one and it answers."""
         standby = self._core.standby
         while standby is not None and (taken := await standby.take()) is not None:
-            prepared, shadow, ready = taken
+            prepared: PreparedHost = taken[0]
+            _, shadow, ready = taken
             good = False
             try:
                 if ready:  # it has nothing to do, so it answers at once
@@ -209,10 +208,10 @@ class Context:
                 pass  # the reason why it is not taken
             finally:
                 if not good:
-                    self._core.lifecycle.discard(prepared, shadow)
+                    self._core.lifecycle.discard(prepared.host, prepared.ports, shadow)
             if good:
                 if shadow is not None:
-                    self._core.take_over(shadow, prepared)
+                    self._core.take_over(shadow, prepared.ports)
                 self._shadow = shadow
                 return prepared
         return None

@@ -9,7 +9,7 @@ from ..._dtypes import as_dtype
 from ..._errors import Unsupported
 from ...memory import GpuRef, as_shape
 from ...ops import require_writable
-from ..contexts.context import MEMORY_LANE
+from ..core import MEMORY_LANE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -38,7 +38,7 @@ from ...wire.interop import (
     lend,
 )
 from .._failures import short_of
-from ..contexts.context import MEMORY_LANE
+from ..core import MEMORY_LANE
 from ..data.transfer import as_host_array, in_worker
 
 if TYPE_CHECKING:

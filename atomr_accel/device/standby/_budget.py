@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import warnings
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Literal, final
+from typing import TYPE_CHECKING, Final, final
 
 from ..._errors import AccelError, StandbyWarning
 from ...lanes import uninterrupted
 from ...wire import StickyFault
+from ..contexts._prepared import free_memory
 
 if TYPE_CHECKING:
     from ..core import DeviceCore
     from ._spare import Spare
-
-StandbyMode = Literal["hot", "warm"]
+    from ._statistics import StandbyMode
 
 _log = logging.getLogger("atomr_accel.device")
 
@@ -61,7 +61,7 @@ class Room:
         """Return the free bytes of the device's memory, and the bytes of the program."""
         context = self._core.context
         with suppress(AccelError, OSError, StickyFault):  # its own context sees to that
-            if context is not None and (free := await context.prepared.free_memory()):
+            if context is not None and (free := await free_memory(context.host)):
                 return free + self._core.memory.capacity
         return 0
 

@@ -12,14 +12,11 @@ from ..._errors import AccelError
 from ...lanes import HostDied, start_host, uninterrupted
 from ...libraries.programs.wire.messages import ForgetProgram
 from ...wire import Preload, StickyFault, UnmapSlabs
-from .._device import Device
+from .._assembly import add_parts
 from ..batches._in_advance import capture_in
 from ..batches.record import PROGRAMS
-from ..calls._run import HostCalls
-from ..contexts._prepared import PreparedHost
+from ..contexts._prepared import PreparedHost, learn
 from ..contexts.context import Context
-from ..data._pinned import Pinned
-from ..interop._exports import Exports
 from ._budget import NoRoomError
 
 if TYPE_CHECKING:
@@ -84,7 +81,7 @@ class Spare:
         core: DeviceCore,
         room: Room,
         history: PreparationHistory,
-        warm_up: Callable[[Device], Awaitable[object]] | None,
+        warm_up: Callable[[DeviceCore, ActorRef], Awaitable[object]] | None,
         told: Callable[[Spare], None],
     ) -> None:
         self._core = core
@@ -157,7 +154,7 @@ class Spare:
             problem = None
             if not self.taken:
                 self.prepared = None
-                self._core.lifecycle.discard(prepared, self.shadow)
+                self._core.lifecycle.discard(prepared.host, prepared.ports, self.shadow)
 
     async def _watch(self, host: HostHandle) -> None:
         await host.wait_ended()
@@ -203,7 +200,7 @@ class Spare:
         context = self._core.context
         if context is not None and self._core.host_calls.in_use:
             with suppress(AccelError, OSError, StickyFault):  # its own context sees to that
-                await context.prepared.learn(self._core)
+                await learn(context.host, self._core)
 
     async def _open(self, prepared: PreparedHost, nursery: trio.Nursery) -> None:
         """Open the device in a host that was warm."""
@@ -295,11 +292,11 @@ class Spare:
         self,
         shadow: DeviceCore,
         prepared: PreparedHost,
-        warm_up: Callable[[Device], Awaitable[object]],
+        warm_up: Callable[[DeviceCore, ActorRef], Awaitable[object]],
     ) -> None:
         """Call the program's ``warm_up``, and leave none of its memory."""
         try:
-            await warm_up(Device(shadow, self._ref))
+            await warm_up(shadow, self._ref)
         except Exception as error:  # noqa: BLE001 (the program's)
             text, core = "%s: warm_up of a standby failed: %s", self._core
             _log.warning(text, core.name, repr(error), extra=core.log_fields(error))
@@ -319,9 +316,7 @@ class Spare:
 
     def _shadow(self) -> DeviceCore:
         shadow = self._core.shadow()
-        shadow.pinned = Pinned(shadow, self._core.pinned.statistics().limit)
-        shadow.exports = Exports(shadow)
-        shadow.host_calls = HostCalls(shadow)
+        add_parts(shadow, self._core.pinned.statistics().limit)
         shadow.place.supervisor = self._core.place.supervisor
         return shadow
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 import trio
@@ -37,17 +36,18 @@ from ..batches.record import PROGRAMS
 from ._budget import NoRoomError, Room
 from ._history import PreparationHistory
 from ._spare import Spare
+from ._statistics import StandbyStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from ...actors import ActorRef
     from ...lanes import HostHandle, Op, Port
     from ...wire import Message
-    from .._device import Device
     from ..batches.record import Recording
     from ..contexts._prepared import PreparedHost
     from ..core import DeviceCore
-    from ._budget import StandbyMode
+    from ._statistics import StandbyMode
 
 _log = logging.getLogger("atomr_accel.device")
 
@@ -66,35 +66,6 @@ _MOST_AGAIN: Final = 16
 
 _ROOM_SECONDS: Final = 1.0
 """Time after which a standby that has not released its memory is killed."""
-
-
-@dataclass(frozen=True, slots=True)
-class StandbyStatistics:
-    """The standby hosts of a device at one moment.
-
-    Attributes:
-        mode: the mode that is kept: ``"hot"``, or ``"warm"``, also if memory for a hot one is
-            short.
-        state: the step of the best one: ``"starting"``, ``"loading"``, ``"opening"``,
-            ``"mapping"``, ``"lanes"``, ``"importing"``, ``"init"``, ``"warming up"`` or
-            ``"ready"``. It is ``"waiting"`` without a standby: during a rebuild, just after one was
-            taken, or before another attempt.
-        kept: number of standbys that are wanted.
-        ready: number of standbys that are ready.
-        nbytes: bytes of the device's memory that they take, if the driver reports that.
-        seconds: time that the last one took to become ready; None before the first.
-        used: number of standbys that have taken over.
-        died: number of standbys that ended before, or could not be started.
-    """
-
-    mode: StandbyMode
-    state: str
-    kept: int
-    ready: int
-    nbytes: int
-    seconds: float | None
-    used: int
-    died: int
 
 
 Taken = tuple["PreparedHost", "DeviceCore | None", bool]
@@ -118,7 +89,7 @@ class Standby:
         core: DeviceCore,
         mode: StandbyMode,
         kept: int,
-        warm_up: Callable[[Device], Awaitable[object]] | None,
+        warm_up: Callable[[DeviceCore, ActorRef], Awaitable[object]] | None,
     ) -> None:
         self._core = core
         self._room: Final = Room(core, mode)
@@ -244,7 +215,7 @@ class Standby:
                 continue
             with trio.CancelScope(shield=True):
                 if spare.context is not None and not await spare.context.handed_over():
-                    self._core.lifecycle.discard(prepared, spare.shadow)
+                    self._core.lifecycle.discard(prepared.host, prepared.ports, spare.shadow)
                     continue
             if spare.shadow is not None:
                 for name, port in list(prepared.ports.items()):
