@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ..actors import ActorRef, Backoff
+    from ..arrays.expressions import Operand
     from ..backends import Backend, Capabilities
-    from ..expressions import Operand
     from ..lanes import CallTemplate, Isolation, Sanitizer
     from ..memory import Block, Epoch, Slab
     from ..ops import CallRecorder, Request, Workspaces, WorkspaceSet

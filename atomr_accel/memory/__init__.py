@@ -3,10 +3,10 @@
 No I/O and no vendor: hosts map what this layer describes.
 """
 
+from ..arrays.views import as_shape, repeats, share_elements, span
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
-from ._host_handles import Kept, Release, keep
-from ._ref import (
+from ._block import (
     Block,
     BlockView,
     Epoch,
@@ -21,9 +21,9 @@ from ._ref import (
     ref_error,
     sealed_error,
 )
+from ._host_handles import Kept, Release, keep
 from ._scope import MemoryScope
 from .map import SLICE, MemoryMap, MemoryStatistics, Slab, least_slab
-from .views import as_shape, repeats, share_elements, span
 
 __all__ = [
     "SLICE",

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final, final
 
 from .._errors import said_of
 from ..actors.context import stays
-from ._ref import GpuRef
+from ._block import GpuRef
 
 if TYPE_CHECKING:
     from contextvars import Token
 
-    from ._ref import Block
+    from ._block import Block
     from .map import MemoryMap
 
 

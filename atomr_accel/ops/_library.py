@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ..actors import ActorRef
+    from ..arrays.expressions import Operand
     from ..backends import Backend, Capabilities
-    from ..expressions import Operand
     from ..lanes import CallTemplate
     from ..memory import Block, GpuRef, MemoryMap
     from ..wire import CallByTemplate, DeviceInfo, Message

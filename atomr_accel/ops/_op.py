@@ -27,7 +27,7 @@ from typing import (
 
 import trio
 
-from ..expressions.calling import clarify
+from ..arrays.expressions.calling import clarify
 from ._library import AsRequests, Awaited, Collected, D
 from ._origin import bound
 from ._perform import perform, send

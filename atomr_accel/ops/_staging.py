@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import msgspec
 
-from ..expressions import Expression
+from ..arrays.expressions import Expression
 from ..memory import GpuRef, NotContiguous, NotEvaluated, block_at
 from ._arguments import overlap, require_readable, require_writable
 from ._copies import copying

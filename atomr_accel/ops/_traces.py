@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from .._dtypes import SCALARS
-from ..expressions import Expression, apart, joined
+from ..arrays.expressions import Expression, apart, joined
 from ..lanes import CallTemplate
 from ..memory import Block, BlockView, GpuRef, block_at, part_of
 from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, encoder

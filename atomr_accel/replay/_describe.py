@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from .._dtypes import DTYPES, NAMES
-from ..expressions import Operand
+from ..arrays.expressions import Operand
 from ..libraries.array.graph import ExpressionGraph
 from ..libraries.nvrtc.structures import is_struct
 from ..memory import Block, GpuRef

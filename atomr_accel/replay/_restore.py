@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from .._dtypes import DTYPES, NAMES, as_dtype
-from ..expressions import Expression, constant
+from ..arrays.expressions import Expression, constant
 from ..memory import GpuRef, part_of, span
 from ._describe import fields_of, source_hash
 from ._entries import (

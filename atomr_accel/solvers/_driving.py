@@ -12,9 +12,9 @@ from ..actors.nursery import PlainNursery
 from ..memory import GpuRef
 
 if TYPE_CHECKING:
+    from ..arrays.expressions import Expression
     from ..device import Device
     from ..device.batches.record import Recording
-    from ..expressions import Expression
 
 Callback = Callable[[int, float], object]
 """Called with the number of iterations so far, and the residual's norm."""

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported
-from atomr_accel.expressions import Expression, Operand, constant, index
+from atomr_accel.arrays.expressions import Expression, Operand, constant, index
 
 from ..harness import cpu_only, on_shared, same_bits
 from ..libraries.array.generated import Leaves

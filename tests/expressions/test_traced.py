@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from atomr_accel.expressions import apart, joined
+from atomr_accel.arrays.expressions import apart, joined
 from atomr_accel.ops import Trace
 
 from ..harness import on_shared, opened, program

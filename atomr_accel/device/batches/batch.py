@@ -30,7 +30,7 @@ import trio
 
 from ..._dtypes import as_dtype
 from ..._errors import ContextPoisoned, DeviceLost, OutOfMemory
-from ...expressions import Expression
+from ...arrays.expressions import Expression
 from ...lanes import Port, uninterrupted
 from ...memory import GpuRef, Hold
 from ...ops import LaneSpec, Pending, recorded_call, require_readable

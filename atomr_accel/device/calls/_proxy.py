@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Set
 
     from ...actors import ActorRef
+    from ...arrays.expressions import Operand
     from ...backends import Capabilities
-    from ...expressions import Operand
     from ...memory import Block, GpuRef, MemoryMap
     from ...ops import Facade, LaneSpec, Request
     from ...wire import DeviceInfo, Message

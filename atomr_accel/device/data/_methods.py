@@ -9,7 +9,7 @@ import numpy as np
 import trio
 
 from ..._errors import GpuRefStale, said_of
-from ...expressions import Expression
+from ...arrays.expressions import Expression
 from ...memory import GpuRef, MemoryScope, ref_error
 from ...ops import Awaited, perform, recorded_call, require_readable, require_writable
 from ...wire import Advise, Attach, Prefetch

@@ -10,9 +10,9 @@ import numpy as np
 
 from ..._dtypes import HALVES, as_dtype
 from ..._errors import said_of
-from ...expressions import Operand, broadcast, cast, constant, index
-from ...expressions.expression import broadcast_constant, ufunc, where
-from ...expressions.promotion import FLOAT32
+from ...arrays.expressions import Operand, broadcast, cast, constant, index
+from ...arrays.expressions.expression import broadcast_constant, ufunc, where
+from ...arrays.expressions.promotion import FLOAT32
 from ...memory import as_shape
 from ...ops import ARRAY_LANE as LANE
 from ...ops import D, Request, Submission, op

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._dtypes import number_kind
 from ..._errors import said_of
-from ...expressions import Operand, cast, constant
+from ...arrays.expressions import Operand, cast, constant
 from ...memory import GpuRef
 from ...ops import overlap
 from .choosing import GatherAxis, Mode, choose

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ..._dtypes import NAMES, as_dtype
-from ...expressions.promotion import FLOAT32
+from ...arrays.expressions.promotion import FLOAT32
 from ...ops import overlap
 from .choosing import INT64
 from .wire.indexing import MOST_TOP, Top, top_scratch
 
 if TYPE_CHECKING:
-    from ...expressions import Operand
+    from ...arrays.expressions import Operand
     from ...memory import GpuRef
     from .steps import CallSteps
 

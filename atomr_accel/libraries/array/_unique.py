@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..._dtypes import NAMES
-from ...expressions import Operand
+from ...arrays.expressions import Operand
 from ...memory import GpuRef
 from ...ops import Answered, D, Request, Submission, op
 from ._top import FP8

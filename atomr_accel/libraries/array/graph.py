@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 
 from ..._errors import Unsupported
-from ...expressions import Expression, Operand, parts_of
+from ...arrays.expressions import Expression, Operand, parts_of
 from ...memory import GpuRef
 
 if TYPE_CHECKING:

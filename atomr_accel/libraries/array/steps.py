@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from ..._errors import said_of
-from ...expressions import Expression, Operand, cast
+from ...arrays.expressions import Expression, Operand, cast
 from ...memory import GpuRef, ref_error
 from ...ops import ARRAY_LANE as LANE
 from ...ops import ARRAY_WAITS as WAITS

@@ -6,7 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from ..._dtypes import NAMES
-from ...expressions import Operand
+from ...arrays.expressions import Operand
 from ...memory import GpuRef
 from ...wire.options import real, whole
 from .wire._spec import ACCUMULATOR, MOST_NUMBERS, SOURCE, EpilogueNode

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
-from ...expressions import Operand, cast, constant, index
-from ...expressions.expression import where
+from ...arrays.expressions import Operand, cast, constant, index
+from ...arrays.expressions.expression import where
 from ...ops import D, LaneSpec, Request, Submission, Workspaces, copying, require_int32
 from ..array.steps import LAUNCHED, ArrayPart, CallSteps, MergeRule, RequestsOnly
 from .wire._messages import Compute, ComputeAll, MeasureWorkspace, Require, SolverProblem

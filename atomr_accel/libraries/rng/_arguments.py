@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, REAL_KINDS, as_dtype, number_kind
 from ..._errors import Unsupported
-from ...expressions import Operand
+from ...arrays.expressions import Operand
 from ...memory import as_shape, ref_error
 from ...ops import require_ref, require_shape, require_writable
 from ...wire.options import LARGEST, real, whole

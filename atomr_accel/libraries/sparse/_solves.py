@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 
 from ..._errors import GpuRefStale
-from ...expressions.expression import broadcast_constant
+from ...arrays.expressions.expression import broadcast_constant
 from ...memory import GpuRef
 from ...ops import D, Request, Submission, op, require_dtype, require_no_alias, require_shape
 from ...wire.options import flag

@@ -9,7 +9,7 @@ import msgspec
 
 from ..._dtypes import NAMES
 from ..._errors import said_of
-from ...memory.views import strides_of
+from ...arrays.views import strides_of
 from ...ops import (
     alignment,
     not_contiguous,

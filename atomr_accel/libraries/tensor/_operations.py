@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ..._dtypes import DTYPES
-from ...memory.views import span
+from ...arrays.views import span
 from ...ops import (
     Collected,
     D,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from ...actors.util import check_instance, check_number, check_whole
-from ...expressions import index
+from ...arrays.expressions import index
 
 if TYPE_CHECKING:
     from ...device.batches.batch import Batch

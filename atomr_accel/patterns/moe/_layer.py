@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ..._errors import Unsupported
-from ...expressions import index
+from ...arrays.expressions import index
 from ._experts import check_weights, padded_experts
 from ._gating import Collecting, Gating, Routing, route
 

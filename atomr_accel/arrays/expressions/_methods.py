@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from .._dtypes import as_dtype
+from ..._dtypes import as_dtype
 from .calling import clear_calls
 
 if TYPE_CHECKING:

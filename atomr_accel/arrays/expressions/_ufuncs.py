@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .._dtypes import as_dtype
-from ..wire.ufuncs import PAIRS, REDUCTIONS, UFUNCS, find_ufunc
+from ..._dtypes import as_dtype
+from ...wire.ufuncs import PAIRS, REDUCTIONS, UFUNCS, find_ufunc
 from ._methods import FUNCTIONS, PLAIN
 from .axes import Axis, axes_of, kept_of
 from .expression import (

@@ -10,8 +10,8 @@ import numpy as np
 
 from .._dtypes import as_dtype
 from .._errors import DeviceLost, GpuRefSealed, GpuRefStale, said_of
-from ..expressions import Operand
-from .views import (
+from ..arrays.expressions import Operand
+from ..arrays.views import (
     Key,
     as_shape,
     broadcast,

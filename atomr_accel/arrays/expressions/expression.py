@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from .._dtypes import as_dtype, is_inexact
-from .._errors import Unsupported, said_of
+from ..._dtypes import as_dtype, is_inexact
+from ..._errors import Unsupported, said_of
 from ._methods import ELSEWHERE, FUNCTIONS, PLAIN, Methods
 from ._numbers import Number, number_of, with_words
 from ._text import text_of

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from .._dtypes import as_dtype
-from ..wire.ufuncs import find_ufunc
+from ..._dtypes import as_dtype
+from ...wire.ufuncs import find_ufunc
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

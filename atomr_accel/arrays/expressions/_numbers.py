@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .._dtypes import as_dtype
+from ..._dtypes import as_dtype
 from .promotion import MANY
 
 Number = complex | np.generic

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from .._dtypes import HALVES, as_dtype
+from ..._dtypes import HALVES, as_dtype
 from .promotion import FLOAT32, MANY, reduced
 
 Axis = int | tuple[int, ...] | None

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from .._dtypes import HALVES, as_dtype, is_float, is_inexact
+from ..._dtypes import HALVES, as_dtype, is_float, is_inexact
 from ._methods import FUNCTIONS
 from ._numbers import Number
 from ._ufuncs import masked

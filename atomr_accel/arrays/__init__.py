@@ -1,0 +1,1 @@
+"""Arrays on the device as programs see them: refs, their views, and expressions."""
