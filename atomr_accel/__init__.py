@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Unsupported,
         WorldBroken,
     )
+    from .arrays import GpuRef
     from .device import (
         Candidate,
         CandidateState,
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
     from .libraries.sparse._ell import EllRef
     from .libraries.sparse.array import SparseRef
     from .libraries.sparselt._structured import StructuredRef
-    from .memory import GpuRef
     from .wire.trace import traceparent
 
 __all__ = [
@@ -188,7 +188,7 @@ _HOME = {
     "WatchedDevice": "lanes",
     "WatchedOp": "lanes",
     "WatchedTransfer": "lanes",
-    "GpuRef": "memory",
+    "GpuRef": "arrays",
     "Batch": "device.batches.batch",
     "Recording": "device.batches.record",
     "Event": "device.calls._event",

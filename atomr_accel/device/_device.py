@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Never, NoReturn, final, overload
 
 from .._errors import said_of
+from ..arrays import GpuRef, ref_error
 from ..lanes import uninterrupted
 from ..libraries.facades import Libraries
-from ..memory import GpuRef, ref_error
 from ..ops import Awaited, recorded_call
 from .batches.batch import Batch
 from .batches.record import Recording

@@ -20,6 +20,7 @@ from .._dtypes import as_dtype
 from .._errors import Unsupported
 from ..actors.instrument import Instruments
 from ..actors.logs import fields
+from ..arrays import GpuRef, as_shape
 from ..lanes import (
     NO_RESERVE,
     STAGING_BYTES,
@@ -32,7 +33,7 @@ from ..lanes import (
     uninterrupted,
 )
 from ..libraries.array.evaluate import evaluating
-from ..memory import GpuRef, Kept, MemoryMap, Release, as_shape, keep
+from ..memory import Kept, MemoryMap, Release, keep
 from ..ops import Awaited, ImmediatePreparer, LaneSpec
 from ..wire import Message, ReportTimes, StreamPlan
 from ._growth import SlabGrowth

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     import trio
 
     from .._errors import AccelError
+    from ..arrays import GpuRef
     from ..lanes import HostHandle, Op, Piece, PinnedStatistics, Port
-    from ..memory import Epoch, GpuRef, Slab
+    from ..memory import Epoch, Slab
     from ..ops import LaneSpec
     from ..wire import Message
     from .core import DeviceCore
@@ -58,6 +59,17 @@ class ServingContext(Protocol):
 
 class StandbyHosts(Protocol):
     """The standbys of a device."""
+
+    @property
+    def ready(self) -> bool:
+        """True if a standby is ready."""
+
+    @property
+    def hosts(self) -> list[HostHandle]:
+        """The hosts, the best one first."""
+
+    async def wait_ready(self, least: int | None = None) -> None:
+        """Wait until ``least`` are ready, or else as many as are wanted."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = ...) -> None:
         """Keep as many as are wanted."""

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ..actors import ActorRef
+    from ..arrays import GpuRef
     from ..arrays.expressions import Operand
     from ..backends import Backend, Capabilities
     from ..lanes import CallTemplate
-    from ..memory import Block, GpuRef, MemoryMap
+    from ..memory import Block, MemoryMap
     from ..wire import CallByTemplate, DeviceInfo, Message
     from ._request import Request, TracedPreparer
     from ._witness import CallRecorder

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..memory import Epoch, GpuRef
+    from ..arrays import GpuRef
+    from ..memory import Epoch
     from ._library import DeviceView, OpSubmitter, Submitted
     from ._request import HostObjects, Preparer, Submission
     from ._traces import Trace

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .. import wire
-    from ..memory import Block, GpuRef, MemoryMap
+    from ..arrays import GpuRef
+    from ..memory import Block, MemoryMap
     from ._library import DeviceView, LaneSpec
 
 T = TypeVar("T")

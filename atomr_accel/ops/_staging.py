@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import msgspec
 
+from ..arrays import GpuRef, NotEvaluated
 from ..arrays.expressions import Expression
-from ..memory import GpuRef, NotContiguous, NotEvaluated, block_at
+from ..memory import NotContiguous, block_at
 from ._arguments import overlap, require_readable, require_writable
 from ._copies import copying
 from ._request import Preparing, Request, Submission

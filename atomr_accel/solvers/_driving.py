@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ..actors.nursery import PlainNursery
-from ..memory import GpuRef
+from ..arrays import GpuRef
 
 if TYPE_CHECKING:
     from ..arrays.expressions import Expression

@@ -13,9 +13,9 @@ from ._krylov import started
 from ._operators import LinearSystem, Operator, system
 
 if TYPE_CHECKING:
+    from ..arrays import GpuRef
     from ..device import Device
     from ..device.batches.record import Recording
-    from ..memory import GpuRef
 
 _RESTART = 20
 

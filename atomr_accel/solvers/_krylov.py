@@ -14,9 +14,9 @@ from ._operators import LinearSystem, Operator, require_ref, system
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..arrays import GpuRef
     from ..device import Device
     from ..device.batches.record import Recording
-    from ..memory import GpuRef
     from ._driving import Progress
 
     Step = Callable[[Recording, Progress], None]

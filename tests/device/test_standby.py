@@ -22,7 +22,7 @@ from atomr_accel.device import _open
 from atomr_accel.device._growth import SlabGrowth
 from atomr_accel.device.contexts import context as _context
 from atomr_accel.device.contexts._prepared import PreparedHost
-from atomr_accel.device.standby import _spare as _standby_host
+from atomr_accel.device.standby import _spare
 from atomr_accel.lanes import HostDied, start_host
 from atomr_accel.testing import kill_host, poison, standby_ready
 from atomr_accel.testing.garbage import collect_garbage
@@ -460,7 +460,7 @@ async def test_a_fault_is_not_waited_for_but_a_restart_that_fails_is(
             return await start_host(isolation)
 
         monkeypatch.setattr(_context, "start_host", start)
-        monkeypatch.setattr(_standby_host, "start_host", start)
+        monkeypatch.setattr(_spare, "start_host", start)
         for _ in range(2):  # the one that is ready, and one that is not
             await kill_host(device)
         await works(device)
@@ -783,5 +783,5 @@ async def test_a_host_hears_of_what_a_warm_up_has_left_when_it_is_taken_meanwhil
     spare: Any = None
     with trio.CancelScope() as scope:
         scope.cancel()
-        await _standby_host.Spare._give_back(spare, shadow, prepared)
+        await _spare.Spare._give_back(spare, shadow, prepared)
     assert heard == [7]

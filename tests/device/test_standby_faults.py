@@ -13,7 +13,7 @@ import trio
 
 from atomr_accel import ContextPoisoned, GpuRefStale
 from atomr_accel.device.contexts import context as _context
-from atomr_accel.device.standby import _spare as _standby_host
+from atomr_accel.device.standby import _spare
 from atomr_accel.device.standby import _standby
 from atomr_accel.lanes import start_host
 from atomr_accel.testing import kill_host, poison
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = [cpu_only, pytest.mark.slow]
 
-STATES: Final = (*_standby_host.STEPS, "waiting", "any")
+STATES: Final = (*_spare.STEPS, "waiting", "any")
 ROUNDS: Final = 2
 OFTEN: Final = 10**6
 
@@ -46,7 +46,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> list[HostHandle]:
         started.append(host)
         return host
 
-    monkeypatch.setattr(_standby_host, "start_host", start)
+    monkeypatch.setattr(_spare, "start_host", start)
     monkeypatch.setattr(_context, "start_host", start)
     monkeypatch.setattr(_standby, "_RETRY", AT_ONCE)
     monkeypatch.setattr(_standby, "_BREATH_SECONDS", 0.0)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atomr_accel import GpuRefSealed, GpuRefStale
+from atomr_accel.arrays._ref import GpuRef
 from atomr_accel.memory import MemoryMap
-from atomr_accel.memory._block import GpuRef
 from atomr_accel.memory.map import Slab
 from atomr_accel.ops import overlap, require_no_alias, same_place
 from atomr_accel.testing import poison

@@ -277,7 +277,8 @@ async def test_snapshot_refuses_invalid_options() -> None:
 async def test_without_a_path_a_peer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
         x = await one.zeros(3)
-        one._core.windows._refused.add(two._core.memory)
+        windows: Any = one._core.windows
+        windows._refused.add(two._core.memory)
         with pytest.raises(Unsupported, match="cannot write to the memory"):
             await one.snapshot([x], to=two)
         assert used_by(two) == 0

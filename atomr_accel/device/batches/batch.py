@@ -30,9 +30,10 @@ import trio
 
 from ..._dtypes import as_dtype
 from ..._errors import ContextPoisoned, DeviceLost, OutOfMemory
+from ...arrays import GpuRef
 from ...arrays.expressions import Expression
 from ...lanes import Port, uninterrupted
-from ...memory import GpuRef, Hold
+from ...memory import Hold
 from ...ops import LaneSpec, Pending, recorded_call, require_readable
 from ...wire import Copy
 from ..calls._run import check_is_there

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from ...arrays import GpuRef
     from ...lanes import Port
     from ...libraries.array.evaluate import Fused
     from ...libraries.dnn.graph.user_graph import GraphPlan
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from ...libraries.nvrtc.module import Module
     from ...libraries.rng.generator import Generator
     from ...libraries.sparse.direct import SparseLU
-    from ...memory import Block, GpuRef
+    from ...memory import Block
     from ...ops import CallRecorder, Facade, HostObjects, LaneSpec, Workspaces, WorkspaceSet
     from ...wire import Message
     from ..core import DeviceCore

@@ -13,6 +13,7 @@ import numpy as np
 import trio
 
 from ..._errors import ContextPoisoned, DeviceLost, Unsupported
+from ...arrays import GpuRef, ref_error, sealed_error, span
 from ...lanes import uninterrupted
 from ...libraries.nvrtc.lanes import KERNELS
 from ...libraries.programs.wire.messages import (
@@ -24,7 +25,7 @@ from ...libraries.programs.wire.messages import (
     Replay,
     Section,
 )
-from ...memory import Block, Epoch, GpuRef, LateAddress, part_of, ref_error, sealed_error, span
+from ...memory import Block, Epoch, LateAddress, part_of
 from ...ops import (
     BLOCK_ALIGNMENT,
     LaneSpec,

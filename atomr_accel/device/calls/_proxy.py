@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Set
 
     from ...actors import ActorRef
+    from ...arrays import GpuRef
     from ...arrays.expressions import Operand
     from ...backends import Capabilities
-    from ...memory import Block, GpuRef, MemoryMap
+    from ...memory import Block, MemoryMap
     from ...ops import Facade, LaneSpec, Request
     from ...wire import DeviceInfo, Message
     from ..core import DeviceCore

@@ -18,6 +18,7 @@ import trio
 
 from ..._dtypes import DTYPES
 from ..._errors import AccelError, GpuRefStale, said_of
+from ...arrays import GpuRef, repeats
 from ...libraries.run.wire.messages import (
     Buffer,
     CallFunction,
@@ -29,7 +30,7 @@ from ...libraries.run.wire.messages import (
     Supply,
 )
 from ...libraries.run.wire.pickling import PickleTooLarge, TakesLong, dumps, loads
-from ...memory import Block, GpuRef, block_at, repeats
+from ...memory import Block, block_at
 from ...ops import LaneSpec, Request, require_readable
 from ...wire import SLAB_SHIFT, CloseLane
 from ...wire.trace import current_traceparent

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from ..._dtypes import as_dtype
 from ..._errors import Unsupported
-from ...memory import GpuRef, as_shape
+from ...arrays import GpuRef, as_shape
 from ...ops import require_writable
 from ..core import MEMORY_LANE
 

@@ -9,8 +9,9 @@ import numpy as np
 import trio
 
 from ..._errors import GpuRefStale, said_of
+from ...arrays import GpuRef, ref_error
 from ...arrays.expressions import Expression
-from ...memory import GpuRef, MemoryScope, ref_error
+from ...memory import MemoryScope
 from ...ops import Awaited, perform, recorded_call, require_readable, require_writable
 from ...wire import Advise, Attach, Prefetch
 from ..interop._sharing import SharedBuffer, copy_here, lives_elsewhere, open_shared, salvage, share

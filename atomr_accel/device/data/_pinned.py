@@ -14,8 +14,9 @@ from sortedcontainers import SortedDict
 
 from ..._dtypes import as_dtype
 from ..._errors import DeviceLost
+from ...arrays import as_shape
 from ...lanes import HostDied, PinnedPool, uninterrupted
-from ...memory import as_shape, round_size
+from ...memory import round_size
 from ...wire import MapPinned, StickyFault, UnmapSlabs
 from .._growth import MOST_UNMAPPED
 from ..core import Shape

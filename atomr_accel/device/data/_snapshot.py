@@ -17,8 +17,9 @@ import numpy as np
 import trio
 
 from ..._errors import DeviceLost, Unsupported
+from ...arrays import GpuRef
 from ...lanes import END_SECONDS, uninterrupted
-from ...memory import GpuRef, Hold
+from ...memory import Hold
 from ...ops import require_readable, require_writable
 from ...wire import SLAB_SHIFT, Copy
 from ..core import MEMORY_LANE

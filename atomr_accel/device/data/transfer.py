@@ -27,8 +27,9 @@ from ..._errors import (
     said_of,
 )
 from ...actors.nursery import PlainNursery
+from ...arrays import GpuRef
 from ...lanes import HostDied
-from ...memory import GpuRef, Hold, Kept
+from ...memory import Hold, Kept
 from ...ops import require_readable, require_writable
 from ...wire import Copy, Protect, Unprotect
 from .._failures import short_of

@@ -13,7 +13,8 @@ import trio
 
 from ..._dtypes import DTYPES
 from ..._errors import DeviceLost, GpuRefStale, LibraryError, Unsupported
-from ...memory import Block, GpuRef, Hold, Slab, block_at, part_of, ref_error, span
+from ...arrays import GpuRef, ref_error, span
+from ...memory import Block, Hold, Slab, block_at, part_of
 from ...ops import perform, require_readable
 from ...wire import (
     OFFSET_MASK,

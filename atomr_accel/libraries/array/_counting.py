@@ -24,7 +24,7 @@ from .wire._intervals import require_intervals
 from .wire.indexing import CountHistogram, CountNumbers, RequireIntervals
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
 
 _FLOAT64: Final = as_dtype(np.float64)
 _INT32: Final = as_dtype(np.int32)

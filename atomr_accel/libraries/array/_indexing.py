@@ -9,9 +9,9 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import as_dtype
+from ...arrays import GpuRef
 from ...arrays.expressions import Operand, broadcast, cast
 from ...arrays.expressions.expression import where
-from ...memory import GpuRef
 from ...ops import D, Request, op, require_readable, require_writable
 from ._keys import (
     ArrayKey,

@@ -19,8 +19,8 @@ from .steps import ArrayPart, CallSteps, target_of
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
+    from ...arrays import GpuRef
     from ...arrays.expressions import Value
-    from ...memory import GpuRef
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 

@@ -18,7 +18,7 @@ from ._sorting import Sorting
 from .steps import CallSteps, target_of
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ._reductions import Axis
 
 Method = Literal[

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
+    from ...arrays import GpuRef
     from ...arrays.expressions import Number, Value
-    from ...memory import GpuRef
 
 Axis = int | tuple[int, ...] | None
 

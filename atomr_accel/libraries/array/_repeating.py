@@ -19,7 +19,7 @@ from .choosing import INT64, read_numbers
 from .steps import ArrayPart, CallSteps
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
 
 PadMode = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 

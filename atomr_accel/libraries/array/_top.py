@@ -13,8 +13,8 @@ from .choosing import INT64
 from .wire.indexing import MOST_TOP, Top, top_scratch
 
 if TYPE_CHECKING:
+    from ...arrays import GpuRef
     from ...arrays.expressions import Operand
-    from ...memory import GpuRef
     from .steps import CallSteps
 
 FP8: Final = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")

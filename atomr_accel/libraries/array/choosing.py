@@ -9,8 +9,8 @@ import numpy as np
 
 from ..._dtypes import NAMES, as_dtype, is_float
 from ..._errors import Unsupported
+from ...arrays import GpuRef, span
 from ...arrays.expressions import cast
-from ...memory import GpuRef, span
 from ...ops import ARRAY_LANE as LANE
 from ...ops import ARRAY_WAITS as WAITS
 from ...ops import LARGEST_ITEM, Answered, Request, Submission

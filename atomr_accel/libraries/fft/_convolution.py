@@ -19,8 +19,8 @@ from ._arguments import axis_of, several_of, size_of
 from ._steps import FftPart, FftSteps, complex_of, computed_in, counted
 
 if TYPE_CHECKING:
+    from ...arrays import GpuRef
     from ...arrays.expressions import Operand
-    from ...memory import GpuRef
 
 _MODES: Final = ("full", "same", "valid")
 _FACTORS: Final = (2, 3, 5, 7)

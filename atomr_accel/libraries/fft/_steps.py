@@ -22,8 +22,8 @@ from .wire._plan import COMPLEX, plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ...arrays import GpuRef
     from ...arrays.expressions import Operand
-    from ...memory import GpuRef
     from ...ops import AsRequests, Preparer, Submission
     from ..cub.facade import Cub
     from ._transforms import Transforms

@@ -10,7 +10,7 @@ from ._steps import INT32, INT64, LinalgPart, LinalgSteps, SolverStack, triangle
 from .wire._messages import SolverProblem
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
 
 Mode = Literal["reduced", "complete", "raw"]

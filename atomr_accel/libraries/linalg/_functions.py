@@ -24,7 +24,7 @@ from ._steps import FLOAT64, INT64, LANE, LinalgSteps, SolverStack
 from ._systems import Systems
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
 
 Order = Literal["fro", "nuc"] | float

@@ -15,7 +15,7 @@ from ._steps import INT32, real_of
 from .wire._messages import NOT_FINITE
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ._steps import LinalgSteps
 
 _FARTHEST: Final = {"float32": 120, "float64": 1000}

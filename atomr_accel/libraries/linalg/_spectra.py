@@ -19,7 +19,7 @@ from ._systems import precision_of
 from .wire._messages import BATCHED, SolverProblem
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
     from ._systems import Refine
 

@@ -23,7 +23,8 @@ from .wire._messages import Compute, ComputeAll, MeasureWorkspace, Require, Solv
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...memory import Epoch, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Epoch
     from ...ops import AsRequests, DeviceView, Preparer
     from ..blas.facade import Blas
     from ..cub.facade import Cub

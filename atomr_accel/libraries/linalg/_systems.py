@@ -15,7 +15,7 @@ from ._steps import INT32, INT64, LinalgPart, LinalgSteps, SolverStack, solved_i
 from .wire._messages import SolverProblem
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
 
 Trans = Literal[0, 1, 2, "N", "T", "C"]

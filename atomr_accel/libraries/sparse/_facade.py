@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
     from scipy.sparse import bsr_array, coo_array, csc_array, csr_array
 
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
 
     ScipyArray = bsr_array | coo_array | csc_array | csr_array
 

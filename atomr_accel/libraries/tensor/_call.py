@@ -26,7 +26,8 @@ from .wire._operators import BINARY, COMPLEX_UNARY, COMPUTE, UNARY
 if TYPE_CHECKING:
     import numpy as np
 
-    from ...memory import GpuRef, MemoryMap
+    from ...arrays import GpuRef
+    from ...memory import MemoryMap
     from ..blas.checks import Number
     from .wire._messages import Scalar
 

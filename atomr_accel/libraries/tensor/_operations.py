@@ -27,7 +27,8 @@ from .wire._messages import ADDS, OperationKind, RunTensor, TuneTensor, encode
 from .wire._operators import REDUCTIONS
 
 if TYPE_CHECKING:
-    from ...memory import Block, Epoch, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block, Epoch
     from ...ops import DeviceView, Preparer
     from ..blas.checks import Number
     from ._call import Checked, Modes

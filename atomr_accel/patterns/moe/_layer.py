@@ -12,8 +12,8 @@ from ._experts import check_weights, padded_experts
 from ._gating import Collecting, Gating, Routing, route
 
 if TYPE_CHECKING:
+    from ...arrays import GpuRef
     from ...libraries.rng.generator import Generator
-    from ...memory import GpuRef
     from ._experts import MoeWeights
 
 _FLOAT32: Final = np.dtype(np.float32)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, final
 
 from ...._dtypes import DTYPES
-from ....memory import Block, GpuRef
+from ....arrays import GpuRef
+from ....memory import Block
 from ....ops import (
     D,
     Facade,
