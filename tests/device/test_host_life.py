@@ -27,8 +27,7 @@ from atomr_accel import (
 )
 from atomr_accel.actors import Backoff
 from atomr_accel.device.contexts import context as _context
-from atomr_accel.device.standby import _spare
-from atomr_accel.device.standby import _standby
+from atomr_accel.device.standby import _spare, _standby
 from atomr_accel.lanes import HostHandle, _spawn, start_host
 from atomr_accel.testing import kill_host, poison
 from tests import seeds

@@ -13,8 +13,7 @@ import trio
 
 from atomr_accel import ContextPoisoned, GpuRefStale
 from atomr_accel.device.contexts import context as _context
-from atomr_accel.device.standby import _spare
-from atomr_accel.device.standby import _standby
+from atomr_accel.device.standby import _spare, _standby
 from atomr_accel.lanes import start_host
 from atomr_accel.testing import kill_host, poison
 from tests.harness import AT_ONCE, cpu_only, descriptors, opened, program, settled, used_by

@@ -18,7 +18,7 @@ from atomr_accel import ContextPoisoned, GpuRef, GpuRefStale, RemoteError, trace
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import simulate
 
-from ..arrays import arrays
+from ..array_samples import arrays
 from ..harness import (
     Gate,
     cancelled_at,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.lanes import Isolation
 
-    from ..arrays import Array
+    from ..array_samples import Array
 
 pytestmark = cpu_only  # functions here take NumPy arrays; those for a GPU are in test_gpu.py
 

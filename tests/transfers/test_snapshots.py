@@ -23,7 +23,7 @@ from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import UnmapSlabs
 
-from ..arrays import random_bits
+from ..array_samples import random_bits
 from ..harness import (
     SECOND,
     Gate,

@@ -20,7 +20,7 @@ from atomr_accel.device.data.transfer import SMALL
 from atomr_accel.lanes import CHUNK, PinnedPool
 from atomr_accel.testing import kill_host, poison
 
-from ..arrays import random_bits
+from ..array_samples import random_bits
 from ..harness import Gate, cancelled_at, on_shared, opened, program, same_bits, settled, used_by
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.lanes import Piece
 
-    from ..arrays import Array
+    from ..array_samples import Array
 
 SIZES = [SMALL, SMALL + 1, CHUNK + 1, 5 * CHUNK + 4097]
 

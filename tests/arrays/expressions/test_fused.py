@@ -12,7 +12,7 @@ from atomr_accel import GpuRefStale
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..harness import on_shared, opened, program
+from ...harness import on_shared, opened, program
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported
 from atomr_accel.arrays.expressions import Expression, Operand, constant, index
 
-from ..harness import cpu_only, on_shared, same_bits
-from ..libraries.array.generated import Leaves
+from ...harness import cpu_only, on_shared, same_bits
+from ...libraries.array.generated import Leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import pytest
 from atomr_accel.arrays.expressions import apart, joined
 from atomr_accel.ops import Trace
 
-from ..harness import on_shared, opened, program
+from ...harness import on_shared, opened, program
 
 if TYPE_CHECKING:
     from atomr_accel import Device

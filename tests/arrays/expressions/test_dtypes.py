@@ -10,8 +10,8 @@ import pytest
 
 from atomr_accel._dtypes import DTYPES, HALVES, is_added, is_float, is_inexact, number_kind
 
-from .. import seeds
-from ..harness import cpu_only, on_shared
+from ... import seeds
+from ...harness import cpu_only, on_shared
 
 if TYPE_CHECKING:
     from atomr_accel import Device
