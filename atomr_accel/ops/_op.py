@@ -76,7 +76,7 @@ class Facade(Generic[D]):
         return self._device.library_ref(self._library)
 
     def _on(self, device: DeviceView) -> Any:
-        """Return a copy with the same state, driven by ``device``."""
+        """Return a copy with the same state, whose ops go to ``device``."""
         facade = object.__new__(type(self))  # what copy.copy does takes longer than a call
         vars(facade).update(vars(self))
         facade._device = device

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Proxy(Libraries[D]):
-    """Base class with the libraries of a device, another driver, and the device's properties."""
+    """Base class with the libraries of a device, which it executes in its own way, and its properties."""
 
     _hidden: ClassVar[Set[str]]
     """Attributes for facades, hidden from programs."""
@@ -34,7 +34,7 @@ class Proxy(Libraries[D]):
         return sorted({*super().__dir__()} - self._hidden)
 
     def _use(self: Any, made: Facade[Any]) -> Any:
-        """Return a copy of ``made`` that is driven by this object.
+        """Return a copy of ``made`` whose ops go to this object.
 
         Raises:
             TypeError: ``made`` was not made by a library of this device.
