@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..wire.options import whole
-from ._driving import Callback, info_of, norm, ratio
+from ._iterating import Callback, info_of, norm, ratio
 from ._krylov import started
 from ._operators import LinearSystem, Operator, system
 

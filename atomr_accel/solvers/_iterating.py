@@ -61,7 +61,7 @@ async def progress(device: Device, norm: float, tolerance: float, most: int) -> 
     return Progress(status, await device.put(np.array([True])), tolerance, most)
 
 
-async def drive(
+async def iterate(
     device: Device, program: Recording, state: Progress, callback: Callback | None
 ) -> float:
     """Replay steps until the solver has finished.
