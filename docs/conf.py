@@ -7,7 +7,7 @@ import sys
 import zlib
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import sphinxcontrib_trio
 from sphinx.domains.python import PythonDomain
@@ -15,10 +15,9 @@ from sphinx.domains.python import PythonDomain
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from atomr_accel.libraries._table import Libraries  # noqa: E402
-
 import atomr_accel  # noqa: E402 - from this checkout, wherever another one is installed
 from atomr_accel.actors.blocks import opens  # noqa: E402
+from atomr_accel.libraries.registry import catalogue  # noqa: E402
 from atomr_accel.ops import op  # noqa: E402
 
 if TYPE_CHECKING:
@@ -190,11 +189,9 @@ def _skip(
 
 def _public_names() -> dict[str, str]:
     """The names that programs write, by those of the modules that define them."""
-    facades = {name: get_origin(kind) for name, kind in get_type_hints(Libraries).items()}
     names = {
         f"{facade.__module__}.{facade.__qualname__}": f"device.{library}"
-        for library, facade in facades.items()
-        if facade is not None
+        for library, facade in catalogue().facades.items()
     }
     for module in PUBLIC:
         exported = import_module(module)
