@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Proxy(Libraries[D]):
-    """Base class with the libraries of a device, which it executes in its own way, and its properties."""
+    """Base class with a device's libraries and properties, which executes calls in its own way."""
 
     _hidden: ClassVar[Set[str]]
     """Attributes for facades, hidden from programs."""
