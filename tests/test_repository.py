@@ -80,7 +80,7 @@ def imports(path: Path) -> Iterator[tuple[ast.stmt, str]]:
 
 
 def part_of(module: str) -> str:
-    """The part of the package that holds a module: ``memory`` for ``atomr_accel.memory._ref``."""
+    """The part of the package that holds a module: ``memory`` for ``atomr_accel.memory._block``."""
     return module.split(".")[1] if "." in module else ""
 
 

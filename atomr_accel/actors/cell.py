@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
-from ._actor import Actor, Restarted, Terminated
+from ._actor import Actor, ActorRef, Restarted, Terminated
 from ._errors import ActorRestarted, ActorStopped, NameTaken, SupervisorStopped, UnhandledMessage
 from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics, TellEntry, message_of
 from ._policy import ChildSpec, RestartType, Supervision
-from ._ref import ActorRef
 from ._supervision import ChildState
 from ._supervisor import Supervisor, SupervisorStatistics
 from .context import enter, leave

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import trio
 
 if TYPE_CHECKING:
-    from ._ref import ActorRef
+    from ._actor import ActorRef
     from .messages import Message
 
 _log = logging.getLogger("atomr_accel.actors")

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import trio
 
-from ._actor import Actor
+from ._actor import Actor, ActorRef
 from ._errors import NoSuchActor
 from ._forked import ending_children
 from ._mailbox import Mailbox
 from ._policy import RestartType, Supervision
-from ._ref import ActorRef
 from ._supervision import ChildState
 from ._supervisor import Supervisor, SupervisorStatistics
 from .blocks import opens

@@ -6,19 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from .._errors import Unsupported
-from ..memory import (
-    Block,
-    GpuRef,
-    MemoryMap,
-    NotContiguous,
-    no_ref_error,
-    origin,
-    ref_error,
-    repeats,
-    sealed_error,
-    share_elements,
-    span,
-)
+from ..arrays import GpuRef, no_ref_error, ref_error, repeats, sealed_error, share_elements, span
+from ..memory import Block, MemoryMap, NotContiguous, origin
 from ..wire.options import flag
 
 if TYPE_CHECKING:

@@ -26,9 +26,10 @@ import msgspec
 import numpy as np
 
 from .._dtypes import SCALARS
-from ..expressions import Expression, apart, joined
+from ..arrays import GpuRef
+from ..arrays.expressions import Expression, apart, joined
 from ..lanes import CallTemplate
-from ..memory import Block, BlockView, GpuRef, block_at, part_of
+from ..memory import Block, BlockView, block_at, part_of
 from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, encoder
 from ._request import Answered, Pending
 from ._staging import STAGED, on_copies

@@ -13,7 +13,7 @@ from ._sampling import DraftTree, Tokens
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..expressions import Operand
+    from ..arrays.expressions import Operand
 
 
 @final

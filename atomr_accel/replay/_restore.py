@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from .._dtypes import DTYPES, NAMES, as_dtype
-from ..expressions import Expression, constant
-from ..memory import GpuRef, part_of, span
+from ..arrays import GpuRef, span
+from ..arrays.expressions import Expression, constant
+from ..memory import part_of
 from ._describe import fields_of, source_hash
 from ._entries import (
     ArrayValue,

@@ -8,12 +8,12 @@ import numpy as np
 import scipy.linalg
 
 from ..wire.options import flag, real, whole
-from ._driving import Callback
+from ._iterating import Callback
 from ._operators import Operator, applied, require_floats, require_operators
 
 if TYPE_CHECKING:
+    from ..arrays import GpuRef
     from ..device import Device
-    from ..memory import GpuRef
 
 _ITERATIONS = 20
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._errors import said_of
+from ..arrays import GpuRef, ref_error
 from ..libraries.sparse.array import SparseRef
-from ..memory import GpuRef, ref_error
 
 if TYPE_CHECKING:
     from ..device import Device

@@ -11,9 +11,9 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
 from ..actors.util import check_whole
+from ..arrays import GpuRef
 from ..libraries.nccl.wire.exchange import numbers_of
 from ..libraries.nccl.wire.messages import CollectiveStep, Reduction
-from ..memory import GpuRef
 from ..ops import (
     overlap,
     require_dtype,

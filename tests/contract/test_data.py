@@ -18,7 +18,7 @@ from atomr_accel import GpuRef, GpuRefStale, OutOfMemory
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.lanes import CHUNK
 
-from ..arrays import LAYOUTS, arrays, dtypes, layouts, random_bits, shapes
+from ..array_samples import LAYOUTS, arrays, dtypes, layouts, random_bits, shapes
 from ..harness import on_shared, same_bits, settled
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device
 
-    from ..arrays import Array
+    from ..array_samples import Array
 
 
 # --- there and back ------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from ..harness import on_shared, same_bits
 if TYPE_CHECKING:
     from atomr_accel import Device
 
-    from ..arrays import Array
+    from ..array_samples import Array
 
 # Name, and the epsilons of what is stored and of what is summed up in.
 PRECISION: Final = {

@@ -118,10 +118,10 @@ async def test_two_devices_of_one_name_are_told_apart() -> None:
         ) as info:
             await two.get(x)
         assert str(info.value) == (
-            f"ref lives on {BACKEND}:0, but the op runs on another {BACKEND}:0, which was opened "
-            "later; `device.copy`, of the device that the op runs on, brings it there"
+            f"ref must be on another {BACKEND}:0, which was opened later, where the op runs, not "
+            f"on {BACKEND}:0; `device.copy`, of the device that the op runs on, brings it there"
         )
-        with pytest.raises(ValueError, match=r"another .* opened earlier; `device\.copy`"):
+        with pytest.raises(ValueError, match=r"another .* opened earlier, .*; `device\.copy`"):
             await one.blas.gemm(x, y)
         np.testing.assert_array_equal(await two.get(await two.copy(x)), np.eye(2))  # as it says
 

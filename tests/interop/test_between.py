@@ -27,7 +27,7 @@ from atomr_accel import (
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..arrays import random_bits
+from ..array_samples import random_bits
 from ..harness import (
     ROOT,
     SECOND,

@@ -14,7 +14,7 @@ from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire.interop import CUDA, DeviceArray, _borrow_capsule, _lent, borrow
 
-from ..arrays import LAYOUTS, arrays, layouts
+from ..array_samples import LAYOUTS, arrays, layouts
 from ..harness import (
     Tensor,
     cancelled_at,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device
 
-    from ..arrays import Array
+    from ..array_samples import Array
 
 DLPACK = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 DLPACK |= {"float16", "float32", "float64", "complex64", "complex128"}

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atomr_accel import Device, GpuRef
-    from atomr_accel.expressions import Operand
+    from atomr_accel.arrays.expressions import Operand
     from atomr_accel.lanes import Isolation
 
     from ..harness import Gate

@@ -13,6 +13,7 @@ import numpy as np
 import trio
 
 from ..._errors import ContextPoisoned, DeviceLost, Unsupported
+from ...arrays import GpuRef, ref_error, sealed_error, span
 from ...lanes import uninterrupted
 from ...libraries.nvrtc.lanes import KERNELS
 from ...libraries.programs.wire.messages import (
@@ -24,7 +25,7 @@ from ...libraries.programs.wire.messages import (
     Replay,
     Section,
 )
-from ...memory import Block, Epoch, GpuRef, LateAddress, part_of, ref_error, sealed_error, span
+from ...memory import Block, Epoch, LateAddress, part_of
 from ...ops import (
     BLOCK_ALIGNMENT,
     LaneSpec,
@@ -35,7 +36,7 @@ from ...ops import (
     same_place,
 )
 from ...wire import encode
-from .collector import Collector
+from .collector import CollectingDevice, Collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from ...memory import Kept
     from ...ops import Facade, HostObjects, Request
     from ...wire import Message
-    from .._device import Device
 
 PROGRAMS: Final = LaneSpec(
     "programs",
@@ -132,7 +132,9 @@ class Recording(Collector):
     Random numbers drawn in a recording are the same in every replay.
     """
 
-    def __init__(self, device: Device, inputs: tuple[GpuRef, ...], *, shared: bool = False) -> None:
+    def __init__(
+        self, device: CollectingDevice, inputs: tuple[GpuRef, ...], *, shared: bool = False
+    ) -> None:
         super().__init__(device)
         self._number = next(_numbers)
         self._inputs = inputs

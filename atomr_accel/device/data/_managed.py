@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from ..._dtypes import as_dtype
 from ..._errors import Unsupported
-from ...memory import GpuRef, as_shape
+from ...arrays import GpuRef, as_shape
 from ...ops import require_writable
-from ..context import MEMORY_LANE
+from ..core import MEMORY_LANE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._dtypes import NUMBER_KINDS, as_dtype, number_kind
+from ...arrays import GpuRef, as_shape
 from ...libraries.array.evaluate import Evaluating
-from ...memory import GpuRef, as_shape
 from ...ops import (
     ARRAY_LANE,
     D,

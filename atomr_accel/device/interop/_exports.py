@@ -18,8 +18,9 @@ import numpy as np
 import trio
 
 from ..._errors import LibraryError, Unsupported, said_of
+from ...arrays import GpuRef, repeats
 from ...lanes import HostDied, uninterrupted
-from ...memory import Block, GpuRef, Hold, Slab, part_of, repeats
+from ...memory import Block, Hold, Slab, part_of
 from ...ops import BLOCK_ALIGNMENT, require_readable
 from ...wire import SLAB_SHIFT, Copy, MapPointer, StickyFault, StreamPlan, numpy_at
 from ...wire.control import find_class
@@ -38,7 +39,7 @@ from ...wire.interop import (
     lend,
 )
 from .._failures import short_of
-from ..context import MEMORY_LANE
+from ..core import MEMORY_LANE
 from ..data.transfer import as_host_array, in_worker
 
 if TYPE_CHECKING:

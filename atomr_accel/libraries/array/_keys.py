@@ -11,8 +11,8 @@ import numpy as np
 
 from ..._dtypes import number_kind
 from ..._errors import said_of
-from ...expressions import Operand, cast, constant
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Operand, cast, constant
 from ...ops import overlap
 from .choosing import GatherAxis, Mode, choose
 

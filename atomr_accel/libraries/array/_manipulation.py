@@ -11,16 +11,16 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ..._dtypes import as_dtype
-from ...expressions import Operand, cast
-from ...expressions.promotion import common
+from ...arrays.expressions import Operand, cast
+from ...arrays.expressions.promotion import common
 from ...ops import D, Request, op
 from .steps import ArrayPart, CallSteps, target_of
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ...expressions import Value
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
+    from ...arrays.expressions import Value
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 

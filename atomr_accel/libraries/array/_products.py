@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ..._dtypes import NAMES
-from ...expressions import Expression, sum_of_products
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Expression, sum_of_products
 from ...ops import ARRAY_LANE, Request, RequestsOnly, Submission, overlap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...expressions import Operand
+    from ...arrays.expressions import Operand
     from ...ops import AsRequests, Preparer
     from ..blas.facade import Blas
     from .graph import ExpressionGraph

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import NAMES, as_dtype, is_float
-from ...expressions import Operand, cast, constant, index
-from ...expressions.expression import ufunc, where
-from ...expressions.promotion import FLOAT32
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Operand, cast, constant, index
+from ...arrays.expressions.expression import ufunc, where
+from ...arrays.expressions.promotion import FLOAT32
 from ...ops import ARRAY_LANE as LANE
 from ...ops import ARRAY_WAITS as WAITS
 from ...ops import D, Request, op

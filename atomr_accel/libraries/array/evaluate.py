@@ -26,8 +26,9 @@ import numpy as np
 
 from ..._dtypes import NAMES, SCALARS
 from ..._errors import said_of
-from ...expressions import Expression, Operand, broadcast, cast
-from ...memory import GpuRef, block_at, origin, part_of
+from ...arrays import GpuRef
+from ...arrays.expressions import Expression, Operand, broadcast, cast
+from ...memory import block_at, origin, part_of
 from ...ops import ARRAY_LANE as LANE
 from ...ops import (
     BLOCK_ALIGNMENT,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 
 from ..._errors import Unsupported
-from ...expressions import Expression, Operand, parts_of
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Expression, Operand, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from ..._errors import said_of
-from ...expressions import Expression, Operand, cast
-from ...memory import GpuRef, ref_error
+from ...arrays import GpuRef, ref_error
+from ...arrays.expressions import Expression, Operand, cast
 from ...ops import ARRAY_LANE as LANE
 from ...ops import ARRAY_WAITS as WAITS
 from ...ops import (

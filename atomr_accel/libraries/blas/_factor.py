@@ -33,7 +33,8 @@ from .wire._messages import Factor
 if TYPE_CHECKING:
     import numpy as np
 
-    from ...memory import Block, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block
     from ...ops import Preparer, Request
 
 T = TypeVar("T")

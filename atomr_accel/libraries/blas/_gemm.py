@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
-from ...memory import GpuRef, origin
+from ...arrays import GpuRef
+from ...memory import origin
 from ...ops import (
     D,
     Submission,

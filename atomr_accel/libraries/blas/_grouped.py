@@ -7,7 +7,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import NAMES
-from ...memory import GpuRef, part_of
+from ...arrays import GpuRef
+from ...memory import part_of
 from ...ops import (
     D,
     Submission,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import not_contiguous, require_alignment, require_dtype
 from ...wire.broadcast import broadcast
 from .checks import TF32, Number

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import DTYPES
-from ...memory import GpuRef, origin
+from ...arrays import GpuRef
+from ...memory import origin
 from ...ops import (
     D,
     Request,

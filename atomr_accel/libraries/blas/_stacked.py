@@ -35,7 +35,7 @@ from .checks import (
 from .wire._messages import GemmEx, ProductOptions, RunStacked
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Preparer, Request
     from ...wire import Message
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import D, Facade, LaneSpec, Request, require_readable
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 from ..._dtypes import as_dtype
 from ..._errors import Unsupported
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import (
     Collected,
     D,

@@ -8,7 +8,7 @@ import msgspec
 
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
-from ...memory import span
+from ...arrays import span
 from ...ops import (
     Submission,
     alignment,
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
-    from ...memory import Block, GpuRef, MemoryMap
+    from ...arrays import GpuRef
+    from ...memory import Block, MemoryMap
     from ...ops import Preparer, Workspaces
     from ...wire.matrices import Laid
     from ...wire.recent import Recent

@@ -17,7 +17,7 @@ from .wire._spec import BINARY, UNARY, CubSpec
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
     from ._operators import AnyOperator
 

@@ -18,7 +18,7 @@ from .wire._spec import BINARY, CubSpec, OperatorSpec
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import DeviceView, Request
     from ._operators import AnyOperator
 

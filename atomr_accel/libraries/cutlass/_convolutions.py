@@ -14,7 +14,7 @@ from ._product import read, read_choice
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
     from ..dnn.graph.layout import Padding, Steps
     from ._calls import Tuned

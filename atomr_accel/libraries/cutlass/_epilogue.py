@@ -6,8 +6,8 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from ..._dtypes import NAMES
-from ...expressions import Operand
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Operand
 from ...wire.options import real, whole
 from .wire._spec import ACCUMULATOR, MOST_NUMBERS, SOURCE, EpilogueNode
 

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from ..._dtypes import DTYPES
-from ...memory import GpuRef, part_of, ref_error
+from ...arrays import GpuRef, ref_error
+from ...memory import part_of
 from ...ops import (
     require_alignment,
     require_int32,

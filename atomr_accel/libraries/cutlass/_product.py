@@ -10,7 +10,7 @@ import msgspec
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
-from ...memory import GpuRef, ref_error
+from ...arrays import GpuRef, ref_error
 from ...ops import (
     require_alignment,
     require_int32,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from ..._dtypes import DTYPES
-from ...expressions import cast, index
-from ...expressions.expression import broadcast_constant, ufunc, where
+from ...arrays.expressions import cast, index
+from ...arrays.expressions.expression import broadcast_constant, ufunc, where
 from ...ops import D, Request, op
 from ...wire.options import whole
 from ..array.steps import target_of
@@ -19,8 +19,8 @@ from ._arguments import axis_of, several_of, size_of
 from ._steps import FftPart, FftSteps, complex_of, computed_in, counted
 
 if TYPE_CHECKING:
-    from ...expressions import Operand
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
+    from ...arrays.expressions import Operand
 
 _MODES: Final = ("full", "same", "valid")
 _FACTORS: Final = (2, 3, 5, 7)

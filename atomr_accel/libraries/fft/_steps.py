@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from ..._dtypes import DTYPES
-from ...expressions import cast, index
-from ...expressions.expression import broadcast_constant
+from ...arrays.expressions import cast, index
+from ...arrays.expressions.expression import broadcast_constant
 from ...ops import ARRAY_LANE as LANE
 from ...ops import D, Facade, LaneSpec, Request
 from ..array.steps import CallSteps
@@ -22,8 +22,8 @@ from .wire._plan import COMPLEX, plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...expressions import Operand
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
+    from ...arrays.expressions import Operand
     from ...ops import AsRequests, Preparer, Submission
     from ..cub.facade import Cub
     from ._transforms import Transforms

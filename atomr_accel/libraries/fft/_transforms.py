@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ...memory import GpuRef, MemoryMap
+    from ...arrays import GpuRef
+    from ...memory import MemoryMap
     from ...ops import Preparer
     from ...wire.recent import Recent
     from ._cache import FftPlanCache

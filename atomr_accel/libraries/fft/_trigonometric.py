@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import NAMES
-from ...expressions import Operand
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Operand
 from ...ops import ARRAY_LANE, D, Request, op_like
 from ...wire.options import flag, whole
 from ..array.steps import target_of

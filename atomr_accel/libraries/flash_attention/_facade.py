@@ -20,7 +20,7 @@ from ._choice import Case, by_kernel
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import DeviceView, Preparer
     from ..dnn.attention.call import AttentionCall
     from ..dnn.facade import Dnn

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
-from ...expressions import Operand, cast, constant
-from ...expressions.expression import ufunc, where
+from ...arrays.expressions import Operand, cast, constant
+from ...arrays.expressions.expression import ufunc, where
 from ...ops import ARRAY_LANE as ARRAY
 from ...ops import D, op
 from ...wire.options import real, whole
@@ -19,7 +19,7 @@ from ._systems import precision_of
 from .wire._messages import BATCHED, SolverProblem
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
     from ._systems import Refine
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from ..._dtypes import NAMES
-from ...expressions import Operand, cast, constant, index
-from ...expressions.expression import ufunc, where
+from ...arrays.expressions import Operand, cast, constant, index
+from ...arrays.expressions.expression import ufunc, where
 from ...ops import D, op
 from ._steps import INT32, INT64, LinalgPart, LinalgSteps, SolverStack, solved_in
 from .wire._messages import SolverProblem
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
 
 Trans = Literal[0, 1, 2, "N", "T", "C"]

@@ -20,7 +20,8 @@ from .wire.messages import CopyArray, FreeArray, MakeArray
 if TYPE_CHECKING:
     import numpy as np
 
-    from ...memory import Block, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block
     from ...ops import DeviceView, Preparer
 
 _numbers: Final = itertools.count(1)

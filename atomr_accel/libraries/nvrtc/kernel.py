@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ..._errors import Unsupported
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import D, Facade, Request, Submission, op
 from .lanes import KERNELS
 from .launching import Dim, LaunchWish, geometry

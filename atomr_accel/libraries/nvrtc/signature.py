@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import require_readable, require_writable
 from ._scalars import is_scalar, scalar_for
 from .structures import is_struct, structure

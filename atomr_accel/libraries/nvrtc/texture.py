@@ -16,7 +16,8 @@ from .wire.messages import SurfaceObject, TextureObject
 if TYPE_CHECKING:
     import numpy as np
 
-    from ...memory import Block, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block
     from ...ops import Preparer
 
 AddressMode = Literal["wrap", "clamp", "mirror", "border"]

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, REAL_KINDS, as_dtype, number_kind
 from ..._errors import Unsupported
-from ...expressions import Operand
-from ...memory import as_shape, ref_error
+from ...arrays import as_shape, ref_error
+from ...arrays.expressions import Operand
 from ...ops import require_ref, require_shape, require_writable
 from ...wire.options import LARGEST, real, whole
 from .wire._distributions import FLOATS, WHOLE, GeneratorKind, bounds
@@ -20,7 +20,8 @@ from .wire._distributions import FLOATS, WHOLE, GeneratorKind, bounds
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
 
-    from ...memory import GpuRef, MemoryMap
+    from ...arrays import GpuRef
+    from ...memory import MemoryMap
 
 Size = int | tuple[int, ...] | list[int] | None
 

@@ -12,8 +12,8 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
-from ...expressions import index as index_of
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import index as index_of
 from ...ops import ARRAY_LANE as ARRAY
 from ...ops import D, Request, Submission, op, require_no_alias, require_readable, require_writable
 from ...wire.options import flag

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import D, Request, Submission, op
 from ...wire.options import flag
 from ._arguments import (

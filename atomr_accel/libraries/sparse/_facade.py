@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
     from scipy.sparse import bsr_array, coo_array, csc_array, csr_array
 
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
 
     ScipyArray = bsr_array | coo_array | csc_array | csr_array
 
@@ -241,7 +241,7 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
         return self._transfers
 
     def _on(self, device: Any) -> Any:
-        """Return a facade driven by a collector of calls, which moves no arrays."""
+        """Return a facade whose calls go to a collector, which moves no arrays."""
         facade = super()._on(device)
         facade._transfers = None
         return facade

@@ -9,7 +9,7 @@ import msgspec
 
 from ..._dtypes import DTYPES
 from ..._errors import GpuRefStale
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import D, Request, Submission, op, require_dtype, require_no_alias, require_shape
 from ..blas.checks import operation, scalar
 from ._ell import EllRef

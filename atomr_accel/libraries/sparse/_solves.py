@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 
 from ..._errors import GpuRefStale
-from ...expressions.expression import broadcast_constant
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions.expression import broadcast_constant
 from ...ops import D, Request, Submission, op, require_dtype, require_no_alias, require_shape
 from ...wire.options import flag
 from ..blas.checks import operation, scalar

@@ -14,9 +14,9 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
-from ...expressions import Operand, cast
-from ...expressions.expression import broadcast_constant
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Operand, cast
+from ...arrays.expressions.expression import broadcast_constant
 from ...ops import D, op, require_dtype, require_readable, require_shape, require_writable
 from ...wire.options import whole
 from ..array.choosing import read_number

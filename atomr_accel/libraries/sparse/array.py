@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 import msgspec
 
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from .wire._messages import Format
 
 if TYPE_CHECKING:

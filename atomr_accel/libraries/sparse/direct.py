@@ -35,7 +35,8 @@ from .wire._direct import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...memory import Block, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block
     from ...ops import DeviceView, Preparer
     from ..array.steps import CallSteps
     from .array import SparseRef

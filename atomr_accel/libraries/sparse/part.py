@@ -7,7 +7,8 @@ from weakref import WeakKeyDictionary
 
 from ..._dtypes import NAMES
 from ..._errors import Unsupported, said_of
-from ...memory import GpuRef, NotContiguous, ref_error
+from ...arrays import GpuRef, ref_error
+from ...memory import NotContiguous
 from ...ops import ARRAY_LANE as ARRAYS
 from ...ops import (
     AsRequests,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported, said_of
-from ...memory import GpuRef, ref_error
+from ...arrays import GpuRef, ref_error
 from ...ops import (
     D,
     Facade,

@@ -9,7 +9,7 @@ import msgspec
 
 from ..._dtypes import NAMES
 from ..._errors import said_of
-from ...memory.views import strides_of
+from ...arrays.views import strides_of
 from ...ops import (
     alignment,
     not_contiguous,
@@ -26,7 +26,8 @@ from .wire._operators import BINARY, COMPLEX_UNARY, COMPUTE, TF32, UNARY
 if TYPE_CHECKING:
     import numpy as np
 
-    from ...memory import GpuRef, MemoryMap
+    from ...arrays import GpuRef
+    from ...memory import MemoryMap
     from ..blas.checks import Number
     from .wire._messages import Scalar
 

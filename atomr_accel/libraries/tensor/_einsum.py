@@ -11,10 +11,10 @@ import numpy as np
 
 from ..._dtypes import HALVES, as_dtype
 from ..._errors import said_of
-from ...expressions import Operand, cast
-from ...expressions.promotion import FLOAT32
-from ...memory import GpuRef, ref_error
-from ...memory.views import strides_of
+from ...arrays import GpuRef, ref_error
+from ...arrays.expressions import Operand, cast
+from ...arrays.expressions.promotion import FLOAT32
+from ...arrays.views import strides_of
 from ...ops import ARRAY_LANE as ARRAY
 from ...ops import AsRequests, Collected, D, Request, RequestsOnly, Submission, op
 from ...wire.recent import Recent

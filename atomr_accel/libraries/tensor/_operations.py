@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ..._dtypes import DTYPES
-from ...memory.views import span
+from ...arrays.views import span
 from ...ops import (
     Collected,
     D,
@@ -28,7 +28,8 @@ from .wire._messages import ADDS, OperationKind, RunTensor, TuneTensor, encode
 from .wire._operators import REDUCTIONS, TF32
 
 if TYPE_CHECKING:
-    from ...memory import Block, Epoch, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block, Epoch
     from ...ops import DeviceView, Preparer
     from ..blas.checks import Number
     from ._call import Checked, Modes

@@ -13,8 +13,8 @@ from .._retry import is_device_fault
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+    from ...arrays import GpuRef
     from ...device import Device
-    from ...memory import GpuRef
 
 T = TypeVar("T")
 

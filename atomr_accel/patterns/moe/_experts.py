@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ...arrays import GpuRef
     from ...device import Device
-    from ...memory import GpuRef
     from ._gating import Collecting
 
 A = TypeVar("A")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from ...actors.util import check_instance, check_number, check_whole
-from ...expressions import index
+from ...arrays.expressions import index
 
 if TYPE_CHECKING:
+    from ...arrays import GpuRef
     from ...device.batches.batch import Batch
     from ...device.batches.record import Recording
     from ...libraries.rng.generator import Generator
-    from ...memory import GpuRef
 
 Collecting: TypeAlias = "Batch | Recording"
 """Collector of the calls of these functions, to await them together or to replay them."""

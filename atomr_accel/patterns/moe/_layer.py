@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ..._errors import Unsupported
-from ...expressions import index
+from ...arrays.expressions import index
 from ._experts import check_weights, padded_experts
 from ._gating import Collecting, Gating, Routing, route
 
 if TYPE_CHECKING:
+    from ...arrays import GpuRef
     from ...libraries.rng.generator import Generator
-    from ...memory import GpuRef
     from ._experts import MoeWeights
 
 _FLOAT32: Final = np.dtype(np.float32)

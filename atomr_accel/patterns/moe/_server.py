@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ...arrays import GpuRef
     from ...device import Device
     from ...libraries.rng.generator import Generator
-    from ...memory import GpuRef
     from .._observer import Observer
     from ._gating import Collecting
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
-from ....memory import GpuRef
+from ....arrays import GpuRef
 from ....ops import D, picker, require_readable, require_writable
 from ..graph._run import DnnPart, GraphCall, RunOutput
 from ..wire._messages import TuneGraph

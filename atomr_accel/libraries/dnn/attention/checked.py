@@ -37,7 +37,7 @@ from .options import BUFFERS, CheckedAttentionOptions, checked, split
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
 
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]

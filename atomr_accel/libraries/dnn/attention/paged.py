@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import DeviceView, Preparer
     from ..graph._run import DnnPlanCache
 

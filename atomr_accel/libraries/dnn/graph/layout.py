@@ -10,7 +10,7 @@ from ...._dtypes import DTYPES
 from ....wire.options import LARGEST
 
 if TYPE_CHECKING:
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ._builder import Builder, Symbol
 
 FLOATS: Final = frozenset(DTYPES[name] for name in ("float16", "bfloat16", "float32", "float64"))

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from ....memory import GpuRef, MemoryMap
+    from ....arrays import GpuRef
+    from ....memory import MemoryMap
     from ....ops import DeviceView, Preparer
     from ..wire._graph import DnnTensor
     from ._run import DnnPlanCache

@@ -25,7 +25,7 @@ from ..graph.layout import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import Request
     from ..graph._builder import Symbol
     from ..graph.layout import Padding, Steps

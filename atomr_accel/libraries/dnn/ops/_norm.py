@@ -22,7 +22,7 @@ from ._norm_graphs import (
 )
 
 if TYPE_CHECKING:
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import Request
 
 _RUNNING: Final = {3: "running_mean", 4: "running_var"}

@@ -15,7 +15,7 @@ from ..wire._nodes import wider
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import Request
     from ..graph._builder import Symbol
 

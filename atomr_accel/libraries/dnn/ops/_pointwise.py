@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from ...._dtypes import DTYPES
-from ....memory import GpuRef
+from ....arrays import GpuRef
 from ....ops import D, op, require_dtype, require_readable, require_shape
 from ....wire.options import flag, real, whole
 from ..graph._builder import Builder

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ....memory import GpuRef
+from ....arrays import GpuRef
 from ....ops import D, op, require_dtype, require_readable
 from ....wire.options import LARGEST, flag, real, whole
 from ..graph._builder import Builder

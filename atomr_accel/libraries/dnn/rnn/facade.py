@@ -18,7 +18,7 @@ from ..wire._routine_messages import RnnBackward, RnnData, RnnForward, RnnPack, 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import DeviceView, Preparer
 
 _CELLS: Final = ("relu", "tanh", "lstm", "gru")

@@ -11,7 +11,7 @@ from ..wire._routine_messages import Dropout, Normalize, Softmax
 from ._routine import RoutinePart, image_of
 
 if TYPE_CHECKING:
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import Request
     from ..wire._graph import DnnTensor
 

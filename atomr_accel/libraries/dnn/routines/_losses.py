@@ -24,7 +24,8 @@ from ..wire._loss_messages import CrossEntropy, Ctc, scratch_count
 from ..wire._nodes import wider
 
 if TYPE_CHECKING:
-    from ....memory import Block, GpuRef
+    from ....arrays import GpuRef
+    from ....memory import Block
     from ....ops import Preparer
 
 _MOST_LABELS: Final = 255

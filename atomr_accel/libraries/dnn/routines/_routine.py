@@ -20,7 +20,8 @@ from ..wire._graph import DnnTensor, strides_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....memory import Block, GpuRef
+    from ....arrays import GpuRef
+    from ....memory import Block
     from ....ops import Preparer
 
 DTYPES_OF_ROUTINES: Final = ("float16", "bfloat16", "float32", "float64")
