@@ -256,7 +256,7 @@ def messages_in(path: Path) -> list[str]:
     """Return the messages of errors that a module makes, with ``{}`` for each value."""
     return [
         "".join(
-            part.value if isinstance(part, ast.Constant) else "{}"
+            str(part.value) if isinstance(part, ast.Constant) else "{}"
             for part in getattr(node.args[0], "values", node.args)
         )
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

@@ -97,7 +97,7 @@ def computing_products(
         if rest:
             targets = None if outs is None else tuple([outs[place] for place in rest])
             last = evaluating(tuple([made[place] for place in rest]), targets).prepare(preparer)
-            computed = last.result if len(rest) > 1 else (last.result,)
+            computed: Any = last.result if len(rest) > 1 else (last.result,)
             for place, ref in zip(rest, computed, strict=True):
                 results[place] = ref
         elif only:
@@ -112,9 +112,11 @@ def _as_ref(x: Operand) -> GpuRef | None:
     """Return an operand of a product as a view of a buffer; None if it has to be computed."""
     if isinstance(x, GpuRef):
         return x
-    if not isinstance(x, Expression) or x._kind != "view" or not isinstance(x._args[0], GpuRef):
+    if not isinstance(x, Expression) or x._kind != "view":
         return None
     (ref,), (axes,) = x._args, x._params
+    if not isinstance(ref, GpuRef):
+        return None
     if any(at is None and extent != 1 for at, extent in zip(axes, x.shape, strict=True)):
         return None
     used = [at for at in axes if at is not None]
