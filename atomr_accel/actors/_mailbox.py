@@ -48,7 +48,7 @@ class Mailbox:
         check_whole("the capacity of a mailbox", self.capacity)
         check_member("overflow", self.overflow, Overflow)
         if self.capacity < 1:
-            raise ValueError(f"a mailbox wants a capacity of at least 1, got {self.capacity!r}")
+            raise ValueError(f"capacity of a mailbox must be at least 1, not {self.capacity!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,6 @@ class Libraries(Generic[D]):
         return tuple(each._traces.statistics(each._library) for each in facades if each.traced)
 
     def _share_libraries(self, others: Libraries[Any], device: DeviceView) -> None:
-        """Take over another object's libraries, with their state, driven by ``device``."""
+        """Take over another object's libraries, with their state; their ops go to ``device``."""
         for name in catalogue().facades:
             setattr(self, name, getattr(others, name)._on(device))

@@ -26,9 +26,10 @@ import msgspec
 import numpy as np
 
 from .._dtypes import SCALARS
-from ..expressions import Expression, apart, joined
+from ..arrays import GpuRef
+from ..arrays.expressions import Expression, apart, joined
 from ..lanes import CallTemplate
-from ..memory import Block, BlockView, GpuRef, block_at, part_of
+from ..memory import Block, BlockView, block_at, part_of
 from ..wire import MOST_TEMPLATES, PLACE, CallByTemplate, encoder
 from ._request import Answered, Pending
 from ._staging import STAGED, on_copies
@@ -541,13 +542,12 @@ class _Tracer:
             if not isinstance(finish, Answered):
                 raise Untraceable
             submission = msgspec.structs.replace(submission, finish=None, result=finish.refs)
-        if (
-            submission.message is None
-            or len(submission.before) + len(submission.after) >= _MOST_OPS
-        ):
+        if submission.message is None:
             raise Untraceable
         parts = submission.steps(request, self)
-        own = len(submission.before)
+        if len(parts) > _MOST_OPS:
+            raise Untraceable
+        own = next(at for at, (_, made) in enumerate(parts) if made is submission)
         refs, count = self._refs, len(self._refs)
         obtained = len(self._obtained)
         if count > _MOST_ARGUMENTS or obtained > _MOST_OBTAINED:

@@ -14,7 +14,7 @@ from atomr_accel.actors import Backoff
 from atomr_accel.testing import FAULTS, hang, kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..arrays import random_bits
+from ..array_samples import random_bits
 from ..harness import (
     ON_CUDA,
     Gate,

@@ -17,7 +17,7 @@ from atomr_accel.lanes import CHUNK, HostHandle, Op
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..arrays import arrays, random_bits
+from ..array_samples import arrays, random_bits
 from ..harness import (
     Gate,
     cancelled_at,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
     from atomr_accel.lanes import Isolation
 
-    from ..arrays import Array
+    from ..array_samples import Array
 
 
 @given(array=arrays(), before=st.booleans())

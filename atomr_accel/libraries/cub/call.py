@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, number_kind
-from ...memory import GpuRef, ref_error
+from ...arrays import GpuRef, ref_error
 from ...ops import (
     D,
     Facade,

@@ -13,7 +13,8 @@ from ...wire.recent import Recent
 from .wire._messages import BuildCutlass, RecallKernel
 
 if TYPE_CHECKING:
-    from ...memory import Block, Epoch, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block, Epoch
     from ...ops import DeviceView, Preparer
     from .wire._messages import Sizes
 

@@ -37,7 +37,7 @@ from .wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import DeviceView, Preparer
 
 _NOT_A_KERNEL: Final = re.compile(
