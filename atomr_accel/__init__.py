@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Unsupported,
         WorldBroken,
     )
+    from .arrays import GpuRef
     from .device import (
         Candidate,
         CandidateState,
@@ -58,9 +59,9 @@ if TYPE_CHECKING:
         open_devices,
         open_system,
     )
-    from .device._event import Event
     from .device.batches.batch import Batch
     from .device.batches.record import Recording
+    from .device.calls._event import Event
     from .lanes import (
         DeviceInstrument,
         FinishedOps,
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
     from .libraries.sparse._ell import EllRef
     from .libraries.sparse.array import SparseRef
     from .libraries.sparselt._structured import StructuredRef
-    from .memory import GpuRef
     from .wire.trace import traceparent
 
 __all__ = [
@@ -188,10 +188,10 @@ _HOME = {
     "WatchedDevice": "lanes",
     "WatchedOp": "lanes",
     "WatchedTransfer": "lanes",
-    "GpuRef": "memory",
+    "GpuRef": "arrays",
     "Batch": "device.batches.batch",
     "Recording": "device.batches.record",
-    "Event": "device._event",
+    "Event": "device.calls._event",
     "Kernel": "libraries.nvrtc.kernel",
     "Module": "libraries.nvrtc.module",
     "CompileOptions": "libraries.nvrtc._options",

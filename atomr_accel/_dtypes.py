@@ -113,6 +113,6 @@ def as_dtype(dtype: object) -> np.dtype[Any]:
     known = _KNOWN.get(resolved)
     if known is None:
         raise TypeError(
-            f"dtype {resolved} cannot live in device memory; expected one of {', '.join(DTYPES)}"
+            f"dtype {resolved} cannot live in device memory; use one of {', '.join(DTYPES)}"
         )
     return known

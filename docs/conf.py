@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import sys
 import zlib
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import sphinxcontrib_trio
 from sphinx.domains.python import PythonDomain
@@ -15,14 +17,14 @@ from sphinx.domains.python import PythonDomain
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from atomr_accel.libraries._table import Libraries  # noqa: E402
-
 import atomr_accel  # noqa: E402 - from this checkout, wherever another one is installed
 from atomr_accel.actors.blocks import opens  # noqa: E402
-from atomr_accel.ops import op  # noqa: E402
+from atomr_accel.libraries.registry import catalogue  # noqa: E402
+from atomr_accel.ops import Request, op  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
     from sphinx.application import Sphinx
 
@@ -190,11 +192,9 @@ def _skip(
 
 def _public_names() -> dict[str, str]:
     """The names that programs write, by those of the modules that define them."""
-    facades = {name: get_origin(kind) for name, kind in get_type_hints(Libraries).items()}
     names = {
         f"{facade.__module__}.{facade.__qualname__}": f"device.{library}"
-        for library, facade in facades.items()
-        if facade is not None
+        for library, facade in catalogue().facades.items()
     }
     for module in PUBLIC:
         exported = import_module(module)
@@ -227,6 +227,20 @@ def _public(name: str) -> str:
 
 
 NAMES = _public_names()
+
+
+def _import_for_types(module: ModuleType) -> None:
+    """Import the names that a module imports for type checkers only.
+
+    msgspec evaluates the annotations of a class for its signature.
+    """
+    for part in ast.parse(inspect.getsource(module)).body:
+        if isinstance(part, ast.If) and ast.unparse(part.test) == "TYPE_CHECKING":
+            body = ast.Module(part.body, [])
+            exec(compile(body, str(module.__file__), "exec"), vars(module))  # noqa: S102
+
+
+_import_for_types(import_module(Request.__module__))
 
 
 def setup(app: Sphinx) -> None:

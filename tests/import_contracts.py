@@ -1,4 +1,4 @@
-"""Contracts of import-linter: the wall, no private modules of other folders, and no circles.
+"""Contracts of import-linter: the wall, no private modules elsewhere, no circles, few knots.
 
 A module's folder says where it runs. In a ``host`` or ``executors`` folder: in hosts alone. In a
 ``wire`` folder: on both sides. The packages around such folders run on both sides, too, because
@@ -10,6 +10,7 @@ from __future__ import annotations
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
+from grimp import build_graph
 from importlinter import Contract, ContractCheck, fields, output
 from importlinter.application import contract_utils
 
@@ -145,27 +146,13 @@ def _folder_of(name: str) -> str:
 
 
 class CirclesContract(Contract):
-    """No module imports itself by way of others, wherever in them the imports stand.
-
-    Options:
-        except_within: packages in which modules may.
-    """
+    """No module imports itself by way of others, wherever in them the imports stand."""
 
     type_name = "circles"
 
-    except_within: Any = fields.SetField(subfield=fields.StringField(), required=False)
-
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         """Sort the modules by their imports; modules that cannot be sorted import in a circle."""
-        allowed = tuple(f"{package}." for package in self.except_within or ())
-        imports = {
-            name: {
-                imported
-                for imported in graph.find_modules_directly_imported_by(name)
-                if not (name.startswith(allowed) and imported.startswith(allowed))
-            }
-            for name in graph.modules
-        }
+        imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
         try:
             TopologicalSorter(imports).prepare()
         except CycleError as error:
@@ -175,3 +162,50 @@ class CirclesContract(Contract):
     def render_broken_contract(self, check: ContractCheck) -> None:
         """Print one circle."""
         output.print_error(" <- ".join(check.metadata["circle"]))
+
+
+class KnotsContract(Contract):
+    """Few modules know of each other, and all of them lie in one folder.
+
+    Imports for type checkers alone count, too: a reader follows them.
+
+    Options:
+        most: the largest number of modules that know of each other.
+    """
+
+    type_name = "knots"
+
+    most: Any = fields.IntegerField()
+
+    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
+        """Look at the groups of modules that import each other, directly or not."""
+        (root,) = self.session_options["root_packages"]
+        return self.check_all(build_graph(root))
+
+    def check_all(self, graph: ImportGraph) -> ContractCheck:
+        """Look at a graph that has the imports for type checkers."""
+        broken = [
+            knot
+            for knot in knots(graph)
+            if len(knot) > self.most or len({name.rpartition(".")[0] for name in knot}) > 1
+        ]
+        return ContractCheck(kept=not broken, metadata={"broken": broken})
+
+    def render_broken_contract(self, check: ContractCheck) -> None:
+        """Print the groups."""
+        for knot in check.metadata["broken"]:
+            output.print_error(", ".join(knot))
+
+
+def knots(graph: ImportGraph) -> list[list[str]]:
+    """Return the groups of modules that import each other, directly or by way of others."""
+    found: list[list[str]] = []
+    seen: set[str] = set()
+    for name in sorted(graph.modules):
+        if name not in seen:
+            around = graph.find_upstream_modules(name) & graph.find_downstream_modules(name)
+            knot = around | {name}
+            seen |= knot
+            if len(knot) > 1:
+                found.append(sorted(knot))
+    return found

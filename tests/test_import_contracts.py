@@ -8,7 +8,7 @@ pytest.importorskip("importlinter")  # of no use to a GPU
 
 from grimp import ImportGraph
 
-from .import_contracts import CirclesContract, PrivateContract, WallContract
+from .import_contracts import CirclesContract, KnotsContract, PrivateContract, WallContract
 
 PACKAGES = ("p", "p.host", "p.wire", "p.lib", "p.lib.host", "p.lib.wire")
 MODULES = ("p.base", "p.device", "p.host.worker", "p.wire.messages")
@@ -77,7 +77,7 @@ def test_an_exception_is_one_import() -> None:
     assert len(check.metadata["broken"]) == 1
 
 
-def test_circles_are_found_but_where_they_may_be() -> None:
+def test_a_circle_is_refused() -> None:
     made = graph(
         ("p.lib.facade", "p.lib.wire.messages"),
         ("p.lib.wire.messages", "p.lib.wire"),
@@ -86,9 +86,31 @@ def test_circles_are_found_but_where_they_may_be() -> None:
     check = CirclesContract("circles", {}, {}).check(made, verbose=False)
     assert not check.kept
     assert set(check.metadata["circle"]) == {"p.lib.facade", "p.lib.wire.messages", "p.lib.wire"}
-    allowed = CirclesContract("circles", {}, {"except_within": ["p.lib"]})
-    assert allowed.check(made, verbose=False).kept
     assert CirclesContract("circles", {}, {}).check(graph(), verbose=False).kept
+
+
+@pytest.mark.parametrize(
+    ("ring", "kept"),
+    [
+        (["p.a", "p.b", "p.c"], True),
+        (["p.a", "p.b", "p.c", "p.d"], False),
+        (["p.a", "p.lib.facade"], False),
+        (["p.lib.facade", "p.lib.cpu"], True),
+    ],
+)
+def test_modules_that_know_of_each_other_are_few_and_in_one_folder(
+    ring: list[str], kept: bool
+) -> None:
+    made = graph()
+    for importer, imported in zip(ring, [*ring[1:], ring[0]], strict=True):
+        for name in (importer, imported):
+            made.add_module(name)
+        line = f"import {imported}"
+        made.add_import(importer=importer, imported=imported, line_number=1, line_contents=line)
+    contract = KnotsContract("knots", {}, {"most": "3"})
+    check = contract.check_all(made)
+    assert check.kept is kept
+    assert check.metadata["broken"] == ([] if kept else [sorted(ring)])
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def imports(path: Path) -> Iterator[tuple[ast.stmt, str]]:
 
 
 def part_of(module: str) -> str:
-    """The part of the package that holds a module: ``memory`` for ``atomr_accel.memory._ref``."""
+    """The part of the package that holds a module: ``memory`` for ``atomr_accel.memory._block``."""
     return module.split(".")[1] if "." in module else ""
 
 
@@ -244,6 +244,57 @@ def test_pages_use_plain_phrases_almost_always() -> None:
     pages = [path for path in sorted(ROOT.glob("docs/**/*.md")) if path.stem != "benchmarks"]
     found = unplain([text for page in pages for text in paragraphs_of(page)])
     assert len(found) <= 20, found
+
+
+ERRORS = {"IndexError", "NotContiguous", "TypeError", "Unsupported", "ValueError"}
+OTHER_FORMS = re.compile(r"\b(expected|got|is none of)\b|, but ")
+STATED = re.compile(r"\bhas (shape|dtype)\b")
+NEGATIONS = re.compile(r"\b(no|not|none|nothing|never|neither|nor|without|cannot)\b|n't\b")
+
+
+def messages_in(path: Path) -> list[str]:
+    """Return the messages of errors that a module makes, with ``{}`` for each value."""
+    return [
+        "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "{}"
+            for part in getattr(node.args[0], "values", node.args)
+        )
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ERRORS
+        and node.args
+        and isinstance(getattr(node.args[0], "value", ""), str)
+        and isinstance(node.args[0], ast.Constant | ast.JoinedStr)
+    ]
+
+
+def has_other_form(message: str) -> bool:
+    """Return whether an error does not say "x must be ..., not ...; do this"."""
+    first, *_ = re.split(r"[;:] ", message)
+    wanted, *_ = first.rpartition(", not ") if ", not " in first else (first,)
+    twice = len(NEGATIONS.findall(wanted)) > 1
+    return bool(OTHER_FORMS.search(message) or STATED.search(first) or twice)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_errors_have_one_form(path: Path) -> None:
+    assert [each for each in messages_in(path) if has_other_form(each)] == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "x has dtype {}; expected {}",
+        "out has shape {}, but the result has {}",
+        "x must be positive, got {}",
+        "mode {} is none of {}",
+        "a ref that is not contiguous is not taken",
+    ],
+)
+def test_other_forms_of_errors_are_found(message: str) -> None:
+    assert has_other_form(message)
+    assert not has_other_form("x must have no axes, not {}; x has shape {}")
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

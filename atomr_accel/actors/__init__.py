@@ -1,6 +1,6 @@
 """Supervised actors on trio. Nothing in here knows of accelerators."""
 
-from ._actor import Actor, Group, Restarted, Terminated
+from ._actor import Actor, ActorRef, Group, Restarted, Terminated
 from ._errors import (
     ActorError,
     ActorRestarted,
@@ -18,7 +18,6 @@ from ._errors import (
 )
 from ._mailbox import Mailbox, MailboxStatistics, Overflow
 from ._policy import AutoShutdown, Backoff, ChildSpec, Intensity, RestartType, Strategy, Supervision
-from ._ref import ActorRef
 from ._supervision import ChildState, SupervisorState
 from ._supervisor import ChildStatistics, Supervisor, SupervisorStatistics, open_supervisor
 from .cell import ActorStatistics

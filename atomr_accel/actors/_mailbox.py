@@ -17,7 +17,11 @@ from .util import check_member, check_whole
 
 
 class Overflow(enum.Enum):
-    """Action of a full mailbox when one more message arrives."""
+    """Action of a full mailbox when one more message arrives, or of a pattern's full queue.
+
+    Patterns, such as batchers, raise `Overloaded` for `MailboxFull` and `Dropped` for
+    `MessageDropped`.
+    """
 
     WAIT = "wait"
     """``send`` and ``ask`` wait for room, first come, first served."""
@@ -44,7 +48,7 @@ class Mailbox:
         check_whole("the capacity of a mailbox", self.capacity)
         check_member("overflow", self.overflow, Overflow)
         if self.capacity < 1:
-            raise ValueError(f"a mailbox wants a capacity of at least 1, got {self.capacity!r}")
+            raise ValueError(f"capacity of a mailbox must be at least 1, not {self.capacity!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,8 @@ class Intensity:
         check_number("within", self.within)
         if self.restarts < 0 or not self.within > 0:
             raise ValueError(
-                "Intensity wants restarts >= 0 and within > 0 seconds, "
-                f"got restarts={self.restarts!r}, within={self.within!r}"
+                "Intensity must have restarts >= 0 and within > 0 seconds, not "
+                f"restarts={self.restarts!r}, within={self.within!r}"
             )
 
 
@@ -89,15 +89,16 @@ class Backoff:
             check_number(name, getattr(self, name))
         if not callable(self.rng):
             raise TypeError(
-                f"rng must be a function such as random.Random(3).random, got {self.rng!r}"
+                f"rng must be a function such as random.Random(3).random, not {self.rng!r}"
             )
         if min(self.initial, self.base, self.maximum) < 0 or self.factor < 1:
             raise ValueError(
-                f"Backoff wants times >= 0 and factor >= 1, got initial={self.initial!r}, "
-                f"base={self.base!r}, factor={self.factor!r}, maximum={self.maximum!r}"
+                "Backoff must have times >= 0 and factor >= 1, not "
+                f"initial={self.initial!r}, base={self.base!r}, "
+                f"factor={self.factor!r}, maximum={self.maximum!r}"
             )
         if not 0 <= self.jitter <= 1:
-            raise ValueError(f"Backoff wants a jitter between 0 and 1, got {self.jitter!r}")
+            raise ValueError(f"jitter of Backoff must be between 0 and 1, not {self.jitter!r}")
 
     def delay(self, n: int) -> float:
         """Seconds before the ``n``-th restart in a window, counted from 1."""
@@ -139,15 +140,16 @@ class Supervision:
         check_member("strategy", self.strategy, Strategy)
         if not callable(self.decider):
             raise TypeError(
-                "decider must be a function that takes a failure and returns a Directive, got "
-                f"{self.decider!r}; decide_by_type({{ValueError: Directive.STOP}}) makes one"
+                "decider must be a function that takes a failure and returns a "
+                f"Directive, not {self.decider!r}; decide_by_type({{ValueError: "
+                "Directive.STOP}) makes one"
             )
         check_instance("intensity", self.intensity, Intensity)
         check_instance("backoff", self.backoff, Backoff)
         if self.escalation is not None and not callable(self.escalation):
             raise TypeError(
-                "escalation must be a function that takes a name and a failure and returns the "
-                f"exception to raise, got {self.escalation!r}"
+                "escalation must be a function that takes a name and a failure and "
+                f"returns the exception to raise, not {self.escalation!r}"
             )
         check_member("auto_shutdown", self.auto_shutdown, AutoShutdown)
 
@@ -178,13 +180,13 @@ class ChildSpec:
     def __post_init__(self) -> None:
         name: object = self.name
         if not isinstance(name, str) or not name:
-            raise ValueError(f"a child's name must be a non-empty string, got {name!r}")
+            raise ValueError(f"a child's name must be a non-empty string, not {name!r}")
         if not callable(self.run):
-            raise TypeError(f"child {self.name!r}: run must be an async function, got {self.run!r}")
+            raise TypeError(f"child {self.name!r}: run must be an async function, not {self.run!r}")
         check_member(f"child {self.name!r}: restart", self.restart, RestartType)
         check_number(f"child {self.name!r}: grace", self.grace)
         if not self.grace >= 0:
-            raise ValueError(f"child {self.name!r}: grace must be >= 0 s, got {self.grace!r}")
+            raise ValueError(f"child {self.name!r}: grace must be >= 0 s, not {self.grace!r}")
         if self.significant and self.restart is RestartType.PERMANENT:
             raise ValueError(
                 f"child {self.name!r}: a permanent child never ends by itself, so it cannot be "

@@ -477,7 +477,7 @@ class Supervisor(metaclass=NoPublicConstructor):
                 failure = self._escalation(self._name, cause)
                 if not isinstance(failure, BaseException):
                     raise TypeError(
-                        f"{self._escalation!r} must return an exception, got {failure!r}"
+                        f"{self._escalation!r} must return an exception, not {failure!r}"
                     )
             except BaseException as broken:  # noqa: BLE001 (raised in the nursery instead)
                 failure = broken

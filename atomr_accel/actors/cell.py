@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
-from ._actor import Actor, Restarted, Terminated
+from ._actor import Actor, ActorRef, Restarted, Terminated
 from ._errors import ActorRestarted, ActorStopped, NameTaken, SupervisorStopped, UnhandledMessage
 from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics, TellEntry, message_of
 from ._policy import ChildSpec, RestartType, Supervision
-from ._ref import ActorRef
 from ._supervision import ChildState
 from ._supervisor import Supervisor, SupervisorStatistics
 from .context import enter, leave
@@ -97,13 +96,15 @@ class TreeNode:
         given: object = actor_type
         if not isinstance(given, type) or not issubclass(given, Actor):
             raise TypeError(
-                f"spawn takes a subclass of Actor and the arguments for it, got {actor_type!r}; "
-                "write `await system.spawn(Counter, start=3)`"
+                "argument of spawn must be a subclass of Actor and the arguments for "
+                f"it, not {actor_type!r}; write `await system.spawn(Counter, start=3)`"
             )
         if name is not None:
             check_instance("an actor's name", name, str)
         if name is not None and (not name or "/" in name):
-            raise ValueError(f"an actor's name must not be empty nor contain '/', got {name!r}")
+            raise ValueError(
+                f"an actor's name must be one or more characters other than '/', not {name!r}"
+            )
         if mailbox is None:
             mailbox = actor_type.mailbox
         if supervision is None:
@@ -697,8 +698,9 @@ class Cell(TreeNode):
         """Ask for a ``Terminated`` when the other ends, or at once if it has."""
         if self._type._handlers.get(Terminated) is None:
             raise TypeError(
-                f"{self.kind} watches {other.path}, but has no handler for Terminated; add "
-                "`@handler async def ...(self, message: Terminated) -> None`"
+                f"{self.kind} must have a handler for Terminated, because it watches "
+                f"{other.path}; add `@handler async def ...(self, message: "
+                "Terminated) -> None`"
             )
         if other.ended:
             self.inbox.force(Terminated(other.ref, other._failure))

@@ -50,7 +50,9 @@ def decide_by_type(
     for kind, directive in known.items():
         given: object = kind
         if not isinstance(given, type) or not issubclass(given, BaseException):
-            raise TypeError(f"decide_by_type takes a table of exception classes, got {given!r}")
+            raise TypeError(
+                f"argument of decide_by_type must be a table of exception classes, not {given!r}"
+            )
         check_member(f"the directive for {given.__name__}", directive, Directive)
     check_member("default", default, Directive)
 
@@ -84,7 +86,7 @@ def judge(decider: Decider, failure: BaseException) -> Directive:
         directive = decider(leaf)
         if not isinstance(directive, Directive):
             raise TypeError(
-                f"a decider must return a Directive, got {directive!r} from {decider!r}"
+                f"a decider must return a Directive, not {directive!r} from {decider!r}"
             )
         worst = max(worst, _SEVERITY.index(directive))
     return _SEVERITY[worst]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import trio
 
 if TYPE_CHECKING:
-    from ._ref import ActorRef
+    from ._actor import ActorRef
     from .messages import Message
 
 _log = logging.getLogger("atomr_accel.actors")
@@ -109,7 +109,7 @@ class Instruments:
     def add(self, instrument: Instrument) -> None:
         """Tell one more, from now on."""
         if not isinstance(instrument, Instrument):
-            raise TypeError(f"an instrument must be an instance of Instrument, got {instrument!r}")
+            raise TypeError(f"an instrument must be an instance of Instrument, not {instrument!r}")
         self.tell()
         self._instruments.append(instrument)
         self._sort()

@@ -164,7 +164,7 @@ def _handled_types(function: Callable[..., Any], names: Mapping[str, Any]) -> tu
     ):
         raise TypeError(
             f"{where} must take one message, as in `async def "
-            f"{function.__name__}(self, message: SomeMessage) -> Reply`, got "
+            f"{function.__name__}(self, message: SomeMessage) -> Reply`, not "
             f"{inspect.signature(function)}"
         )
     message = parameters[1]
@@ -177,8 +177,8 @@ def _handled_types(function: Callable[..., Any], names: Mapping[str, Any]) -> tu
         plain = get_origin(message_type) or message_type
         if not isinstance(plain, type) or not issubclass(plain, Message) or plain is Message:
             raise TypeError(
-                f"{where}: {message.name!r} must be annotated with a subclass of Message, "
-                f"got {message_type!r}"
+                f"{where}: {message.name!r} must be annotated with a subclass of "
+                f"Message, not {message_type!r}"
             )
         expected = reply_type(plain)
         if plain is not message_type:  # a generic message with its parameters filled in
@@ -192,8 +192,8 @@ def _handled_types(function: Callable[..., Any], names: Mapping[str, Any]) -> tu
             )
         if not _fits(returned, expected):
             raise TypeError(
-                f"{where} returns {_show(returned)}, but {_show(plain)} is answered with "
-                f"{_show(expected)}; change one of the two"
+                f"{where} must return {_show(expected)}, with which {_show(plain)} is "
+                f"answered, not {_show(returned)}; change one of the two"
             )
     return tuple(get_origin(message_type) or message_type for message_type in handled)
 

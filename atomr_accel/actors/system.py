@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import trio
 
-from ._actor import Actor
+from ._actor import Actor, ActorRef
 from ._errors import NoSuchActor
 from ._forked import ending_children
 from ._mailbox import Mailbox
 from ._policy import RestartType, Supervision
-from ._ref import ActorRef
 from ._supervision import ChildState
 from ._supervisor import Supervisor, SupervisorStatistics
 from .blocks import opens
@@ -169,8 +168,9 @@ class ActorSystem(metaclass=NoPublicConstructor):
         given: object = supervisor
         if given is not None and not isinstance(given, ActorRef):
             raise TypeError(
-                f"supervisor is the ref of the actor that is to be the parent, got {given!r}; how "
-                "an actor supervises its own children is its `supervision`"
+                "supervisor must be the ref of the actor that is to be the parent, "
+                f"not {given!r}; how an actor supervises its own children is its "
+                "`supervision`"
             )
         parent = self._root if supervisor is None else supervisor._cell
         return await parent.spawn(
@@ -193,7 +193,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
         """
         check_instance("a path", path, str)
         if not path.startswith("/"):
-            raise ValueError(f"a path starts with '/', got {path!r}")
+            raise ValueError(f"a path must start with '/', not {path!r}")
         node = self._root
         for name in path[1:].split("/"):
             if name not in node.children:

@@ -35,25 +35,25 @@ def check_member(what: str, value: object, kind: type[enum.Enum]) -> None:
     """Raise a `TypeError` unless it is a member of the enum."""
     if not isinstance(value, kind):
         members = ", ".join(map(str, kind))
-        raise TypeError(f"{what} must be one of {members}, got {value!r}")
+        raise TypeError(f"{what} must be one of {members}, not {value!r}")
 
 
 def check_instance(what: str, value: object, kind: type) -> None:
     """Raise a `TypeError` unless it is an instance of the class."""
     if not isinstance(value, kind):
-        raise TypeError(f"{what} must be an instance of {kind.__name__}, got {value!r}")
+        raise TypeError(f"{what} must be an instance of {kind.__name__}, not {value!r}")
 
 
 def check_number(what: str, value: object) -> None:
     """Raise a `TypeError` unless it is a number, of seconds or the like."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{what} must be a number, got {value!r}")
+        raise TypeError(f"{what} must be a number, not {value!r}")
 
 
 def check_whole(what: str, value: object) -> None:
     """Raise a `TypeError` unless it is a whole number."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{what} must be a whole number, got {value!r}")
+        raise TypeError(f"{what} must be a whole number, not {value!r}")
 
 
 def describe(failure: BaseException) -> str:

@@ -143,7 +143,7 @@ def _check_host(host: str, *, public: bool) -> None:
         local = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         raise ValueError(
-            f"a dashboard's host is an address of this machine, or 'localhost', got {host!r}"
+            f"a dashboard's host must be an address of this machine, or 'localhost', not {host!r}"
         ) from None
     if not local and not public:
         raise ValueError(

@@ -2,8 +2,7 @@
 
 from ._device import Device, DeviceStatistics
 from ._open import System, open_device, open_system
-from ._requests import Requests
-from ._standby import StandbyStatistics
+from .calls._requests import Requests
 from .data._snapshot import Snapshot, SnapshotStatistics
 from .group._candidate import Candidate, CandidateState, Hints, PlacementPolicy
 from .group._devices import DeviceLoad, Devices, DevicesStatistics
@@ -13,6 +12,7 @@ from .group._policies import ConsistentHash, DataLocality, MostFreeMemory
 from .group._topology import Link, Topology
 from .interop._sharing import SharedBuffer
 from .portal._calls import FromAsyncio, from_asyncio
+from .standby._statistics import StandbyStatistics
 
 __all__ = [
     "Candidate",

@@ -25,7 +25,7 @@ from ..libraries.registry import catalogue
 from ..ops import Pending, Request, perform, result, submit
 from ._failures import is_passing
 from ._tree_node import library_of
-from .context import Context
+from .contexts.context import Context
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Never, NoReturn, final, overload
 
 from .._errors import said_of
+from ..arrays import GpuRef, ref_error
 from ..lanes import uninterrupted
 from ..libraries.facades import Libraries
-from ..memory import GpuRef, ref_error
 from ..ops import Awaited, recorded_call
-from ._event import Event
-from ._requests import Requests
-from ._retry import T, Ts, retry
 from .batches.batch import Batch
 from .batches.record import Recording
+from .calls._event import Event
+from .calls._requests import Requests
+from .calls._retry import T, Ts, retry
 from .data._methods import MemoryMethods, transfers_of
-from .data.transfer import TransferStatistics
+from .data._progress import TransferStatistics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ..ops import CacheStatistics, Recent
     from ..wire import DeviceInfo
     from ._open import System
-    from ._run import OnDevice
-    from ._standby import StandbyStatistics
+    from .calls._run import OnDevice
     from .core import DeviceCore, Startup
+    from .standby._statistics import StandbyStatistics
 
 
 @dataclass(frozen=True, slots=True)

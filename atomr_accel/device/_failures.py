@@ -53,10 +53,16 @@ def told(error: BaseException) -> str:
     return str(error) if isinstance(error, AccelError) else f"{type(error).__name__}: {error}"
 
 
+def named(what: str) -> str:
+    """Return an op's name in quotes, and other work, such as "the batch", as it is."""
+    is_op = not what.startswith(("the ", "starting ", "opening "))
+    return f"op {what!r}" if is_op else what
+
+
 def restarted(what: str, name: str, generation: int) -> ContextPoisoned:
     """Return the error for ops and calls that were unfinished when their device was restarted."""
     return ContextPoisoned(
-        f"{what} did not finish: {name} is restarted by its supervisor",
+        f"{named(what)} did not finish: {name} is restarted by its supervisor",
         generation=generation,
         status=0,
         status_name="restarted",
@@ -69,7 +75,7 @@ def taken_down(name: str, fault: ContextPoisoned) -> ContextPoisoned:
     # One of its own for each op, because a traceback belongs to one task; the fault they
     # share is the cause of all.
     error = type(fault)(
-        f"{name} did not finish: {fault}",
+        f"{named(name)} did not finish: {fault}",
         generation=fault.generation,
         status=fault.status,
         status_name=fault.status_name,

@@ -22,15 +22,17 @@ from ..wire import (
     arrived,
 )
 from ._failures import lacks_descriptors
-from ._prepared import MOST_UNMAPPED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from ..memory import Block
-    from .context import Context
     from .core import DeviceCore
+    from .parts import ServingContext
 
+
+MOST_UNMAPPED: Final = 1024
+"""Slabs that one control message names."""
 
 _AHEAD_SHARE: Final = 16
 """Share of a device's memory, 1/16, up to which slabs that are not sealed are made in advance."""
@@ -128,7 +130,7 @@ class SlabGrowth:
                 if slab is not None:
                     return self._core.memory.add_dedicated(slab)
 
-    async def add_slab(self, context: Context, nbytes: int, *, sealed: bool) -> None:
+    async def add_slab(self, context: ServingContext, nbytes: int, *, sealed: bool) -> None:
         """Make room in a context, unless another task has done so meanwhile."""
         async with self._growing:
             if context is not self._core.context:
@@ -178,7 +180,7 @@ class SlabGrowth:
         except (HostDied, StickyFault):
             context.report_dead()
 
-    async def _unmap(self, context: Context, slabs: list[int]) -> None:
+    async def _unmap(self, context: ServingContext, slabs: list[int]) -> None:
         # They are off the map, so the host must unmap them, even if a task is cancelled.
         for start in range(0, len(slabs), MOST_UNMAPPED):
             some = slabs[start : start + MOST_UNMAPPED]
@@ -192,7 +194,7 @@ class SlabGrowth:
             self._core.memory.collect(SLICE)
             await trio.lowlevel.checkpoint()
 
-    async def _trim(self, context: Context) -> None:
+    async def _trim(self, context: ServingContext) -> None:
         await self._reclaim()
         trimmed = self._core.memory.trim()
         await self._core.windows.close_guests()
@@ -203,11 +205,11 @@ class SlabGrowth:
         await self._core.exports.sweep()
 
     async def _create(
-        self, context: Context, sizes: Callable[[], list[int]], *, sealed: bool
+        self, context: ServingContext, sizes: Callable[[], list[int]], *, sealed: bool
     ) -> Slab | None:
         """A new slab of the first of ``sizes`` there is room for; None in another context."""
         if sealed and self._core.info is not None and not self._core.info.exports_memory:
-            raise Unsupported("this platform cannot export device memory, so nothing can be sealed")
+            raise Unsupported("this platform cannot export device memory; sealing needs that")
         if sealed and self._core.original is not None:
             raise Unsupported("what warm_up makes goes with it, so it cannot seal anything")
 
@@ -217,7 +219,7 @@ class SlabGrowth:
         return await self._with_room(context, create)
 
     async def _with_room(
-        self, context: Context, create: Callable[[], Awaitable[Slab | None]]
+        self, context: ServingContext, create: Callable[[], Awaitable[Slab | None]]
     ) -> Slab | None:
         """Return the slab from ``create`` once it has room, or None if the context has changed."""
         try:
@@ -239,7 +241,7 @@ class SlabGrowth:
                 raise
         return await create()
 
-    async def _create_managed(self, context: Context, nbytes: int) -> Slab | None:
+    async def _create_managed(self, context: ServingContext, nbytes: int) -> Slab | None:
         memory = self._core.memory
         if not memory.affordable([nbytes]):
             raise self._limit_reached()
@@ -251,7 +253,9 @@ class SlabGrowth:
         limit = self._core.memory.limit
         return OutOfMemory(f"the memory_limit of {limit} bytes is reached", requested=0)
 
-    async def _create_now(self, context: Context, sizes: list[int], *, sealed: bool) -> Slab | None:
+    async def _create_now(
+        self, context: ServingContext, sizes: list[int], *, sealed: bool
+    ) -> Slab | None:
         refusal: Exception | None = None
         try:
             for size in sizes:

@@ -13,16 +13,15 @@ from .._errors import ContextPoisoned, DeviceLost
 from ..actors import Directive
 from ..actors.deciders import leaves
 from ..lanes import HostDied, StaggeredEvent, fail_some, uninterrupted
-from ._failures import is_passing, restarted, taken_down, told
+from ._failures import is_passing, named, restarted, taken_down, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ..lanes import Op, Port
+    from ..lanes import HostHandle, Op, Port
     from ..wire import DeviceInfo
-    from ._prepared import PreparedHost
-    from .context import Context
     from .core import DeviceCore
+    from .parts import ServingContext
 
 
 @final
@@ -44,7 +43,7 @@ class Lifecycle:
         self.last_fault: ContextPoisoned | None = None
         self._faulted: int = 0  # the generation that it has ended
         self.over_how: str = "it was stopped"
-        self._failing: Context | None = None
+        self._failing: ServingContext | None = None
         self._opened = StaggeredEvent()
         self._end: DeviceLost | None = None
         self._untold = False  # whether the present generation is still to be reported
@@ -59,7 +58,7 @@ class Lifecycle:
 
     # --- contexts come and go ------------------------------------------------------------
 
-    def attach(self, context: Context, ports: Mapping[str, Port], info: DeviceInfo) -> None:
+    def attach(self, context: ServingContext, ports: Mapping[str, Port], info: DeviceInfo) -> None:
         """Open the gate: ``context`` takes ops from now on."""
         core = self._core
         core.serving = context
@@ -91,7 +90,7 @@ class Lifecycle:
         if self._end is not None:
             raise DeviceLost(str(self._end)) from self._end.__cause__
 
-    def release(self, context: Context) -> None:
+    def release(self, context: ServingContext) -> None:
         """Close the gate of a shadow: its host is another's from now on."""
         core = self._core
         if core.serving is context:
@@ -114,7 +113,7 @@ class Lifecycle:
         self._tell_generation()
         self._answer_some(context)
 
-    def shut(self, context: Context) -> None:
+    def shut(self, context: ServingContext) -> None:
         """Close the gate: the context ends, with or without a fault.
 
         The generation changes first, so later code cannot use a buffer of the ended context. The
@@ -133,13 +132,13 @@ class Lifecycle:
             if self._end is None:
                 self._opened = StaggeredEvent()
 
-    def _answer_some(self, context: Context) -> None:
+    def _answer_some(self, context: ServingContext) -> None:
         if self._failing is context and self._core.in_flight:
             fail_some(self._core.in_flight, context.not_finished)
             again = partial(self._answer_some, context)
             trio.lowlevel.current_trio_token().run_sync_soon(again)
 
-    def forget(self, context: Context) -> None:
+    def forget(self, context: ServingContext) -> None:
         """A context is over, and everything that was in flight is answered."""
         if self._failing is context:
             self._failing = None
@@ -152,13 +151,15 @@ class Lifecycle:
         if context is not None:
             await context.wait_ended()
 
-    def discard(self, prepared: PreparedHost, shadow: DeviceCore | None = None) -> None:
+    def discard(
+        self, host: HostHandle, ports: Mapping[str, Port], shadow: DeviceCore | None = None
+    ) -> None:
         """End an unused host completely."""
         terminating = self._core.reaper.terminating
-        prepared.host.kill()
-        if prepared.host not in terminating:
-            terminating.append(prepared.host)
-        for port in prepared.ports.values():
+        host.kill()
+        if host not in terminating:
+            terminating.append(host)
+        for port in ports.values():
             port.end(_no_host)
             port.close()
         if shadow is not None:
@@ -183,13 +184,13 @@ class Lifecycle:
         if self.last_fault is not None and generation == self._faulted:
             return taken_down(what, self.last_fault)
         if self._end is not None:
-            error = DeviceLost(f"{what} did not finish: {self._end}")
+            error = DeviceLost(f"{named(what)} did not finish: {self._end}")
             error.__cause__ = self._end.__cause__
             return error
         name = self._core.name
         if self._comes_back:
             return restarted(what, name, generation)
-        return DeviceLost(f"{what} did not finish: {name} is closed: {self.over_how}")
+        return DeviceLost(f"{named(what)} did not finish: {name} is closed: {self.over_how}")
 
     @property
     def _comes_back(self) -> bool:

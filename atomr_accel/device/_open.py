@@ -32,9 +32,8 @@ from ..lanes import find_sanitizer, uninterrupted
 from ..libraries.registry import Catalogue, catalogue
 from ..memory import MemoryScope
 from ._actors import DeviceActor
+from ._assembly import add_parts
 from ._device import Device
-from ._requests import Requests
-from ._run import HostCalls
 from ._settings import (
     Completion,
     DeviceSettings,
@@ -44,14 +43,13 @@ from ._settings import (
     standby_mode,
     stream_plan,
 )
-from ._standby import Standby
-from ._standby_budget import StandbyMode
 from .batches.batch import Batch
 from .batches.collector import offer_library, offered
 from .batches.record import Recording
+from .calls._requests import Requests
 from .core import DeviceCore
-from .data._pinned import Pinned
-from .interop._exports import Exports
+from .standby._standby import Standby
+from .standby._statistics import StandbyMode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -476,9 +474,7 @@ async def _spawn(
         sanitizer=_sanitizer_of(backend, given["sanitizer"]),
         instruments=system._instruments,
     )
-    core.pinned = Pinned(core, given["pinned_limit"])
-    core.exports = Exports(core)
-    core.host_calls = HostCalls(core)
+    add_parts(core, given["pinned_limit"])
     mode = standby_mode(given["standby"], slow_start=backend.slow_start, isolation=isolation)
     backoff: Backoff | None = given["backoff"]
     if backoff is None:
@@ -490,7 +486,13 @@ async def _spawn(
     if most is None:
         core.most_failed_starts, most = _MOST_FAILED_STARTS, sys.maxsize
     if mode is not None:
-        core.standby = Standby(core, mode, operator.index(given["standbys"]), given["warm_up"])
+        warm_up: Callable[[Device], Awaitable[object]] | None = given["warm_up"]
+        core.standby = Standby(
+            core,
+            mode,
+            operator.index(given["standbys"]),
+            None if warm_up is None else lambda shadow, ref: warm_up(Device(shadow, ref)),
+        )
     try:
         ref = await system.spawn(
             DeviceActor,

@@ -21,7 +21,7 @@ from ..lanes import SanitizerTool
 from ..libraries.registry import catalogue
 from ..memory.map import GRANULARITY
 from ..wire import StreamPlan
-from .context import MEMORY_LANE
+from .core import MEMORY_LANE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..lanes import Isolation
     from ..wire import Affinity
     from ._device import Device
-    from ._standby_budget import StandbyMode
+    from .standby._statistics import StandbyMode
 
 StreamStrategy = Literal["shared", "per_actor", "pooled", "single"]
 Completion = Literal["polled", "blocking", "hybrid", "callback"]

@@ -10,12 +10,14 @@ from ..actors.part import place
 from ..libraries.registry import catalogue
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from ..actors import ActorRef, Supervisor
     from ..actors.cell import Cell, Condition
     from ..actors.part import Part
-    from ..lanes import Port
+    from ..lanes import Op, Port
+    from ..memory import MemoryMap
     from ..ops import Request
-    from .core import DeviceCore
 
 
 def library_of(request: Request[Any]) -> str | None:
@@ -34,6 +36,12 @@ def library_of(request: Request[Any]) -> str | None:
 class DeviceNode:
     """A device's place in a tree of actors.
 
+    Args:
+        memory: the map of the device's memory.
+        in_flight: the ops that are not answered.
+        ports: returns the open lanes by name.
+        rebuilding: returns whether the device has no context, but will have one.
+
     Attributes:
         cell: the device's own, once it has one.
         context: that of its contexts, one after the other.
@@ -41,8 +49,17 @@ class DeviceNode:
         libraries: the libraries' actors by name.
     """
 
-    def __init__(self, core: DeviceCore) -> None:
-        self._core = core
+    def __init__(
+        self,
+        memory: MemoryMap,
+        in_flight: Mapping[int, Op],
+        ports: Callable[[], Mapping[str, Port]],
+        rebuilding: Callable[[], bool],
+    ) -> None:
+        self._memory = memory
+        self._in_flight = in_flight
+        self._ports = ports
+        self._rebuilding = rebuilding
         self.cell: Cell | None = None
         self.context: Part | None = None
         self.supervisor: Supervisor | None = None
@@ -71,7 +88,7 @@ class DeviceNode:
     def add_context(self, part: Part) -> None:
         """Show the context, and report its restarts as rebuilds."""
         self.context = part
-        part.shown = lambda own: own._replace(generation=self._core.memory.generation)
+        part.shown = lambda own: own._replace(generation=self._memory.generation)
         part.followers.append(self._rebuilt)
 
     def _rebuilt(self, cause: BaseException | None) -> None:
@@ -83,7 +100,7 @@ class DeviceNode:
     def add_device(self, cell: Cell) -> None:
         """Show the device."""
         self.cell = cell
-        cell.shown = lambda own: self._seen(own, len(self._core.in_flight))
+        cell.shown = lambda own: self._seen(own, len(self._in_flight))
 
     def add_library(self, name: str, cell: Cell) -> None:
         """Show a library."""
@@ -91,7 +108,7 @@ class DeviceNode:
         cell.shown = partial(self._seen_library, lanes)
 
     def _seen_library(self, lanes: tuple[str, ...], own: Condition) -> Condition:
-        ports = self._core.ports
+        ports = self._ports()
         load = sum(ports[lane].load for lane in lanes if lane in ports)
         seen = self._seen(own, own.depth + load)
         return seen._replace(restarts=0 if self.context is None else self.context.restarts)
@@ -101,16 +118,14 @@ class DeviceNode:
         if self.context is None:
             return None
         part = place(self.context, port.name, "Lane")
-        part.shown = lambda own: own._replace(
-            depth=port.load, generation=self._core.memory.generation
-        )
+        part.shown = lambda own: own._replace(depth=port.load, generation=self._memory.generation)
         return part
 
     def _seen(self, own: Condition, depth: int) -> Condition:
         """Return a condition adjusted for the context, which all parts of the device need."""
-        waits = own.state is ChildState.RUNNING and self._core.lifecycle.state == "rebuilding"
+        waits = own.state is ChildState.RUNNING and self._rebuilding()
         return own._replace(
             state=ChildState.WAITING if waits else own.state,
             depth=depth,
-            generation=self._core.memory.generation,
+            generation=self._memory.generation,
         )

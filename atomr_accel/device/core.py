@@ -20,6 +20,7 @@ from .._dtypes import as_dtype
 from .._errors import Unsupported
 from ..actors.instrument import Instruments
 from ..actors.logs import fields
+from ..arrays import GpuRef, as_shape
 from ..lanes import (
     NO_RESERVE,
     STAGING_BYTES,
@@ -32,16 +33,15 @@ from ..lanes import (
     uninterrupted,
 )
 from ..libraries.array.evaluate import evaluating
-from ..memory import GpuRef, Kept, MemoryMap, Release, as_shape, keep
+from ..memory import Kept, MemoryMap, Release, keep
 from ..ops import Awaited, ImmediatePreparer, LaneSpec
 from ..wire import Message, ReportTimes, StreamPlan
 from ._growth import SlabGrowth
 from ._lifecycle import Lifecycle
-from ._reaper import Reaper
-from ._retry import Again
 from ._tree_node import DeviceNode
-from .data._bulk import Copiers
-from .interop._windows import Windows
+from .calls._turns import Again
+from .contexts._reaper import Reaper
+from .data._copiers import Copiers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -50,21 +50,26 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ..actors import ActorRef, Backoff
+    from ..arrays.expressions import Operand
     from ..backends import Backend, Capabilities
-    from ..expressions import Operand
     from ..lanes import Isolation, MessageTemplate, Sanitizer
     from ..memory import Block, Epoch, Slab
     from ..ops import CallRecorder, Request, Workspaces, WorkspaceSet
     from ..wire import Affinity, CallByTemplate, DeviceInfo
-    from ._prepared import PreparedHost
-    from ._run import HostCalls
-    from ._standby import Standby
-    from .context import Context
-    from .data._pinned import Pinned
-    from .data.transfer import Transfer
-    from .interop._exports import Exports
+    from .data._progress import Transfer
+    from .parts import (
+        ExportedBuffers,
+        FunctionCalls,
+        PinnedArrays,
+        ServingContext,
+        SlabWindows,
+        StandbyHosts,
+    )
 
 Shape = int | tuple[int, ...]
+
+MEMORY_LANE: Final = "memory"
+"""Name of the lane that fills and copies."""
 
 ASKING_FOR_TIMES: Final = "times"
 """Name of ops that configure hosts to send times for instruments."""
@@ -159,9 +164,10 @@ class DeviceCore:
     """
 
     call_mode: Final = Awaited
-    pinned: Pinned
-    exports: Exports
-    host_calls: HostCalls
+    pinned: PinnedArrays
+    exports: ExportedBuffers
+    host_calls: FunctionCalls
+    windows: SlabWindows
     recorder: CallRecorder | None = None
 
     def __init__(
@@ -207,7 +213,7 @@ class DeviceCore:
         self.instruments.follow(self.instruments_changed)
         self.instruments.tell_late(self.tell_done)
         self.transfers: Final[set[Transfer]] = set()
-        self.serving: Context | None = None
+        self.serving: ServingContext | None = None
         self.ports: Mapping[str, Port] = {}
         self.in_flight: Final[dict[int, Op]] = {}
         self.dropped: Final[deque[tuple[Epoch | None, Release]]] = deque()
@@ -215,8 +221,13 @@ class DeviceCore:
         self.crashes: Final[Counter[str]] = Counter()
         self.info: DeviceInfo | None = None
         self.startup: Startup | None = None
-        self.standby: Standby | None = None
-        self.place: Final = DeviceNode(self)
+        self.standby: StandbyHosts | None = None
+        self.place: Final = DeviceNode(
+            self.memory,
+            self.in_flight,
+            lambda: self.ports,
+            lambda: self.lifecycle.state == "rebuilding",
+        )
         self.lifecycle: Final = Lifecycle(self)
         self.reserve: Final = Reserve() if original is None else NO_RESERVE
         self.memory.bump()
@@ -224,7 +235,6 @@ class DeviceCore:
         self._thread = get_ident()
         self._thread_name = current_thread().name
         self.growth: Final = SlabGrowth(self)
-        self.windows: Final = Windows(self)
         self.start_backoff: Backoff | None = None
         self.failed_starts = 0
         self.most_failed_starts: int | None = None
@@ -235,7 +245,7 @@ class DeviceCore:
             weakref.WeakKeyDictionary()
         )
         self.memory_lane: Final = LaneSpec(
-            "memory", {backend.name: backend.memory}, own_thread=True
+            MEMORY_LANE, {backend.name: backend.memory}, own_thread=True
         )
         self.being_sealed: Final[Counter[Block]] = Counter()
 
@@ -277,7 +287,7 @@ class DeviceCore:
         return self._backend
 
     @property
-    def context(self) -> Context | None:
+    def context(self) -> ServingContext | None:
         """The context actor that is attached, if one is."""
         if get_ident() != self._thread:
             raise self._elsewhere()
@@ -326,11 +336,11 @@ class DeviceCore:
             original=self,
         )
 
-    def take_over(self, shadow: DeviceCore, prepared: PreparedHost) -> None:
+    def take_over(self, shadow: DeviceCore, ports: Mapping[str, Port]) -> None:
         """Continue with the host of a shadow, which submits no more ops."""
         self._sequence = max(self._sequence, shadow._sequence)
         idle = not shadow.in_flight
-        for name, port in prepared.ports.items():
+        for name, port in ports.items():
             port.move_to(self.in_flight, self)
             spec, number = shadow.lanes[name]
             if name not in self.lanes:
@@ -341,7 +351,7 @@ class DeviceCore:
             self.memory.unmapped += left
             self.pinned.take_over(shadow.pinned)
 
-    async def ready(self) -> Context:
+    async def ready(self) -> ServingContext:
         """Wait for a context that takes ops, and return it.
 
         Raises:

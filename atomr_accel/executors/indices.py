@@ -18,6 +18,7 @@ def require_within(values: np.ndarray[Any, Any], least: int, most: int, name: st
         index = tuple(int(each[0]) for each in np.nonzero(outside))
         where = ", ".join(map(str, index))
         raise ValueError(
-            f"{name}[{where}] is {int(values[index])}, but must be from {least} to {most} "
-            f"({np.count_nonzero(outside)} of {values.size} are not)"
+            f"{name}[{where}] must be from {least} to {most}, not "
+            f"{int(values[index])}; {np.count_nonzero(outside)} of {values.size} are "
+            "outside"
         )

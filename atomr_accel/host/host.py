@@ -536,6 +536,11 @@ def _import(name: str) -> None:
     before they are used.
     """
     try:
+        # A submodule's import does not wait for a package that another thread is importing. The
+        # two would wait for each other, and Python would hand out half of a module.
+        for end, letter in enumerate(name):
+            if letter == ".":
+                importlib.import_module(name[:end])
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001 (a module may do anything)
         _log.debug("%s cannot be imported in advance: %r", name, error)

@@ -66,6 +66,6 @@ class Libraries(Generic[D]):
         return found
 
     def _share_libraries(self, others: Libraries[Any], device: DeviceView) -> None:
-        """Take over another object's libraries, with their state, driven by ``device``."""
+        """Take over another object's libraries, with their state; their ops go to ``device``."""
         for name in catalogue().facades:
             setattr(self, name, getattr(others, name)._on(device))

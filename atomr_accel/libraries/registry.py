@@ -12,7 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, final
 
 from .._errors import DeviceUnavailable, said_of
-from ..expressions import ELSEWHERE
+from ..arrays.expressions import ELSEWHERE
 from ..lanes import uninterrupted
 from ..ops import Facade, Library
 from .names import BUILT_IN, GROUP

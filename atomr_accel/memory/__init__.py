@@ -1,29 +1,24 @@
-"""The program's side of device memory: addresses, blocks, refs and generations.
+"""The program's side of device memory: addresses, blocks and generations.
 
 No I/O and no vendor: hosts map what this layer describes.
 """
 
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
-from ._host_handles import Kept, Release, keep
-from ._ref import (
+from ._block import (
     Block,
     BlockView,
     Epoch,
-    GpuRef,
     Hold,
     NotContiguous,
-    NotEvaluated,
+    StridedView,
     block_at,
-    no_ref_error,
     origin,
     part_of,
-    ref_error,
-    sealed_error,
 )
+from ._host_handles import Kept, Release, keep
 from ._scope import MemoryScope
 from .map import SLICE, MemoryMap, MemoryStatistics, Slab, least_slab
-from .views import as_shape, repeats, share_elements, span
 
 __all__ = [
     "SLICE",
@@ -31,7 +26,6 @@ __all__ = [
     "Block",
     "BlockView",
     "Epoch",
-    "GpuRef",
     "Hold",
     "Kept",
     "LateAddress",
@@ -39,20 +33,13 @@ __all__ = [
     "MemoryScope",
     "MemoryStatistics",
     "NotContiguous",
-    "NotEvaluated",
     "Release",
     "Slab",
-    "as_shape",
+    "StridedView",
     "block_at",
     "keep",
     "least_slab",
-    "no_ref_error",
     "origin",
     "part_of",
-    "ref_error",
-    "repeats",
     "round_size",
-    "sealed_error",
-    "share_elements",
-    "span",
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import msgspec
 
-from ._ref import Block, Epoch
+from ._block import Block, Epoch
 
 if TYPE_CHECKING:
     from ..wire import Message

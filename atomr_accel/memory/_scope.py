@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import weakref
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final, runtime_checkable
 
 from .._errors import said_of
 from ..actors.context import stays
-from ._ref import GpuRef
 
 if TYPE_CHECKING:
     from contextvars import Token
 
-    from ._ref import Block
+    from ._block import Block
     from .map import MemoryMap
+
+
+@runtime_checkable
+class _BlockRef(Protocol):
+    """A ref of a buffer."""
+
+    _block: Block
+
+    def on_block(self, block: Block) -> Any:
+        """Return the same array in another block."""
+
+
+R = TypeVar("R", bound=_BlockRef)
 
 
 @final
@@ -47,10 +59,10 @@ class MemoryScope:
             if block.epoch is not None:
                 self._memory.free(block)
 
-    def keep(self, ref: GpuRef) -> GpuRef:
+    def keep(self, ref: R) -> R:
         """Let a buffer live on: it belongs to the scope around this one, if there is one."""
         given: object = ref
-        if not isinstance(given, GpuRef):
+        if not isinstance(given, _BlockRef):
             raise TypeError(f"keep takes a buffer, a GpuRef, not {said_of(given)}")
         self._blocks.discard(ref._block)
         if self._outer is not None:

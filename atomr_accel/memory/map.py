@@ -17,7 +17,7 @@ from .._errors import OutOfMemory
 from ..wire import PLACE, SLAB_SHIFT
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
-from ._ref import Block, Epoch, block_at
+from ._block import Block, Epoch, block_at
 from ._scope import note
 
 if TYPE_CHECKING:

@@ -21,27 +21,25 @@ from ._arguments import (
     require_writable,
     same_place,
     strided,
+    with_tf32,
 )
 from ._call_template import CallTemplate, picker
 from ._copies import ARRAY_LANE, ARRAY_WAITS, copying
 from ._descriptor import Library, LibraryCheck, Requirement
-from ._library import DeviceView, LaneSpec
+from ._library import AsRequests, Awaited, Collected, D, DeviceView, LaneSpec
 from ._merged import LARGEST_ITEM, merged
-from ._op import AsRequests, Awaited, Collected, D, Facade, Identity, op, op_like
+from ._op import Facade, Identity, RequestsOnly, op, op_like
 from ._origin import name_of, require_made_on
+from ._perform import ImmediatePreparer, perform, result, submit
 from ._request import (
     Answered,
     HostObjects,
-    ImmediatePreparer,
     Pending,
     Preparer,
     Preparing,
     Request,
     Submission,
     TemplatePreparer,
-    perform,
-    result,
-    submit,
 )
 from ._signatures import signature
 from ._staging import STAGED, needs_staging, on_any_views, on_copies
@@ -78,6 +76,7 @@ __all__ = [
     "Preparing",
     "Recent",
     "Request",
+    "RequestsOnly",
     "Requirement",
     "Submission",
     "TemplatePreparer",
@@ -115,4 +114,5 @@ __all__ = [
     "signature",
     "strided",
     "submit",
+    "with_tf32",
 ]

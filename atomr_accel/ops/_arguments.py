@@ -6,19 +6,9 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from .._errors import Unsupported
-from ..memory import (
-    Block,
-    GpuRef,
-    MemoryMap,
-    NotContiguous,
-    no_ref_error,
-    origin,
-    ref_error,
-    repeats,
-    sealed_error,
-    share_elements,
-    span,
-)
+from ..arrays import GpuRef, no_ref_error, ref_error, repeats, sealed_error, share_elements, span
+from ..memory import Block, MemoryMap, NotContiguous, origin
+from ..wire.options import flag
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -239,8 +229,8 @@ def require_alignment(ref: GpuRef, nbytes: int, name: str, why: str) -> None:
     """
     if alignment(ref) % nbytes and ref.size:
         raise ValueError(
-            f"{name} is a view that begins {ref._block.offset} bytes into its buffer, but {why}, "
-            f"so it must begin at a multiple of {nbytes} bytes: copy it first"
+            f"{name} must begin at a multiple of {nbytes} bytes, because {why}, not "
+            f"{ref._block.offset} bytes into its buffer; copy it first"
         )
 
 
@@ -256,7 +246,7 @@ def require_dtype(ref: GpuRef, dtype: np.dtype[Any], name: str, like: str) -> No
 def require_shape(ref: GpuRef, shape: tuple[int, ...], name: str) -> None:
     """``ref`` has exactly ``shape``."""
     if ref.shape != shape:
-        raise ValueError(f"{name} has shape {ref.shape}, but the result has shape {shape}")
+        raise ValueError(f"{name} must have shape {shape}, not {ref.shape}")
 
 
 def require_rank(ref: GpuRef, ndim: int, name: str) -> None:
@@ -279,6 +269,26 @@ def require_int32(device: DeviceView, what: str, numbers: Iterable[int]) -> None
             f"{what} of this size: the vendor's library counts elements and strides with 32 bits, "
             f"and {largest} is more than {_LARGEST_INT}; do it in parts"
         )
+
+
+def with_tf32(compute_type: str | None, tf32: str, *, allow_tf32: bool) -> str | None:
+    """Return the compute type of a call whose products may be computed in TF32.
+
+    Args:
+        compute_type: the caller's compute type.
+        tf32: the vendor's name for TF32.
+        allow_tf32: whether products of 32-bit floats may round their factors to ten bits.
+
+    Raises:
+        ValueError: both arguments ask for something, or ``compute_type`` asks for TF32.
+    """
+    if compute_type == tf32:
+        raise ValueError(f"compute_type must not be {tf32!r}; pass allow_tf32=True")
+    if not flag(allow_tf32, "allow_tf32"):
+        return compute_type
+    if compute_type is not None:
+        raise ValueError(f"compute_type must be None if allow_tf32 is True, not {compute_type!r}")
+    return tf32
 
 
 def require_no_race(device: DeviceView, *, autotune: bool) -> None:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..memory import Block, Epoch, GpuRef
+    from ..arrays import GpuRef
+    from ..lanes import MessageTemplate
+    from ..memory import Block, Epoch
     from ._library import OpSubmitter
     from ._request import Preparer, TemplatePreparer
 
@@ -38,7 +40,7 @@ class OpTemplate(msgspec.Struct, frozen=True):
 
     lane: str
     name: str
-    template: CallTemplate
+    template: MessageTemplate
     holes: Callable[[Sequence[int]], Sequence[int]]
     offsets: tuple[int, ...] | None
     reads: Callable[[Sequence[Block]], Sequence[Block]]

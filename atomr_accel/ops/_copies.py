@@ -12,7 +12,7 @@ from ._merged import merged
 from ._request import Request, Submission
 
 if TYPE_CHECKING:
-    from ..memory import GpuRef
+    from ..arrays import GpuRef
     from ._request import Preparer
 
 ARRAY_LANE: Final = LaneSpec(

@@ -23,18 +23,34 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ..actors import ActorRef
+    from ..arrays import GpuRef
+    from ..arrays.expressions import Operand
     from ..backends import Backend, Capabilities
-    from ..expressions import Operand
     from ..lanes import MessageTemplate
-    from ..memory import Block, GpuRef, MemoryMap
+    from ..memory import Block, MemoryMap
     from ..wire import CallByTemplate, DeviceInfo, Message
-    from ._op import CallMode
-    from ._request import ImmediatePreparer, Request
+    from ._request import Request, TemplatePreparer
     from ._witness import CallRecorder
     from ._workspaces import Workspaces, WorkspaceSet
 
 
-T = TypeVar("T")
+class CallMode:
+    """Base of the classes that say how ops of a facade are called."""
+
+
+class Awaited(CallMode):
+    """Marks facades whose ops are awaited: those of a device."""
+
+
+class Collected(CallMode):
+    """Marks facades whose ops return their results at once: those of batches and recordings."""
+
+
+class AsRequests(CallMode):
+    """Marks facades whose ops return requests, which are messages to the library's actor."""
+
+
+D = TypeVar("D", bound=CallMode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +170,7 @@ class OpSubmitter(DeviceView, Protocol):
     """An open device, from the side of code that carries out requests."""
 
     @property
-    def first_try(self) -> ImmediatePreparer:
+    def first_try(self) -> TemplatePreparer:
         """The preparer of requests that have not had to wait yet."""
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:

@@ -22,14 +22,16 @@ from typing import (
     ParamSpec,
     Self,
     TypeVar,
+    final,
     overload,
 )
 
 import trio
 
-from ..expressions.calling import clarify
+from ..arrays.expressions.calling import clarify
+from ._library import AsRequests, Awaited, Collected, D
 from ._origin import bound
-from ._request import perform, send
+from ._perform import perform, send
 from ._staging import STAGED, needs_staging, on_any_views, on_copies
 from ._templates import CallTemplates
 
@@ -41,25 +43,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class CallMode:
-    """Base of the classes that say how ops of a facade are called."""
-
-
-class Awaited(CallMode):
-    """Marks facades whose ops are awaited: those of a device."""
-
-
-class Collected(CallMode):
-    """Marks facades whose ops return their results at once: those of batches and recordings."""
-
-
-class AsRequests(CallMode):
-    """Marks facades whose ops return requests, which are messages to the library's actor."""
-
-
-D = TypeVar("D", bound=CallMode)
 
 
 class Identity:
@@ -98,11 +81,25 @@ class Facade(Generic[D]):
         return self._device.library_ref(self._library)
 
     def _on(self, device: DeviceView) -> Any:
-        """Return a copy with the same state, driven by ``device``."""
+        """Return a copy with the same state, whose ops go to ``device``."""
         facade = object.__new__(type(self))  # what copy.copy does takes longer than a call
         vars(facade).update(vars(self))
         facade._device = device
         return facade
+
+
+@final
+class RequestsOnly:
+    """A device in the form that facades need whose ops give requests."""
+
+    call_mode: Final = AsRequests
+    recorder: Final = None  # these requests are parts of calls, not calls
+
+    def __init__(self, home: DeviceView) -> None:
+        self._home = home
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._home, name)
 
 
 class op(Generic[P, T]):  # noqa: N801 - used as a decorator

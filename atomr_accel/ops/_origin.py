@@ -55,8 +55,9 @@ def require_made_on(made: object, device: DeviceView) -> None:
         )
     if home.memory is not device.memory:
         raise TypeError(
-            f"{made!r} was not made by a library of {device.memory.device}, but by one of "
-            f"{name_of(home.memory, device.memory)}; have it made on the device that is to use it"
+            f"{made!r} must be made by a library of {device.memory.device}, not by "
+            f"one of {name_of(home.memory, device.memory)}; have it made on the "
+            "device that is to use it"
         )
     if facade._library:
         raise TypeError(
@@ -65,9 +66,9 @@ def require_made_on(made: object, device: DeviceView) -> None:
         )
     if home is not device:
         raise TypeError(
-            f"{made!r} was not made by a library of {device.memory.device} itself, but in a "
-            "batch, a recording or device.requests, and is good there; have it made by the device, "
-            "such as device.rng.default_rng(), to use it everywhere"
+            f"{made!r} must be made by a library of {device.memory.device} itself, "
+            "not in a batch, a recording or device.requests; have it made by the "
+            "device, such as device.rng.default_rng(), to use it everywhere"
         )
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from .._dtypes import SCALARS
-from ..expressions import Expression, apart
-from ..memory import Block, BlockView, GpuRef
+from ..arrays import GpuRef
+from ..arrays.expressions import Expression, apart
+from ..memory import Block, BlockView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

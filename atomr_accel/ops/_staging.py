@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import msgspec
 
-from ..expressions import Expression
-from ..memory import GpuRef, NotContiguous, NotEvaluated, block_at
+from ..arrays import GpuRef, NotEvaluated
+from ..arrays.expressions import Expression
+from ..memory import NotContiguous, block_at
 from ._arguments import overlap, require_readable, require_writable
 from ._copies import copying
 from ._request import Preparing, Request, Submission
@@ -173,7 +174,7 @@ class _Staging(Preparing):
     """
 
     def __init__(self, preparer: Preparer, *, by_columns: bool) -> None:
-        self._driver = preparer
+        self._preparer = preparer
         self._by_columns = by_columns  # whether what lies by columns is given as it is
         self.home: Final[DeviceView] = preparer.home
         self.memory: Final[MemoryMap] = preparer.memory
@@ -249,23 +250,23 @@ class _Staging(Preparing):
     @property
     def host_objects(self) -> HostObjects:
         """Keeper of the wrapped preparer."""
-        return self._driver.host_objects
+        return self._preparer.host_objects
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """Return an uninitialised buffer of the wrapped preparer."""
-        return self._driver.output(shape, dtype)
+        return self._preparer.output(shape, dtype)
 
     def obtain(self, make: Callable[[Preparer], Block]) -> Block:
         """Return the block that ``make`` gives."""
-        return self._driver.obtain(make)
+        return self._preparer.obtain(make)
 
     def depends(self, still: Callable[[], bool]) -> None:
         """Pass the condition to the wrapped preparer."""
-        self._driver.depends(still)
+        self._preparer.depends(still)
 
     def stand_in(self, ref: GpuRef) -> GpuRef:
         """Return the stand-in of the wrapped preparer."""
-        return self._driver.stand_in(ref)
+        return self._preparer.stand_in(ref)
 
     def perform(self, request: Request[T]) -> T | None:
         """Have another request carried out first; with copies around it, if it is on some."""
@@ -274,4 +275,4 @@ class _Staging(Preparing):
             return self.around(request, request.prepare(preparer))
 
         around = Request(request.lane, request.name, prepare_around, request.key)
-        return self._driver.perform(around)
+        return self._preparer.perform(around)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 
-from ..expressions import Expression, apart, joined
+from ..arrays import GpuRef
+from ..arrays.expressions import Expression, apart, joined
 from ..lanes import MessageTemplate
-from ..memory import GpuRef, block_at, part_of
+from ..memory import block_at, part_of
 from ..wire import MOST_TEMPLATES, PLACE, filled_fields, plain
 from ._call_template import CallTemplate, OpTemplate, picker
 from ._request import Answered
@@ -188,13 +189,12 @@ class TemplateMaker:
             if not isinstance(finish, Answered):
                 raise NoTemplate
             submission = msgspec.structs.replace(submission, finish=None, result=finish.refs)
-        if (
-            submission.message is None
-            or len(submission.before) + len(submission.after) >= _MOST_OPS
-        ):
+        if submission.message is None:
             raise NoTemplate
         parts = submission.steps(request, self)
-        own = len(submission.before)
+        if len(parts) > _MOST_OPS:
+            raise NoTemplate
+        own = next(at for at, (_, made) in enumerate(parts) if made is submission)
         count = len(self._refs)
         starts = (0, count, count + len(self._obtained))  # of each kind of values in a call
         places = {ref._block: at for at, ref in reversed([*enumerate(self._refs)])}

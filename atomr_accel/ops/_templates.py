@@ -25,7 +25,7 @@ from ._template_maker import TemplateMaker, UndeclaredAddress
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..memory import GpuRef
+    from ..arrays import GpuRef
     from ._library import DeviceView
     from ._request import Request
     from ._signatures import Key

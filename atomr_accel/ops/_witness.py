@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import trio
 
-from ..expressions.calling import clarify
+from ..arrays.expressions.calling import clarify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from ._op import Facade
     from ._request import Request
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -30,7 +29,7 @@ class CallRecorder(Protocol):
     def awaited(
         self,
         make: Callable[..., Request[T]],
-        facade: Facade[Any],
+        facade: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Coroutine[Any, Any, T]:
@@ -39,7 +38,7 @@ class CallRecorder(Protocol):
     def collected(
         self,
         make: Callable[..., Request[T]],
-        facade: Facade[Any],
+        facade: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         program: Any = None,
@@ -50,7 +49,7 @@ class CallRecorder(Protocol):
         self,
         request: Request[T],
         make: Callable[..., Request[T]],
-        facade: Facade[Any],
+        facade: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Request[T]:

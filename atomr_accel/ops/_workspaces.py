@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, final
 from .._dtypes import DTYPES
 
 if TYPE_CHECKING:
-    from ..memory import Block, GpuRef
+    from ..arrays import GpuRef
+    from ..memory import Block
     from ._library import DeviceView
     from ._request import Preparer
 

@@ -6,6 +6,7 @@ refusal that says why. Cancelling a caller withdraws its request, and a request 
 for is not carried out. Deadlines are the callers' scopes, and waits are on trio's clock.
 """
 
+from ..actors import Overflow
 from ..actors.policies import LeastLoaded, PowerOfTwo, RoundRobin
 from ._batcher import Batcher, BatcherStatistics, open_batcher
 from ._cached_text import CachedText, Prefill
@@ -139,6 +140,7 @@ __all__ = [
     "MoeWeights",
     "NGramDraft",
     "Observer",
+    "Overflow",
     "Overloaded",
     "PatternError",
     "Pipeline",

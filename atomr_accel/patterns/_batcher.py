@@ -102,16 +102,16 @@ class _Settings:
         for name in ("max_size", "max_in_flight", "capacity"):
             check_whole(name, getattr(self, name))
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
         check_number("max_wait", self.max_wait)
         if not self.max_wait >= 0:
-            raise ValueError(f"max_wait must be zero seconds or more, got {self.max_wait!r}")
+            raise ValueError(f"max_wait must be zero seconds or more, not {self.max_wait!r}")
         check_instance("adaptive", self.adaptive, bool)
         for size in self.preferred_sizes:
             check_whole("a preferred size", size)
             if not 1 <= size <= self.max_size:
                 raise ValueError(
-                    f"preferred sizes must be from 1 to max_size={self.max_size}, got {size}"
+                    f"preferred sizes must be from 1 to max_size={self.max_size}, not {size}"
                 )
 
     @property
@@ -131,7 +131,7 @@ def _real(priority: object) -> float:
     # NumPy's numbers are converted, because unsigned ones do not negate: -uint8(1) is 255.
     number = priority if isinstance(priority, (int, float)) else float(cast("Any", priority))
     if not number <= math.inf:
-        raise ValueError(f"priority must be a number, got {priority!r}")
+        raise ValueError(f"priority must be a number, not {priority!r}")
     return number
 
 
@@ -294,7 +294,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
                 bucket = self._buckets[key] = RequestBucket(key)
         except Exception as error:
             raise TypeError(
-                f"bucket must return what can be hashed and compared, got {type(key).__name__}"
+                f"bucket must return what can be hashed and compared, not {type(key).__name__}"
             ) from error
         return bucket
 
@@ -611,11 +611,13 @@ def open_batcher(
         observer: receives the events of requests.
     """
     if not callable(function):
-        raise TypeError(f"open_batcher takes an async function of a list, got {function!r}")
+        raise TypeError(
+            f"argument of open_batcher must be an async function of a list, not {function!r}"
+        )
     if bucket is not None and not callable(bucket):
-        raise TypeError(f"bucket must be a function of an item, got {bucket!r}")
+        raise TypeError(f"bucket must be a function of an item, not {bucket!r}")
     if not callable(halve):
-        raise TypeError(f"halve must be a function of an exception, got {halve!r}")
+        raise TypeError(f"halve must be a function of an exception, not {halve!r}")
     check_member("overflow", overflow, Overflow)
     retry = Retry(attempts=2) if retry is None else retry
     check_instance("retry", retry, Retry)

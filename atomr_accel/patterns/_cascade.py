@@ -46,11 +46,11 @@ class CascadeStage(Generic[In, Out]):
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise TypeError(f"a stage wants a coroutine function, got {self.function!r}")
+            raise TypeError(f"a stage must be a coroutine function, not {self.function!r}")
         check_number("threshold", self.threshold)
         check_number("cost", self.cost)
         if not self.cost >= 0:
-            raise ValueError(f"cost must not be negative, got {self.cost!r}")
+            raise ValueError(f"cost must be at least 0, not {self.cost!r}")
 
 
 # With slots ``CascadeAnswer[...](...)`` would fail, on Python 3.11.
@@ -285,12 +285,12 @@ async def open_cascade(
         raise TypeError("a cascade wants one stage or more")
     for stage in stages:
         if not isinstance(stage, CascadeStage):
-            raise TypeError(f"a cascade is made of CascadeStage objects, got {stage!r}")
+            raise TypeError(f"a cascade must be made of CascadeStage objects, not {stage!r}")
     if not callable(confidence):
-        raise TypeError(f"confidence must be a function of an answer, got {confidence!r}")
+        raise TypeError(f"confidence must be a function of an answer, not {confidence!r}")
     check_number("reserve", reserve)
     if not reserve >= 0:
-        raise ValueError(f"reserve must not be negative, got {reserve!r}")
+        raise ValueError(f"reserve must be at least 0, not {reserve!r}")
     kind: type[Cascade[In, Out]] = Cascade
     cascade = kind._create(stages, confidence, budget, reserve, observer)
     _check_budget(budget, cascade._stages)

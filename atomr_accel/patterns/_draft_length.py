@@ -40,9 +40,9 @@ class AdaptiveLength:
         check_number("memory", self.memory)
         if not (0 <= self.minimum <= self.maximum and self.cost >= 0 and self.memory >= 1):
             raise ValueError(
-                "AdaptiveLength wants 0 <= minimum <= maximum, cost >= 0 and memory >= 1, got "
-                f"minimum={self.minimum}, maximum={self.maximum}, cost={self.cost!r}, "
-                f"memory={self.memory!r}"
+                "AdaptiveLength must have 0 <= minimum <= maximum, cost >= 0 and "
+                f"memory >= 1, not minimum={self.minimum}, maximum={self.maximum}, "
+                f"cost={self.cost!r}, memory={self.memory!r}"
             )
 
     def best(self, kept: float) -> int:

@@ -113,7 +113,7 @@ class ModelDraft:
 
     def __init__(self, prefill: Prefill[Logits]) -> None:
         if not callable(prefill):
-            raise TypeError(f"ModelDraft wants a coroutine function, got {prefill!r}")
+            raise TypeError(f"argument of ModelDraft must be a coroutine function, not {prefill!r}")
         self._prefill = prefill
 
     def begin(self, prompt: Sequence[int]) -> DraftText:  # noqa: ARG002 (the text has it, too)

@@ -159,11 +159,11 @@ async def open_ensemble(
         raise TypeError("an ensemble wants one member or more")
     for member in (*members, combine):
         if not callable(member):
-            raise TypeError(f"members and combine must be functions, got {member!r}")
+            raise TypeError(f"members and combine must be functions, not {member!r}")
     needed = len(members) if quorum is None else quorum
     check_whole("quorum", needed)
     if not 1 <= needed <= len(members):
-        raise ValueError(f"quorum must be from 1 to {len(members)}, got {needed}")
+        raise ValueError(f"quorum must be from 1 to {len(members)}, not {needed}")
     kind: type[Ensemble[In, Out]] = Ensemble
     ensemble = kind._create(members, combine, needed, observer)
     async with closing(ensemble._calls):

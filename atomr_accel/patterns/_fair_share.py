@@ -133,7 +133,7 @@ class FairShare(metaclass=NoPublicConstructor):
         for name, value in ("capacity", capacity), ("max_waiting", max_waiting):
             check_whole(name, value)
             if value < 1:
-                raise ValueError(f"{name} must be positive, got {value}")
+                raise ValueError(f"{name} must be positive, not {value}")
         self._capacity = capacity
         self._max_waiting = max_waiting
         self._shares = Shares(weights, budgets)
@@ -186,7 +186,7 @@ class FairShare(metaclass=NoPublicConstructor):
         if capacity is not None:
             check_whole("capacity", capacity)
             if capacity < 1:
-                raise ValueError(f"capacity must be positive, got {capacity}")
+                raise ValueError(f"capacity must be positive, not {capacity}")
         self._shares.weigh(weights or {})
         if capacity is not None:
             self._capacity = capacity
@@ -446,11 +446,13 @@ def open_fair_share(
         share: FairShare = FairShare._create(capacity, **options)
         return _opened(share)
     if not callable(function):
-        raise TypeError(f"open_fair_share takes an async function of an item, got {function!r}")
+        raise TypeError(
+            f"argument of open_fair_share must be an async function of an item, not {function!r}"
+        )
     if not callable(tenant):
-        raise TypeError(f"tenant must be a function of an item, got {tenant!r}")
+        raise TypeError(f"tenant must be a function of an item, not {tenant!r}")
     if cost is not None and not callable(cost):
-        raise TypeError(f"cost must be a function of an item, got {cost!r}")
+        raise TypeError(f"cost must be a function of an item, not {cost!r}")
     kind: type[FairServer[Any, Any]] = FairServer
     return _opened(kind._create(function, capacity, tenant=tenant, cost=cost, **options))
 

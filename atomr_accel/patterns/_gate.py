@@ -38,13 +38,13 @@ class Shadow(Generic[In, Out]):
     def __post_init__(self) -> None:
         if not callable(self.compare):
             raise TypeError(
-                f"compare must be a function of an item and two answers, got {self.compare!r}"
+                f"compare must be a function of an item and two answers, not {self.compare!r}"
             )
         check_number("share", self.share)
         check_whole("max_in_flight", self.max_in_flight)
         if not (0 < self.share <= 1 and self.max_in_flight >= 1):
             raise ValueError(
-                "Shadow wants 0 < share <= 1 and max_in_flight >= 1, got "
+                "Shadow must have 0 < share <= 1 and max_in_flight >= 1, not "
                 f"share={self.share!r}, max_in_flight={self.max_in_flight!r}"
             )
 
@@ -110,11 +110,12 @@ class Gate:
             and 0 <= self.mismatches <= 1
         ):
             raise ValueError(
-                "Gate wants minimum >= 1, 0 <= error_margin <= 1, 0 < latency_quantile <= 1, "
-                f"latency_ratio > 0 and 0 <= mismatches <= 1, got {self!r}"
+                "Gate must have minimum >= 1, 0 <= error_margin <= 1, 0 < "
+                "latency_quantile <= 1, latency_ratio > 0 and 0 <= mismatches <= 1, "
+                f"not {self!r}"
             )
         if not callable(self.counts):
-            raise TypeError(f"counts must be a function of an exception, got {self.counts!r}")
+            raise TypeError(f"counts must be a function of an exception, not {self.counts!r}")
 
     def judge(self, present: Outcomes, candidate: Outcomes) -> str | None:
         """Why it fails; an empty string if it passes; None if that is not known yet."""

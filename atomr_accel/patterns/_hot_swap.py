@@ -372,7 +372,7 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         for share in canary:
             check_number("a share of canary", share)
         if [*canary] != sorted(canary) or any(not 0 < share < 1 for share in canary):
-            raise ValueError(f"canary wants growing shares between 0 and 1, got {canary!r}")
+            raise ValueError(f"canary must be growing shares between 0 and 1, not {canary!r}")
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._loads.one(factory):
             if len(self._versions) > 1:

@@ -131,7 +131,7 @@ def check_factory(factory: object) -> None:
     """Raise a `TypeError` unless it can be called."""
     if not callable(factory):
         raise TypeError(
-            f"a factory must be a function that makes an async context manager, got {factory!r}"
+            f"a factory must be a function that makes an async context manager, not {factory!r}"
         )
     try:
         inspect.signature(factory).bind()
@@ -147,4 +147,4 @@ def check_factory(factory: object) -> None:
 def check_call(call: object, what: str) -> None:
     """Raise `TypeError` unless the opened object can be called."""
     if not callable(call):
-        raise TypeError(f"{what} must open as a coroutine function, got {call!r}")
+        raise TypeError(f"{what} must open as a coroutine function, not {call!r}")

@@ -50,10 +50,10 @@ class Stage(Generic[In, Out]):
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise TypeError(f"a stage wants a coroutine function, got {self.function!r}")
+            raise TypeError(f"a stage must be a coroutine function, not {self.function!r}")
         check_whole("concurrency", self.concurrency)
         if self.concurrency < 1:
-            raise ValueError(f"concurrency must be positive, got {self.concurrency}")
+            raise ValueError(f"concurrency must be positive, not {self.concurrency}")
 
 
 AsStage: TypeAlias = Callable[[In], Awaitable[Out]] | Stage[In, Out]
@@ -219,7 +219,7 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
             Closed: the pipeline's block was left.
         """
         if not hasattr(source, "__aiter__"):
-            raise TypeError(f"a run wants an async iterable, got {source!r}")
+            raise TypeError(f"argument of a run must be an async iterable, not {source!r}")
         self._calls.check()
         state = _RunState(self, self._capacity)
         self._runs.add(state)
@@ -535,7 +535,7 @@ async def open_pipeline(
         raise TypeError("a pipeline wants one stage or more")
     check_whole("buffer", buffer)
     if buffer < 0:
-        raise ValueError(f"buffer must not be negative, got {buffer}")
+        raise ValueError(f"buffer must be at least 0, not {buffer}")
     checked = tuple(_named(stage, number) for number, stage in enumerate(stages, 1))
     async with PlainNursery() as nursery:
         pipeline: Pipeline[Any, Any] = Pipeline._create(checked, buffer, nursery, observer)

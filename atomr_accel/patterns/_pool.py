@@ -593,7 +593,7 @@ async def open_replica_pool(
     }
     if isinstance(policy, str):
         if policy not in policies:
-            raise ValueError(f"policy must be one of {', '.join(policies)}, got {policy!r}")
+            raise ValueError(f"policy must be one of {', '.join(policies)}, not {policy!r}")
         policy = policies[policy]()
     for what, number in (
         ("max_in_flight", max_in_flight),
@@ -602,7 +602,7 @@ async def open_replica_pool(
     ):
         check_whole(what, number)
         if number < 1:
-            raise ValueError(f"{what} must be positive, got {number}")
+            raise ValueError(f"{what} must be positive, not {number}")
     check_member("overflow", overflow, Overflow)
     if hedge is not None:
         check_instance("hedge", hedge, Hedge)

@@ -193,7 +193,7 @@ def by_length(
     for bound in ordered:
         check_whole("a bound", bound)
     if not ordered or ordered[0] < 0:
-        raise ValueError(f"by_length wants lengths to pad to, got {ordered}")
+        raise ValueError(f"arguments of by_length must be lengths to pad to, not {ordered}")
 
     def bound_of(item: In) -> int:
         size = length(item)

@@ -230,6 +230,7 @@ class Hedge:
         check_whole("minimum", self.minimum)
         if not (0 < self.quantile <= 1 and 0 <= self.share <= 1 and self.minimum >= 1):
             raise ValueError(
-                "Hedge wants 0 < quantile <= 1, 0 <= share <= 1 and minimum >= 1, got "
-                f"quantile={self.quantile!r}, share={self.share!r}, minimum={self.minimum!r}"
+                "Hedge must have 0 < quantile <= 1, 0 <= share <= 1 and minimum >= "
+                f"1, not quantile={self.quantile!r}, share={self.share!r}, "
+                f"minimum={self.minimum!r}"
             )

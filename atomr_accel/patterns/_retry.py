@@ -75,8 +75,8 @@ class RetryBudget:
         check_number("reserve", reserve)
         if not (0 <= ratio < math.inf and 0 <= reserve < math.inf):
             raise ValueError(
-                f"RetryBudget wants ratio >= 0 and reserve >= 0, got ratio={ratio!r}, "
-                f"reserve={reserve!r}"
+                "RetryBudget must have ratio >= 0 and reserve >= 0, not "
+                f"ratio={ratio!r}, reserve={reserve!r}"
             )
         self._ratio = ratio
         self._reserve = self._left = float(reserve)
@@ -126,9 +126,9 @@ class Retry:
         check_whole("attempts", self.attempts)
         check_instance("backoff", self.backoff, Backoff)
         if self.attempts < 1:
-            raise ValueError(f"attempts must be positive, got {self.attempts}")
+            raise ValueError(f"attempts must be positive, not {self.attempts}")
         if not callable(self.retriable):
-            raise TypeError(f"retriable must be a function of an exception, got {self.retriable!r}")
+            raise TypeError(f"retriable must be a function of an exception, not {self.retriable!r}")
         if self.budget is not None:
             check_instance("budget", self.budget, RetryBudget)
 
@@ -258,21 +258,21 @@ class CircuitBreaker:
         for name, value in ("window", window), ("minimum", minimum), ("probes", probes):
             check_whole(name, value)
             if value < 1:
-                raise ValueError(f"{name} must be positive, got {value}")
+                raise ValueError(f"{name} must be positive, not {value}")
         check_number("within", within)
         check_number("threshold", threshold)
         if minimum > window:
             raise ValueError(f"minimum={minimum} is more than the window of {window} outcomes")
         if not (within > 0 and 0 < threshold <= 1):
             raise ValueError(
-                "CircuitBreaker wants within > 0 seconds and 0 < threshold <= 1, "
-                f"got within={within!r}, threshold={threshold!r}"
+                "CircuitBreaker must have within > 0 seconds and 0 < threshold <= 1, "
+                f"not within={within!r}, threshold={threshold!r}"
             )
         if backoff is None:
             backoff = Backoff(initial=1.0, base=2.0, maximum=30.0, jitter=0.1)
         check_instance("backoff", backoff, Backoff)
         if not callable(counts):
-            raise TypeError(f"counts must be a function of an exception, got {counts!r}")
+            raise TypeError(f"counts must be a function of an exception, not {counts!r}")
         self._window = window
         self._within = within
         self._minimum = minimum

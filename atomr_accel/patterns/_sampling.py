@@ -53,13 +53,13 @@ class Sampling:
         check_number("temperature", self.temperature)
         check_number("top_p", self.top_p)
         if not 0 <= self.temperature < np.inf:
-            raise ValueError(f"temperature must be finite and >= 0, got {self.temperature!r}")
+            raise ValueError(f"temperature must be finite and >= 0, not {self.temperature!r}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p!r}")
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
         if self.top_k is not None:
             check_whole("top_k", self.top_k)
             if self.top_k < 1:
-                raise ValueError(f"top_k must be positive, got {self.top_k}")
+                raise ValueError(f"top_k must be positive, not {self.top_k}")
 
     @property
     def greedy(self) -> bool:

@@ -56,7 +56,8 @@ class Budget:
         check_number("burst", self.burst)
         if not (0 < self.rate < math.inf and 0 < self.burst < math.inf):
             raise ValueError(
-                f"Budget wants rate > 0 and burst > 0, got rate={self.rate!r}, burst={self.burst!r}"
+                f"Budget must have rate > 0 and burst > 0, not rate={self.rate!r}, "
+                f"burst={self.burst!r}"
             )
 
 
@@ -167,7 +168,7 @@ class Shares:
             check_path(path)
             check_number(f"the weight of {path!r}", weight)
             if not 0 < weight < math.inf:
-                raise ValueError(f"the weight of {path!r} must be positive, got {weight!r}")
+                raise ValueError(f"the weight of {path!r} must be positive, not {weight!r}")
         self._weights.update(weights)
         for node in self.nodes():
             node.weight = self._weights.get(node.path, 1.0)
@@ -377,9 +378,9 @@ def check_path(path: str) -> str:
     """Raise unless it names a tenant: names with slashes between them."""
     given: object = path
     if not isinstance(given, str):
-        raise TypeError(f"a tenant is a string such as 'tenant/user', got {given!r}")
+        raise TypeError(f"a tenant must be a string such as 'tenant/user', not {given!r}")
     if not all(path.split("/")):
-        raise ValueError(f"a tenant is one name or several with slashes between, got {path!r}")
+        raise ValueError(f"a tenant must be one name or several with slashes between, not {path!r}")
     return path
 
 
@@ -387,4 +388,4 @@ def check_cost(cost: float) -> None:
     """Raise unless it is a number of units of work."""
     check_number("cost", cost)
     if not 0 < cost < math.inf:
-        raise ValueError(f"cost must be positive, got {cost!r}")
+        raise ValueError(f"cost must be positive, not {cost!r}")

@@ -425,7 +425,7 @@ class SpeculativeDecoder(metaclass=NoPublicConstructor):
         if max_tokens is not None:
             check_whole("max_tokens", max_tokens)
             if max_tokens < 0:
-                raise ValueError(f"max_tokens must not be negative, got {max_tokens}")
+                raise ValueError(f"max_tokens must be at least 0, not {max_tokens}")
         if rng is not None:
             check_instance("rng", rng, np.random.Generator)
         (own,) = (self._rng if rng is None else rng).spawn(1)
@@ -458,9 +458,9 @@ def _token(value: object) -> int:
     except TypeError:
         token = None
     if token is None or isinstance(value, bool):
-        raise TypeError(f"a prompt is of whole numbers, one for each token, got {value!r}")
+        raise TypeError(f"a prompt must be of whole numbers, one for each token, not {value!r}")
     if not 0 <= token <= np.iinfo(np.int64).max:
-        raise ValueError(f"a prompt is of numbers from 0 up that fit int64, got {token}")
+        raise ValueError(f"a prompt must be of numbers from 0 up that fit int64, not {token}")
     return token
 
 
@@ -504,9 +504,9 @@ async def open_speculative(
     """
     for name, function in ("target", target), ("draft.begin", getattr(draft, "begin", target)):
         if not callable(function):
-            raise TypeError(f"{name} must be a function, got {function!r}")
+            raise TypeError(f"{name} must be a function, not {function!r}")
     if draft is not None and not hasattr(draft, "begin"):
-        raise TypeError(f"draft must be a ModelDraft or the like, got {draft!r}")
+        raise TypeError(f"draft must be a ModelDraft or the like, not {draft!r}")
     sampling = Sampling() if sampling is None else sampling
     length = AdaptiveLength() if length is None else length
     retry = Retry() if retry is None else retry
@@ -515,11 +515,11 @@ async def open_speculative(
     if not isinstance(length, AdaptiveLength):
         check_whole("length", length)
         if length < 0:
-            raise ValueError(f"length must not be negative, got {length}")
+            raise ValueError(f"length must be at least 0, not {length}")
     for width in branching:
         check_whole("branching", width)
         if width < 1:
-            raise ValueError(f"branching is of positive numbers, got {branching!r}")
+            raise ValueError(f"branching must be of positive numbers, not {branching!r}")
     plan = _DecoderState(target, draft, sampling, length, tuple(branching), retry, observer)
     decoder: SpeculativeDecoder = SpeculativeDecoder._create(plan, np.random.default_rng(rng))
     try:

@@ -136,7 +136,7 @@ async def send_lines(stream: trio.abc.SendStream | AsyncWriter, lines: AsyncIter
     count = 0
     async for line in lines:
         if b"\n" in line:
-            raise ValueError(f"a line must have no line break inside, got {line[:80]!r}")
+            raise ValueError(f"a line must have no line break inside, not {line[:80]!r}")
         await write(line + b"\n")
         count += 1
     return count

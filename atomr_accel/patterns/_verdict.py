@@ -13,7 +13,7 @@ from ._sampling import DraftTree, Tokens
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..expressions import Operand
+    from ..arrays.expressions import Operand
 
 
 @final
@@ -45,7 +45,7 @@ class Verdict:
         """
         count = len(tree)
         if tree.parents != [*range(-1, count - 1)]:
-            raise ValueError("a Verdict is of a chain of drafts, but these have branches")
+            raise ValueError("drafts of a Verdict must be a chain, without branches")
         if np.shape(self.likely) != (count,) or np.shape(self.instead) != (count + 1,):
             raise WrongResults(
                 f"a Verdict of {count} drafts must have as many numbers in likely and one more in "

@@ -19,10 +19,11 @@ import msgspec
 import numpy as np
 
 from .._dtypes import DTYPES, NAMES
-from ..expressions import Operand
+from ..arrays import GpuRef
+from ..arrays.expressions import Operand
 from ..libraries.array.graph import ExpressionGraph
 from ..libraries.nvrtc.structures import is_struct
-from ..memory import Block, GpuRef
+from ..memory import Block
 from ..ops import Facade, Identity
 from ._entries import (
     ArrayValue,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
+from ..arrays import repeats
 from ..lanes import DeviceInstrument
-from ..memory import repeats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ..memory import Block, GpuRef
+    from ..arrays import GpuRef
+    from ..memory import Block
 
 
 @final

@@ -111,9 +111,9 @@ def open_journal(
     for name, bound in (("most_entries", most_entries), ("most_bytes", most_bytes)):
         check_whole(name, bound)
         if bound < 1:
-            raise ValueError(f"{name} must be positive, got {bound}")
+            raise ValueError(f"{name} must be positive, not {bound}")
     if when_full not in get_args(WhenFull):
-        raise ValueError(f'when_full must be "refuse" or "drop", got {when_full!r}')
+        raise ValueError(f'when_full must be "refuse" or "drop", not {when_full!r}')
     storage = storage_of(path)
     writer = JournalWriter(
         storage,

@@ -12,12 +12,12 @@ import trio
 
 from .._dtypes import as_dtype
 from .._errors import AccelError, ContextPoisoned, DeviceLost
+from ..arrays import GpuRef
 from ..device.batches.batch import Batch, BatchResult
 from ..device.data.arrays import copying
 from ..device.data.transfer import download
 from ..libraries.array.evaluate import Fused
 from ..libraries.rng.generator import Generator as Draws
-from ..memory import GpuRef
 from ..ops import Pending, Request, on_any_views, perform, submit
 from ._describe import Describer, ObjectNumbers, identity_of, is_device, message_of, refs_in
 from ._entries import (

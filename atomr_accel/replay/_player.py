@@ -13,7 +13,8 @@ import numpy as np
 
 from .._errors import AccelError
 from ..actors.util import check_whole
-from ..memory import GpuRef, Hold
+from ..arrays import GpuRef
+from ..memory import Hold
 from ._compare import TOLERANCES, Compared, Deviation, check_tolerance, deviation
 from ._describe import digest
 from ._doubts import Doubts

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from .._dtypes import DTYPES, NAMES, as_dtype
-from ..expressions import Expression, constant
-from ..memory import GpuRef, part_of, span
+from ..arrays import GpuRef, span
+from ..arrays.expressions import Expression, constant
+from ..memory import part_of
 from ._describe import fields_of, source_hash
 from ._entries import (
     ArrayValue,
@@ -239,18 +240,20 @@ class Restorer:
         """
         if isinstance(described, Ref):
             if type(result) is not GpuRef:
-                raise TypeError(f"a buffer was expected, not {type(result).__name__}")
+                raise TypeError(
+                    f"a recorded call must return a buffer, not {type(result).__name__}"
+                )
             if result.shape != described.shape or NAMES[result.dtype] != described.dtype:
                 raise TypeError(
-                    f"a buffer of {described.dtype} {described.shape} was expected, not of "
-                    f"{result.dtype} {result.shape}"
+                    f"a recorded call must return a buffer of {described.dtype} "
+                    f"{described.shape}, not of {result.dtype} {result.shape}"
                 )
             self.buffers.setdefault(described.id, result)
         elif isinstance(described, HandleValue):
             self.handles.setdefault(described.id, result)
         elif isinstance(described, Items):
             if not isinstance(result, list | tuple) or len(result) != len(described.items):
-                raise TypeError(f"{len(described.items)} results were expected")
+                raise TypeError(f"a recorded call must return {len(described.items)} results")
             for each, item in zip(described.items, result, strict=True):
                 self.bind(each, item)
         elif isinstance(described, Fields):

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..wire.options import whole
-from ._driving import Callback, info_of, norm, ratio
+from ._iterating import Callback, info_of, norm, ratio
 from ._krylov import started
 from ._operators import LinearSystem, Operator, system
 
 if TYPE_CHECKING:
+    from ..arrays import GpuRef
     from ..device import Device
     from ..device.batches.record import Recording
-    from ..memory import GpuRef
 
 _RESTART = 20
 

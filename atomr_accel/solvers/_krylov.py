@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..wire.options import real, whole
-from ._driving import Callback, dot, drive, info_of, norm, progress, ratio
+from ._iterating import Callback, dot, info_of, iterate, norm, progress, ratio
 from ._operators import LinearSystem, Operator, require_ref, system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..arrays import GpuRef
     from ..device import Device
     from ..device.batches.record import Recording
-    from ..memory import GpuRef
-    from ._driving import Progress
+    from ._iterating import Progress
 
     Step = Callable[[Recording, Progress], None]
 
@@ -256,7 +256,7 @@ async def _solve(
         for _ in range(steps):
             state.begin(program)
             step(program, state)
-    found = await drive(device, program, state, callback)
+    found = await iterate(device, program, state, callback)
     return x, info_of(found, tolerance, most)
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import scipy.linalg
 
 from ..wire.options import flag, real, whole
-from ._driving import Callback
+from ._iterating import Callback
 from ._operators import Operator, applied, require_floats, require_operators
 
 if TYPE_CHECKING:
+    from ..arrays import GpuRef
     from ..device import Device
-    from ..memory import GpuRef
 
 _ITERATIONS = 20
 
@@ -58,7 +58,7 @@ async def lobpcg(
     """
     require_floats(device, X, "X")
     if X.ndim != 2 or not 0 < 5 * X.shape[1] < X.shape[0]:
-        raise ValueError(f"X has shape {X.shape}; it must be (n, k) with 0 < 5 k < n")
+        raise ValueError(f"X must have shape (n, k) with 0 < 5 k < n, not {X.shape}")
     n, k = X.shape
     require_operators(A, M, n, X.dtype, callback)
     end = flag(largest, "largest")

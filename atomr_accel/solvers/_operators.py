@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._errors import said_of
+from ..arrays import GpuRef, ref_error
 from ..libraries.sparse.array import SparseRef
-from ..memory import GpuRef, ref_error
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -126,9 +126,13 @@ def require_operators(
 def _require_operator(each: Operator, n: int, dtype: np.dtype[Any], name: str) -> None:
     if isinstance(each, (SparseRef, GpuRef)):
         if each.shape != (n, n):
-            raise ValueError(f"{name} has shape {each.shape}, but vectors have {n} elements")
+            raise ValueError(
+                f"{name} must have {n} elements, as vectors have, not shape {each.shape}"
+            )
         if each.dtype is not dtype:
-            raise TypeError(f"{name} is {each.dtype.name}, but vectors are {dtype.name}")
+            raise TypeError(
+                f"{name} must have the dtype of vectors, {dtype.name}, not {each.dtype.name}"
+            )
     elif not callable(each):
         raise TypeError(
             f"{name} must be a SparseRef, a GpuRef or a function of a recording and a vector, "

@@ -105,8 +105,8 @@ class Metrics:
                 key, take = _pattern(what, name)
             else:
                 raise TypeError(
-                    "observe takes a device, a system, what open_nvml gives, or a pattern with "
-                    f"statistics(), got {what!r}"
+                    "argument of observe must be a device, a system, what open_nvml "
+                    f"gives, or a pattern with statistics(), not {what!r}"
                 )
             with self._source(key, take):
                 yield

@@ -284,7 +284,7 @@ async def open_nvml(
     """
     check_number("interval", interval)
     if not interval > 0:
-        raise ValueError(f"interval is a time > 0 in seconds, got {interval!r}")
+        raise ValueError(f"interval must be a time > 0 in seconds, not {interval!r}")
     monitor: NvmlMonitor = NvmlMonitor._create()
     group = await system.spawn(Group, name=name, supervisor=supervisor, supervision=_SUPERVISION)
     try:

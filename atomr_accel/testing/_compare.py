@@ -11,13 +11,13 @@ import trio
 
 from .._errors import said_of
 from ..actors.util import check_number, check_whole
+from ..arrays import GpuRef
 from ..libraries.nvrtc.kernel import Kernel
 from ..libraries.nvrtc.launching import LaunchWish, geometry
 from ..libraries.nvrtc.tensor_map import TensorMap
 from ..libraries.nvrtc.texture import Surface, Texture
 from ..libraries.nvrtc.wire.messages import Scalar, StructArgument
 from ..libraries.nvrtc.wire.twins import twin_function, value_of
-from ..memory import GpuRef
 from ..ops import perform
 
 if TYPE_CHECKING:

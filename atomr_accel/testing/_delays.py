@@ -26,7 +26,7 @@ def lane_delays(microseconds: int, seed: int = 0) -> Iterator[None]:
         seed: of the pseudo-random times; each lane has its own sequence.
     """
     if microseconds < 0:
-        raise ValueError(f"microseconds must not be negative, but are {microseconds}")
+        raise ValueError(f"microseconds must be at least 0, not {microseconds}")
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = f"{seed}:{microseconds}"
     try:

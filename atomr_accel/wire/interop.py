@@ -376,7 +376,7 @@ def borrow(array: Any) -> Borrowed:
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:
         raise TypeError(
-            f"{type(array).__name__} speaks neither DLPack nor the CUDA array interface"
+            f"{type(array).__name__} must have DLPack's methods or the CUDA array interface"
         )
     dtype = np.dtype(interface["typestr"])
     if dtype.name not in DTYPES:

@@ -25,8 +25,8 @@ from ..wire import SLAB_SHIFT, map_file, shared_fd
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..device.context import Context
     from ..device.core import DeviceCore
+    from ..device.parts import ServingContext
     from ..ops import Preparer
     from ._member import DeviceMember
 
@@ -95,7 +95,7 @@ class SharedMeeting:
             os.close(fd)
         return meeting
 
-    def _add(self, core: DeviceCore, context: Context, number: int) -> None:
+    def _add(self, core: DeviceCore, context: ServingContext, number: int) -> None:
         self._addresses.append(number << SLAB_SHIFT)
         self._mapped.push_async_callback(unmap, core, context, number)
 

@@ -13,7 +13,7 @@ from . import _plans as plans
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..memory import GpuRef
+    from ..arrays import GpuRef
     from ._plans import CollectivePlan
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from .._errors import WorldBroken
-    from ..memory import GpuRef
+    from ..arrays import GpuRef
 
 T = TypeVar("T")
 

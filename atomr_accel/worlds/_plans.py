@@ -11,9 +11,9 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
 from ..actors.util import check_whole
+from ..arrays import GpuRef
 from ..libraries.nccl.wire.exchange import numbers_of
 from ..libraries.nccl.wire.messages import CollectiveStep, Reduction
-from ..memory import GpuRef
 from ..ops import (
     overlap,
     require_dtype,
@@ -103,8 +103,8 @@ class CollectivePlan:
         found = self.rank_of(ref, name)
         if found != rank:
             raise ValueError(
-                f"{name} must be on the device of rank {rank}, {self.cores[rank].name}, but is on "
-                f"that of rank {found}, {ref.device}"
+                f"{name} must be on the device of rank {rank}, "
+                f"{self.cores[rank].name}, not on that of rank {found}, {ref.device}"
             )
 
     def inputs(self, refs: Sequence[GpuRef], name: str) -> list[GpuRef]:
@@ -116,8 +116,8 @@ class CollectivePlan:
             require_dtype(ref, found[0].dtype, f"{name}[{rank}]", f"{name}[0]")
             if ref.shape != found[0].shape:
                 raise ValueError(
-                    f"{name}[{rank}] has shape {ref.shape}, but {name}[0] has {found[0].shape}; "
-                    "all ranks give the same"
+                    f"{name}[{rank}] must have the shape of {name}[0], "
+                    f"{found[0].shape}, not {ref.shape}; all ranks give the same"
                 )
         return found
 
@@ -126,7 +126,9 @@ class CollectivePlan:
         if not isinstance(given, Sequence):
             raise TypeError(f"{name} must be a list of GpuRefs, one for each rank")
         if len(refs) != self.size:
-            raise ValueError(f"{name} has {len(refs)} buffers, but the world has {self.size} ranks")
+            raise ValueError(
+                f"{name} must have {self.size} buffers, one for each rank, not {len(refs)}"
+            )
         return list(refs)
 
     def outputs(
@@ -161,7 +163,7 @@ class CollectivePlan:
             require_writable(out, core.memory, name)
             if out.dtype is not dtype:
                 has, needs = out.dtype.name, dtype.name
-                raise TypeError(f"{name} has dtype {has}, but the result has {needs}")
+                raise TypeError(f"{name} must have dtype {needs}, not {has}")
             require_shape(out, shape, name)
             return out
         if self._given < len(self._outputs):
@@ -374,7 +376,8 @@ def all_to_all_v(
         require_dtype(ref, refs[0].dtype, f"x[{rank}]", "x[0]")
         if not ref.shape or ref.shape[1:] != rest or ref.shape[0] != sum(table[rank]):
             raise ValueError(
-                f"x[{rank}] has shape {ref.shape}, but counts want {(sum(table[rank]), *rest)}"
+                f"x[{rank}] must have shape {(sum(table[rank]), *rest)}, as counts "
+                f"say, not {ref.shape}"
             )
     row = math.prod(rest)
     received = [[table[giver][taker] for giver in range(size)] for taker in range(size)]
@@ -421,7 +424,7 @@ def _reduction(
     if dtype.name not in REDUCED:
         raise TypeError(f"reductions take {', '.join(sorted(REDUCED))}, not {dtype.name}")
     if dtype.name in _COMPLEX and op not in ("sum", "avg"):
-        raise TypeError(f"complex numbers have sum and avg, but no {op}")
+        raise TypeError(f"op must be sum or avg for complex numbers, not {op}")
     if scale is not None:
         if op != "sum":
             raise ValueError(f"scale goes with op='sum' only, not {op!r}")
@@ -441,7 +444,7 @@ def _table(counts: Sequence[Sequence[int]]) -> list[list[int]]:
     try:
         table = [list(row) for row in counts]
     except TypeError:
-        raise TypeError(f"counts must be rows of whole numbers, got {counts!r}") from None
+        raise TypeError(f"counts must be rows of whole numbers, not {counts!r}") from None
     for giver, row in enumerate(table):
         for taker, count in enumerate(row):
             check_whole(f"counts[{giver}][{taker}]", count)
@@ -465,8 +468,8 @@ def _row(plan: CollectivePlan, ref: GpuRef, name: str) -> tuple[int, ...]:
     """The shape of what each rank gets of a buffer with a row for each."""
     if not ref.shape or ref.shape[0] != plan.size:
         raise ValueError(
-            f"{name} has shape {ref.shape}; its first dimension must be {plan.size}, a row for "
-            "each rank"
+            f"{name} must have a first dimension of {plan.size}, a row for each rank, "
+            f"not shape {ref.shape}"
         )
     return ref.shape[1:]
 

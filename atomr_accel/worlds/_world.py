@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable
     from contextlib import AbstractAsyncContextManager
 
+    from ..arrays import GpuRef
     from ..device.core import DeviceCore
-    from ..memory import GpuRef
     from ._engine import CollectiveCall, Term
 
 T = TypeVar("T")

@@ -655,7 +655,7 @@ def test_a_decider_must_decide() -> None:
     *_, last = machine.exited("a", Restart(), 0)
     assert isinstance(last, Escalate)
     assert isinstance(last.cause, TypeError)
-    assert "must return a Directive, got 'restart'" in str(last.cause)
+    assert "must return a Directive, not 'restart'" in str(last.cause)
 
 
 def test_stopped_child_has_not_ended_by_itself() -> None:

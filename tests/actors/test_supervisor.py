@@ -309,7 +309,7 @@ async def test_an_escalation_that_raises_is_raised() -> None:
 
 
 async def test_an_escalation_makes_an_exception() -> None:
-    with pytest.raises(TypeError, match="must return an exception, got None"):
+    with pytest.raises(TypeError, match="must return an exception, not None"):
         async with family(
             "a", intensity=Intensity(restarts=0), escalation=lambda _name, _cause: None
         ) as (_, children, _):
@@ -702,15 +702,23 @@ async def _noop(*, task_status: trio.TaskStatus[None]) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: ChildSpec("", _noop), ValueError, "non-empty string, got ''"),
-        (lambda: ChildSpec("a", 3), TypeError, "must be an async function, got 3"),  # type: ignore[arg-type]
-        (lambda: ChildSpec("a", _noop, grace=-1), ValueError, "got -1"),
+        (
+            lambda: ChildSpec("", _noop),
+            ValueError,
+            "a child's name must be a non-empty string, not ''",
+        ),
+        (lambda: ChildSpec("a", 3), TypeError, "child 'a': run must be an async function, not 3"),  # type: ignore[arg-type]
+        (
+            lambda: ChildSpec("a", _noop, grace=-1),
+            ValueError,
+            "child 'a': grace must be >= 0 s, not -1",
+        ),
         (lambda: ChildSpec("a", _noop, significant=True), ValueError, "TRANSIENT or TEMPORARY"),
         (lambda: Intensity(restarts=-1), ValueError, "restarts=-1"),
         (lambda: Intensity(within=0), ValueError, "within=0"),
         (lambda: Backoff(base=-1), ValueError, "base=-1"),
         (lambda: Backoff(factor=0.5), ValueError, "factor=0.5"),
-        (lambda: Backoff(jitter=2), ValueError, "got 2"),
+        (lambda: Backoff(jitter=2), ValueError, "jitter of Backoff must be between 0 and 1, not 2"),
         (lambda: Supervisor(), TypeError, r"use open_supervisor\(name\)"),  # type: ignore[call-arg]
     ],
 )

@@ -25,7 +25,7 @@ from atomr_accel import CpuFallbackWarning, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.backends import cuda
 from atomr_accel.device import core as _core
-from atomr_accel.device.data import _bulk
+from atomr_accel.device.data import _bulk, _copiers
 from atomr_accel.memory import Block, MemoryMap, Slab
 from atomr_accel.testing import poison
 
@@ -364,7 +364,7 @@ async def tune() -> None:
     print(f"{os.cpu_count()} cores, {LARGE >> 20} MiB: threads, chunk, put, get GB/s")
     _core.STAGING_BYTES = 1 << 28  # type: ignore[attr-defined]
     for copiers in (4, 6, 8, 10, 12, 16):
-        _bulk.COPIERS = copiers  # type: ignore[misc]
+        _bulk.COPIERS = _copiers.COPIERS = copiers  # type: ignore[misc, attr-defined]
         async with open_device(0, standby=False) as device:
             await tune_chunks(device, host, out, copiers)
 

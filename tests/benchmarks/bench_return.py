@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from atomr_accel import Device
-    from atomr_accel.device._standby_budget import StandbyMode
+    from atomr_accel.device.standby._statistics import StandbyMode
 
 ON_CUDA: Final = cuda.why_absent() is None
 WITH_LLAMA: Final = ON_CUDA and all(

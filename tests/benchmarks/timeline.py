@@ -154,7 +154,7 @@ class Timeline:
 
     def __init__(self) -> None:
         from atomr_accel.device._lifecycle import Lifecycle
-        from atomr_accel.device.context import Context
+        from atomr_accel.device.contexts.context import Context
         from atomr_accel.lanes import HostHandle
 
         self._folder = tempfile.TemporaryDirectory()

@@ -16,7 +16,7 @@ import trio.testing
 from atomr_accel import open_device
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..arrays import random_bits
+from ..array_samples import random_bits
 from ..harness import (
     BACKEND,
     Gate,

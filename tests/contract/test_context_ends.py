@@ -11,11 +11,11 @@ place                         state                                  action
 ============================  =====================================  ============================
 ``lanes/_port``               its ops; fails later ones              all
 ``device/_lifecycle``         successors, waiters at the gate        ``watch``, ``opening a lane``
-``device/context``           lanes that are being started           ``opening a lane``
+``device/contexts/context``   lanes that are being started           ``opening a lane``
 ``device/_growth``            the context of a slab                  ``put sealed``, ``growing``
-``device/_retry``             the generation of an attempt           ``retry``
-``device/_event``             the op of a point, its number          ``event``
-``device/_run``               states, tickets, results in the        ``run``, ``run large``,
+``device/calls/_retry``       the generation of an attempt           ``retry``
+``device/calls/_event``       the op of a point, its number          ``event``
+``device/calls/_run``         states, tickets, results in the        ``run``, ``run large``,
                               host                                   ``run with a state``
 ``device/_actors``            queued requests                        ``ask``
 ``device/batches/batch``     ports, epoch, deferred ops             ``batch``, ``batch deferred``
@@ -28,7 +28,7 @@ place                         state                                  action
 ``device/interop/_exports``   slabs that the program has mapped      ``export``
 ``device/interop/_sharing``   mappings of others' descriptors        ``share``, ``salvage``
 ``device/interop/_windows``   slabs of other devices                 ``copy between``
-``ops/_request``              buffers and answers of earlier tries   ``question``, ``ask``
+``ops/_perform``              buffers and answers of earlier tries   ``question``, ``ask``
 ``ops/_templates``            prepared calls and their epoch         ``library``
 ``ops/_workspaces``           workspaces                             ``question``
 ``libraries/nvrtc``           loaded kernels, variables, arrays      ``kernel``

@@ -18,7 +18,7 @@ from atomr_accel import GpuRef, GpuRefStale, OutOfMemory
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.lanes import CHUNK
 
-from ..arrays import LAYOUTS, arrays, dtypes, layouts, random_bits, shapes
+from ..array_samples import LAYOUTS, arrays, dtypes, layouts, random_bits, shapes
 from ..harness import on_shared, same_bits, settled
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device
 
-    from ..arrays import Array
+    from ..array_samples import Array
 
 
 # --- there and back ------------------------------------------------------------------------
@@ -145,11 +145,11 @@ async def test_many_large_transfers_share_the_staging_memory(device: Device) -> 
 @on_shared
 async def test_out_must_fit(device: Device) -> None:
     ref = await device.put(np.zeros((2, 3), np.float32))
-    with pytest.raises(ValueError, match=r"shape \(3, 2\), but the buffer has shape \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"out must have shape \(2, 3\), not \(3, 2\)"):
         await device.get(ref, out=np.zeros((3, 2), np.float32))
-    with pytest.raises(TypeError, match="dtype float64, but the buffer has dtype float32"):
+    with pytest.raises(TypeError, match="out must have dtype float32, not float64"):
         await device.get(ref, out=np.zeros((2, 3)))
-    with pytest.raises(TypeError, match="dtype >f4, but the buffer has dtype float32"):
+    with pytest.raises(TypeError, match="out must have dtype float32, not >f4"):
         await device.get(ref, out=np.zeros((2, 3), ">f4"))
     with pytest.raises(TypeError, match=r"must be a numpy.ndarray, not list"):
         await device.get(ref, out=[[0.0] * 3] * 2)  # type: ignore[arg-type]

@@ -113,13 +113,15 @@ async def test_a_buffer_of_another_type_raises_a_type_error(wrong: Any) -> None:
 async def test_two_devices_of_one_name_are_told_apart() -> None:
     async with opened(isolation="thread") as one, opened(isolation="thread") as two:
         x, y = await one.put(np.eye(2)), await two.put(np.eye(2))
-        with pytest.raises(ValueError, match="lives on") as info:
+        with pytest.raises(
+            ValueError, match="ref must be on another cpu:0, which was opened later, where the op"
+        ) as info:
             await two.get(x)
         assert str(info.value) == (
-            f"ref lives on {BACKEND}:0, but the op runs on another {BACKEND}:0, which was opened "
-            "later; `device.copy`, of the device that the op runs on, brings it there"
+            f"ref must be on another {BACKEND}:0, which was opened later, where the op runs, not "
+            f"on {BACKEND}:0; `device.copy`, of the device that the op runs on, brings it there"
         )
-        with pytest.raises(ValueError, match=r"another .* opened earlier; `device\.copy`"):
+        with pytest.raises(ValueError, match=r"another .* opened earlier, .*; `device\.copy`"):
             await one.blas.gemm(x, y)
         np.testing.assert_array_equal(await two.get(await two.copy(x)), np.eye(2))  # as it says
 

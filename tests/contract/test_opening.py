@@ -215,7 +215,10 @@ async def test_devices_of_one_program_are_apart(isolation: Isolation) -> None:
             lambda: one.blas.gemm(b, a),
             lambda: one.blas.gemm(a, a, out=b),
         ):
-            with pytest.raises(ValueError, match="lives on"):
+            with pytest.raises(
+                ValueError,
+                match="must be on another cpu:0, which was opened earlier, where the",
+            ):
                 await call()
         assert np.array_equal(await other.get(b), np.eye(2))
 

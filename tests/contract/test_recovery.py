@@ -14,7 +14,7 @@ from atomr_accel.actors import Backoff
 from atomr_accel.testing import FAULTS, hang, kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..arrays import random_bits
+from ..array_samples import random_bits
 from ..harness import (
     ON_CUDA,
     Gate,
@@ -54,6 +54,7 @@ async def test_every_kind_of_fault_is_survived(fault: Any) -> None:
         error = await poison(device, fault)
         expected = FAULTS[fault]
         assert (error.generation, error.op) == (1, "kernel fault")
+        assert str(error).startswith("op 'kernel fault' did not finish: generation 1")
         assert (error.status, error.status_name) == (expected.status, expected.status_name)
         assert device.generation == 2
         with pytest.raises(GpuRefStale, match=r"generation 1, .* at generation 2; put .* seal"):

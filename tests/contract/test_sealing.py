@@ -17,7 +17,7 @@ from atomr_accel.lanes import CHUNK, HostHandle, Op
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..arrays import arrays, random_bits
+from ..array_samples import arrays, random_bits
 from ..harness import (
     Gate,
     cancelled_at,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
     from atomr_accel.lanes import Isolation
 
-    from ..arrays import Array
+    from ..array_samples import Array
 
 
 @given(array=arrays(), before=st.booleans())
@@ -131,7 +131,7 @@ async def test_an_op_in_flight_is_sealed_in(gate: Gate, isolation: Isolation) ->
             nursery.start_soon(device.seal, cells)
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(GpuRefSealed):
-                await hold(cells)
+                await device.blas.scal(2, cells)
             gate.open()
         assert (await device.get(cells)).tolist() == [1, 0, 0, 0]
 
@@ -214,7 +214,7 @@ async def test_a_write_that_waits_for_a_seal_to_fail_is_not_lost(
             assert cells.sealed
             assert (await device.get(cells)).tolist() == [1, 0, 0, 0]
             with pytest.raises(GpuRefSealed):
-                await hold(cells)
+                await device.blas.scal(2, cells)
     finally:
         gate.close()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atomr_accel.device import _standby
-from atomr_accel.device import context as _context
+from atomr_accel.device.contexts import context as _context
+from atomr_accel.device.standby import _standby
 from tests.harness import AT_ONCE
 
 

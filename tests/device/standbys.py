@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atomr_accel import Device
-    from atomr_accel.device._standby import Standby
+    from atomr_accel.device.standby._standby import Standby
 
 EYE: Final = np.eye(3)
 OFTEN: Final = 10**6
@@ -23,9 +23,9 @@ hot: Final = functools.partial(opened, standby="hot", max_restarts=OFTEN)
 
 
 def standby_of(device: Device) -> Standby:
-    standby = device._core.standby
+    standby: Any = device._core.standby
     assert standby is not None
-    return standby
+    return standby  # type: ignore[no-any-return]
 
 
 async def works(device: Device) -> None:

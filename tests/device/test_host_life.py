@@ -26,8 +26,8 @@ from atomr_accel import (
     OutOfMemory,
 )
 from atomr_accel.actors import Backoff
-from atomr_accel.device import _standby, _standby_host
-from atomr_accel.device import context as _context
+from atomr_accel.device.contexts import context as _context
+from atomr_accel.device.standby import _spare, _standby
 from atomr_accel.lanes import HostHandle, _spawn, start_host
 from atomr_accel.testing import kill_host, poison
 from tests import seeds
@@ -297,7 +297,7 @@ async def test_a_standby_that_cannot_start_is_tried_again(
             raise failures.pop()
         return await start_host(isolation)
 
-    monkeypatch.setattr(_standby_host, "start_host", sometimes)
+    monkeypatch.setattr(_spare, "start_host", sometimes)
     async with opened(standby=True, max_restarts=1) as device:
         assert device._core.standby is not None
         await device._core.standby.wait_ready()

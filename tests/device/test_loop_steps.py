@@ -12,7 +12,7 @@ import trio
 
 from atomr_accel import ContextPoisoned, DeviceLost
 from atomr_accel.device import _failures, _lifecycle
-from atomr_accel.device import context as _context
+from atomr_accel.device.contexts import context as _context
 from atomr_accel.memory import Block, MemoryMap
 from atomr_accel.memory._allocator import ALIGNMENT
 

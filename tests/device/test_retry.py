@@ -16,7 +16,7 @@ import trio.testing
 from trio._core import _run as trio_run
 
 from atomr_accel import ContextPoisoned, Device, DeviceLost, GpuRef, GpuRefStale
-from atomr_accel.device._retry import Again
+from atomr_accel.device.calls._turns import Again
 from atomr_accel.testing import kill_host, poison
 
 from ..harness import AT_ONCE, opened, program

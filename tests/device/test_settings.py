@@ -15,7 +15,7 @@ from atomr_accel.actors import Backoff
 from atomr_accel.backends import registry
 from atomr_accel.device._settings import lane_names
 from atomr_accel.device.batches.record import PROGRAMS
-from atomr_accel.device.context import MEMORY_LANE
+from atomr_accel.device.core import MEMORY_LANE
 from atomr_accel.libraries.registry import catalogue
 from atomr_accel.ops import LaneSpec
 

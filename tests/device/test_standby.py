@@ -18,10 +18,11 @@ import trio.testing
 
 from atomr_accel import DeviceLost, GpuRefStale, OutOfMemory, StandbyWarning, Unsupported
 from atomr_accel.actors import Backoff
-from atomr_accel.device import _open, _standby_host
-from atomr_accel.device import context as _context
+from atomr_accel.device import _open
 from atomr_accel.device._growth import SlabGrowth
-from atomr_accel.device._prepared import PreparedHost
+from atomr_accel.device.contexts import context as _context
+from atomr_accel.device.contexts._prepared import PreparedHost
+from atomr_accel.device.standby import _spare
 from atomr_accel.lanes import HostDied, start_host
 from atomr_accel.testing import kill_host, poison, standby_ready
 from atomr_accel.testing.garbage import collect_garbage
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from atomr_accel import Device, GpuRef
-    from atomr_accel.device._standby import Standby
     from atomr_accel.device.core import DeviceCore
+    from atomr_accel.device.standby._standby import Standby
     from atomr_accel.lanes import HostHandle, Isolation
 
 pytestmark = [  # each starts hosts, and most several
@@ -459,7 +460,7 @@ async def test_a_fault_is_not_waited_for_but_a_restart_that_fails_is(
             return await start_host(isolation)
 
         monkeypatch.setattr(_context, "start_host", start)
-        monkeypatch.setattr(_standby_host, "start_host", start)
+        monkeypatch.setattr(_spare, "start_host", start)
         for _ in range(2):  # the one that is ready, and one that is not
             await kill_host(device)
         await works(device)
@@ -782,5 +783,5 @@ async def test_a_host_hears_of_what_a_warm_up_has_left_when_it_is_taken_meanwhil
     spare: Any = None
     with trio.CancelScope() as scope:
         scope.cancel()
-        await _standby_host.Spare._give_back(spare, shadow, prepared)
+        await _spare.Spare._give_back(spare, shadow, prepared)
     assert heard == [7]

@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from atomr_accel import ContextPoisoned, GpuRefStale
-from atomr_accel.device import _standby, _standby_host
-from atomr_accel.device import context as _context
+from atomr_accel.device.contexts import context as _context
+from atomr_accel.device.standby import _spare, _standby
 from atomr_accel.lanes import start_host
 from atomr_accel.testing import kill_host, poison
 from tests.harness import AT_ONCE, cpu_only, descriptors, opened, program, settled, used_by
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [cpu_only, pytest.mark.slow]
 
-STATES: Final = (*_standby_host.STEPS, "waiting", "any")
+STATES: Final = (*_spare.STEPS, "waiting", "any")
 ROUNDS: Final = 2
 OFTEN: Final = 10**6
 
@@ -45,7 +45,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> list[HostHandle]:
         started.append(host)
         return host
 
-    monkeypatch.setattr(_standby_host, "start_host", start)
+    monkeypatch.setattr(_spare, "start_host", start)
     monkeypatch.setattr(_context, "start_host", start)
     monkeypatch.setattr(_standby, "_RETRY", AT_ONCE)
     monkeypatch.setattr(_standby, "_BREATH_SECONDS", 0.0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import trio
 
-from atomr_accel.device import _standby_host
-from atomr_accel.device._prepared import PreparedHost
+from atomr_accel.device.contexts._prepared import PreparedHost
+from atomr_accel.device.standby import _spare
 from atomr_accel.testing import poison, standby_ready
 from tests.harness import cpu_only, program
 
@@ -47,7 +48,8 @@ async def test_a_lane_that_was_just_closed_is_not_taken_over() -> None:
         port = device._core.ports["run.mine"]
         port.hang_up()  # as closing it does, and at the same time
         device._core.remove_lane("run.mine")
-        device._host_calls._lanes.pop("mine")
+        calls: Any = device._host_calls
+        calls._lanes.pop("mine")
         await poison(device)
         await works(device)
         assert "run.mine" not in {lane.name for lane in device.statistics().lanes}
@@ -89,7 +91,7 @@ async def test_waking_a_standby_that_is_used_at_once_changes_nothing(
     async def nothing(_: object) -> None:
         """Learn nothing, because no context exists then."""
 
-    monkeypatch.setattr(_standby_host.Spare, "_learn", nothing)
+    monkeypatch.setattr(_spare.Spare, "_learn", nothing)
     async with hot() as device:
         init = functools.partial(load, await device.put(EYE, sealed=True))
         await answer(device, init, "mine")
@@ -107,5 +109,6 @@ async def test_waking_a_standby_that_is_used_at_once_changes_nothing(
         assert await spare.context.handed_over()
         assert set(spare.context.prepared.ports) == before
         assert port._sock.fileno() >= 0
-        device._core.lifecycle.discard(spare.context.prepared, spare.shadow)
+        prepared = spare.context.prepared
+        device._core.lifecycle.discard(prepared.host, prepared.ports, spare.shadow)
         assert port._sock.fileno() < 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import trio
 
-from atomr_accel.device import _standby_host
+from atomr_accel.device.standby import _spare
 from tests.harness import cpu_only, opened, program
 
 pytestmark = [cpu_only, pytest.mark.slow]
@@ -29,7 +29,7 @@ async def test_one_that_captures_is_not_ready(monkeypatch: pytest.MonkeyPatch) -
             async with device.record(x) as recording:
                 recording.blas.gemm(x, x)
             if number:
-                monkeypatch.setattr(_standby_host, "capture_in", capture_slowly)
+                monkeypatch.setattr(_spare, "capture_in", capture_slowly)
             await recording.replay()
             recordings.append(recording)
             if not number:

@@ -321,9 +321,15 @@ async def test_only_what_a_library_of_the_device_made_can_be_described() -> None
         )
         described: object = device.requests.using(kernel)
         assert isinstance(described, type(kernel))
-        with pytest.raises(TypeError, match="was not made by a library"):
+        with pytest.raises(
+            TypeError,
+            match="made by a library",
+        ):
             other.requests.using(kernel)
-        with pytest.raises(TypeError, match="was not made by a library"):
+        with pytest.raises(
+            TypeError,
+            match="made by a library",
+        ):
             device.requests.using(await device.zeros(1))  # type: ignore[call-overload]
         with pytest.raises(AttributeError, match="only a library"):
             _ = kernel.ref

@@ -71,8 +71,9 @@ def test_functions_run_side_by_side() -> None:
     assert not together.broken
 
 
+@pytest.mark.parametrize("names", [("", ".y"), (".y", "")], ids=["package-first", "part-first"])
 def test_import_waits_for_another_threads_import(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
     """Or its parts would be imported before it, which import it themselves."""
     gates = threading.Event(), threading.Event()
@@ -94,8 +95,8 @@ def test_import_waits_for_another_threads_import(
             errors.append(error)
 
     def in_advance() -> None:
-        for name in ("half_imported", "half_imported.y"):
-            _import(name)
+        for name in names:
+            _import(f"half_imported{name}")
 
     threads = [threading.Thread(target=each) for each in (use, in_advance)]
     threads[0].start()

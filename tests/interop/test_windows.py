@@ -17,7 +17,7 @@ from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.testing import kill_host, poison
 
-from ..arrays import random_bits
+from ..array_samples import random_bits
 from ..harness import (
     SECOND,
     Gate,

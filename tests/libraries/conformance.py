@@ -342,6 +342,14 @@ async def put_rows(device: Device, array: Array, sample: Sample) -> GpuRef:
     return ref[..., array.shape[-1] : 2 * array.shape[-1]].transpose(back)
 
 
+async def put_any(device: Device, array: Array, sample: Sample) -> GpuRef:
+    """A buffer without gaps, or a view of any of the kinds above."""
+    way = sample.rng.integers(4)
+    if not way or not array.size:
+        return await device.put(array)
+    return await (put_strided, put_matrices, put_rows)[way - 1](device, array, sample)
+
+
 async def _put_apart(
     device: Device, array: Array, order: tuple[int, ...], steps: list[int]
 ) -> GpuRef:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atomr_accel import Device
-    from atomr_accel.expressions import Operand
+    from atomr_accel.arrays.expressions import Operand
 
 pytestmark = MARKS
 

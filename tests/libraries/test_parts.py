@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.memory import GpuRef, MemoryMap
+from atomr_accel.arrays import GpuRef
+from atomr_accel.memory import MemoryMap
 from atomr_accel.memory.map import Slab
 from atomr_accel.ops import overlap, require_no_alias
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.linalg import _linalg as theirs
 
-from atomr_accel.expressions import Operand
+from atomr_accel.arrays.expressions import Operand
 
 from ..harness import Shared
 

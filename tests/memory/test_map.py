@@ -273,13 +273,15 @@ def test_the_reasons_for_a_refusal(memory: MemoryMap) -> None:
         TypeError, match=r"a must be a GpuRef, not list.*a = await device\.put\(a\)"
     ):
         require_readable([], memory, "a")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="a lives on test:0, but the op runs on other:1"):
+    with pytest.raises(ValueError, match="a must be on other:1, where the op runs, not on test:0;"):
         require_readable(ref, other, "a")
     memory.bump()
     with pytest.raises(GpuRefStale, match=r"a is of generation 1, but test:0 .* generation 2"):
         require_readable(ref, memory, "a")
     fresh = MemoryMap("test:0")
-    with pytest.raises(ValueError, match="lives on"):
+    with pytest.raises(
+        ValueError, match="a must be on another test:0, which was opened later, where the op"
+    ):
         require_readable(ref, fresh, "a")
 
 

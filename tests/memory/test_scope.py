@@ -96,7 +96,7 @@ async def test_a_scope_over_a_rebuild() -> None:
 async def test_only_buffers_are_kept() -> None:
     async with opened(isolation="thread") as device, device.scope() as scope:
         with pytest.raises(TypeError, match="keep takes a buffer, a GpuRef, not ndarray"):
-            scope.keep(np.ones(3))  # type: ignore[arg-type]
+            scope.keep(np.ones(3))  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("what", ["put", "seal", "share"])

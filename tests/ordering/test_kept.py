@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.device.batches.record import PROGRAMS
-from atomr_accel.device.context import MEMORY_LANE
+from atomr_accel.device.core import MEMORY_LANE
 from atomr_accel.libraries.nvrtc.lanes import KERNELS
 from atomr_accel.libraries.nvrtc.wire.messages import LaunchKernel, Load
 from atomr_accel.libraries.programs.wire.messages import (

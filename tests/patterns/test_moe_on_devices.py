@@ -129,7 +129,9 @@ async def test_tokens_that_are_on_the_devices() -> None:
                 close(await device.get(y), host + expected_of(host, weights, gating, 1))
             with pytest.raises(ValueError, match="2 devices take as many parts, not 1"):
                 await layer.on_devices(parts[:1])
-            with pytest.raises(ValueError, match="lives on"):
+            with pytest.raises(
+                ValueError, match="a must be on another cpu:0, which was opened later, where the op"
+            ):
                 await layer.on_devices(parts[::-1])
         with pytest.raises(Closed):
             await layer(hosts[0])
@@ -220,7 +222,7 @@ async def test_an_exchange_is_a_transpose() -> None:
             for i in range(2):
                 np.testing.assert_array_equal(await device.get(moved[j][i]), hosts[i][j])
         for wrong in (parts[:1], [parts[0], parts[1][:1]]):
-            with pytest.raises(ValueError, match="2 ranks exchange 2 parts each"):
+            with pytest.raises(ValueError, match="parts must be 2 from each of 2 ranks, not"):
                 await exchange.all_to_all_v(wrong)
         with pytest.raises(ValueError, match=r"parts\[0\]\[0\] is not on the device of rank 0"):
             await exchange.all_to_all_v(parts[::-1])
@@ -313,11 +315,21 @@ async def test_a_layer_that_cannot_be_is_refused() -> None:
     weights = moe_model.made(seeds.rng(), d=4, f=4, experts=2, dtype=np.float32)
     async with opened(isolation="thread") as device:
         for devices, changed, options, text in (
-            ([device] * 3, weights, {}, "2 experts are for 1 to 2 devices"),
-            ([], weights, {}, "there are 0"),
-            ([device], weights, {"gating": Gating(top_k=3)}, "top_k is 3"),
+            ([device] * 3, weights, {}, "devices for 2 experts must be 1 to 2, not 3"),
+            ([], weights, {}, "devices for 2 experts must be 1 to 2, not 0"),
+            (
+                [device],
+                weights,
+                {"gating": Gating(top_k=3)},
+                "top_k must be at most 2, the number of experts, not 3",
+            ),
             ([device], weights, {"exchange": DeviceCopies([device] * 2)}, "2 ranks for 1 devices"),
-            ([device], replace(weights, down=weights.down[:1]), {}, "down has shape"),
+            (
+                [device],
+                replace(weights, down=weights.down[:1]),
+                {},
+                r"down must have shape \(2, 4, 4\) with an up of \(2, 4, 4\), not \(1,",
+            ),
         ):
             with pytest.raises(ValueError, match=text):
                 async with open_moe(devices, changed, **options):

@@ -102,7 +102,7 @@ async def test_a_fault_is_reduced_to_the_calls_that_it_takes(
         return "dies_of_seven" in text and all(part in text for part in needed)
 
     found = await explain(path, out=tmp_path / "least.py", faults=faults, last=3)
-    assert found.fault.startswith("ContextPoisoned: run dies_of_seven did not finish")
+    assert found.fault.startswith("ContextPoisoned: op 'run dies_of_seven' did not finish")
     assert "device.run(faulty.dies_of_seven, #" in found.call
     assert len(found.last) == 3
     assert [each.split("(")[0].split(" ", 1)[1] for each in found.minimal] == [
@@ -157,7 +157,7 @@ async def test_the_program_that_is_left_faults(tmp_path: Path) -> None:
     paths = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
     if sized(quick=False, full=True):
         done = await trio.run_process(command, capture_stderr=True, env=paths, check=False)
-        assert b"ContextPoisoned: run dies_of_seven did not finish" in done.stderr
+        assert b"ContextPoisoned: op 'run dies_of_seven' did not finish" in done.stderr
 
 
 @cpu_only

@@ -18,7 +18,7 @@ from atomr_accel import ContextPoisoned, GpuRef, GpuRefStale, RemoteError, trace
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import simulate
 
-from ..arrays import arrays
+from ..array_samples import arrays
 from ..harness import (
     Gate,
     cancelled_at,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.lanes import Isolation
 
-    from ..arrays import Array
+    from ..array_samples import Array
 
 pytestmark = cpu_only  # functions here take NumPy arrays; those for a GPU are in test_gpu.py
 
@@ -296,7 +296,8 @@ async def test_many_first_calls_make_one_state(device: Device) -> None:
         for _ in range(10):
             nursery.start_soon(once)
     assert sorted(counts) == list(range(1, 11))
-    device._host_calls._lanes.pop("many")
+    calls: Any = device._host_calls
+    calls._lanes.pop("many")
 
 
 @on_shared
@@ -309,7 +310,8 @@ async def test_weights_live_as_long_as_the_state_that_uses_them(device: Device) 
     await device.free(weights)
     with pytest.raises(GpuRefStale, match="was freed"):
         await device.run(call, x, lane="weights", init=init)
-    device._host_calls._lanes.pop("weights")
+    calls: Any = device._host_calls
+    calls._lanes.pop("weights")
 
 
 @on_shared

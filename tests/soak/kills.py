@@ -42,7 +42,7 @@ from atomr_accel.testing.garbage import collect_garbage
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
-    from atomr_accel.device._standby_budget import StandbyMode
+    from atomr_accel.device.standby._statistics import StandbyMode
     from atomr_accel.lanes import Isolation
 
 SIDE: Final = 16

@@ -11,7 +11,7 @@ import trio
 
 from atomr_accel import ContextPoisoned, Device
 from atomr_accel.solvers import bicgstab, cg, gmres, lobpcg, minres
-from atomr_accel.solvers._driving import drive
+from atomr_accel.solvers._iterating import iterate
 
 from .. import seeds
 
@@ -113,7 +113,7 @@ async def test_a_fault_of_both_the_look_and_the_steps_is_told_once() -> None:
 
     given: Any = Poisoned()
     with pytest.raises(ContextPoisoned) as caught:
-        await drive(given, given, given, None)
+        await iterate(given, given, given, None)
     assert caught.value.__cause__ is cause
 
 

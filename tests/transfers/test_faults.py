@@ -17,7 +17,7 @@ from atomr_accel.device.data.transfer import in_chunks
 from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..arrays import random_bits
+from ..array_samples import random_bits
 from ..harness import (
     ON_CUDA,
     Gate,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device, GpuRef
 
-    from ..arrays import Array
+    from ..array_samples import Array
 
 NBYTES: Final = 64 << 20 if ON_CUDA else 20 << 20
 MOVED: Final = 1 << 30 if ON_CUDA else NBYTES

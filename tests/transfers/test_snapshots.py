@@ -15,7 +15,7 @@ import trio.testing
 
 from atomr_accel import ContextPoisoned, GpuRefStale, Snapshot, Unsupported
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.device._reaper import Reaper
+from atomr_accel.device.contexts._reaper import Reaper
 from atomr_accel.device.data import _snapshot, _snapshot_file
 from atomr_accel.lanes import HostDied
 from atomr_accel.replay import open_journal, replay
@@ -23,7 +23,7 @@ from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import UnmapSlabs
 
-from ..arrays import random_bits
+from ..array_samples import random_bits
 from ..harness import (
     SECOND,
     Gate,
@@ -146,7 +146,7 @@ async def test_a_complete_snapshot_survives_both_devices_and_another_does_not(
             await kill_host(one)
             await kill_host(two)
             for _ in range(2):  # it says so as often as it is asked
-                with pytest.raises(ContextPoisoned, match="snapshot did not finish"):
+                with pytest.raises(ContextPoisoned, match="op 'snapshot' did not finish"):
                     await one.restore(lost)
             assert lost.statistics().state == "failed"
             gate.open()
@@ -277,7 +277,8 @@ async def test_snapshot_refuses_invalid_options() -> None:
 async def test_without_a_path_a_peer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
         x = await one.zeros(3)
-        one._core.windows._refused.add(two._core.memory)
+        windows: Any = one._core.windows
+        windows._refused.add(two._core.memory)
         with pytest.raises(Unsupported, match="cannot write to the memory"):
             await one.snapshot([x], to=two)
         assert used_by(two) == 0

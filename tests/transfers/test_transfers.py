@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale
-from atomr_accel.device.data.transfer import SMALL, TransferStatistics
+from atomr_accel.device.data._progress import TransferStatistics
+from atomr_accel.device.data.transfer import SMALL
 from atomr_accel.lanes import CHUNK, PinnedPool
 from atomr_accel.testing import kill_host, poison
 
-from ..arrays import random_bits
+from ..array_samples import random_bits
 from ..harness import Gate, cancelled_at, on_shared, opened, program, same_bits, settled, used_by
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.lanes import Piece
 
-    from ..arrays import Array
+    from ..array_samples import Array
 
 SIZES = [SMALL, SMALL + 1, CHUNK + 1, 5 * CHUNK + 4097]
 

@@ -189,7 +189,9 @@ async def test_invalid_collective_sends_nothing() -> None:
             await world.all_reduce([a, b], "mean")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="reductions take"):
             await world.all_reduce(await put(world, some(2, (2,), np.int16)))
-        with pytest.raises(ValueError, match="first dimension must be 2"):
+        with pytest.raises(
+            ValueError, match="x must have a first dimension of 2, a row for each rank, not shape"
+        ):
             await world.scatter(a[0])
         with pytest.raises(ValueError, match="counts"):
             await world.all_to_all_v([a, b], [[1, 0], [1, 1]])

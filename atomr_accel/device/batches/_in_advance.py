@@ -14,7 +14,8 @@ from ...wire import SLAB_SHIFT
 from .record import PROGRAMS
 
 if TYPE_CHECKING:
-    from ...memory import Block, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block
     from ..core import DeviceCore
     from .record import Recording
 

@@ -30,16 +30,17 @@ import trio
 
 from ..._dtypes import as_dtype
 from ..._errors import ContextPoisoned, DeviceLost, OutOfMemory
-from ...expressions import Expression
+from ...arrays import GpuRef
+from ...arrays.expressions import Expression
 from ...lanes import Port, uninterrupted
-from ...memory import GpuRef, Hold
+from ...memory import Hold
 from ...ops import LaneSpec, Pending, recorded_call, require_readable
 from ...wire import Copy
-from .._run import check_is_there
-from ..context import MEMORY_LANE
+from ..calls._run import check_is_there
+from ..core import MEMORY_LANE
 from ..data.arrays import copying
 from ..data.transfer import ENDED, SMALL, after, as_host_array, bytes_of, room_for
-from .collector import Collector
+from .collector import CollectingDevice, Collector
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, MutableSequence
@@ -49,8 +50,7 @@ if TYPE_CHECKING:
     from ...memory import Block
     from ...ops import Facade, Request
     from ...wire import Message
-    from .._device import Device
-    from .._run import OnDevice
+    from ..calls._run import OnDevice
 
 T = TypeVar("T")
 
@@ -136,7 +136,7 @@ class Batch(Collector):
     A call outside the block raises ``RuntimeError``.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CollectingDevice) -> None:
         super().__init__(device)
         self._ops: deque[Op] = deque()
         self._number = next(_numbers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeVar, overload
 
 from ..._errors import Unsupported
 from ...lanes import uninterrupted
@@ -20,7 +20,7 @@ from ...ops import (
     on_copies,
     require_made_on,
 )
-from .._proxy import Proxy
+from ..calls._proxy import Proxy
 from ..data.arrays import Arrays, copying
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from ...arrays import GpuRef
     from ...lanes import Port
     from ...libraries.array.evaluate import Fused
     from ...libraries.dnn.graph.user_graph import GraphPlan
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
     from ...libraries.nvrtc.module import Module
     from ...libraries.rng.generator import Generator
     from ...libraries.sparse.direct import SparseLU
-    from ...memory import Block, GpuRef
+    from ...memory import Block
     from ...ops import CallRecorder, Facade, HostObjects, LaneSpec, Workspaces, WorkspaceSet
     from ...wire import Message
-    from .._device import Device
+    from ..core import DeviceCore
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -53,6 +54,28 @@ _FOR_FACADES: Final = {
     *("collect", "ref", "take", "templated", "when_placed"),
 }
 """Attributes for facades and requests, hidden from programs; ``perform`` is for both."""
+
+
+class CollectingDevice(Protocol):
+    """A device, which executes what batches and recordings have collected."""
+
+    _core: DeviceCore
+    _templates: Any
+
+    async def run(
+        self,
+        function: Callable[..., object],
+        *args: object,
+        lane: str,
+        init: Callable[[], object] | None,
+    ) -> Any:
+        """Call a function in the host."""
+
+    async def _upload(self, array: np.ndarray[Any, Any], ref: GpuRef) -> None:
+        """Copy an array to a buffer that a batch has made."""
+
+    async def _download(self, ref: GpuRef, host: np.ndarray[Any, Any]) -> None:
+        """Copy any view into an array."""
 
 
 @uninterrupted
@@ -85,7 +108,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     call_mode: Final = Collected
     _hidden = frozenset(name for name in _FOR_FACADES if not name.startswith("_")) - {"perform"}
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CollectingDevice) -> None:
         super().__init__(device._core)
         self._owner = device
         self._templates = device._templates

@@ -13,6 +13,7 @@ import numpy as np
 import trio
 
 from ..._errors import ContextPoisoned, DeviceLost, Unsupported
+from ...arrays import GpuRef, ref_error, sealed_error, span
 from ...lanes import uninterrupted
 from ...libraries.nvrtc.lanes import KERNELS
 from ...libraries.programs.wire.messages import (
@@ -24,7 +25,7 @@ from ...libraries.programs.wire.messages import (
     Replay,
     Section,
 )
-from ...memory import Block, Epoch, GpuRef, LateAddress, part_of, ref_error, sealed_error, span
+from ...memory import Block, Epoch, LateAddress, part_of
 from ...ops import (
     BLOCK_ALIGNMENT,
     LaneSpec,
@@ -35,7 +36,7 @@ from ...ops import (
     same_place,
 )
 from ...wire import encode
-from .collector import Collector
+from .collector import CollectingDevice, Collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from ...memory import Kept
     from ...ops import Facade, HostObjects, Request
     from ...wire import Message
-    from .._device import Device
 
 PROGRAMS: Final = LaneSpec(
     "programs",
@@ -132,7 +132,9 @@ class Recording(Collector):
     Random numbers drawn in a recording are the same in every replay.
     """
 
-    def __init__(self, device: Device, inputs: tuple[GpuRef, ...], *, shared: bool = False) -> None:
+    def __init__(
+        self, device: CollectingDevice, inputs: tuple[GpuRef, ...], *, shared: bool = False
+    ) -> None:
         super().__init__(device)
         self._number = next(_numbers)
         self._inputs = inputs
@@ -403,7 +405,7 @@ class Recording(Collector):
             if self.recorder is not None:
                 self.recorder.section_ended(self)
         if kind == "loop" and self._root(flag._block) not in map(self._root, choice.written):
-            raise ValueError("nothing in this loop writes its flag, so it would never end")
+            raise ValueError("an op in this loop must write its flag, or the loop runs for ever")
         self._add(choice, choice.written)
 
     @recorded_call
@@ -567,7 +569,8 @@ class Recording(Collector):
             return self._bound
         if len(inputs) > len(self._inputs):
             raise ValueError(
-                f"replay got {len(inputs)} inputs, but {len(self._inputs)} were recorded"
+                f"replay must be given {len(self._inputs)} inputs, as were recorded, "
+                f"not {len(inputs)}"
             )
         bound = dict(self._bound)
         replaced: dict[Block, GpuRef] = {}
@@ -593,9 +596,9 @@ class Recording(Collector):
             begins = min(_ALIGNMENT, alignment(recorded))
             if self._particular and alignment(ref) % begins:
                 raise ValueError(
-                    f"{ref!r} is a view that begins {ref._block.offset} bytes into its buffer, but "
-                    f"libraries were called with one that begins at a multiple of {begins}, which "
-                    f"it replaces: copy it first"
+                    f"{ref!r} must begin at a multiple of {begins} bytes, as the view "
+                    f"that it replaces did, not {ref._block.offset} bytes into its "
+                    "buffer; copy it first"
                 )
             before = replaced.setdefault(stand_in, ref)
             if not same_place(before, ref):

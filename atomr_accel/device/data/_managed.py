@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from ..._dtypes import as_dtype
 from ..._errors import Unsupported
-from ...memory import GpuRef, as_shape
+from ...arrays import GpuRef, as_shape
 from ...ops import require_writable
-from ..context import MEMORY_LANE
+from ..core import MEMORY_LANE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ async def on_managed(
     """Submit an op of managed memory, ordered among the ops that use the buffer."""
     require_writable(ref, core.memory, "ref")
     if core.capabilities.host_memory:
-        raise Unsupported(f"{core.name} has no managed memory, so there is nothing to do here")
+        raise Unsupported(f"{core.name} has no managed memory; use ordinary buffers")
     await core.ready()
     block = require_writable(ref, core.memory, "ref")
     if not core.memory.is_own(block):

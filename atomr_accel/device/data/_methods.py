@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import trio
 
 from ..._errors import GpuRefStale, said_of
-from ...expressions import Expression
-from ...memory import GpuRef, MemoryScope, ref_error
+from ...arrays import GpuRef, ref_error
+from ...arrays.expressions import Expression
+from ...memory import MemoryScope
 from ...ops import Awaited, perform, recorded_call, require_readable, require_writable
 from ...wire import Advise, Attach, Prefetch
 from ..interop._sharing import SharedBuffer, copy_here, lives_elsewhere, open_shared, salvage, share
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from .._device import Device
     from ..core import DeviceCore, Shape
     from ..interop._exports import Export
     from ._pinned import Pinned
@@ -50,7 +50,7 @@ class MemoryMethods(Arrays[Awaited]):
     @property
     def pinned(self) -> Pinned:
         """Pool of page-locked arrays, which are transferred without another copy."""
-        return self._core.pinned
+        return cast("Pinned", self._core.pinned)
 
     # --- to the device and back -------------------------------------------------------------
 
@@ -300,7 +300,8 @@ class MemoryMethods(Arrays[Awaited]):
             LibraryError: the program's own CUDA context fails, perhaps because the program has
                 broken it.
         """
-        return await self._core.exports.export(ref)
+        exported: Export = await self._core.exports.export(ref)
+        return exported
 
     @recorded_call
     async def adopt(self, array: object) -> GpuRef:
@@ -385,7 +386,7 @@ class MemoryMethods(Arrays[Awaited]):
         self,
         refs: Iterable[GpuRef],
         *,
-        to: Device | None = None,
+        to: Self | None = None,
         out: Snapshot | None = None,
     ) -> Snapshot:
         """Copy the present content of buffers, so that it survives a fault: see ``restore``.
@@ -609,8 +610,8 @@ def _check_out(out: object, ref: GpuRef) -> None:
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy.ndarray, not {said_of(out)}")
     if out.shape != ref.shape:
-        raise ValueError(f"out has shape {out.shape}, but the buffer has shape {ref.shape}")
+        raise ValueError(f"out must have shape {ref.shape}, not {out.shape}")
     if out.dtype != ref.dtype:
-        raise TypeError(f"out has dtype {out.dtype}, but the buffer has dtype {ref.dtype}")
+        raise TypeError(f"out must have dtype {ref.dtype}, not {out.dtype}")
     if not out.flags.writeable:
         raise ValueError("out is read-only")

@@ -14,10 +14,11 @@ from sortedcontainers import SortedDict
 
 from ..._dtypes import as_dtype
 from ..._errors import DeviceLost
+from ...arrays import as_shape
 from ...lanes import HostDied, PinnedPool, uninterrupted
-from ...memory import as_shape, round_size
+from ...memory import round_size
 from ...wire import MapPinned, StickyFault, UnmapSlabs
-from .._prepared import MOST_UNMAPPED
+from .._growth import MOST_UNMAPPED
 from ..core import Shape
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
     from ..._errors import AccelError
     from ...lanes import HostHandle, Piece, PinnedStatistics
-    from ..context import Context
     from ..core import DeviceCore
+    from ..parts import ServingContext
 
 Oversize = Literal["refuse", "exceed"]
 
@@ -206,7 +207,7 @@ class Pinned:
                 else:
                     self._pool.note_unmapped(arena.id, context.host)
 
-    async def keep_unmapping(self, context: Context) -> None:
+    async def keep_unmapping(self, context: ServingContext) -> None:
         """Have the host of a context unmap freed memory, for as long as the context serves."""
         while True:
             await self._gave_up.wait()
@@ -232,7 +233,7 @@ class Pinned:
         piece: Piece = self._pieces.peekitem(at)[1]
         return piece if address < piece.address + piece.size else None
 
-    async def _unmap(self, context: Context) -> None:
+    async def _unmap(self, context: ServingContext) -> None:
         async with self._unmapping:  # whoever comes later knows that it is done
             unmapped, self._pool.unmapped = self._pool.unmapped, []
             numbers = [number for number, host in unmapped if host is context.host]

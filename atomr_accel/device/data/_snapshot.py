@@ -17,11 +17,12 @@ import numpy as np
 import trio
 
 from ..._errors import DeviceLost, Unsupported
+from ...arrays import GpuRef
 from ...lanes import END_SECONDS, uninterrupted
-from ...memory import GpuRef, Hold
+from ...memory import Hold
 from ...ops import require_readable, require_writable
 from ...wire import SLAB_SHIFT, Copy
-from ..context import MEMORY_LANE
+from ..core import MEMORY_LANE
 from ._snapshot_file import read_arrays, write_arrays
 from .arrays import check_like
 from .transfer import ENDED, in_worker
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ...lanes import Bytes, HostHandle, Op, Piece
     from ..core import DeviceCore
     from ..interop._windows import Window
-    from ._pinned import Pinned
+    from ..parts import PinnedArrays
 
 _CHUNK: Final = 64 << 20
 """Bytes that one op moves, so that other transfers get their turns."""
@@ -167,7 +168,7 @@ class _Moves:
 class _OnHost:
     """Page-locked memory of the program that belongs to a snapshot."""
 
-    def __init__(self, pinned: Pinned, piece: Piece, nbytes: int) -> None:
+    def __init__(self, pinned: PinnedArrays, piece: Piece, nbytes: int) -> None:
         self._closed = False
         self.pinned: Final = pinned
         self.piece: Final = piece

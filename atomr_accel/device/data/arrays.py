@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._dtypes import NUMBER_KINDS, as_dtype, number_kind
+from ...arrays import GpuRef, as_shape
 from ...libraries.array.evaluate import Evaluating
-from ...memory import GpuRef, as_shape
 from ...ops import (
     ARRAY_LANE,
     D,
@@ -187,9 +187,11 @@ def check_like(
 ) -> None:
     """``ref`` has the shape and dtype of ``other``."""
     if ref.shape != shape:
-        raise ValueError(f"{name} has shape {ref.shape}, but {other} has shape {shape}")
+        raise ValueError(f"{name} must have the shape of {other}, {shape}, not {ref.shape}")
     if ref.dtype is not dtype:
-        raise TypeError(f"{name} has dtype {ref.dtype.name}, but {other} has dtype {dtype.name}")
+        raise TypeError(
+            f"{name} must have the dtype of {other}, {dtype.name}, not {ref.dtype.name}"
+        )
 
 
 def _element(value: Any, dtype: np.dtype[Any]) -> bytes:
@@ -204,7 +206,7 @@ def _element(value: Any, dtype: np.dtype[Any]) -> bytes:
     if kind not in NUMBER_KINDS and not isinstance(value, int):
         raise TypeError(f"the value must be a number, not {value!r}")
     if kind == "c" and dtype.kind != "c":
-        raise TypeError(f"the value is complex, {value!r}, but the buffer has dtype {dtype.name}")
+        raise TypeError(f"the value for a buffer of dtype {dtype.name} must be real, not {value!r}")
     if dtype.kind in "iu":
         number, info = int(number), np.iinfo(dtype)  # which refuses NaN and infinity
         if not info.min <= number <= info.max:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import errno
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import outcome
@@ -28,21 +27,24 @@ from ..._errors import (
     said_of,
 )
 from ...actors.nursery import PlainNursery
+from ...arrays import GpuRef
 from ...lanes import HostDied
-from ...memory import GpuRef, Hold, Kept
+from ...memory import Hold, Kept
 from ...ops import require_readable, require_writable
 from ...wire import Copy, Protect, Unprotect
 from .._failures import short_of
-from ..context import MEMORY_LANE
-from ._bulk import COPIERS, Bulk, chunk_size
+from ..core import MEMORY_LANE
+from ._bulk import Bulk, chunk_size
+from ._copiers import COPIERS
+from ._progress import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from ...lanes import Bytes, HostHandle, Op, Piece
     from ...memory import Block
-    from ..context import Context
     from ..core import DeviceCore
+    from ..parts import ServingContext
 
 SMALL: Final = 1 << 19
 """Copies up to this many bytes (some 50 us) are done in the trio thread."""
@@ -63,37 +65,6 @@ _T = TypeVar("_T")
 
 class Rebuilt(Exception):
     """The context was rebuilt before anything was lost: start over."""
-
-
-@final
-class Transfer:
-    """A long transfer in progress."""
-
-    __slots__ = ("done", "name", "nbytes")
-
-    def __init__(self, name: str, nbytes: int) -> None:
-        self.name = name
-        self.nbytes = nbytes
-        self.done = 0
-
-    def add(self, length: int) -> None:
-        """Note the arrival of ``length`` more bytes."""
-        self.done += length
-
-
-@dataclass(frozen=True, slots=True)
-class TransferStatistics:
-    """Progress of a long transfer.
-
-    Attributes:
-        name: ``"put"`` or ``"get"``.
-        nbytes: size of the transfer in bytes.
-        done: number of bytes that have arrived.
-    """
-
-    name: str
-    nbytes: int
-    done: int
 
 
 def as_host_array(array: Any) -> np.ndarray[Any, Any]:
@@ -335,7 +306,7 @@ def after(
     op: Op,
     callback: Callable[[], None],
     *,
-    expected: Context | None = None,
+    expected: ServingContext | None = None,
 ) -> None:
     """Call a function once the memory of ``op`` is not accessed any more.
 
@@ -532,7 +503,7 @@ async def filling(core: DeviceCore, block: Block) -> AsyncIterator[None]:
 
 
 def _unfilled(
-    core: DeviceCore, context: Context, block: Block, unprotected: Op, protected: Op | None
+    core: DeviceCore, context: ServingContext, block: Block, unprotected: Op, protected: Op | None
 ) -> None:
     """Protect a slab after a block was not filled, and hold the block until that is done.
 

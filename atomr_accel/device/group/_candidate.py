@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, final
 
 from ..._errors import said_of
 from ...actors.util import NoPublicConstructor, check_whole
-from ...memory import GpuRef
+from ...arrays import GpuRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ import trio
 
 from ..._errors import ContextPoisoned, DeviceLost, GpuRefStale, said_of
 from ...actors.nursery import PlainNursery
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from .._device import Device
 from ..interop._sharing import copy_here
 

@@ -77,7 +77,9 @@ async def open_devices(
     if not numbers:
         raise ValueError("open_devices needs at least one index")
     if len(set(numbers)) < len(numbers):
-        raise ValueError(f"each device is opened once, but the indices are {numbers}")
+        raise ValueError(
+            f"indices must be unique, because each device is opened once, not {numbers}"
+        )
     check_member("on_loss", on_loss, Directive)
     if on_loss is Directive.RESUME:
         raise ValueError("a device that is lost cannot go on as it is: RESUME is for actors")

@@ -39,7 +39,9 @@ class _PlacementWaiter:
         if admitting:
             chosen = self.policy.choose(admitting, hints)
             if not any(chosen is each for each in admitting):
-                raise ValueError(f"policy chose {chosen!r}, which is none of those it was given")
+                raise ValueError(
+                    f"policy must choose one of the devices that it was given, not {chosen!r}"
+                )
             chosen._take(hints)
             self.taken = chosen
             return True

@@ -77,7 +77,8 @@ class ConsistentHash:
         check_whole("points", points)
         if not (balance > 1 and points >= 1):
             raise ValueError(
-                f"ConsistentHash wants balance > 1 and points >= 1, got {balance=}, {points=}"
+                "ConsistentHash must have balance > 1 and points >= 1, not "
+                f"balance={balance!r}, points={points!r}"
             )
         self._balance: Final = balance
         self._points: Final = points

@@ -18,8 +18,9 @@ import numpy as np
 import trio
 
 from ..._errors import LibraryError, Unsupported, said_of
+from ...arrays import GpuRef, repeats
 from ...lanes import HostDied, uninterrupted
-from ...memory import Block, GpuRef, Hold, Slab, part_of, repeats
+from ...memory import Block, Hold, Slab, part_of
 from ...ops import BLOCK_ALIGNMENT, require_readable
 from ...wire import SLAB_SHIFT, Copy, MapPointer, StickyFault, StreamPlan, numpy_at
 from ...wire.control import find_class
@@ -38,7 +39,7 @@ from ...wire.interop import (
     lend,
 )
 from .._failures import short_of
-from ..context import MEMORY_LANE
+from ..core import MEMORY_LANE
 from ..data.transfer import as_host_array, in_worker
 
 if TYPE_CHECKING:
@@ -241,7 +242,10 @@ class HostExport(Export):
         array = self.numpy()
         if dtype is not None and np.dtype(dtype) != array.dtype:
             if copy is False:
-                raise ValueError(f"a {array.dtype} buffer is no {np.dtype(dtype)} without a copy")
+                raise ValueError(
+                    f"a {array.dtype} buffer becomes {np.dtype(dtype)} "
+                    "only by a copy; pass copy=None or True"
+                )
             return array.astype(dtype)
         return array.copy() if copy else array
 
@@ -454,8 +458,8 @@ class Exports:
     async def _map(self, slab: Slab) -> None:
         if slab.fd < 0:
             raise Unsupported(
-                "this memory has no descriptor (it is managed, adopted, or of a platform that "
-                "exports none), so it cannot be mapped into the program"
+                "memory must have a descriptor to be mapped into the program, which "
+                "managed and adopted memory has not"
             )
         fd = self._core.growth.another(
             slab.fd, slab.nbytes

@@ -13,7 +13,8 @@ import trio
 
 from ..._dtypes import DTYPES
 from ..._errors import DeviceLost, GpuRefStale, LibraryError, Unsupported
-from ...memory import Block, GpuRef, Hold, Slab, block_at, part_of, ref_error, span
+from ...arrays import GpuRef, ref_error, span
+from ...memory import Block, Hold, Slab, block_at, part_of
 from ...ops import perform, require_readable
 from ...wire import (
     OFFSET_MASK,
@@ -22,7 +23,7 @@ from ...wire import (
     Fill,
     make_read_only,
 )
-from ..context import MEMORY_LANE
+from ..core import MEMORY_LANE
 from ..data.arrays import copying
 from ..data.transfer import Rebuilt, after, download, filling, in_chunks, in_worker, receive, send
 from .mapping import mapped, unmap
@@ -91,7 +92,8 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
             if src.nbytes < _DIRECT:
                 return False
             window = await there.windows.open(core, slab)
-        if window is None or window.context is not there.context:
+        serving = there.context
+        if window is None or serving is None or window.context is not serving:
             return False
         # The code from here to the op awaits nothing, so if the window is open, the op is ordered
         # in the source's order when it is called.
@@ -106,7 +108,7 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
             window.release()
 
         # Until then the block is held and the window stays open, even if the caller does not wait.
-        after(there, window.context.host, op, over)
+        after(there, serving.host, op, over)
         await op.wait()
     finally:
         if op is None:
@@ -176,7 +178,7 @@ async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
         raise GpuRefStale("the memory of this ref was given up for other buffers: nothing is left")
     slab = core.memory.slab_of(block)
     if slab.fd < 0:
-        raise Unsupported("this memory has no descriptor, so nothing of it outlives its host")
+        raise Unsupported("memory must have a descriptor to outlive its host")
     offset = block.address - (slab.id << SLAB_SHIFT)
     hold = Hold(block)
     fd = core.growth.another(slab.fd, slab.nbytes)
@@ -342,7 +344,7 @@ async def _copy_alone(core: DeviceCore, ref: GpuRef) -> Block:
     """A copy of a buffer in a slab of its own."""
     slab = core.memory.slab_of(require_readable(ref, core.memory, "ref"))
     if slab.fd < 0:
-        raise Unsupported("this memory has no descriptor, so no other process can open it")
+        raise Unsupported("memory must have a descriptor to be opened by another process")
     while True:
         target = await core.growth.empty_dedicated(ref.nbytes)
         source = require_readable(ref, core.memory, "ref")
@@ -369,7 +371,8 @@ async def open_shared(core: DeviceCore, shared: SharedBuffer) -> GpuRef:
     content = shared._content
     if content.backend != core.backend:
         raise ValueError(
-            f"the shared buffer belongs to backend {content.backend!r}, but {core.name} does not"
+            "the device must have the backend of the shared buffer, "
+            f"{content.backend!r}, which {core.name} has not"
         )
     await core.growth.tidy()
     if shared.fd < 0:

@@ -23,8 +23,8 @@ from .mapping import mapped
 
 if TYPE_CHECKING:
     from ...memory import MemoryMap, Slab
-    from ..context import Context
     from ..core import DeviceCore
+    from ..parts import ServingContext
 
 
 @final
@@ -38,9 +38,9 @@ class Window:
 
     __slots__ = ("_closed", "_core", "_users", "context", "number")
 
-    def __init__(self, core: DeviceCore, context: Context, number: int) -> None:
+    def __init__(self, core: DeviceCore, context: ServingContext, number: int) -> None:
         self._core = core
-        self.context: Final[Context] = context
+        self.context: Final[ServingContext] = context
         self.number: Final[int] = number
         self._users = 0
         self._closed = False
@@ -112,16 +112,24 @@ class Windows:
                 return None
             if slab.sealed:
                 return window
-            owner.windows._guests.add(self._core)
+            owner.windows.admit(self._core)
             self._open.setdefault(owner.memory, {})[slab.id] = window
             return window
+
+    def admit(self, guest: DeviceCore) -> None:
+        """Note a device that has a window on this one."""
+        self._guests.add(guest)
+
+    def drop(self, owner: DeviceCore, slab: int) -> None:
+        """Close a window, because its slab is given up."""
+        window = self._open.get(owner.memory, {}).pop(slab, None)
+        if window is not None:
+            window.close()
 
     def given_up(self, slab: int) -> None:
         """Close all windows on a slab of this device, because it is given up."""
         for guest in self._guests:
-            window = guest.windows._open.get(self._core.memory, {}).pop(slab, None)
-            if window is not None:
-                window.close()
+            guest.windows.drop(self._core, slab)
 
     async def close_guests(self) -> None:
         """Have others unmap what this device has given up."""

@@ -11,11 +11,13 @@ from ...lanes import HostDied
 from ...wire import MapSlab, StickyFault, UnmapSlabs
 
 if TYPE_CHECKING:
-    from ..context import Context
     from ..core import DeviceCore
+    from ..parts import ServingContext
 
 
-async def mapped(core: DeviceCore, fd: int, nbytes: int, *, sealed: bool) -> tuple[Context, int]:
+async def mapped(
+    core: DeviceCore, fd: int, nbytes: int, *, sealed: bool
+) -> tuple[ServingContext, int]:
     """Have the device's host map a foreign descriptor, under a number of its own.
 
     Raises:
@@ -40,7 +42,7 @@ async def mapped(core: DeviceCore, fd: int, nbytes: int, *, sealed: bool) -> tup
             return context, number
 
 
-async def unmap(core: DeviceCore, context: Context, number: int) -> None:
+async def unmap(core: DeviceCore, context: ServingContext, number: int) -> None:
     """Undo ``mapped`` if that host still serves, even if the caller is cancelled."""
     if context is core.context:
         with trio.CancelScope(shield=True):

@@ -76,7 +76,8 @@ class Portal(Generic[T]):
     def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
         if not hasattr(type(manager), "__aenter__"):
             raise TypeError(
-                f"expected what `async with` takes, such as open_device(0), not {said_of(manager)}"
+                "the argument must be what `async with` takes, such as "
+                f"open_device(0), not {said_of(manager)}"
             )
         self.opened: Final[Future[None]] = Future()
         self.ended: Final[Future[BaseException | None]] = Future()
@@ -102,7 +103,7 @@ class Portal(Generic[T]):
     ) -> PortalCall[R]:
         """Call an async function with the opened object and arguments, after ``opened``."""
         if not callable(function):
-            raise TypeError(f"expected an async function, not {said_of(function)}")
+            raise TypeError(f"the argument must be an async function, not {said_of(function)}")
         call = PortalCall(self, partial(function, self._value, *args, **kwargs))
         with self._lock:
             over = self.ended.done()

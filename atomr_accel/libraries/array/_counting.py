@@ -11,9 +11,9 @@ import numpy as np
 
 from ..._dtypes import NAMES, as_dtype, is_added, is_float, number_kind
 from ..._errors import said_of
-from ...expressions import Operand, cast, constant, index
-from ...expressions.expression import broadcast_constant, where
-from ...expressions.promotion import FLOAT32, reduced
+from ...arrays.expressions import Operand, cast, constant, index
+from ...arrays.expressions.expression import broadcast_constant, where
+from ...arrays.expressions.promotion import FLOAT32, reduced
 from ...ops import D, Request, op
 from ._keys import Chosen, taken
 from ._searching import search
@@ -24,7 +24,7 @@ from .wire._intervals import require_intervals
 from .wire.indexing import CountHistogram, CountNumbers, RequireIntervals
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
 
 _FLOAT64: Final = as_dtype(np.float64)
 _INT32: Final = as_dtype(np.int32)

@@ -10,10 +10,10 @@ import numpy as np
 
 from ..._dtypes import HALVES, as_dtype
 from ..._errors import said_of
-from ...expressions import Operand, broadcast, cast, constant, index
-from ...expressions.expression import broadcast_constant, ufunc, where
-from ...expressions.promotion import FLOAT32
-from ...memory import as_shape
+from ...arrays import as_shape
+from ...arrays.expressions import Operand, broadcast, cast, constant, index
+from ...arrays.expressions.expression import broadcast_constant, ufunc, where
+from ...arrays.expressions.promotion import FLOAT32
 from ...ops import ARRAY_LANE as LANE
 from ...ops import D, Request, Submission, op
 from .steps import ArrayPart
@@ -21,7 +21,7 @@ from .steps import ArrayPart
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Preparer
 
 Shape = int | tuple[int, ...]

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import as_dtype
-from ...expressions import Operand, broadcast, cast
-from ...expressions.expression import where
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Operand, broadcast, cast
+from ...arrays.expressions.expression import where
 from ...ops import D, Request, op, require_readable, require_writable
 from ._keys import (
     ArrayKey,
@@ -36,7 +36,7 @@ from .choosing import INT64, GatherAxis, Mode, choose, first_outside, trimmed, w
 from .steps import ArrayPart, CallSteps, target_of
 
 if TYPE_CHECKING:
-    from ...expressions import Value
+    from ...arrays.expressions import Value
     from .choosing import Kind
     from .wire.indexing import Outside
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..._dtypes import number_kind
 from ..._errors import said_of
-from ...expressions import Operand, cast, constant
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Operand, cast, constant
 from ...ops import overlap
 from .choosing import GatherAxis, Mode, choose
 
@@ -126,7 +126,7 @@ def items_of(key: Any, ref: GpuRef) -> list[Any]:
     used = sum(axes_of(each) for each in items)
     if used > ref.ndim:
         raise IndexError(
-            f"too many indices for array: array is {ref.ndim}-dimensional, but {used} were indexed"
+            f"too many indices for array: there must be at most {ref.ndim}, not {used}"
         )
     missing = [slice(None)] * (ref.ndim - used)
     at = next((number for number, each in enumerate(items) if each is ...), len(items))
@@ -150,7 +150,7 @@ def mode_of(mode: object) -> Mode:
     if mode is None:
         return "wrap"
     if mode not in _MODES:
-        raise ValueError(f"clipmode must be one of 'clip', 'raise', or 'wrap' (got {mode!r})")
+        raise ValueError(f"mode must be one of 'clip', 'raise', or 'wrap', not {mode!r}")
     return mode
 
 
@@ -208,7 +208,9 @@ def fitting(value: Any, ref: GpuRef) -> Operand:
         )
     order = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
     if order.get(number_kind(np.asarray(value).dtype), 4) > order[number_kind(ref.dtype)]:
-        raise TypeError(f"{value!r} does not cast to {ref.dtype.name} without another kind")
+        raise TypeError(
+            f"value must be of the kind of {ref.dtype.name}, not {value!r}; cast it first"
+        )
     number: Any = value
     return constant(number[()] if isinstance(value, np.ndarray) else number, ref.dtype)
 

@@ -11,16 +11,16 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ..._dtypes import as_dtype
-from ...expressions import Operand, cast
-from ...expressions.promotion import common
+from ...arrays.expressions import Operand, cast
+from ...arrays.expressions.promotion import common
 from ...ops import D, Request, op
 from .steps import ArrayPart, CallSteps, target_of
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ...expressions import Value
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
+    from ...arrays.expressions import Value
 
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 
@@ -244,7 +244,7 @@ class Manipulation(ArrayPart[D]):
         casting: Casting,
     ) -> Request[GpuRef]:
         if out is not None and dtype is not None:
-            raise TypeError(f"{name}() only takes `out` or `dtype` as an argument, but both were")
+            raise TypeError(f"{name}() must be given `out` or `dtype`, not both")
         kind = common(tuple(ref.dtype for ref in refs)) if dtype is None else as_dtype(dtype)
         result = kind if out is None else self._ref(out, "out").dtype
         for ref in refs:
@@ -402,14 +402,12 @@ def _at_least_2d(ref: GpuRef) -> GpuRef:
 def _require_joinable(first: GpuRef, other: GpuRef, axis: int, number: int) -> None:
     if other.ndim != first.ndim:
         raise ValueError(
-            "all the input arrays must have same number of dimensions, but the array at index 0 "
-            f"has {first.ndim} dimension(s) and the array at index {number} has {other.ndim} "
-            "dimension(s)"
+            f"arrays[{number}] must have {first.ndim} dimension(s), as arrays[0] has, "
+            f"not {other.ndim}"
         )
     for at, (n, m) in enumerate(zip(first.shape, other.shape, strict=True)):
         if at != axis and n != m:
             raise ValueError(
-                "all the input array dimensions except for the concatenation axis must match "
-                f"exactly, but along dimension {at}, the array at index 0 has size {n} and the "
-                f"array at index {number} has size {m}"
+                f"arrays[{number}] must have size {n} along dimension {at}, as "
+                f"arrays[0] has, not {m}"
             )

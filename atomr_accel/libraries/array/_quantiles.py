@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import numpy as np
 
 from ..._dtypes import HALVES, as_dtype, is_added, is_float
-from ...expressions import Operand, constant
-from ...expressions.axes import axes_of
-from ...expressions.expression import cast, ufunc, where
-from ...expressions.promotion import FLOAT32
+from ...arrays.expressions import Operand, constant
+from ...arrays.expressions.axes import axes_of
+from ...arrays.expressions.expression import cast, ufunc, where
+from ...arrays.expressions.promotion import FLOAT32
 from ...ops import D, Request, op
 from ._sorting import Sorting
 from .steps import CallSteps, target_of
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ._reductions import Axis
 
 Method = Literal[

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._dtypes import is_float, is_inexact
-from ...expressions import Operand, constant
-from ...expressions.expression import ufunc
-from ...expressions.expression import where as choose
-from ...expressions.functions import require_inexact
+from ...arrays.expressions import Operand, constant
+from ...arrays.expressions.expression import ufunc
+from ...arrays.expressions.expression import where as choose
+from ...arrays.expressions.functions import require_inexact
 from ...ops import D, Request, op
 from .steps import ArrayPart
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from ...expressions import Number, Value
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
+    from ...arrays.expressions import Number, Value
 
 Axis = int | tuple[int, ...] | None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from ...expressions import Operand, broadcast, cast, constant, index
+from ...arrays.expressions import Operand, broadcast, cast, constant, index
 from ...ops import D, Request, op
 from ._creation import Number, _number
 from ._keys import Chosen, gather
@@ -19,7 +19,7 @@ from .choosing import INT64, read_numbers
 from .steps import ArrayPart, CallSteps
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
 
 PadMode = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import NAMES, as_dtype
-from ...expressions import Operand
-from ...expressions.promotion import FLOAT32, reduced
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Operand
+from ...arrays.expressions.promotion import FLOAT32, reduced
 from ...ops import D, Request, op
 from ._top import FP8, fits
 from .steps import ArrayPart, CallSteps, target_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from ..._dtypes import NAMES
-from ...expressions import Operand
-from ...expressions.expression import broadcast_constant
-from ...expressions.promotion import FLOAT32, common
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Operand
+from ...arrays.expressions.expression import broadcast_constant
+from ...arrays.expressions.promotion import FLOAT32, common
 from ...ops import D, Request, op
 from ._keys import taken
 from ._top import FP8

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import NAMES, as_dtype, is_float
-from ...expressions import Operand, cast, constant, index
-from ...expressions.expression import ufunc, where
-from ...expressions.promotion import FLOAT32
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Operand, cast, constant, index
+from ...arrays.expressions.expression import ufunc, where
+from ...arrays.expressions.promotion import FLOAT32
 from ...ops import ARRAY_LANE as LANE
 from ...ops import ARRAY_WAITS as WAITS
 from ...ops import D, Request, op
@@ -143,7 +143,10 @@ class Sorting(ArrayPart[D]):
         given, count = self._operand(x), operator.index(k)
         at = normalize_axis_index(axis, len(given.shape))
         if not 0 <= count <= given.shape[at]:
-            raise ValueError(f"k is {count}, but the axis has {given.shape[at]} elements")
+            raise ValueError(
+                f"k must be at most {given.shape[at]}, the number of "
+                f"elements along the axis, not {count}"
+            )
 
         few = ranks(given, at, count)
 
@@ -275,7 +278,7 @@ class Sorting(ArrayPart[D]):
 
 def _require_kind(kind: object) -> None:
     if kind not in (None, "quicksort", "mergesort", "heapsort", "stable"):
-        raise ValueError(f"sort kind must be one of 'quick', 'heap', or 'stable' (got {kind!r})")
+        raise ValueError(f"sort kind must be one of 'quick', 'heap', or 'stable', not {kind!r}")
 
 
 def _require_kth(a: Operand, kth: Any, axis: int | None) -> None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ..._dtypes import NAMES, as_dtype
-from ...expressions.promotion import FLOAT32
+from ...arrays.expressions.promotion import FLOAT32
 from ...ops import overlap
 from .choosing import INT64
 from .wire.indexing import MOST_TOP, Top, top_scratch
 
 if TYPE_CHECKING:
-    from ...expressions import Operand
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
+    from ...arrays.expressions import Operand
     from .steps import CallSteps
 
 FP8: Final = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..._dtypes import NAMES
-from ...expressions import Operand
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Operand
 from ...ops import Answered, D, Request, Submission, op
 from ._top import FP8
 from .choosing import INT64, asking, trimmed

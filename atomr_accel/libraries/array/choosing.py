@@ -9,8 +9,8 @@ import numpy as np
 
 from ..._dtypes import NAMES, as_dtype, is_float
 from ..._errors import Unsupported
-from ...expressions import cast
-from ...memory import GpuRef, span
+from ...arrays import GpuRef, span
+from ...arrays.expressions import cast
 from ...ops import ARRAY_LANE as LANE
 from ...ops import ARRAY_WAITS as WAITS
 from ...ops import LARGEST_ITEM, Answered, Request, Submission
@@ -20,7 +20,7 @@ from .wire.indexing import PARTS, Choose, Compact, Element, FindOutside, Index, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ...expressions import Operand
+    from ...arrays.expressions import Operand
     from ...ops import AsRequests, LaneSpec, Preparer
     from ..cub.facade import Cub
     from .wire.indexing import Outside

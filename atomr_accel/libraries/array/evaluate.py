@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
 from types import BuiltinFunctionType, EllipsisType, FunctionType, MappingProxyType
 from typing import (
     TYPE_CHECKING,
@@ -25,8 +26,9 @@ import numpy as np
 
 from ..._dtypes import NAMES, SCALARS
 from ..._errors import said_of
-from ...expressions import Expression, Operand, broadcast, cast
-from ...memory import GpuRef, block_at, origin, part_of
+from ...arrays import GpuRef
+from ...arrays.expressions import Expression, Operand, broadcast, cast
+from ...memory import block_at, origin, part_of
 from ...ops import ARRAY_LANE as LANE
 from ...ops import (
     BLOCK_ALIGNMENT,
@@ -45,6 +47,7 @@ from ...ops import (
 )
 from ...wire.recent import Recent
 from ._plan import BufferLayout, Conflict, EvaluationPlan, make_plan
+from ._products import computing_products, has_products
 from ._resident import BuiltKernel, built
 from .graph import ExpressionGraph
 from .wire._program import (
@@ -164,20 +167,32 @@ def computing(
     if single is None:
         single = len(targets) == 1
 
-    def prepare(preparer: Preparer) -> Submission[Any]:
+    def start(preparer: Preparer) -> tuple[ExpressionGraph, list[Block]]:
         memory = preparer.memory
         on = graph.on(
             [_standing(ref, preparer, captured.get(at)) for at, ref in enumerate(graph.operands)]
         )
         reads = [require_readable(ref, memory, "an operand", strided=True) for ref in on.operands]
-        if outs is None:
-            made = tuple([preparer.output(shape, dtype) for shape, dtype in targets])
-        else:
-            made = outs
+        if outs is not None:
             for at, ref in enumerate(outs):
                 name = "out" if len(outs) == 1 else f"out[{at}]"
                 require_writable(ref, memory, name, strided=True)
             _require_apart(outs)
+        return on, reads
+
+    if has_products(graph, interpreted=interpreted):
+        return computing_products(
+            graph,
+            outs,
+            lambda preparer: start(preparer)[0].operands,
+            partial(evaluating, interpreted),
+            interpreted=interpreted,
+            single=single,
+        )
+
+    def prepare(preparer: Preparer) -> Submission[Any]:
+        on, reads = start(preparer)
+        made = outs or tuple([preparer.output(shape, dtype) for shape, dtype in targets])
         writes = [ref._block for ref in made]
         if interpreted:
             message: Any = _interpret(on, made)

@@ -38,7 +38,9 @@ class ArrayFunctions(
     """NumPy's functions for making, changing, choosing, sorting and reducing arrays.
 
     They have NumPy's names, arguments and defaults, and take any views. They return new arrays
-    unless they say otherwise; parts and reversed arrays are views, and not awaited.
+    unless they say otherwise; parts and reversed arrays are views, and not awaited. Every function
+    that has ``out=`` in NumPy has it here, and so have ``sort``, ``argsort``, ``tril``, ``triu``
+    and ``where``.
     """
 
     templated = True

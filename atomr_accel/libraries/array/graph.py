@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 
 from ..._errors import Unsupported
-from ...expressions import Expression, Operand, parts_of
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Expression, Operand, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -62,6 +62,7 @@ class ExpressionGraph:
         operands: the refs that they read.
         constants: the numbers in them, and their words of four bytes.
         results: the values of the expressions, by index.
+        products: the matrix products among the values, by index.
     """
 
     __slots__ = (
@@ -71,6 +72,7 @@ class ExpressionGraph:
         "_structure",
         "constants",
         "operands",
+        "products",
         "results",
         "values",
     )
@@ -83,6 +85,7 @@ class ExpressionGraph:
         self._numbers: dict[GraphValue, int] = {}
         self._places: dict[tuple[object, ...], int] = {}
         self._structure: GraphKey | None = None
+        self.products: Final[list[int]] = []
         self.results: Final = tuple([self._add(each) for each in expressions])
 
     def on(self, operands: list[GpuRef]) -> ExpressionGraph:
@@ -93,23 +96,35 @@ class ExpressionGraph:
         other._known = {}
         return other
 
-    def rebuilt(self, operands: Sequence[GpuRef]) -> tuple[Operand, ...]:
-        """The expressions, made of other refs of the same shapes and dtypes."""
+    def rebuilt(
+        self,
+        operands: Sequence[GpuRef],
+        product: Callable[[int, Operand, Operand], Operand] | None = None,
+    ) -> tuple[Operand, ...]:
+        """The expressions, made of other refs of the same shapes and dtypes.
+
+        Args:
+            operands: the other refs.
+            product: replaces each matrix product, given its index and its operands.
+        """
         made: list[Any] = []
-        for value in self.values:
+        for at, value in enumerate(self.values):
             if value.kind == "operand":
                 made.append(operands[value.args[0]])
                 continue
             args: tuple[Operand, ...] = tuple(
-                [] if value.kind == "constant" else [made[at] for at in value.args]
+                [] if value.kind == "constant" else [made[arg] for arg in value.args]
             )
+            if value.kind == "matmul" and product is not None:
+                made.append(product(at, args[0], args[1]))
+                continue
             params: tuple[Any, ...] = value.axes if value.kind == "index" else ()
             if value.kind == "constant":
                 params = self.constants[value.args[0]]
             elif value.kind in ("reduce", "arg"):
                 params = value.axes, value.keepdims
             elif value.kind == "view":
-                params = (tuple(None if at < 0 else at for at in value.axes),)
+                params = (tuple(None if axis < 0 else axis for axis in value.axes),)
             made.append(Expression(value.kind, value.name, args, params, value.shape, value.dtype))
         return tuple([made[at] for at in self.results])
 
@@ -171,6 +186,8 @@ class ExpressionGraph:
                     f"an expression of more than {_MOST_VALUES} values; evaluate parts of it first"
                 )
             self.values.append(value)
+            if value.kind == "matmul":
+                self.products.append(at)
         return at
 
     @property

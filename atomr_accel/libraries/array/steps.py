@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from ..._errors import said_of
-from ...expressions import Expression, Operand, cast
-from ...memory import GpuRef, ref_error
+from ...arrays import GpuRef, ref_error
+from ...arrays.expressions import Expression, Operand, cast
 from ...ops import ARRAY_LANE as LANE
 from ...ops import ARRAY_WAITS as WAITS
 from ...ops import (
@@ -17,6 +17,7 @@ from ...ops import (
     D,
     Facade,
     Request,
+    RequestsOnly,
     Submission,
     copying,
     overlap,
@@ -76,20 +77,6 @@ LAUNCHED: Final = MergeRule(
 _WAITED: Final = MergeRule(
     WAITS, _SEVERAL, LAUNCHED.lanes | {WAITS.name, cub.WAITING.name}, STEPS, StepSequence
 )
-
-
-@final
-class RequestsOnly:
-    """A device in the form that facades need whose ops give requests."""
-
-    call_mode: Final = AsRequests
-    recorder: Final = None  # these requests are parts of calls, not calls
-
-    def __init__(self, home: DeviceView) -> None:
-        self._home = home
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._home, name)
 
 
 class CallSteps:
@@ -387,7 +374,7 @@ def target_of(
         return steps.output(shape, dtype)
     require_writable(out, steps.preparer.memory, "out", strided=True)
     if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}, but {op} gives shape {shape}")
+        raise ValueError(f"out must have shape {shape}, as {op} gives, not {out.shape}")
     if dtype is not out.dtype and not np.can_cast(dtype, out.dtype, "same_kind"):
         raise TypeError(
             f"Cannot cast output from {dtype!r} to {out.dtype!r} with casting rule 'same_kind'"

@@ -9,7 +9,7 @@ from ._level2 import half_times_vector, triangle_and_vector
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
     from .checks import Number, Trans
 

@@ -33,7 +33,8 @@ from .wire._messages import Factor
 if TYPE_CHECKING:
     import numpy as np
 
-    from ...memory import Block, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block
     from ...ops import Preparer, Request
 
 T = TypeVar("T")
@@ -351,8 +352,8 @@ def _stack(ref: GpuRef, name: str) -> _FactorStack:
     batch = math.prod(lead)
     if batch * max(m, n) > LARGEST_INT:
         raise ValueError(
-            f"{name} has shape {ref.shape}: {batch} times {max(m, n)} rows are more than "
-            f"2**31 - 1, which is what the library can count"
+            f"{name} must have at most 2**31 - 1 rows in all, not {batch} times "
+            f"{max(m, n)}, in shape {ref.shape}; do it in parts"
         )
     return _FactorStack(tuple(lead), batch, m, n)
 
@@ -366,9 +367,11 @@ def _square_stack(ref: GpuRef, name: str) -> _FactorStack:
 
 def _require_pivots(piv: GpuRef, lu: GpuRef) -> None:
     if piv.dtype is not INT32:
-        raise TypeError(f"piv has dtype {piv.dtype.name}, but pivots are int32")
+        raise TypeError(f"piv must have dtype int32, not {piv.dtype.name}")
     if piv.shape != lu.shape[:-1]:
-        raise ValueError(f"piv has shape {piv.shape}, but lu has {lu.shape}: not its pivots")
+        raise ValueError(
+            f"piv must be the pivots of lu, of shape {lu.shape}, not of shape {piv.shape}"
+        )
 
 
 def _right_hand_sides(b: GpuRef, a: GpuRef, rows: int) -> int:
@@ -379,13 +382,13 @@ def _right_hand_sides(b: GpuRef, a: GpuRef, rows: int) -> int:
     if b.shape[:-1] == expected:
         if b.shape[-1] > LARGEST_INT:
             raise ValueError(
-                f"b has shape {b.shape}: {b.shape[-1]} right-hand sides are more than 2**31 - 1, "
-                f"which is what the library can count"
+                f"b must have at most 2**31 - 1 right-hand sides, not {b.shape[-1]}, "
+                f"in shape {b.shape}; do it in parts"
             )
         return b.shape[-1]
     raise ValueError(
-        f"b has shape {b.shape}, but for matrices of shape {a.shape} it must be {expected} "
-        f"or {(*expected, 'nrhs')}"
+        f"b must have shape {expected} or {(*expected, 'nrhs')} for matrices of shape "
+        f"{a.shape}, not {b.shape}"
     )
 
 

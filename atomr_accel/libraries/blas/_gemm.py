@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import (
     D,
     Submission,
@@ -19,6 +19,7 @@ from ...ops import (
     require_shape,
     require_writable,
     strided,
+    with_tf32,
 )
 from ._plans import (
     GROUPED,
@@ -33,6 +34,7 @@ from ._plans import (
     result_types,
 )
 from .checks import (
+    TF32,
     UINT8,
     BlasPart,
     Number,
@@ -68,6 +70,7 @@ class BlasProducts(BlasPart[D]):
         trans_b: Trans = False,
         dtype: DTypeLike | None = None,
         compute_type: str | None = None,
+        allow_tf32: bool = False,
     ) -> Request[GpuRef]:
         """Matrix product: ``alpha * op(a) @ op(b) + beta * out``.
 
@@ -88,6 +91,8 @@ class BlasProducts(BlasPart[D]):
             trans_b: use the transpose of ``b``; 2 (``"C"``) for its conjugate.
             dtype: the dtype of the result, see the class.
             compute_type: how to compute, see the class.
+            allow_tf32: whether products of float32 and complex64 may round their factors to ten
+                bits, to run faster.
 
         Returns:
             ``out``, or a new buffer of shape (..., m, n). Empty sums are zeros.
@@ -100,6 +105,7 @@ class BlasProducts(BlasPart[D]):
             GpuRefSealed: a sealed ref to be written.
             OutOfMemory: no room for the result.
         """
+        compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
         return self._gemm(a, b, out, alpha, beta, trans_a, trans_b, dtype, compute_type)
 
     @op
@@ -111,6 +117,7 @@ class BlasProducts(BlasPart[D]):
         *,
         dtype: DTypeLike | None = None,
         compute_type: str | None = None,
+        allow_tf32: bool = False,
     ) -> Request[GpuRef]:
         """Matrix product of arrays of any rank; as ``numpy.matmul``.
 
@@ -122,6 +129,7 @@ class BlasProducts(BlasPart[D]):
             out: where to put the result, as for ``gemm``.
             dtype: as for ``gemm``; int8 gives int32, where NumPy overflows.
             compute_type: as for ``gemm``.
+            allow_tf32: as for ``gemm``.
 
         Returns:
             ``out``, or a new buffer of shape (..., m, n); without m where ``a`` has one dimension,
@@ -131,6 +139,7 @@ class BlasProducts(BlasPart[D]):
             ValueError: shapes that do not fit, an argument without dimensions, aliasing.
             TypeError: unequal or unsupported dtypes, an argument that is not a GpuRef.
         """
+        compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             require_readable(a, preparer.memory, "a", strided=True)
@@ -163,6 +172,7 @@ class BlasProducts(BlasPart[D]):
         trans_b: Trans = False,
         dtype: DTypeLike | None = None,
         compute_type: str | None = None,
+        allow_tf32: bool = False,
     ) -> Request[list[GpuRef]]:
         """Products of equally shaped matrices in buffers of their own, in one call.
 
@@ -179,6 +189,7 @@ class BlasProducts(BlasPart[D]):
             trans_b: as for ``gemm``.
             dtype: as for ``gemm``.
             compute_type: as for ``gemm``.
+            allow_tf32: as for ``gemm``.
 
         Returns:
             ``out``, or new buffers.
@@ -187,6 +198,7 @@ class BlasProducts(BlasPart[D]):
             ValueError: no matrices, unequal numbers or shapes, aliasing.
             TypeError: unequal or unsupported dtypes.
         """
+        compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
         return self._list(
             "gemm_batched", a, b, out, alpha, beta, trans_a, trans_b, dtype, compute_type
         )
@@ -203,6 +215,7 @@ class BlasProducts(BlasPart[D]):
         trans_a: Trans = False,
         trans_b: Trans = False,
         compute_type: str | None = None,
+        allow_tf32: bool = False,
     ) -> Request[list[GpuRef]]:
         """Products of matrices of any shapes, in one call.
 
@@ -220,6 +233,7 @@ class BlasProducts(BlasPart[D]):
             trans_a: as for ``gemm``.
             trans_b: as for ``gemm``.
             compute_type: as for ``gemm``.
+            allow_tf32: as for ``gemm``.
 
         Returns:
             ``out``, or new buffers.
@@ -229,6 +243,7 @@ class BlasProducts(BlasPart[D]):
             TypeError: unequal or unsupported dtypes.
             Unsupported: the cuBLAS that is installed is older.
         """
+        compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
         return self._list(
             "gemm_grouped_batched", a, b, out, alpha, beta, trans_a, trans_b, None, compute_type
         )
@@ -299,9 +314,7 @@ class BlasProducts(BlasPart[D]):
         block = require_writable(result, memory, "out", strided=True)
         require_shape(result, plan.shape, "out")
         if result.dtype is not plan.dtype_c:
-            raise TypeError(
-                f"out has dtype {result.dtype.name}, but the result has {plan.dtype_c.name}"
-            )
+            raise TypeError(f"out must have dtype {plan.dtype_c.name}, not {result.dtype.name}")
         require_no_alias(name, [("out", result)], [("a", a), ("b", b)])
         if placed:
             require_no_alias(name, [("out", result)], placed)
@@ -368,7 +381,7 @@ class BlasProducts(BlasPart[D]):
             first = a[0].dtype
             if grouped and NAMES[first] not in GROUPED:
                 raise TypeError(
-                    f"{name} does not take dtype {first.name}; expected one of {', '.join(GROUPED)}"
+                    f"dtypes of {name} must be one of {', '.join(GROUPED)}, not {first.name}"
                 )
             wanted = dtype if dtype is not None or out is None else getattr(out[0], "dtype", None)
             op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
@@ -381,8 +394,9 @@ class BlasProducts(BlasPart[D]):
                 shapes.append(product_sizes(left.shape, right.shape, op_a, op_b, f"[{i}]"))
                 if not grouped and shapes[i] != shapes[0]:
                     raise ValueError(
-                        f"product {i} has (m, n, k) = {shapes[i]}, but product 0 has {shapes[0]}; "
-                        f"for unequal shapes there is gemm_grouped_batched"
+                        f"product {i} must have (m, n, k) = {shapes[0]}, as product 0 "
+                        f"has, not {shapes[i]}; use gemm_grouped_batched for unequal "
+                        "shapes"
                     )
                 require_rows(left, right, op_a, op_b, shapes[i])
                 require_starts(left, right, f"[{i}]")

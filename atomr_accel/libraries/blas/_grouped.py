@@ -7,7 +7,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import NAMES
-from ...memory import GpuRef, part_of
+from ...arrays import GpuRef
+from ...memory import part_of
 from ...ops import (
     D,
     Submission,
@@ -18,10 +19,11 @@ from ...ops import (
     require_readable,
     require_shape,
     require_writable,
+    with_tf32,
 )
 from ._gemm import factors
 from ._plans import GROUPED, POINTER_BYTES, result_types
-from .checks import UINT8, BlasPart, Number, Trans, operation, scales_nothing
+from .checks import TF32, UINT8, BlasPart, Number, Trans, operation, scales_nothing
 from .wire._messages import GemmList, ProductOptions
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class GroupedProducts(BlasPart[D]):
         beta: Number = 0.0,
         trans_b: Trans = False,
         compute_type: str | None = None,
+        allow_tf32: bool = False,
     ) -> Request[GpuRef]:
         """Each group of rows of ``a`` times a matrix of its own, in one call.
 
@@ -71,6 +74,7 @@ class GroupedProducts(BlasPart[D]):
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             trans_b: use the transposes of ``b``; 2 (``"C"``) for their conjugates.
             compute_type: how to compute, see the class.
+            allow_tf32: as for ``gemm``.
 
         Returns:
             ``out``, or a new buffer of shape (m, n).
@@ -87,8 +91,10 @@ class GroupedProducts(BlasPart[D]):
         if any(isinstance(size, bool) for size in sizes):
             raise TypeError(f"sizes are whole numbers, not {sizes!r}")
         if any(size < 0 for size in rows):
-            raise ValueError(f"sizes must not be negative, but are {rows}")
+            raise ValueError(f"sizes must be at least 0, not {rows}")
         op_b = operation(trans_b, "trans_b")
+
+        compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             memory = preparer.memory
@@ -97,8 +103,7 @@ class GroupedProducts(BlasPart[D]):
             dtype = a.dtype
             if NAMES[dtype] not in GROUPED:
                 raise TypeError(
-                    f"{_NAME} does not take dtype {dtype.name}; "
-                    f"expected one of {', '.join(GROUPED)}"
+                    f"dtypes of {_NAME} must be one of {', '.join(GROUPED)}, not {dtype.name}"
                 )
             require_rank(a, 2, "a")
             require_rank(b, 3, "b")
@@ -149,7 +154,7 @@ def _shape_of(a: GpuRef, b: GpuRef, rows: tuple[int, ...], op_b: int) -> tuple[i
         )
     if len(rows) != groups or sum(rows) != m:
         raise ValueError(
-            f"{len(rows)} sizes of {sum(rows)} rows in all, but b has {groups} matrices and a has "
-            f"{m} rows"
+            f"sizes must be {groups} numbers with sum {m}, one for each matrix of b "
+            f"and in all the rows of a, not {len(rows)} with sum {sum(rows)}"
         )
     return m, n, k

@@ -8,7 +8,7 @@ from ...ops import D, op, op_like
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
     from .checks import Number, Side, Trans
 

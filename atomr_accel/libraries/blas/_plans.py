@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import not_contiguous, require_alignment
 from ...wire.broadcast import broadcast
-from .checks import Number
+from .checks import TF32, Number
 from .layout import laid_out
 from .wire._messages import ProductOptions
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _F32: Final = ("32F", "32F_PEDANTIC")
-_FAST: Final = (*_F32, "32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF")
+_FAST: Final = (*_F32, TF32, "32F_FAST_16F", "32F_FAST_16BF")
 _F64: Final = ("64F", "64F_PEDANTIC", "64F_EMULATED_FIXEDPOINT")
 
 COMPUTE: Final = {
@@ -134,21 +134,19 @@ def result_types(
     outputs = [output for given, output in COMPUTE if given == dtype.name]
     if not outputs:
         inputs = dict.fromkeys(given for given, _ in COMPUTE)
-        raise TypeError(
-            f"{name} does not take dtype {dtype.name}; expected one of {', '.join(inputs)}"
-        )
+        raise TypeError(f"dtypes of {name} must be one of {', '.join(inputs)}, not {dtype.name}")
     if wanted is None:
         wanted = _DEFAULT_OUTPUT.get(dtype.name, dtype.name)
     result = as_dtype(wanted)
     if result.name not in outputs:
         raise TypeError(f"{name} of {dtype.name} gives {' or '.join(outputs)}, not {result.name}")
     types = COMPUTE[dtype.name, result.name]
-    if compute_type is None:
+    if compute_type is None or (compute_type == TF32 and TF32 not in types):
         return result, types[0]
     if compute_type not in types:
         raise ValueError(
-            f"compute_type {compute_type!r} is none of those for {dtype.name} to {result.name}: "
-            f"{', '.join(types)}"
+            f"compute_type for {dtype.name} to {result.name} must be one of "
+            f"{', '.join(types)}, not {compute_type!r}"
         )
     return result, compute_type
 
@@ -161,8 +159,8 @@ def require_rows(a: GpuRef, b: GpuRef, op_a: int, op_b: int, sizes: tuple[int, i
     for name, ref, row in (("a", a, m if op_a else k), ("b", b, k if op_b else n)):
         if row % 4 and ref.size:
             raise ValueError(
-                f"{name} has shape {ref.shape}: int8 needs rows of a multiple of 4 elements, "
-                f"not {row}"
+                f"{name} must have rows of a multiple of 4 elements, because it is "
+                f"int8, not of {row}, in shape {ref.shape}"
             )
 
 

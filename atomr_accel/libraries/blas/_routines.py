@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..._dtypes import DTYPES
-from ...memory import GpuRef, origin
+from ...arrays import GpuRef
+from ...memory import origin
 from ...ops import (
     D,
     Request,
@@ -399,7 +400,7 @@ def _require_result(operand: RowOperand, ref: GpuRef, dtype: np.dtype[Any]) -> N
     """A buffer for a number that comes out."""
     name = operand.name
     if ref.dtype is not dtype:
-        raise TypeError(f"{name} has dtype {ref.dtype.name}, but the result has {dtype.name}")
+        raise TypeError(f"{name} must have dtype {dtype.name}, not {ref.dtype.name}")
     require_shape(ref, (), name)
 
 
@@ -444,7 +445,8 @@ class _RoutineSizes:
             if not why:
                 why = f"{by} (shape {self._given[by].shape}) has"
             raise ValueError(
-                f"{operand.name} has {there} elements (shape {ref.shape}), but {why} {n}"
+                f"{operand.name} must have {n} elements, because {why} {n}, not "
+                f"{there}, in shape {ref.shape}"
             )
 
     def matrix(self, operand: RowOperand, ref: GpuRef) -> None:
@@ -455,7 +457,9 @@ class _RoutineSizes:
         rows, columns = ref.shape
         if operand.form and operand.structure:
             if not rows:
-                raise ValueError(f"{name} has shape {ref.shape}, but a band has a diagonal")
+                raise ValueError(
+                    f"{name} must have at least one row for its diagonal, not shape {ref.shape}"
+                )
             self.found |= {"k": rows - 1, "n": columns}
             self._says["n"] = (name, f"the number of columns of {name} (shape {ref.shape}) is")
             return
@@ -476,13 +480,11 @@ class _RoutineSizes:
         ):
             expected = f"({known[0]}, {known[1]})"
             if operand.written:
-                raise ValueError(
-                    f"{name} has shape {ref.shape}, but the result has shape {expected}"
-                )
+                raise ValueError(f"{name} must have shape {expected}, not {ref.shape}")
             by = self._says[next(size for size in names if size in self._says)][0]
             raise ValueError(
-                f"{by} has shape {self._given[by].shape}{self._chosen()}, so {name} must have "
-                f"shape {expected}, not {ref.shape}"
+                f"{name} must have shape {expected} for {by} of shape "
+                f"{self._given[by].shape}{self._chosen()}, not {ref.shape}"
             )
         for size, there, side in zip(names, ref.shape, ("rows", "columns"), strict=True):
             self.found[size] = there
@@ -502,10 +504,10 @@ class _RoutineSizes:
         n = self.found.setdefault("n", (math.isqrt(8 * there + 1) - 1) // 2)
         if packed(n) != there:
             if "n" in self._says:
-                why = f"{self._says['n'][0]} has {n} elements, whose triangle has {packed(n)}"
+                why = f"{packed(n)} elements, the triangle of {self._says['n'][0]} with {n}"
             else:
-                why = f"a triangle of {n} columns has {packed(n)}, of {n + 1} {packed(n + 1)}"
-            raise ValueError(f"{name} has {there} elements, but {why}")
+                why = f"{packed(n)} or {packed(n + 1)} elements, as triangles have"
+            raise ValueError(f"{name} must have {why}, not {there}")
         self._says.setdefault("n", (name, f"the number of columns of {name} is"))
 
     def _names(self, operand: RowOperand) -> tuple[str, ...]:

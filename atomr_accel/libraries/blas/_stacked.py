@@ -35,7 +35,7 @@ from .checks import (
 from .wire._messages import Gemm, ProductOptions, RunStacked
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Preparer, Request
     from ...wire import Message
 
@@ -93,8 +93,8 @@ class StackedRoutines(BlasPart[D]):
             m, n = a.shape[:-3:-1] if turned else a.shape[-2:]
             if x.shape[-1:] != (n,):
                 raise ValueError(
-                    f"x has shape {x.shape}, but op(a) is {m} by {n} (a has shape {a.shape}, "
-                    f"trans={trans!r}), so its last dimension must be {n}"
+                    f"x must have a last dimension of {n}, because op(a) is {m} by "
+                    f"{n}, not shape {x.shape}; a has shape {a.shape}, trans={trans!r}"
                 )
             batch = broadcast(a.shape, (*x.shape, 1))
             shape = (*batch.shape, m)
@@ -195,17 +195,19 @@ class StackedRoutines(BlasPart[D]):
             order = n if right else m
             if a.shape[-2:] != (order, order):
                 raise ValueError(
-                    f"b has shape {b.shape}, side={side!r}, so a must have shape "
-                    f"(..., {order}, {order}), not {a.shape}"
+                    f"a must have shape (..., {order}, {order}) for b of shape "
+                    f"{b.shape} and side={side!r}, not {a.shape}"
                 )
             batch = broadcast(a.shape, b.shape)
             if batch.shape != tuple(lead):
                 raise ValueError(
-                    f"a has shape {a.shape}, whose leading dimensions do not broadcast to those "
-                    f"of b, which has {b.shape}"
+                    "a must have leading dimensions that broadcast to those of b, "
+                    f"{b.shape}, not shape {a.shape}"
                 )
             if max(m, n, math.prod(lead)) > LARGEST_INT:
-                raise ValueError(f"b has shape {b.shape}: the library counts to 2**31 - 1")
+                raise ValueError(
+                    f"b must have at most 2**31 - 1 elements along each axis, not shape {b.shape}"
+                )
             result = preparer.output(b.shape, b.dtype) if out is None else out
             block = require_writable(result, memory, "out")
             require_dtype(result, b.dtype, "out", "b")

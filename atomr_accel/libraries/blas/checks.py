@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import D, Facade, LaneSpec, Request, require_readable
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .wire._messages import Scalar
 
 T = TypeVar("T")
+
+TF32: Final = "32F_FAST_TF32"
+"""The vendor's name for products of 32-bit floats whose factors are rounded to ten bits."""
 
 LANE: Final = LaneSpec(
     "blas",
@@ -101,7 +104,7 @@ def scalar(value: Any, dtype: np.dtype[Any], name: str) -> Scalar:
             parts = complex(number)
             return parts.real, parts.imag
         if isinstance(value, (complex, np.complexfloating)):
-            raise TypeError(f"{name} is {value!r}, a complex number, but the dtype is {dtype.name}")
+            raise TypeError(f"{name} must be real for dtype {dtype.name}, not {value!r}")
         return float(number)
     except OverflowError:
         raise ValueError(f"{name} is an integer that is too large for a float") from None
@@ -137,9 +140,7 @@ def place_scalars(
             block = require_readable(value, preparer.memory, name)
             require_numbers(value, (), name)
             if value.dtype is not dtype:
-                raise TypeError(
-                    f"{name} has dtype {value.dtype.name}, but as a buffer it must be {dtype.name}"
-                )
+                raise TypeError(f"{name} must have dtype {dtype.name}, not {value.dtype.name}")
             read.append(block)
             place = block.address
         places.append(place)
@@ -149,23 +150,21 @@ def place_scalars(
 def require_numbers(ref: GpuRef, shape: tuple[int, ...], name: str) -> None:
     """A buffer of one number, or as many as always go together."""
     if ref.shape != shape:
-        raise ValueError(f"{name} has shape {ref.shape}, but it must be {shape}")
+        raise ValueError(f"{name} must have shape {shape}, not {ref.shape}")
 
 
 def require_kind(ref: GpuRef, dtypes: tuple[str, ...], routine: str) -> str:
     """The name of the ref's dtype, which must be one of these."""
     name = NAMES[ref.dtype]
     if name not in dtypes:
-        raise TypeError(
-            f"{routine} does not take dtype {name}; expected one of {', '.join(dtypes)}"
-        )
+        raise TypeError(f"dtypes of {routine} must be one of {', '.join(dtypes)}, not {name}")
     return name
 
 
 def require_matrix(ref: GpuRef, shape: tuple[int, int], name: str, why: str) -> None:
     """``ref`` is a matrix of that shape, because of ``why``."""
     if ref.shape != shape:
-        raise ValueError(f"{name} has shape {ref.shape}, but {why}, so it must be {shape}")
+        raise ValueError(f"{name} must have shape {shape}, because {why}, not {ref.shape}")
 
 
 def scales_nothing(beta: Scalar | None, out: GpuRef | None) -> bool:
@@ -180,7 +179,7 @@ def scales_nothing(beta: Scalar | None, out: GpuRef | None) -> bool:
         return True
     if out is None:
         shown = "beta on the device" if beta is None else f"beta={beta}"
-        raise ValueError(f"{shown} scales what out holds before, but there is no out")
+        raise ValueError(f"{shown} scales what out holds before; pass that out")
     return False
 
 

@@ -44,18 +44,18 @@ class Blas(
     |---|---|---|
     | float16 | float16, float32 | 32F, 32F_PEDANTIC; 16F, 16F_PEDANTIC for float16 |
     | bfloat16 | bfloat16, float32 | 32F, 32F_PEDANTIC |
-    | float32, complex64 | the same | 32F, 32F_PEDANTIC, 32F_FAST_TF32, 32F_FAST_16F, |
-    | | | 32F_FAST_16BF; 32F_EMULATED_16BFX9 for float32 |
+    | float32, complex64 | the same | 32F, 32F_PEDANTIC, 32F_FAST_16F, 32F_FAST_16BF; |
+    | | | 32F_EMULATED_16BFX9 for float32 |
     | float64, complex128 | the same | 64F, 64F_PEDANTIC, 64F_EMULATED_FIXEDPOINT |
     | int8 | int32 | 32I, 32I_PEDANTIC |
     | int8 | float32 | 32F, 32F_PEDANTIC |
 
     Compute types are the vendor's, without ``CUBLAS_COMPUTE_``; the first is the default, so
-    float32 is float32, not TF32. ``64F_EMULATED_FIXEDPOINT`` (cuBLAS 13.1) lets the vendor multiply
-    integers instead of float64 if its own rules find that faster; with older releases it is
-    ``Unsupported``. The CPU backend ignores faster compute types: it computes in the type itself,
-    and 16-bit types in float32. int8 needs rows of a multiple of four elements, and ``alpha`` and
-    ``beta`` must be 0 or 1 if the result is int32.
+    float32 is float32; ``allow_tf32=True`` lets it be TF32. ``64F_EMULATED_FIXEDPOINT`` (cuBLAS
+    13.1) lets the vendor multiply integers instead of float64 if its own rules find that faster;
+    with older releases it is ``Unsupported``. The CPU backend ignores faster compute types: it
+    computes in the type itself, and 16-bit types in float32. int8 needs rows of a multiple of four
+    elements, and ``alpha`` and ``beta`` must be 0 or 1 if the result is int32.
 
     **Views.** Pass parts of a buffer as views, also as outputs: ``nrm2(m[:, 3])``,
     ``scal(2.0, x[::2])``. cuBLAS reads the steps of a vector as its increment, and the gaps between

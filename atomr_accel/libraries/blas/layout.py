@@ -8,7 +8,7 @@ from ...ops import not_contiguous
 from ...wire.matrices import Laid, lay
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
 
 
 def laid_out(ref: GpuRef, shape: tuple[int, ...], op: int, name: str) -> Laid:

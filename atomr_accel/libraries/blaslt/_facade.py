@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 from ..._dtypes import as_dtype
 from ..._errors import Unsupported
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import (
     Collected,
     D,
@@ -18,10 +18,11 @@ from ...ops import (
     Workspaces,
     op,
     require_no_race,
+    with_tf32,
 )
 from ...wire.options import flag, whole
 from ...wire.recent import Recent
-from ..blas.checks import Number, Trans, operation
+from ..blas.checks import TF32, Number, Trans, operation
 from ._product import (
     BlasLtOptions,
     HeuristicOptions,
@@ -130,6 +131,7 @@ class BlasLt(Facade[D]):
         trans_b: Trans = False,
         dtype: DTypeLike | None = None,
         compute_type: str | None = None,
+        allow_tf32: bool = False,
         epilogue: str | None = None,
         bias: GpuRef | None = None,
         aux: GpuRef | None = None,
@@ -177,8 +179,10 @@ class BlasLt(Facade[D]):
             trans_b: use the transpose of ``b``; 2 (``"C"``) for its conjugate.
             dtype: the dtype of the result, see the class.
             compute_type: the vendor's, without ``CUBLAS_COMPUTE_``: for float32
-                ``"32F_FAST_TF32"``, ``"32F_FAST_16F"``, ``"32F_FAST_16BF"``; for float16 ``"16F"``;
-                ``_PEDANTIC`` after any plain one.
+                ``"32F_FAST_16F"``, ``"32F_FAST_16BF"``; for float16 ``"16F"``; ``_PEDANTIC`` after
+                any plain one.
+            allow_tf32: whether products of 32-bit floats may round their factors to ten bits, to
+                run faster.
             epilogue: see above; with ``bias`` alone it is ``"bias"``.
             bias: shape (n,), or (..., n) with one for each product of a batch.
             aux: ``aux`` of the epilogue of the forward pass.
@@ -222,6 +226,7 @@ class BlasLt(Facade[D]):
             trans_b=trans_b,
             dtype=dtype,
             compute_type=compute_type,
+            allow_tf32=allow_tf32,
             epilogue=epilogue,
             bias=bias,
             aux=aux,
@@ -291,7 +296,9 @@ class BlasLt(Facade[D]):
         if algorithm is not None:
             algorithm = whole(algorithm, "algorithm")
             if autotune:
-                raise ValueError("autotune looks for an algorithm, but there is one already")
+                raise ValueError(
+                    "autotune must be False if algorithm is given, because it looks for one"
+                )
 
         factor = 1.0 if isinstance(alpha, GpuRef) else alpha
         several = name != "matmul"
@@ -378,7 +385,8 @@ class BlasLt(Facade[D]):
             numbers = _numbers(candidates)
             if number not in numbers:
                 raise Unsupported(
-                    f"cuBLASLt has no algorithm {number} for this product, but {numbers}"
+                    "algorithm must be one that cuBLASLt has for this product, "
+                    f"{numbers}, not {number}"
                 )
             candidates = [each for each in candidates if each[2] == number]
         if autotune and len(candidates) > 1:
@@ -424,6 +432,7 @@ def _read(
     trans_b: Trans = False,
     dtype: DTypeLike | None = None,
     compute_type: str | None = None,
+    allow_tf32: bool = False,
     epilogue: str | None = None,
     bias: GpuRef | None = None,
     aux: GpuRef | None = None,
@@ -447,7 +456,7 @@ def _read(
         0 if trans_a is False else operation(trans_a, "trans_a"),
         0 if trans_b is False else operation(trans_b, "trans_b"),
         None if dtype is None else as_dtype(dtype),
-        compute_type,
+        with_tf32(compute_type, TF32, allow_tf32=allow_tf32),
         epilogue if epilogue is not None else "bias" if bias is not None else "",
         flag(fast_accum, "fast_accum"),
         flag(amax, "amax"),

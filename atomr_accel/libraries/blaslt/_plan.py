@@ -10,6 +10,7 @@ from ..._errors import Unsupported
 from ...wire import encode
 from ...wire.broadcast import broadcast
 from ...wire.matrices import Laid
+from ..blas.checks import TF32
 from .wire._layout import Layout
 from .wire._messages import EPILOGUES, BlasLtSpec, EpilogueSpec, MatrixLayout
 from .wire._narrow import (
@@ -35,7 +36,7 @@ _ALIGNED: Final = 256
 _MOST_PRODUCTS: Final = 2**31 - 1
 
 _F32: Final = ("32F", "32F_PEDANTIC")
-_FAST: Final = (*_F32, "32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF")
+_FAST: Final = (*_F32, TF32, "32F_FAST_16F", "32F_FAST_16BF")
 _F64: Final = ("64F", "64F_PEDANTIC")
 
 
@@ -201,14 +202,16 @@ def make_plan(key: PlanKey) -> BlasLtPlan:
     epilogue = EPILOGUES.get(key.epilogue)
     if epilogue is None:
         raise ValueError(
-            f"epilogue {key.epilogue!r} is none of {', '.join(filter(None, EPILOGUES))}"
+            f"epilogue must be one of {', '.join(filter(None, EPILOGUES))}, not {key.epilogue!r}"
         )
     dtype, kind = _kind(key)
     compute = kind.computes[0] if key.compute_type is None else key.compute_type
+    if compute == TF32 and TF32 not in kind.computes:
+        compute = kind.computes[0]
     if compute not in kind.computes:
         raise ValueError(
-            f"compute_type {compute!r} is none of those for {a.dtype} and {b.dtype} to {dtype}: "
-            f"{', '.join(kind.computes)}"
+            f"compute_type for {a.dtype} and {b.dtype} to {dtype} must be one of "
+            f"{', '.join(kind.computes)}, not {compute!r}"
         )
     view_a = _view(a, key.layout_a, key.trans_a, "a")
     view_b = _view(b, key.layout_b, key.trans_b, "b")
@@ -247,8 +250,8 @@ def make_plan(key: PlanKey) -> BlasLtPlan:
     count = math.prod(sizes)
     if count > _MOST_PRODUCTS:
         raise ValueError(
-            f"a has shape {a.shape} and b {b.shape}: {count} products are more than 2**31 - 1, "
-            f"which is what the library can count"
+            f"a and b must make at most 2**31 - 1 products, not {count}, in shapes "
+            f"{a.shape} and {b.shape}; do it in parts"
         )
     lead = batch.shape
     offset_d, ld_d, step_d = _output_layout(key, m, n, count, shape)
@@ -341,7 +344,7 @@ def _kind(key: PlanKey) -> tuple[str, TypeCombination]:
     if wanted not in outputs:
         raise TypeError(f"matmul of {a} and {b} gives {', '.join(outputs)}, not {wanted}")
     if key.out is not None and key.out.dtype != wanted:
-        raise TypeError(f"out has dtype {key.out.dtype}, but the result has {wanted}")
+        raise TypeError(f"out must have dtype {wanted}, not {key.out.dtype}")
     return wanted, KINDS[a, b, wanted]
 
 
@@ -372,8 +375,8 @@ def _view(given: Given, layout: Layout | None, trans: int, name: str) -> _Matrix
 def _require_room(given: Given, layout: Layout, name: str) -> None:
     if layout.extent > given.size:
         raise ValueError(
-            f"layout_{name} needs {layout.extent} elements, but {name} has {given.size} "
-            f"(shape {given.shape}): {layout}"
+            f"{name} must have the {layout.extent} elements that layout_{name} takes, "
+            f"not {given.size}, in shape {given.shape}: {layout}"
         )
 
 
@@ -384,12 +387,12 @@ def _output_layout(
     layout = key.layout_out
     if layout is None:
         if key.out is not None and key.out.shape != shape:
-            raise ValueError(f"out has shape {key.out.shape}, but the result has shape {shape}")
+            raise ValueError(f"out must have shape {shape}, not {key.out.shape}")
         if key.out is not None and key.out.laid is not None:
             return 0, key.out.laid.row, sum(key.out.laid.steps) if count > 1 else m * n
         return 0, max(1, n), m * n
     if key.out is None:
-        raise ValueError("layout_out says where in out the result goes, but there is no out")
+        raise ValueError("layout_out says where in out the result goes; pass that out")
     _require_room(key.out, layout, "out")
     if layout.order != "row":
         raise ValueError("layout_out must have order 'row'; swap and transpose a and b instead")
@@ -397,8 +400,8 @@ def _output_layout(
         raise ValueError("layout_out and c cannot go together; let out hold what is added")
     if (layout.rows, layout.columns) != (m, n) or (layout.batch or 1) != count:
         raise ValueError(
-            f"layout_out is {layout.batch or 1} times {(layout.rows, layout.columns)}, "
-            f"but the result has shape {shape}"
+            f"layout_out must hold a result of shape {shape}, not {layout.batch or 1} "
+            f"times {(layout.rows, layout.columns)}"
         )
     if count > 1 and layout.step < layout.matrix_size:
         raise ValueError(
@@ -463,9 +466,9 @@ def _check_narrow(key: PlanKey, view_a: _MatrixView, view_b: _MatrixView, k: int
 def _bias_dtype(key: PlanKey, kind: TypeCombination, epilogue: EpilogueSpec) -> str:
     bias = key.bias
     if epilogue.bias and bias is None:
-        raise ValueError(f"epilogue {key.epilogue!r} adds a bias, but there is no bias")
+        raise ValueError(f"bias must be given, because epilogue {key.epilogue!r} adds one")
     if bias is not None and not epilogue.bias:
-        raise ValueError(f"epilogue {key.epilogue!r} adds no bias, but there is one")
+        raise ValueError(f"bias must be None, because epilogue {key.epilogue!r} adds none")
     if kind.scale not in ("float32", "float16") and key.epilogue not in _PLAIN_EPILOGUES:
         raise Unsupported(
             f"epilogue {key.epilogue!r} is not available for {key.a.dtype}; "
@@ -479,7 +482,7 @@ def _bias_dtype(key: PlanKey, kind: TypeCombination, epilogue: EpilogueSpec) -> 
             return kind.c[0]
         return ""
     if bias.dtype not in expected:
-        raise TypeError(f"bias has dtype {bias.dtype}, but it must be {' or '.join(expected)}")
+        raise TypeError(f"bias must have dtype {' or '.join(expected)}, not {bias.dtype}")
     return bias.dtype
 
 
@@ -490,7 +493,9 @@ def _bias_step(key: PlanKey, n: int, lead: tuple[int, ...], count: int) -> int:
     if bias.shape == (*lead, n):
         return n if count > 1 else 0
     also = f" or {(*lead, n)}" if lead else ""
-    raise ValueError(f"bias has shape {bias.shape}, but the result has {n} columns: {(n,)}{also}")
+    raise ValueError(
+        f"bias must have shape {(n,)}{also}, because the result has {n} columns, not {bias.shape}"
+    )
 
 
 def _aux(
@@ -500,7 +505,7 @@ def _aux(
     aux = key.aux
     if not (epilogue.makes_aux or epilogue.takes_aux):
         if aux is not None:
-            raise ValueError(f"epilogue {key.epilogue!r} has no aux, but there is one")
+            raise ValueError(f"aux must be None, because epilogue {key.epilogue!r} has none")
         return (), 0
     if epilogue.mask:
         width, kept = mask_width(n), "uint8"
@@ -513,9 +518,9 @@ def _aux(
             f"epilogue {key.epilogue!r} needs the aux that {made_by}_aux or {made_by}_aux_bias made"
         )
     if aux is not None and aux.shape != shape:
-        raise ValueError(f"aux has shape {aux.shape}, but it must be {shape}")
+        raise ValueError(f"aux must have shape {shape}, not {aux.shape}")
     if aux is not None and aux.dtype != kept:
-        raise TypeError(f"aux has dtype {aux.dtype}, but it must be {kept}")
+        raise TypeError(f"aux must have dtype {kept}, not {aux.dtype}")
     return shape, width * 8 if epilogue.mask else width
 
 
@@ -532,18 +537,17 @@ def _scaling(key: PlanKey, m: int, n: int, k: int, count: int) -> tuple[str, tup
         if given is None:
             continue
         if narrow not in FP8:
-            raise ValueError(f"{name} is for fp8 and fp4, but a has dtype {narrow}")
+            raise ValueError(f"{name} must be None unless a is fp8 or fp4, not {narrow}")
         if given.dtype != "float32":
-            raise TypeError(f"{name} has dtype {given.dtype}, but scales are float32")
+            raise TypeError(f"{name} must have dtype float32, not {given.dtype}")
     out = key.scale_out
     result = _kind(key)[0]
     if out is not None and (out.size != 1 or result not in FP8):
         raise ValueError(
-            f"scale_out scales an fp8 result by one number, but it has shape {out.shape} and "
-            f"the result {result}"
+            f"scale_out must be one number for an fp8 result, not of shape {out.shape} for {result}"
         )
     if key.amax and result not in FP8:
-        raise ValueError(f"amax is for fp8 results, but the result has dtype {result}")
+        raise ValueError(f"amax must be False unless the result is fp8, not {result}")
     if a is None and b is None:
         return "", unpacked
     if all(given is None or given.size == 1 for given in (a, b)):
@@ -557,8 +561,8 @@ def _scaling(key: PlanKey, m: int, n: int, k: int, count: int) -> tuple[str, tup
     ):
         return "rows", unpacked
     raise ValueError(
-        f"scale_a has shape {a.shape if a else None} and scale_b {b.shape if b else None}: both "
-        f"must be one number, or {(m,)} and {(n,)} without a batch"
+        f"scale_a and scale_b must both be one number, or {(m,)} and {(n,)} without a "
+        f"batch, not {a.shape if a else None} and {b.shape if b else None}"
     )
 
 
@@ -574,7 +578,9 @@ def _block_scaling(
     if key.layout_a is not None or key.layout_b is not None:
         raise Unsupported(f"{what} with block scales takes whole buffers, no layouts")
     if k % block:
-        raise ValueError(f"k is {k}, but {block} elements share a scale: k needs a multiple of it")
+        raise ValueError(
+            f"k must be a multiple of {block}, because as many elements share a scale, not {k}"
+        )
     wanted = E4M3 if scaling == "nvfp4" else EXPONENTS
     for name, given, rows in (("scale_a", key.scale_a, m), ("scale_b", key.scale_b, n)):
         shape = (rows, k // block)
@@ -584,7 +590,7 @@ def _block_scaling(
                 f"not {given.shape if given else None}"
             )
         if given.dtype != wanted:
-            raise TypeError(f"{name} has dtype {given.dtype}, but block scales are {wanted}")
+            raise TypeError(f"{name} must have dtype {wanted}, not {given.dtype}")
     if key.scale_out is not None or key.amax:
         raise ValueError("scale_out and amax are for fp8 results of products without block scales")
     scales = block_scale_bytes(m, k // block) + block_scale_bytes(n, k // block)
@@ -597,9 +603,9 @@ def _factors(key: PlanKey, kind: TypeCombination, n: int) -> bool:
     if given is None:
         return False
     if given.shape != (n,):
-        raise ValueError(f"alpha has shape {given.shape}, but it is one number, or {(n,)}")
+        raise ValueError(f"alpha must have shape () or {(n,)}, not {given.shape}")
     if given.dtype != kind.scale:
-        raise TypeError(f"alpha has dtype {given.dtype}, but here it must be {kind.scale}")
+        raise TypeError(f"alpha must have dtype {kind.scale}, not {given.dtype}")
     return True
 
 
@@ -608,9 +614,9 @@ def _c_dtype(key: PlanKey, kind: TypeCombination, bias_dtype: str, shape: tuple[
     if c is None:
         return bias_dtype if len(kind.c) > 1 and bias_dtype in kind.c else kind.c[0]
     if c.dtype not in kind.c:
-        raise TypeError(f"c has dtype {c.dtype}, but it must be {' or '.join(kind.c)}")
+        raise TypeError(f"c must have dtype {' or '.join(kind.c)}, not {c.dtype}")
     if len(kind.c) > 1 and bias_dtype and bias_dtype != c.dtype:
-        raise TypeError(f"c has dtype {c.dtype}, but bias has {bias_dtype}; both must be the same")
+        raise TypeError(f"c must have the dtype of bias, {bias_dtype}, not {c.dtype}")
     if c.shape != shape:
-        raise ValueError(f"c has shape {c.shape}, but the result has shape {shape}")
+        raise ValueError(f"c must have shape {shape}, not {c.shape}")
     return c.dtype

@@ -8,7 +8,7 @@ import msgspec
 
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
-from ...memory import span
+from ...arrays import span
 from ...ops import (
     Submission,
     alignment,
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
-    from ...memory import Block, GpuRef, MemoryMap
+    from ...arrays import GpuRef
+    from ...memory import Block, MemoryMap
     from ...ops import Preparer, Workspaces
     from ...wire.matrices import Laid
     from ..blas.checks import Number, Trans
@@ -70,6 +71,7 @@ class HeuristicOptions(TypedDict, total=False):
     trans_b: Trans
     dtype: DTypeLike | None
     compute_type: str | None
+    allow_tf32: bool
     epilogue: str | None
     bias: GpuRef | None
     aux: GpuRef | None
@@ -272,7 +274,7 @@ def check(
         added = out
         if added is None or plan.spec.d.dtype in FP8:
             why = "no out either" if added is None else "an fp8 result cannot be added to"
-            raise ValueError(f"beta={beta} scales c, but there is no c, and {why}")
+            raise ValueError(f"beta must be 0 without c, not {beta}: {why}")
     if out is not None or aux is not None:
         reads = _require_outputs(operands, plan, memory)
         if added is out and out is not None:
@@ -310,7 +312,7 @@ def _require_layouts(options: BlasLtOptions) -> None:
 def _scale(value: Number, plan: BlasLtPlan, name: str) -> Scalar:
     number = scalar(value, DTYPES[plan.spec.scale_type], name)
     if plan.spec.scale_type == "int32" and number not in (0.0, 1.0):
-        raise ValueError(f"for int8 alpha and beta are 0 or 1, but {name} is {value}")
+        raise ValueError(f"{name} must be 0 or 1 for int8, not {value}")
     return number
 
 

@@ -17,7 +17,7 @@ from .wire._spec import BINARY, UNARY, CubSpec
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
     from ._operators import AnyOperator
 
@@ -86,7 +86,7 @@ class Elements(CubPart[D]):
         """
         self._require(a=a, b=b)
         if a.shape != b.shape:
-            raise ValueError(f"a has shape {a.shape} and b {b.shape}; both must be equal")
+            raise ValueError(f"b must have the shape of a, {a.shape}, not {b.shape}")
         return self._transform("binary_transform", [("a", a), ("b", b)], op, dtype, out)
 
     def _transform(

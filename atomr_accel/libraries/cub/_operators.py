@@ -57,7 +57,7 @@ def _pickled(function: Callable[..., Any]) -> bytes:
     try:
         pickled: bytes = cloudpickle.dumps(function)
     except Exception as error:
-        raise TypeError(f"cpu cannot be pickled, so no host gets it: {error}") from error
+        raise TypeError(f"cpu must be a function that can be pickled: {error}") from error
     return pickled
 
 
@@ -125,7 +125,7 @@ def named(name: str, count: int, what: str) -> str:
     known: Mapping[str, Rule] = UNARY if count == 1 else BINARY
     found = ALIASES.get(name, name) if count == 2 else name
     if found not in known:
-        raise ValueError(f"{what} is {name!r}; expected one of {', '.join(known)}")
+        raise ValueError(f"{what} must be one of {', '.join(known)}, not {name!r}")
     return found
 
 

@@ -18,7 +18,7 @@ from .wire._spec import BINARY, CubSpec, OperatorSpec
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import DeviceView, Request
     from ._operators import AnyOperator
 
@@ -313,8 +313,8 @@ def offsets_of(begins: GpuRef, ends: GpuRef) -> str:
         raise TypeError(f"begins is {dtypes[0]} and ends {dtypes[1]}; both must be the same")
     if begins.shape != ends.shape or begins.ndim != 1:
         raise ValueError(
-            f"begins has shape {begins.shape} and ends {ends.shape}; both must have one "
-            "dimension and be of one length"
+            "begins and ends must have one dimension and one length, not shapes "
+            f"{begins.shape} and {ends.shape}"
         )
     return dtypes[0]
 
@@ -334,7 +334,7 @@ def _folding(
     given = element(x, "x", complex_too=True)
     kind = named(op, 2, what) if isinstance(op, str) else ""
     if kind and kind not in _ASSOCIATIVE:
-        raise ValueError(f"{what} {kind!r} is not associative; expected one of {_ASSOCIATIVE}")
+        raise ValueError(f"{what} must be associative, one of {_ASSOCIATIVE}, not {kind!r}")
     truth = bool(kind) and BINARY[kind].truth
     result = ("bool" if truth else given) if dtype is None else NAMES[as_dtype(dtype)]
     accumulator = "bool" if truth else result

@@ -13,7 +13,7 @@ from .wire.messages import Count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Preparer
     from ._operators import AnyOperator
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._dtypes import NAMES
 from ..._errors import said_of
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import D, op
 from ...wire.options import flag, whole
 from ._operators import coded

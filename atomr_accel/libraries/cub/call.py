@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, number_kind
-from ...memory import GpuRef, ref_error
+from ...arrays import GpuRef, ref_error
 from ...ops import (
     D,
     Facade,
@@ -164,7 +164,7 @@ def _building(key: _Key, writes: tuple[Block, ...]) -> Request[tuple[int, str, f
 
 
 def _nothing() -> None:
-    """Do nothing. It marks calls that cannot be traced, because they need a build of one batch."""
+    """Do nothing. It marks calls without templates, because they need a build of one batch."""
 
 
 def _rounded(size: int) -> int:

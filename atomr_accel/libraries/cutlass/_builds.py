@@ -13,7 +13,8 @@ from ...wire.recent import Recent
 from .wire._messages import BuildCutlass, RecallKernel
 
 if TYPE_CHECKING:
-    from ...memory import Block, Epoch, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block, Epoch
     from ...ops import DeviceView, Preparer
     from .wire._messages import Sizes
 
@@ -128,7 +129,7 @@ class CutlassBuilds:
 
 
 def untraceable() -> None:
-    """Mark a call that cannot be traced, because its first batch makes parts that it needs."""
+    """Mark a call without a template, because its first batch makes parts that it needs."""
 
 
 def _building(key: Key, writes: tuple[Block, ...]) -> Request[tuple[str, float]]:

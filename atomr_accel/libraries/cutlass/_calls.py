@@ -15,7 +15,7 @@ from .wire._spec import decode, encode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import DeviceView, Preparer
     from ._product import KernelChoice, MatmulArguments
     from .wire._messages import Sizes

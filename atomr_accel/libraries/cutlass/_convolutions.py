@@ -14,7 +14,7 @@ from ._product import read, read_choice
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
     from ..dnn.graph.layout import Padding, Steps
     from ._calls import Tuned
@@ -112,7 +112,7 @@ class CutlassConvolutions(CutlassPart[D]):
         return self._multiply("cutlass.conv", given, choice)
 
     @op
-    def conv_grad_input(
+    def conv_input_grad(
         self,
         grad: GpuRef,
         w: GpuRef,
@@ -185,10 +185,10 @@ class CutlassConvolutions(CutlassPart[D]):
             movement=Movement(stride, padding, dilation, groups, layout, sizes),
         )
         choice = read_choice(tile, cluster, schedule, stages, swizzle)
-        return self._multiply("cutlass.conv_grad_input", given, choice)
+        return self._multiply("cutlass.conv_input_grad", given, choice)
 
     @op
-    def conv_grad_weight(
+    def conv_weight_grad(
         self,
         grad: GpuRef,
         x: GpuRef,
@@ -263,7 +263,7 @@ class CutlassConvolutions(CutlassPart[D]):
             movement=Movement(stride, padding, dilation, groups, layout, None, sizes),
         )
         choice = read_choice(tile, cluster, schedule, stages, swizzle)
-        return self._multiply("cutlass.conv_grad_weight", given, choice)
+        return self._multiply("cutlass.conv_weight_grad", given, choice)
 
     @op
     def tune_conv(

@@ -6,8 +6,8 @@ import struct
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from ..._dtypes import NAMES
-from ...expressions import Operand
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Operand
 from ...wire.options import real, whole
 from .wire._spec import ACCUMULATOR, MOST_NUMBERS, SOURCE, EpilogueNode
 
@@ -108,8 +108,8 @@ class Epilogue:
 
     def __bool__(self) -> bool:
         raise TypeError(
-            "an epilogue is neither true nor false: nobody has computed it yet; choose with "
-            "maximum, minimum or relu"
+            "an epilogue cannot be true or false, because its values are on the "
+            "device; choose with maximum, minimum or relu"
         )
 
     def _text(self) -> str:

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from ..._dtypes import DTYPES
-from ...memory import GpuRef, part_of, ref_error
+from ...arrays import GpuRef, ref_error
+from ...memory import part_of
 from ...ops import (
     require_alignment,
     require_int32,
@@ -110,8 +111,8 @@ def check_groups(
         raise ValueError(f"a has {k} columns to sum over, and b {depth} rows")
     if len(every) != groups or sum(every) != m:
         raise ValueError(
-            f"{len(every)} sizes of {sum(every)} rows in all, but b has {groups} matrices and a "
-            f"has {m} rows"
+            f"sizes must be {groups} numbers with sum {m}, one for each matrix of b "
+            f"and in all the rows of a, not {len(every)} with sum {sum(every)}"
         )
     if not n * k:
         raise ValueError(f"b of shape {b.shape} has no elements to multiply")
@@ -125,7 +126,7 @@ def check_groups(
     if out is not None:
         require_writable(out, memory, "out")
         if out.shape != (m, n):
-            raise ValueError(f"out has shape {out.shape}, and the products {(m, n)}")
+            raise ValueError(f"out must have shape {(m, n)}, not {out.shape}")
         require_no_alias("cutlass.matmul_grouped", [("out", out)], [("a", a), ("b", b)])
     for name, ref in (("a", a), ("b", b), ("out", out)):
         if ref is not None:

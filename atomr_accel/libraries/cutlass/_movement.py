@@ -80,7 +80,9 @@ class Movement(NamedTuple):
             rows = math.prod(result[:-1])
             return window.sizes(rows, count, window.taps * channels), result
         if a != result:
-            raise ValueError(f"grad has shape {a}, and the result of the convolution {result}")
+            raise ValueError(
+                f"grad must have shape {result}, as the result of the convolution has, not {a}"
+            )
         if self.filters is not None:
             positions = math.prod(result[:-1])
             return window.sizes(count, channels, positions, window.taps), self.filters

@@ -10,7 +10,7 @@ import msgspec
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
-from ...memory import GpuRef, ref_error
+from ...arrays import GpuRef, ref_error
 from ...ops import (
     require_alignment,
     require_int32,
@@ -194,7 +194,7 @@ def read(
         )
     alpha, beta = real(alpha, "alpha"), real(beta, "beta")
     if beta and c is None:
-        raise ValueError(f"beta is {beta}, but there is no c that it scales")
+        raise ValueError(f"beta must be 0 without c, not {beta}; pass the c that it scales")
     return MatmulArguments(
         *(a, b, out, c, alpha, beta),
         *(flag(trans_a, "trans_a"), flag(trans_b, "trans_b")),
@@ -229,7 +229,7 @@ def read_choice(
             ("swizzle", swizzle, None),
         ):
             if given != default:
-                raise ValueError(f"{name} is {given!r}, but without tile all of it is chosen")
+                raise ValueError(f"{name} must be None without tile, not {given!r}; pass tile, too")
     return KernelChoice(
         None if tile is None else _triple(tile, "tile"),
         None if cluster is None else _triple(cluster, "cluster"),
@@ -276,9 +276,9 @@ def check(given: MatmulArguments, device: DeviceView, memory: MemoryMap) -> Cutl
         given.epilogue, alpha=given.alpha, beta=given.beta, c=given.c, bias=given.bias
     )
     if given.c is not None and given.c.shape != shape:
-        raise ValueError(f"c has shape {given.c.shape}, and the product {shape}")
+        raise ValueError(f"c must have shape {shape}, not {given.c.shape}")
     if given.bias is not None and given.bias.shape != shape[-1:]:
-        raise ValueError(f"bias has shape {given.bias.shape}; it takes {shape[-1:]}")
+        raise ValueError(f"bias must have shape {shape[-1:]}, not {given.bias.shape}")
     lowered = lower(whole_tree, shape, rows, column)
     source = lowered.source
     spec = spec_of(given, out_dtype, lowered)
@@ -300,7 +300,7 @@ def check(given: MatmulArguments, device: DeviceView, memory: MemoryMap) -> Cutl
     if out is not None:
         require_writable(out, memory, "out")
         if out.shape != shape:
-            raise ValueError(f"out has shape {out.shape}, and the product {shape}")
+            raise ValueError(f"out must have shape {shape}, not {out.shape}")
     for name, ref in (*read_too, *written):
         if ref.ndim:
             require_alignment(ref, ROW_BYTES, name, "TMA reads and writes 16 bytes at a time")
@@ -360,7 +360,7 @@ def result_dtype(given: MatmulArguments) -> str:
     found = _DEFAULTS[a] if given.dtype is None else NAMES[given.dtype]
     if out is not None:
         if given.dtype is not None and out.dtype is not given.dtype:
-            raise TypeError(f"out is {NAMES[out.dtype]}, but dtype asks for {found}")
+            raise TypeError(f"out must have dtype {found}, as dtype says, not {NAMES[out.dtype]}")
         found = NAMES[out.dtype]
     if found not in WRITES and not (a == "int8" and found == "int32"):
         sums = " and int32" if a == "int8" else ""
@@ -374,7 +374,7 @@ def _sizes(given: MatmulArguments) -> tuple[Sizes, tuple[int, ...]]:
     if given.movement is not None:
         return given.movement.over(a, b)
     if len(a) < 2 or len(b) < 2:
-        raise ValueError(f"a has shape {a} and b {b}; products are of two dimensions or more")
+        raise ValueError(f"a and b must have at least two dimensions, not shapes {a} and {b}")
     m, k = (a[-1], a[-2]) if given.trans_a else (a[-2], a[-1])
     depth, n = (b[-1], b[-2]) if given.trans_b else (b[-2], b[-1])
     if k != depth:

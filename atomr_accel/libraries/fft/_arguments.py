@@ -154,18 +154,14 @@ def _types(name: str, kind: str, dtype: np.dtype[Any], *, half: bool) -> tuple[s
     if half:
         if dtype.name not in HALF:
             raise TypeError(
-                f"{name} with half=True takes float16 or bfloat16, but a has dtype {dtype.name}"
+                f"a must be float16 or bfloat16 for {name} with half=True, not {dtype.name}"
             )
         return dtype.name if kind == "r2c" else f"{dtype.name}x2", dtype.name
     precision = PRECISION.get(dtype.name)
     if precision is None:
-        raise TypeError(
-            f"{name} does not take dtype {dtype.name}; expected one of {', '.join(PRECISION)}"
-        )
+        raise TypeError(f"dtypes of {name} must be one of {', '.join(PRECISION)}, not {dtype.name}")
     if kind == "r2c" and dtype.kind == "c":
-        raise TypeError(
-            f"{name} takes real input, but a has dtype {dtype.name}; use the complex transform"
-        )
+        raise TypeError(f"a must be real for {name}, not {dtype.name}; use the complex transform")
     return dtype.name, precision
 
 
@@ -260,7 +256,7 @@ def several_axes(
         axes = range(len(shape)) if s is None else range(-len(s), 0)
     normal = tuple(axis_of(axis, len(shape)) for axis in axes)
     if not normal:
-        raise ValueError(f"at least one axis must be transformed, but axes is {tuple(axes)}")
+        raise ValueError(f"axes must have at least one axis, not {tuple(axes)}")
     if s is None:
         sizes = [shape[axis] for axis in normal]
         if FAMILIES[family].kind == "c2r":

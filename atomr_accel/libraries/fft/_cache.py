@@ -18,7 +18,8 @@ from ...wire.recent import Recent
 from .wire._messages import ForgetPlan, Prepare, RunTransform
 
 if TYPE_CHECKING:
-    from ...memory import Block, Epoch, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block, Epoch
     from ...ops import DeviceView, Preparer
 
 LANE: Final = LaneSpec(

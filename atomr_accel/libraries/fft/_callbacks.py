@@ -68,8 +68,9 @@ def hook(callback: FftCallback | None, role: str, device: DeviceView) -> Hook | 
         return Hook(callback.name, callback.source, b"")
     if not callback.pickled:
         raise Unsupported(
-            f"{role} {callback.name!r} has no Python function, so it cannot run on the CPU "
-            f"backend; give one: device.fft.callback(source, {callback.name!r}, cpu=function)"
+            f"{role} {callback.name!r} must have a Python function on the CPU "
+            f"backend; give one: device.fft.callback(source, {callback.name!r}, "
+            "cpu=function)"
         )
     return Hook(callback.name, "", callback.pickled)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from ..._dtypes import DTYPES
-from ...expressions import cast, index
-from ...expressions.expression import broadcast_constant, ufunc, where
+from ...arrays.expressions import cast, index
+from ...arrays.expressions.expression import broadcast_constant, ufunc, where
 from ...ops import D, Request, op
 from ...wire.options import whole
 from ..array.steps import target_of
@@ -19,8 +19,8 @@ from ._arguments import axis_of, several_of, size_of
 from ._steps import FftPart, FftSteps, complex_of, computed_in, counted
 
 if TYPE_CHECKING:
-    from ...expressions import Operand
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
+    from ...arrays.expressions import Operand
 
 _MODES: Final = ("full", "same", "valid")
 _FACTORS: Final = (2, 3, 5, 7)
@@ -203,7 +203,7 @@ def _pair(
         raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, not {mode!r}")
     if first.ndim != second.ndim:
         raise ValueError(
-            "in1 and in2 should have the same dimensionality, but have shapes "
+            "in1 and in2 must have the same number of dimensions, not shapes "
             f"{first.shape} and {second.shape}"
         )
     if axes is None:
@@ -212,7 +212,7 @@ def _pair(
         named = several_of(axes if isinstance(axes, Iterable) else (axes,), "axes")
         along = tuple(sorted(axis_of(axis, first.ndim) for axis in named))
         if len(set(along)) != len(along):
-            raise ValueError(f"all axes must be unique, but axes is {named}")
+            raise ValueError(f"axes must be unique, not {named}")
     one, two = first.shape, second.shape
     for axis in range(first.ndim):
         if axis not in along and one[axis] != two[axis] and 1 not in (one[axis], two[axis]):
@@ -231,8 +231,8 @@ def _pair(
         longer = [one[axis] >= two[axis] for axis in convolved]
         if not all(longer) and any(one[axis] > two[axis] for axis in convolved):
             raise ValueError(
-                "For 'valid' mode, one must be at least as large as the other in every dimension, "
-                f"but shapes are {one} and {two}"
+                "in1 or in2 must be at least as large as the other in every "
+                f"dimension for mode 'valid', not of shapes {one} and {two}"
             )
     for axis in along if not empty else ():
         if mode == "same":
@@ -379,5 +379,5 @@ def _number(value: complex, name: str) -> complex:
         raise TypeError(f"{name} must be a number, not {value!r}")
     number = complex(value)
     if not number or not cmath.isfinite(number):
-        raise ValueError(f"{name} must be finite and not zero, but is {number}")
+        raise ValueError(f"{name} must be finite and nonzero, not {number}")
     return number

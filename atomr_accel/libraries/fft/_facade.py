@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ...ops import D
+from ...ops import D, RequestsOnly
 from ...wire.options import whole
 from ...wire.recent import Recent
-from ..array.steps import RequestsOnly
 from ._cache import FftPlanCache
 from ._callbacks import FftCallback, make_callback
 from ._convolution import FftConvolutions

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from ..._dtypes import DTYPES
-from ...expressions import cast, index
-from ...expressions.expression import broadcast_constant
+from ...arrays.expressions import cast, index
+from ...arrays.expressions.expression import broadcast_constant
 from ...ops import ARRAY_LANE as LANE
 from ...ops import D, Facade, LaneSpec, Request
 from ..array.steps import CallSteps
@@ -22,8 +22,8 @@ from .wire._plan import COMPLEX, plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...expressions import Operand
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
+    from ...arrays.expressions import Operand
     from ...ops import AsRequests, Preparer, Submission
     from ..cub.facade import Cub
     from ._transforms import Transforms
@@ -129,9 +129,7 @@ def computed_in(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """
     precision = PRECISION.get(dtype.name)
     if precision is None:
-        raise TypeError(
-            f"{name} does not take dtype {dtype.name}; expected one of {', '.join(PRECISION)}"
-        )
+        raise TypeError(f"dtypes of {name} must be one of {', '.join(PRECISION)}, not {dtype.name}")
     return complex_of(DTYPES[precision]) if dtype.kind == "c" else DTYPES[precision]
 
 

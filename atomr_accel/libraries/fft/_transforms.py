@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ...memory import GpuRef, MemoryMap
+    from ...arrays import GpuRef
+    from ...memory import MemoryMap
     from ...ops import Preparer
     from ...wire.recent import Recent
     from ._cache import FftPlanCache
@@ -575,16 +576,15 @@ def _require_output(
     require_writable(out, memory, "out")
     require_shape(out, call.shape, "out")
     if out.dtype is not call.dtype:
-        raise TypeError(
-            f"out has dtype {out.dtype.name}, but the result of {name} has {call.dtype.name}"
-        )
+        raise TypeError(f"out must have dtype {call.dtype.name}, not {out.dtype.name}")
     if len(calls) > 1 or not overlap(a, out):
         return
     in_place = call.spec.kind == "c2c" and a.shape == out.shape and a.dtype is out.dtype
     if not (in_place and same_place(a, out)):
         raise ValueError(
-            f"out shares memory with a, but {name} turns {a.dtype.name}{list(a.shape)} into "
-            f"{out.dtype.name}{list(out.shape)}, which does not work in place"
+            f"out must share no memory with a, because {name} turns "
+            f"{a.dtype.name}{list(a.shape)} into {out.dtype.name}{list(out.shape)}; "
+            "give it a buffer of its own"
         )
 
 
@@ -605,8 +605,8 @@ def _data_shape(
         return shape
     if not shape or shape[-1] != 2:
         raise ValueError(
-            f"{name} with half=True takes complex numbers as pairs in a last axis of length 2, "
-            f"but a has shape {shape}"
+            "a must hold complex numbers as pairs in a last axis of length 2 for "
+            f"{name} with half=True, not shape {shape}"
         )
     return shape[:-1]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import NAMES
-from ...expressions import Operand
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Operand
 from ...ops import ARRAY_LANE, D, Request, op_like
 from ...wire.options import flag, whole
 from ..array.steps import target_of
@@ -279,7 +279,7 @@ def _sizes(
         named = tuple(range(-len(points), 0))
     along = tuple(axis_of(axis, len(shape)) for axis in named)
     if len(set(along)) != len(along):
-        raise ValueError(f"all axes must be unique, but axes is {named}")
+        raise ValueError(f"axes must be unique, not {named}")
     if points is None:
         return {axis: shape[axis] for axis in along}
     if len(points) != len(along):

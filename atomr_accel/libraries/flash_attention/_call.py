@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import (
     LaneSpec,
     Submission,

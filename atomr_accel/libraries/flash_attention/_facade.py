@@ -20,7 +20,7 @@ from ._choice import Case, by_kernel
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import DeviceView, Preparer
     from ..dnn.attention.call import AttentionCall
     from ..dnn.facade import Dnn
@@ -350,7 +350,10 @@ class FlashAttention(AttentionCalls[D]):
             k_cache, v_cache = _until(count, k_cache, v_cache, (k, v), block_table)
             most = k_cache.shape[1] if count is None else count
             if max_seqlen_k is not None and whole(max_seqlen_k, "max_seqlen_k", 1) < most:
-                raise ValueError(f"max_seqlen_k is {max_seqlen_k}, but sequences have {most} keys")
+                raise ValueError(
+                    f"max_seqlen_k must be at least {most}, the most "
+                    f"keys of a sequence, not {max_seqlen_k}"
+                )
         caches = (k_cache, v_cache)
         if lengths is None:
             work = self._whole_cache_work(name, q, caches, given, out, empty=count == 0, lse=lse)

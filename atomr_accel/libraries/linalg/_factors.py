@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
-from ...expressions import Operand, cast
+from ...arrays.expressions import Operand, cast
 from ...ops import D, op
 from ._steps import INT32, INT64, LinalgPart, LinalgSteps, SolverStack, triangle
 from .wire._messages import SolverProblem
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
 
 Mode = Literal["reduced", "complete", "raw"]

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from ..._errors import Unsupported
-from ...expressions import Operand, cast, constant, index
-from ...expressions.expression import ufunc, where
+from ...arrays.expressions import Operand, cast, constant, index
+from ...arrays.expressions.expression import ufunc, where
 from ...ops import ARRAY_LANE as ARRAY
 from ...ops import Awaited, D, op
 from ...wire.options import whole
@@ -24,7 +24,7 @@ from ._steps import FLOAT64, INT64, LANE, LinalgSteps, SolverStack
 from ._systems import Systems
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
 
 Order = Literal["fro", "nuc"] | float

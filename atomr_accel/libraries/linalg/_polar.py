@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ...expressions import Operand, cast, constant, index
-from ...expressions.expression import ufunc, where
+from ...arrays.expressions import Operand, cast, constant, index
+from ...arrays.expressions.expression import ufunc, where
 from ._steps import INT32, real_of
 from .wire._messages import NOT_FINITE
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ._steps import LinalgSteps
 
 _FARTHEST: Final = {"float32": 120, "float64": 1000}

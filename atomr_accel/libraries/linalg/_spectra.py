@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
-from ...expressions import Operand, cast, constant
-from ...expressions.expression import ufunc, where
+from ...arrays.expressions import Operand, cast, constant
+from ...arrays.expressions.expression import ufunc, where
 from ...ops import ARRAY_LANE as ARRAY
 from ...ops import D, op
 from ...wire.options import real, whole
@@ -19,7 +19,7 @@ from ._systems import precision_of
 from .wire._messages import BATCHED, SolverProblem
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
     from ._systems import Refine
 
@@ -344,9 +344,9 @@ class Spectra(LinalgPart[D]):
         name, sizes, kept = _eigh_algorithm(stack, algorithm, subset)
         if other is not None:
             if algorithm is not None or subset is not None or kind not in (1, 2, 3):
-                raise ValueError("with b neither an algorithm nor a subset; type is 1, 2 or 3")
+                raise ValueError("algorithm and subset must be None with b; type must be 1, 2 or 3")
             if other.shape != stack.ref.shape:
-                raise ValueError(f"b has shape {other.shape}, but a has {stack.ref.shape}")
+                raise ValueError(f"b must have shape {stack.ref.shape}, not {other.shape}")
             name, sizes, kept, options = "sygvd", (n,), slice(None), (kind, *options)
             buffers.append(steps.fresh(steps.ref(other, "b")))
         buffers.append(w)

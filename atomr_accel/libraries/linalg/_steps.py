@@ -14,17 +14,27 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES
-from ...expressions import Operand, cast, constant, index
-from ...expressions.expression import where
-from ...ops import D, LaneSpec, Request, Submission, Workspaces, copying, require_int32
+from ...arrays.expressions import Operand, cast, constant, index
+from ...arrays.expressions.expression import where
+from ...ops import (
+    D,
+    LaneSpec,
+    Request,
+    RequestsOnly,
+    Submission,
+    Workspaces,
+    copying,
+    require_int32,
+)
 from ...wire.recent import Recent
-from ..array.steps import LAUNCHED, ArrayPart, CallSteps, MergeRule, RequestsOnly
+from ..array.steps import LAUNCHED, ArrayPart, CallSteps, MergeRule
 from .wire._messages import Compute, ComputeAll, MeasureWorkspace, Require, SolverProblem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...memory import Epoch, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Epoch
     from ...ops import AsRequests, DeviceView, Preparer
     from ..blas.facade import Blas
     from ..cub.facade import Cub

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from ..._dtypes import NAMES
-from ...expressions import Operand, cast, constant, index
-from ...expressions.expression import ufunc, where
+from ...arrays.expressions import Operand, cast, constant, index
+from ...arrays.expressions.expression import ufunc, where
 from ...ops import D, op
 from ._steps import INT32, INT64, LinalgPart, LinalgSteps, SolverStack, solved_in
 from .wire._messages import SolverProblem
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import Request
 
 Trans = Literal[0, 1, 2, "N", "T", "C"]
@@ -253,7 +253,9 @@ class Systems(LinalgPart[D]):
             sides = self._sides(steps, lu, b)
             stack, shape = sides.a, self._operand(lu, "lu").shape
             if given.shape != shape[:-1]:
-                raise ValueError(f"piv has shape {given.shape}, but lu has {shape}: not its pivots")
+                raise ValueError(
+                    f"piv must be the pivots of lu, of shape {shape}, not of shape {given.shape}"
+                )
             trans = turned if stack.dtype.kind == "c" else min(turned, 1)
             sizes = (stack.n, sides.nrhs)
             info, pivots = self._counted(steps, stack, sizes, given)
@@ -291,7 +293,8 @@ class Systems(LinalgPart[D]):
         vector = len(given.shape) == 1
         if not given.shape or given.shape[-1 if vector else -2] != stack.n:
             raise ValueError(
-                f"b has shape {given.shape}, but a has {stack.ref.shape}: no such system"
+                f"b must have as many rows as a, of shape {stack.ref.shape}, not "
+                f"shape {given.shape}"
             )
         sides = given[:, None] if vector else given
         lead = np.broadcast_shapes(stack.lead, sides.shape[:-2])

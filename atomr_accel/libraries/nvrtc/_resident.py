@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary, WeakSet, ref
 
-from ...memory import GpuRef, Slab, block_at
+from ...arrays import GpuRef
+from ...memory import Slab, block_at
 from ...ops import Request, Submission
 from ...wire import SLAB_SHIFT
 from .lanes import KERNELS

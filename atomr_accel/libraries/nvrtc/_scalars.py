@@ -39,7 +39,8 @@ def scalar_for(value: object, expected: np.dtype[Any], name: str, declared: str)
     kind = "i" if type(value) is int else np.asarray(value).dtype.kind
     if _RANK.get(kind, 9) > _RANK.get(expected.kind, 3):
         raise TypeError(
-            f"{name} is {value!r}, but the kernel declares '{declared}', which is {expected.name}"
+            f"{name} must be {expected.name}, because the kernel declares "
+            f"'{declared}', not {value!r}"
         )
     if isinstance(value, np.generic) and value.dtype.itemsize > expected.itemsize:
         raise TypeError(

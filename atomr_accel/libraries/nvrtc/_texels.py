@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..._dtypes import NAMES
 from ..._errors import Unsupported, said_of
-from ...memory import GpuRef
+from ...arrays import GpuRef
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,8 @@ from .wire.messages import CopyArray, FreeArray, MakeArray
 if TYPE_CHECKING:
     import numpy as np
 
-    from ...memory import Block, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block
     from ...ops import DeviceView, Preparer
 
 _numbers: Final = itertools.count(1)
@@ -109,8 +110,8 @@ class ArrayMemory:
         if copy is None or copy.kept.epoch is not preparer.memory.epoch or not copy.made:
             if copy is None and source is None and self._home is not preparer.memory:
                 raise ValueError(
-                    f"{what} lives on {name_of(self._home, preparer.memory)}, but the op runs on "
-                    f"{preparer.memory.device}: make one there"
+                    f"{what} must be of {preparer.memory.device}, where the op runs, "
+                    f"not of {name_of(self._home, preparer.memory)}; make one there"
                 )
             if source is None or preparer.host_objects is not host_objects:
                 raise GpuRefStale(

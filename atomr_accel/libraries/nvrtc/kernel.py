@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ..._errors import Unsupported
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import D, Facade, Request, Submission, op
 from .lanes import KERNELS
 from .launching import Dim, LaunchWish, geometry
@@ -223,8 +223,9 @@ class Kernel(Facade[D]):
             shape = geometry(grid, block, wish, self._entry, preparer.home.info)
             if not self._runs:
                 raise Unsupported(
-                    f"kernel {self.name!r} has no Python function, so it cannot run on the CPU "
-                    f"backend; give one: device.nvrtc.compile(source, {self.name!r}, cpu=function)"
+                    f"kernel {self.name!r} must have a Python function on the CPU "
+                    f"backend; give one: device.nvrtc.compile(source, {self.name!r}, "
+                    "cpu=function)"
                 )
             arguments, reads, writes = self._arguments(args, preparer)
             if shape.grid is None:

@@ -92,11 +92,13 @@ def geometry(
         raise ValueError(f"block {block3} has more than {_MAX_BLOCK} threads")
     if entry.most_threads and threads > entry.most_threads:
         raise ValueError(
-            f"block {block3} has {threads} threads, but the kernel is compiled for at most "
-            f"{entry.most_threads} (__launch_bounds__)"
+            f"block must have at most {entry.most_threads} threads, for which the "
+            f"kernel is compiled (__launch_bounds__), not {threads}: {block3}"
         )
     if entry.threads is not None and block3 != entry.threads:
-        raise ValueError(f"block is {block3}, but the kernel is compiled for {entry.threads}")
+        raise ValueError(
+            f"block must be {entry.threads}, for which the kernel is compiled, not {block3}"
+        )
     grid3 = _grid(grid, block3, wish.elements)
     shared = wish.shared if type(wish.shared) is int else _index(wish.shared, "shared")
     most = _MAX_SHARED
@@ -141,7 +143,7 @@ def _options(
         cluster = _dimensions(wish.cluster, "cluster", (_MAX_CLUSTER,) * 3)
         if entry.cluster not in (None, cluster):
             raise ValueError(
-                f"cluster is {cluster}, but the kernel is compiled for {entry.cluster}"
+                f"cluster must be {entry.cluster}, for which the kernel is compiled, not {cluster}"
             )
     if cluster is not None:
         _check_cluster(cluster, grid, info)

@@ -11,7 +11,7 @@ from .lanes import COMPILER, KERNELS
 from .wire.messages import Disassemble
 
 if TYPE_CHECKING:
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
     from ...ops import DeviceView, Preparer
     from ._resident import Resident
 

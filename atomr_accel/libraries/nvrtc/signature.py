@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import require_readable, require_writable
 from ._scalars import is_scalar, scalar_for
 from .structures import is_struct, structure
@@ -104,8 +104,8 @@ class Parameter:
         if expected.itemsize == actual.itemsize and expected.kind in "iu" and actual.kind in "iu":
             return
         raise TypeError(
-            f"argument {position} has dtype {actual.name}, but the kernel declares "
-            f"'{self.text}', which is {expected.name}"
+            f"argument {position} must have dtype {expected.name}, because the kernel "
+            f"declares '{self.text}', not {actual.name}"
         )
 
     def scalar(self, value: object, position: int) -> np.generic:
@@ -125,8 +125,9 @@ class Parameter:
                     f"not {type(value).__name__}"
                 )
             raise TypeError(
-                f"argument {position} is a Python {type(value).__name__}, but the source does "
-                f"not tell the type of '{self.text}'; pass {_spelled(value)}"
+                f"argument {position} must have a type of its own, because the source "
+                f"does not tell that of '{self.text}', not {type(value).__name__}; "
+                f"pass {_spelled(value)}"
             )
         as_dtype(value.dtype)
         return value
@@ -223,30 +224,32 @@ class Position:
         if isinstance(arg, TensorMap | Texture | Surface):
             if not arg._fits(self.parameter.dtype, self._size):
                 raise TypeError(
-                    f"argument {self._at} is a {type(arg).__name__}, but the kernel declares "
-                    f"'{self.parameter.text}'; it is for '{arg.declared}'"
+                    f"argument {self._at} must be for '{self.parameter.text}', which "
+                    f"the kernel declares, not a {type(arg).__name__} for "
+                    f"'{arg.declared}'"
                 )
             return arg._message(preparer, self._name, reads, writes)
         fields = self.parameter.struct
         if fields is not None or is_struct(arg):
             if self.parameter.dtype is not None:
                 raise TypeError(
-                    f"argument {self._at} is a struct, but the kernel declares "
-                    f"'{self.parameter.text}', which is {self._type}"
+                    f"argument {self._at} must be {self._type}, because the kernel "
+                    f"declares '{self.parameter.text}', not a struct"
                 )
             return structure(arg, fields, self._size, self._name)
         if isinstance(arg, GpuRef):
             if self.parameter.written and self._size in (None, _POINTER):
                 return self.array(arg, preparer.memory, reads, writes)  # such as a typedef of one
             raise TypeError(
-                f"argument {self._at} is a GpuRef, but the kernel declares "
-                f"'{self.parameter.text}', which is no pointer"
+                f"argument {self._at} must be a scalar, because the kernel declares "
+                f"'{self.parameter.text}', not a GpuRef"
             )
         value = self.parameter.scalar(arg, self._at)
         if self._size is not None and value.dtype.itemsize != self._size[0]:
             raise TypeError(
-                f"argument {self._at} is a {value.dtype.name} of {value.dtype.itemsize} bytes, but "
-                f"'{self.parameter.text}' takes {self._size[0]}"
+                f"argument {self._at} must have {self._size[0]} bytes, which "
+                f"'{self.parameter.text}' takes, not {value.dtype.itemsize}, as "
+                f"{value.dtype.name} has"
             )
         return Scalar(value.tobytes(), value.dtype.name)
 

@@ -188,7 +188,7 @@ def structure(
         _require_ordinary(actual, name)
     if size is not None and actual.itemsize != size[0]:
         raise ValueError(
-            f"{name} takes {size[0]} bytes, but a struct of {actual} has {actual.itemsize}"
+            f"a struct for {name} must have {size[0]} bytes, not {actual.itemsize}, as {actual} has"
         )
     fields = repr(np.lib.format.dtype_to_descr(actual))
     return StructArgument(found.tobytes(), fields)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, final
 
 from ..._dtypes import NAMES
 from ..._errors import Unsupported, said_of
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import require_readable, require_writable
 from .wire.messages import TiledMap
 

@@ -16,7 +16,8 @@ from .wire.messages import SurfaceObject, TextureObject
 if TYPE_CHECKING:
     import numpy as np
 
-    from ...memory import Block, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block
     from ...ops import Preparer
 
 AddressMode = Literal["wrap", "clamp", "mirror", "border"]
@@ -182,8 +183,8 @@ class Texture:
         if len(extent) == 1:
             if self.filter != "point" or self.normalized or self.address != ("clamp",):
                 raise ValueError(
-                    f"a Texture of {source!r} is for tex1Dfetch, which has no filter and no modes; "
-                    f"for tex1D {wanted}"
+                    f"a Texture of {source!r} must have the default filter and modes, "
+                    f"because it is for tex1Dfetch; for tex1D {wanted}"
                 )
             if extent[0] > _MOST_FETCHED:
                 raise ValueError(f"{source!r} has {extent[0]} texels; tex1Dfetch reads 2^27")

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, REAL_KINDS, as_dtype, number_kind
 from ..._errors import Unsupported
-from ...expressions import Operand
-from ...memory import as_shape, ref_error
+from ...arrays import as_shape, ref_error
+from ...arrays.expressions import Operand
 from ...ops import require_ref, require_shape, require_writable
 from ...wire.options import LARGEST, real, whole
 from .wire._distributions import FLOATS, WHOLE, GeneratorKind, bounds
@@ -20,7 +20,8 @@ from .wire._distributions import FLOATS, WHOLE, GeneratorKind, bounds
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike
 
-    from ...memory import GpuRef, MemoryMap
+    from ...arrays import GpuRef
+    from ...memory import MemoryMap
 
 Size = int | tuple[int, ...] | list[int] | None
 
@@ -52,7 +53,7 @@ def not_negative(value: Any, name: str, _dtype: str = "") -> float:
     """
     converted = real(value, name, finite=False)
     if not converted >= 0:
-        raise ValueError(f"{name} must not be negative, but is {converted}")
+        raise ValueError(f"{name} must be at least 0, not {converted}")
     return converted
 
 
@@ -67,7 +68,7 @@ def shape_parameter(value: Any, name: str, dtype: str) -> float:
     converted = not_negative(value, name)
     most = float(np.finfo(np.float64 if dtype == "float64" else np.float32).max)
     if converted > most:
-        raise ValueError(f"{name} must be at most {most} for {dtype}, but is {converted}")
+        raise ValueError(f"{name} must be at most {most} for {dtype}, not {converted}")
     return converted
 
 
@@ -80,7 +81,7 @@ def positive_shape(value: Any, name: str, _dtype: str) -> float:
     """
     converted = real(value, name, finite=False)
     if not converted > 0:
-        raise ValueError(f"{name} must be more than 0, but is {converted}")
+        raise ValueError(f"{name} must be more than 0, not {converted}")
     return shape_parameter(converted, name, "float64")
 
 
@@ -110,7 +111,7 @@ def event_rate(lam: Any, dtype: str, kind: GeneratorKind) -> float:
     """
     rate = real(lam, "lam", finite=False)
     if not rate >= 0:
-        raise ValueError(f"lam must not be negative, but is {rate}")
+        raise ValueError(f"lam must be at least 0, not {rate}")
     most = min(_MOST_LAM, float(bounds(dtype)[1]))
     if rate + 10 * math.sqrt(rate) > most:
         raise ValueError(f"lam is too large for {dtype}: {rate}")
@@ -169,7 +170,7 @@ def probabilities(
         raise TypeError(f"{name} must be made of real numbers, not of {given.dtype}")
     chances = given.astype(np.float64)
     if chances.ndim != 1:
-        raise ValueError(f"{name} must be 1-dimensional, but has shape {chances.shape}")
+        raise ValueError(f"{name} must be one-dimensional, not of shape {chances.shape}")
     if len(chances) != items:
         raise ValueError(f"a and p must have same size: a has {items} items, p has {len(chances)}")
     if np.isnan(chances).any():
@@ -179,7 +180,7 @@ def probabilities(
         raise ValueError(f"probabilities are not non-negative: {name}[{worst}] is {chances[worst]}")
     total = float(chances.sum())
     if abs(total - 1) > _SUM_TOLERANCE:
-        raise ValueError(f"probabilities do not sum to 1, but to {total}")
+        raise ValueError(f"probabilities must sum to 1, not to {total}")
     return chances
 
 
@@ -200,8 +201,7 @@ def shape_of(size: Size, out: GpuRef | None, dimensions: int) -> tuple[int, ...]
     shape = made if size is None else as_shape(size)
     if dimensions != 1 and (not shape or shape[-1] != dimensions):
         raise ValueError(
-            f"the last axis must hold the {dimensions} dimensions of each point, "
-            f"but the size is {shape}"
+            f"size must end with the {dimensions} dimensions of each point, not {shape}"
         )
     return shape
 
@@ -233,7 +233,7 @@ def dtype_of(
     name = NAMES[chosen]
     allowed = (WHOLE_AND_FLAGS if flags else WHOLE) if whole else FLOATS
     if name not in allowed:
-        raise TypeError(f"unsupported dtype {name}; expected one of {', '.join(allowed)}")
+        raise TypeError(f"dtype must be one of {', '.join(allowed)}, not {name}")
     return chosen
 
 
@@ -242,7 +242,7 @@ def check_out(out: GpuRef, memory: MemoryMap, shape: tuple[int, ...], dtype: np.
     require_writable(out, memory, "out")
     require_shape(out, shape, "out")
     if out.dtype is not dtype:
-        raise TypeError(f"out has dtype {out.dtype.name}, but the result has {dtype.name}")
+        raise TypeError(f"out must have dtype {dtype.name}, not {out.dtype.name}")
 
 
 def whole_trials(n: Any, name: str = "n") -> int:
@@ -254,7 +254,7 @@ def whole_trials(n: Any, name: str = "n") -> int:
     """
     count = whole(n, name)
     if count < 0:
-        raise ValueError(f"{name} must not be negative, but is {count}")
+        raise ValueError(f"{name} must be at least 0, not {count}")
     return count
 
 
@@ -268,7 +268,7 @@ def trials(n: Any, p: Any, dtype: str) -> tuple[int, float]:
     """
     count, chance = whole_trials(n), real(p, "p", finite=False)
     if not 0 <= chance <= 1:
-        raise ValueError(f"p must be from 0 to 1, but is {chance}")
+        raise ValueError(f"p must be from 0 to 1, not {chance}")
     if count > bounds(dtype)[1]:
         raise ValueError(f"n is out of bounds for {dtype}: {count}")
     if count * chance * (1 - chance) > _MOST_VARIANCE:
@@ -386,7 +386,7 @@ def chance(p: Any, name: str = "p") -> float:
     """
     value = real(p, name, finite=False)
     if not 0 < value <= 1:
-        raise ValueError(f"{name} must be above 0 and at most 1, but is {value}")
+        raise ValueError(f"{name} must be above 0 and at most 1, not {value}")
     return value
 
 

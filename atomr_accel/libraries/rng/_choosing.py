@@ -12,8 +12,8 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
-from ...expressions import index as index_of
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import index as index_of
 from ...ops import ARRAY_LANE as ARRAY
 from ...ops import D, Request, Submission, op, require_no_alias, require_readable, require_writable
 from ...wire.options import flag
@@ -97,7 +97,7 @@ class Choosing(Drawing[D]):
                 rows = a
                 require_readable(rows, preparer.memory, "a")
                 if not rows.shape:
-                    raise ValueError("a must have at least one axis, but has shape ()")
+                    raise ValueError("a must have at least one axis, not shape ()")
                 items, rest, kind = rows.shape[0], rows.shape[1:], rows.dtype
             else:
                 items = item_count(a, "a", preparer.memory)
@@ -287,7 +287,7 @@ class Choosing(Drawing[D]):
         """The integers from 0 on, in random order."""
         self._require_words("permutation")
         if items < 0:
-            raise ValueError(f"x must not be negative, but is {items}")
+            raise ValueError(f"x must be at least 0, not {items}")
         if not items:
             return steps.output((0,), _INT64)
         pick = partial(self._without, items, (items,), None, None)
@@ -301,8 +301,8 @@ class Choosing(Drawing[D]):
     def _check_pick(self, items: int, count: int, chances: Entries | None) -> None:
         if self._state.spec.quasi:
             raise Unsupported(
-                f"{self._state.kind} cannot choose without replacement; "
-                f"use a pseudo-random generator"
+                f"replace must be True with {self._state.kind}; use a pseudo-random "
+                "generator for False"
             )
         if count > items:
             raise ValueError(

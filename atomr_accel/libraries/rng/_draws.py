@@ -20,7 +20,8 @@ from .wire._messages import Distribution, Draw, Points, UploadTable
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ...memory import Block, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block
     from ...ops import AsRequests, DeviceView, Preparer
     from ..array.facade import ArrayFunctions
     from ..blas.facade import Blas

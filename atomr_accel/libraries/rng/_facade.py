@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-from ...ops import D
-from ..array.steps import RequestsOnly
+from ...ops import D, RequestsOnly
 from ._draws import RngFacades
 from ._state import new_state
 from .generator import Generator, check_dimensions

@@ -131,8 +131,8 @@ class GeneratorState:
         for name in ("kind", "ordering", "dimensions"):
             if saved[name] != getattr(self, name):
                 raise ValueError(
-                    f"the state has {name} {saved[name]!r}, "
-                    f"but the generator has {getattr(self, name)!r}"
+                    f"the state must have the {name} of the generator, "
+                    f"{getattr(self, name)!r}, not {saved[name]!r}"
                 )
         offset, seeds = operator.index(saved["rejection_offset"]), self.seeds
         if not 0 <= offset < _WORDS:
@@ -159,10 +159,10 @@ def new_state(seed: Seed, kind: str, ordering: str, offset: int, dimensions: int
     """
     spec = KINDS.get(kind)
     if spec is None:
-        raise ValueError(f"there is no generator {kind!r}; expected one of {', '.join(KINDS)}")
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
     if ordering not in spec.orderings:
         raise ValueError(
-            f"{kind} has no ordering {ordering!r}; expected one of {', '.join(spec.orderings)}"
+            f"ordering of {kind} must be one of {', '.join(spec.orderings)}, not {ordering!r}"
         )
     if spec.quasi:
         if seed is not None:
@@ -188,5 +188,5 @@ def _seeds(seed: SupportsIndex | Iterable[SupportsIndex] | None) -> np.random.Se
             f"seed must be an int, a sequence of ints or a numpy.random.SeedSequence, not {seed!r}"
         ) from None
     if any(part < 0 for part in numbers):
-        raise ValueError(f"seed must not be negative, but is {seed!r}")
+        raise ValueError(f"seed must be at least 0, not {seed!r}")
     return np.random.SeedSequence(numbers[0] if isinstance(seed, SupportsIndex) else numbers)

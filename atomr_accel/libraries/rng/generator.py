@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import D, Request, Submission, op
 from ...wire.options import flag
 from ._arguments import (
@@ -122,7 +122,7 @@ class Generator(Choosing[D]):
         if state.seeds is None:
             raise Unsupported(f"{state.kind} is one fixed sequence, without independent ones")
         if operator.index(n_children) < 0:
-            raise ValueError(f"n_children must not be negative, but is {n_children}")
+            raise ValueError(f"n_children must be at least 0, not {n_children}")
         return [
             Generator(
                 self._device, GeneratorState(state.kind, state.ordering, 1, seeds), self._known
@@ -511,8 +511,8 @@ class Generator(Choosing[D]):
             ]
             if counts[2] > counts[0] + counts[1]:
                 raise ValueError(
-                    f"nsample must be at most ngood + nbad, which is {counts[0] + counts[1]}, "
-                    f"but is {counts[2]}"
+                    "nsample must be at most ngood + nbad, which is "
+                    f"{counts[0] + counts[1]}, not {counts[2]}"
                 )
             first, table = hypergeometric_table(*counts)
             return self._looked_up(preparer, "hypergeometric", first, table, size, dtype, out)

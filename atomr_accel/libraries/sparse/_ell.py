@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 import msgspec
 import numpy as np
 
-from ...memory import GpuRef
+from ...arrays import GpuRef
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

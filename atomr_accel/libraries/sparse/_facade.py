@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
     from scipy.sparse import bsr_array, coo_array, csc_array, csr_array
 
-    from ...memory import GpuRef
+    from ...arrays import GpuRef
 
     ScipyArray = bsr_array | coo_array | csc_array | csr_array
 
@@ -241,7 +241,7 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
         return self._transfers
 
     def _on(self, device: Any) -> Any:
-        """Return a facade driven by a collector of calls, which moves no arrays."""
+        """Return a facade whose calls go to a collector, which moves no arrays."""
         facade = super()._on(device)
         facade._transfers = None
         return facade
@@ -271,7 +271,7 @@ def _scipys(array: object) -> Any:
         )
     given: Any = array
     if given.ndim != 2:
-        raise ValueError(f"the array has shape {given.shape}; sparse matrices have two dimensions")
+        raise ValueError(f"the array must have two dimensions, not shape {given.shape}")
     if given.dtype.name not in FLOATS:
         raise TypeError(
             f"the array is {given.dtype.name}; sparse matrices are of {', '.join(FLOATS)}"

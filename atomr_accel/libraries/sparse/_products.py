@@ -9,7 +9,7 @@ import msgspec
 
 from ..._dtypes import DTYPES
 from ..._errors import GpuRefStale
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import D, Request, Submission, op, require_dtype, require_no_alias, require_shape
 from ..blas.checks import operation, scalar
 from ._ell import EllRef
@@ -139,8 +139,8 @@ class SparseProducts(SparseStructure[D]):
             m, k = a.shape[::-1] if taken else a.shape
             if x.shape[0] != k:
                 raise ValueError(
-                    f"x has shape {x.shape}, but a is taken with shape {(m, k)}: x must have {k} "
-                    "rows"
+                    f"x must have {k} rows, because a is taken with shape {(m, k)}, "
+                    f"not shape {x.shape}"
                 )
             shape = (m, *x.shape[1:])
             if out is None and beta:
@@ -214,8 +214,8 @@ class SparseProducts(SparseStructure[D]):
                     raise ValueError(f"{name} must have two dimensions, not shape {ref.shape}")
             if a.shape[1] != b.shape[0] or (a.shape[0], b.shape[1]) != pattern.shape:
                 raise ValueError(
-                    f"a has shape {a.shape}, b {b.shape} and pattern {pattern.shape}, which do "
-                    "not fit"
+                    "a, b and pattern must have shapes (m, k), (k, n) and (m, n), "
+                    f"not {a.shape}, {b.shape} and {pattern.shape}"
                 )
             data = preparer.output(pattern.data.shape, pattern.dtype)
             target = data._block
@@ -366,7 +366,9 @@ class SparseProducts(SparseStructure[D]):
         if a.format != b.format:
             raise TypeError(f"a is {a.format} and b {b.format}; both must be the same")
         if a.shape[1] != b.shape[0]:
-            raise ValueError(f"a has shape {a.shape} and b {b.shape}, which do not fit")
+            raise ValueError(
+                f"a and b must have shapes (m, k) and (k, n), not {a.shape} and {b.shape}"
+            )
         if a.dtype is not b.dtype or a.index_dtype is not b.index_dtype:
             raise TypeError(
                 f"a has {a.dtype.name} with {a.index_dtype.name}, b {b.dtype.name} with "

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 
 from ..._errors import GpuRefStale
-from ...expressions.expression import broadcast_constant
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions.expression import broadcast_constant
 from ...ops import D, Request, Submission, op, require_dtype, require_no_alias, require_shape
 from ...wire.options import flag
 from ..blas.checks import operation, scalar
@@ -163,7 +163,7 @@ class Solves(SparsePart[D]):
             given = laid(b, "b")
             require_dtype(b, matrix_of.dtype, "b", "a")
             if b.shape[0] != n:
-                raise ValueError(f"b has shape {b.shape}, but a has {n} rows")
+                raise ValueError(f"b must have {n} rows, as a has, not shape {b.shape}")
             made = preparer.output(b.shape, b.dtype) if out is None else out
             target = place(made, preparer, "out", writable=True)
             require_dtype(made, b.dtype, "out", "b")
@@ -217,7 +217,7 @@ class Solves(SparsePart[D]):
                 "such a solve", "take a csr matrix as it is, or a csc matrix transposed"
             )
         if a.shape[0] != a.shape[1]:
-            raise ValueError(f"a has shape {a.shape}; it must be square")
+            raise ValueError(f"a must be square, not of shape {a.shape}")
         matrix, blocks = self._matrix(preparer, by_rows(a), "a", ("csr",))
         if not swapped:
             return matrix, blocks, (taken_as(taken, a.dtype), lower, unit)
@@ -259,11 +259,11 @@ class Solves(SparsePart[D]):
                 raise TypeError(f"{name} must be a ref of one of {', '.join(SINGLE_OR_DOUBLE)}")
         require_dtype(b, ab.dtype, "b", "ab")
         if ab.ndim < 2 or ab.shape[-2] != 2 * reach + 1:
-            raise ValueError(f"ab has shape {ab.shape}; it must be (..., {2 * reach + 1}, n)")
+            raise ValueError(f"ab must have shape (..., {2 * reach + 1}, n), not {ab.shape}")
         stack, n = ab.shape[:-2], ab.shape[-1]
         fits = b.shape == (*stack, n) if stack else b.shape[:1] == (n,) and b.ndim <= 2
         if not fits:
-            raise ValueError(f"ab has shape {ab.shape} and b {b.shape}, which do not fit")
+            raise ValueError(f"ab and b must have shapes that fit, not {ab.shape} and {b.shape}")
 
         def build(steps: CallSteps) -> GpuRef:
             if not b.size:

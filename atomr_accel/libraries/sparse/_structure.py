@@ -14,9 +14,9 @@ import numpy as np
 
 from ..._dtypes import DTYPES
 from ..._errors import Unsupported
-from ...expressions import Operand, cast
-from ...expressions.expression import broadcast_constant
-from ...memory import GpuRef
+from ...arrays import GpuRef
+from ...arrays.expressions import Operand, cast
+from ...arrays.expressions.expression import broadcast_constant
 from ...ops import D, op, require_dtype, require_readable, require_shape, require_writable
 from ...wire.options import whole
 from ..array.choosing import read_number
@@ -138,14 +138,14 @@ class SparseStructure(SparsePart[D]):
             )
         made = SparseRef(form, (rows, columns), data, major, indices)
         if data.ndim != (3 if form == "bsr" else 1):
-            raise ValueError(f"data has shape {data.shape}, which {form} does not take")
+            raise ValueError(f"data must have a shape that {form} takes, not {data.shape}")
         r, c = made.blocksize
         if form == "bsr" and (not r or not c or rows % r or columns % c):
             raise ValueError(f"shape {shape} is no multiple of blocks of shape {(r, c)}")
         majors = {"csr": rows + 1, "csc": columns + 1, "bsr": rows // r + 1}
         expected = majors.get(form, data.shape[0])
         if major.shape != (expected,):
-            raise ValueError(f"indptr has shape {major.shape}, and must have ({expected},)")
+            raise ValueError(f"indptr must have shape ({expected},), not {major.shape}")
         if indices.shape != data.shape[:1]:
             raise ValueError(f"there are {data.shape[0]} elements and {indices.size} indices")
         return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from ...ops import (
     D,
     Request,

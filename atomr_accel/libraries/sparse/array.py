@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 import msgspec
 
-from ...memory import GpuRef
+from ...arrays import GpuRef
 from .wire._messages import Format
 
 if TYPE_CHECKING:
@@ -161,7 +161,9 @@ class SparseRef(msgspec.Struct, frozen=True, eq=False):
             ValueError: another shape.
         """
         if data.shape != self.data.shape:
-            raise ValueError(f"data has shape {data.shape}, but the matrix's {self.data.shape}")
+            raise ValueError(
+                f"data must have the shape of the matrix's, {self.data.shape}, not {data.shape}"
+            )
         return msgspec.structs.replace(self, data=data)
 
     def __matmul__(self, _other: object) -> NoReturn:

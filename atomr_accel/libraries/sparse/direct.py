@@ -35,7 +35,8 @@ from .wire._direct import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...memory import Block, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block
     from ...ops import DeviceView, Preparer
     from ..array.steps import CallSteps
     from .array import SparseRef
@@ -226,7 +227,7 @@ class HostFactors:
         n = self.matrix.shape[0]
         require_dtype(b, self.matrix.dtype, "b", "the matrix")
         if b.ndim not in (1, 2) or b.shape[0] != n:
-            raise ValueError(f"b has shape {b.shape}, but the matrix has {n} rows")
+            raise ValueError(f"b must have {n} rows, as the matrix has, not shape {b.shape}")
         taken = _TRANS[trans]
         if self._by_columns:  # what was factorized is the transpose
             if taken == 2 and self.matrix.dtype.kind == "c":
@@ -387,7 +388,7 @@ class DirectSolves(SparsePart[D]):
     ) -> Request[SparseLU[Awaited]]:
         swapped = require_format(a, "a") == "csc"
         if a.shape[0] != a.shape[1]:
-            raise ValueError(f"a has shape {a.shape}; it must be square")
+            raise ValueError(f"a must be square, not of shape {a.shape}")
         for name, value, known in (
             ("kind", kind, Kind),
             ("reordering", reordering, Reordering),

@@ -7,7 +7,8 @@ from weakref import WeakKeyDictionary
 
 from ..._dtypes import NAMES
 from ..._errors import Unsupported, said_of
-from ...memory import GpuRef, NotContiguous, ref_error
+from ...arrays import GpuRef, ref_error
+from ...memory import NotContiguous
 from ...ops import ARRAY_LANE as ARRAYS
 from ...ops import (
     AsRequests,
@@ -15,6 +16,7 @@ from ...ops import (
     Facade,
     LaneSpec,
     Request,
+    RequestsOnly,
     Submission,
     Workspaces,
     WorkspaceStatistics,
@@ -23,7 +25,7 @@ from ...ops import (
     require_writable,
 )
 from ...wire.recent import Recent
-from ..array.steps import CallSteps, RequestsOnly
+from ..array.steps import CallSteps
 from ._ell import EllRef
 from .array import SparseRef
 from .wire._messages import DenseMatrix, Matrix, MeasureSparse, RunSparse, SparseSpec, encode
@@ -251,7 +253,7 @@ def laid(ref: GpuRef, name: str) -> DenseMatrix:
             return DenseMatrix(ref.shape, by_rows=False, ld=across)
     elif ref.ndim != 1:
         raise ValueError(f"{name} must have one or two dimensions, not shape {ref.shape}")
-    raise NotContiguous(f"neither rows nor columns of {name} are without gaps: {ref!r}")
+    raise NotContiguous(f"{name} must have rows or columns without gaps: {ref!r}; copy it first")
 
 
 def place(ref: GpuRef, preparer: Preparer, name: str, *, writable: bool = False) -> Block:

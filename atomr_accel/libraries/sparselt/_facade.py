@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported, said_of
-from ...memory import GpuRef, ref_error
+from ...arrays import GpuRef, ref_error
 from ...ops import (
     D,
     Facade,
@@ -288,7 +288,9 @@ class SparseLt(Facade[D]):
             require_dtype(b, a.dtype, "b", "a")
             right = _dense(b, "b")
             if right.rows != a.shape[1]:
-                raise ValueError(f"a has shape {a.shape} and b {b.shape}, which do not fit")
+                raise ValueError(
+                    f"a and b must have shapes (m, k) and (k, n), not {a.shape} and {b.shape}"
+                )
             # The library does not have 8-bit ones by rows; float32 ones it takes, and hangs.
             if right.by_rows and a.dtype.itemsize != 2 and min(b.shape) > 1:
                 raise ValueError(

@@ -9,7 +9,7 @@ import msgspec
 
 from ..._dtypes import NAMES
 from ..._errors import said_of
-from ...memory.views import strides_of
+from ...arrays.views import strides_of
 from ...ops import (
     alignment,
     not_contiguous,
@@ -21,12 +21,13 @@ from ...ops import (
 )
 from ..blas.checks import scalar
 from .wire._messages import ADDS, Operation, OperationKind, TensorLayout
-from .wire._operators import BINARY, COMPLEX_UNARY, COMPUTE, UNARY
+from .wire._operators import BINARY, COMPLEX_UNARY, COMPUTE, TF32, UNARY
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ...memory import GpuRef, MemoryMap
+    from ...arrays import GpuRef
+    from ...memory import MemoryMap
     from ..blas.checks import Number
     from .wire._messages import Scalar
 
@@ -87,7 +88,7 @@ class TensorCall(NamedTuple):
             _require_strides(ref, memory, name)
             dtype = dtype or ref.dtype
             if NAMES[dtype] not in COMPUTE:
-                raise TypeError(f"{name} has dtype {dtype.name}; expected {', '.join(COMPUTE)}")
+                raise TypeError(f"{name} must have dtype {', '.join(COMPUTE)}, not {dtype.name}")
             require_dtype(ref, dtype, name, names[0])
             labels.append(_numbered(given, ref.shape, f"modes_{name}", numbers, sizes))
         assert dtype is not None
@@ -113,7 +114,7 @@ class TensorCall(NamedTuple):
             _require_strides(like, memory, name)
             require_dtype(like, dtype, name, names[0])
             if like.shape != shape:
-                raise ValueError(f"{name} has shape {like.shape}, but the result has shape {shape}")
+                raise ValueError(f"{name} must have shape {shape}, not {like.shape}")
         self._require_apart(names, name_added)
         values = tuple(
             scalar(value, dtype, name) for value, name in zip(self.scalars, scalars, strict=True)
@@ -191,13 +192,16 @@ def _numbered(
     """Numbers for an operand's modes, and how far they go."""
     labels = _labels(modes, name)
     if len(labels) != len(shape):
-        raise ValueError(f"{name} has {len(labels)} modes, but the array has shape {shape}")
+        raise ValueError(
+            f"{name} must have a mode for each axis of shape {shape}, not {len(labels)}"
+        )
     found = []
     for label, size in zip(labels, shape, strict=True):
         number = numbers.setdefault(label, len(numbers))
         if sizes.setdefault(number, size) != size:
             raise ValueError(
-                f"{name}: mode {label!r} has {size} elements, but {sizes[number]} in another array"
+                f"mode {label!r} of {name} must have {sizes[number]} elements, as in "
+                f"another array, not {size}"
             )
         found.append(number)
     return tuple(found)
@@ -216,22 +220,26 @@ def operation_of(
     """Return the operation that the lane is to run."""
     name = NAMES[checked.dtype]
     known = COMPUTE[name]
+    if compute_type == TF32 and TF32 not in known:
+        compute_type = None
     if compute_type is not None and compute_type not in known:
         raise ValueError(
-            f"compute_type {compute_type!r} is none of those for {name}: {', '.join(known)}"
+            f"compute_type for {name} must be one of {', '.join(known)}, not {compute_type!r}"
         )
     real = checked.dtype.kind != "c"
     allowed = UNARY if real and call.kind is not OperationKind.CONTRACT else COMPLEX_UNARY
     for each in unary:
         if each not in allowed:
-            raise ValueError(f"operator {each!r} is none of those for {name}: {', '.join(allowed)}")
+            raise ValueError(
+                f"operator for {name} must be one of {', '.join(allowed)}, not {each!r}"
+            )
     if call.kind is OperationKind.CONTRACT and real:
         unary = ()  # real numbers are their conjugates, for which the vendor has no operator here
     for each in operators:
         if each not in BINARY:
-            raise ValueError(f"operator {each!r} is none of {', '.join(BINARY)}")
+            raise ValueError(f"operator must be one of {', '.join(BINARY)}, not {each!r}")
     if checked.dtype.kind == "c" and {"maximum", "minimum"} & {*operators}:
-        raise ValueError(f"{name} has no order, so there is no {operators[-1]} of it")
+        raise ValueError(f"operator for {name} must need no order, not {operators[-1]}")
     unary = unary or ("identity",) * len(call.arrays)
     inputs = [
         _tensor(ref, modes, operator)

@@ -11,14 +11,14 @@ import numpy as np
 
 from ..._dtypes import HALVES, as_dtype
 from ..._errors import said_of
-from ...expressions import Operand, cast
-from ...expressions.promotion import FLOAT32
-from ...memory import GpuRef, ref_error
-from ...memory.views import strides_of
+from ...arrays import GpuRef, ref_error
+from ...arrays.expressions import Operand, cast
+from ...arrays.expressions.promotion import FLOAT32
+from ...arrays.views import strides_of
 from ...ops import ARRAY_LANE as ARRAY
-from ...ops import AsRequests, Collected, D, Request, Submission, op
+from ...ops import AsRequests, Collected, D, Request, RequestsOnly, Submission, op
 from ...wire.recent import Recent
-from ..array.steps import CallSteps, RequestsOnly, target_of
+from ..array.steps import CallSteps, target_of
 from ..blas.checks import LANE as BLAS
 from ._operations import LANE, TensorOperations
 from ._plan import ArrayLayout, Contraction, CopyStep, EinsumPlan, MatrixProduct, Sum, make_plan

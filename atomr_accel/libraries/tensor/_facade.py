@@ -19,11 +19,12 @@ class Tensor(Einsum[D]):
     | dtype | compute types |
     |---|---|
     | float16, bfloat16 | 32F |
-    | float32 | 32F, TF32, 3XTF32, 16F, 16BF |
+    | float32 | 32F, 3XTF32, 16F, 16BF |
     | float64, complex128 | 64F, 32F |
-    | complex64 | 32F, TF32, 3XTF32 |
+    | complex64 | 32F, 3XTF32 |
 
-    The first is the default, so float32 is float32, not TF32. The CPU backend ignores compute
+    The first is the default, so float32 is float32; ``allow_tf32=True`` lets
+    ``contract`` and ``contract_trinary`` multiply in TF32. The CPU backend ignores compute
     types: it computes in the type itself, and 16-bit types in float32.
 
     Plans are kept for each combination of extents, strides, modes, dtypes, operators, compute type

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ..._dtypes import DTYPES
-from ...memory.views import span
+from ...arrays.views import span
 from ...ops import (
     Collected,
     D,
@@ -17,15 +17,17 @@ from ...ops import (
     copying,
     op,
     require_no_race,
+    with_tf32,
 )
 from ...wire.options import flag
 from ...wire.recent import Recent
 from ._call import TensorCall, alike, operation_of
 from .wire._messages import ADDS, OperationKind, RunTensor, TuneTensor, encode
-from .wire._operators import REDUCTIONS
+from .wire._operators import REDUCTIONS, TF32
 
 if TYPE_CHECKING:
-    from ...memory import Block, Epoch, GpuRef
+    from ...arrays import GpuRef
+    from ...memory import Block, Epoch
     from ...ops import DeviceView, Preparer
     from ..blas.checks import Number
     from ._call import Checked, Modes
@@ -104,6 +106,7 @@ class TensorOperations(Facade[D]):
         op_a: Unary = "identity",
         op_b: Unary = "identity",
         compute_type: str | None = None,
+        allow_tf32: bool = False,
         jit: bool = False,
         autotune: bool = False,
     ) -> Request[GpuRef]:
@@ -125,6 +128,8 @@ class TensorOperations(Facade[D]):
             op_a: an operator for each element of ``a``: ``"conjugate"`` for complex ones.
             op_b: the same of ``b``.
             compute_type: how to compute, see the class.
+            allow_tf32: whether products of float32 and complex64 may round their factors to ten
+                bits, to run faster.
             jit: let cuTENSOR compile a kernel for this operation, which takes seconds the first
                 time. Kernels are kept on the disk.
             autotune: the first time, time all algorithms on these operands and keep the fastest,
@@ -143,7 +148,8 @@ class TensorOperations(Facade[D]):
         call = TensorCall(
             OperationKind.CONTRACT, (a, b), (modes_a, modes_b), modes, c, out, (alpha, beta)
         )
-        return self._request(call, (op_a, op_b), compute_type, jit=jit, autotune=autotune)
+        options = (op_a, op_b), compute_type, (), allow_tf32
+        return self._request(call, *options, jit=jit, autotune=autotune)
 
     @op
     def contract_trinary(
@@ -161,6 +167,7 @@ class TensorOperations(Facade[D]):
         alpha: Number = 1.0,
         beta: Number = 0.0,
         compute_type: str | None = None,
+        allow_tf32: bool = False,
         jit: bool = False,
         autotune: bool = False,
     ) -> Request[GpuRef]:
@@ -181,6 +188,7 @@ class TensorOperations(Facade[D]):
             alpha: scales the product.
             beta: scales ``d``; with 0 ``d`` is not read.
             compute_type: as for ``contract``.
+            allow_tf32: as for ``contract``.
             jit: as for ``contract``.
             autotune: as for ``contract``.
 
@@ -194,7 +202,8 @@ class TensorOperations(Facade[D]):
         call = TensorCall(
             OperationKind.CONTRACT_TRINARY, arrays, labels, modes, d, out, (alpha, beta)
         )
-        return self._request(call, (), compute_type, jit=jit, autotune=autotune)
+        options = (), compute_type, (), allow_tf32
+        return self._request(call, *options, jit=jit, autotune=autotune)
 
     @op
     def reduce(
@@ -234,7 +243,7 @@ class TensorOperations(Facade[D]):
             ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         if op not in REDUCTIONS:
-            raise ValueError(f"op is {op!r}; expected one of {', '.join(map(repr, REDUCTIONS))}")
+            raise ValueError(f"op must be one of {', '.join(map(repr, REDUCTIONS))}, not {op!r}")
         call = TensorCall(OperationKind.REDUCE, (a,), (modes_a,), modes, c, out, (alpha, beta))
         return self._request(call, (op_a,), compute_type, (REDUCTIONS[op],))
 
@@ -378,10 +387,12 @@ class TensorOperations(Facade[D]):
         unary: tuple[str, ...],
         compute_type: str | None,
         operators: tuple[str, ...] = (),
+        allow_tf32: bool = False,
         *,
         jit: bool = False,
         autotune: bool = False,
     ) -> Request[GpuRef]:
+        compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
         jit, autotune = flag(jit, "jit"), flag(autotune, "autotune")
         require_no_race(self._device, autotune=autotune)
 
@@ -398,7 +409,7 @@ class TensorOperations(Facade[D]):
             if call.kind in ADDS and checked.scalars[1] not in (0.0, (0.0, 0.0)):
                 added = call.out if call.added is None else call.added
                 if added is None:
-                    raise ValueError("beta scales what is added, but there is neither that nor out")
+                    raise ValueError("beta scales what is added; pass that, or out")
             last = added if call.kind in ADDS else inputs[-1]
             if (
                 call.kind is not OperationKind.PERMUTE

@@ -137,8 +137,9 @@ def _asked(optimize: Any) -> tuple[str | list[tuple[int, ...]], int | None]:
         return [tuple(whole(at, "place") for at in group) for group in optimize], None
     except (KeyError, TypeError):
         raise ValueError(
-            f"optimize is {optimize!r}; expected True, False, the name of a way to find a path, "
-            "such as 'greedy', a tuple of that and a number of elements, or a path"
+            "optimize must be True, False, the name of a way to find a path, such as "
+            "'greedy', a tuple of that and a number of elements, or a path, not "
+            f"{optimize!r}"
         ) from None
 
 

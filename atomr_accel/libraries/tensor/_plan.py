@@ -17,7 +17,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ..._dtypes import NAMES
-from ...memory.views import is_contiguous, strides_of
+from ...arrays.views import is_contiguous, strides_of
 from ...wire.matrices import lay
 from ._path import Seen, pairs, seen_as
 

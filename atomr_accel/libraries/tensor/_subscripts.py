@@ -89,8 +89,8 @@ def _term(text: str, subscripts: str) -> Given:
             rest = rest[1:]
         else:
             raise ValueError(
-                f"{rest[0]!r} in subscripts {subscripts!r}: expected letters and '...', ',' "
-                "between operands and one '->' before the result's"
+                "subscripts must be letters and '...', ',' between operands and one "
+                f"'->' before the result's, not {rest[0]!r} in {subscripts!r}"
             )
     return _once(found, subscripts)
 
@@ -136,9 +136,7 @@ def resolve(terms: Terms, shapes: tuple[tuple[int, ...], ...]) -> Labelled:
             with subscripts that come twice or that no operand has.
     """
     if len(terms.inputs) != len(shapes):
-        raise ValueError(
-            f"subscripts are for {len(terms.inputs)} operands, but there are {len(shapes)}"
-        )
+        raise ValueError(f"subscripts must be for {len(shapes)} operands, not {len(terms.inputs)}")
     spread = [
         _spread(given, len(shape), f"operand {at}")
         for at, (given, shape) in enumerate(zip(terms.inputs, shapes, strict=True))
@@ -162,8 +160,8 @@ def resolve(terms: Terms, shapes: tuple[tuple[int, ...], ...]) -> Labelled:
                 sizes[number] = size
             elif size not in (1, sizes[number]):
                 raise ValueError(
-                    f"operand {at} has {size} elements along {_said(label)}, but another axis of "
-                    f"that name has {sizes[number]}"
+                    f"operand {at} must have {sizes[number]} elements along "
+                    f"{_said(label)}, as another axis of that name has, not {size}"
                 )
     inputs = tuple(tuple(numbers[label] for label in labels) for labels in spread)
     return Labelled(inputs, tuple(numbers[label] for label in output), tuple(sizes))

@@ -13,8 +13,8 @@ from .._retry import is_device_fault
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+    from ...arrays import GpuRef
     from ...device import Device
-    from ...memory import GpuRef
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class DeviceCopies:
         ranks = range(self.ranks)
         if [len(row) for row in parts] != [self.ranks] * self.ranks:
             raise ValueError(
-                f"{self.ranks} ranks exchange {self.ranks} parts each, got "
+                f"parts must be {self.ranks} from each of {self.ranks} ranks, not "
                 f"{[len(row) for row in parts]}"
             )
         for i in ranks:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ...arrays import GpuRef
     from ...device import Device
-    from ...memory import GpuRef
     from ._gating import Collecting
 
 A = TypeVar("A")
@@ -79,8 +79,8 @@ def check_weights(weights: MoeWeights[Any]) -> None:
         array = getattr(weights, name)
         if array is not None and tuple(array.shape) != shape:
             raise ValueError(
-                f"{name} has shape {tuple(array.shape)}, but with an up of {weights.up.shape} "
-                f"it has {shape}"
+                f"{name} must have shape {shape} with an up of {weights.up.shape}, "
+                f"not {tuple(array.shape)}"
             )
     dtype = as_dtype(weights.up.dtype)
     if dtype.name not in _DTYPES:
@@ -89,7 +89,7 @@ def check_weights(weights: MoeWeights[Any]) -> None:
         array = getattr(weights, each.name)
         expected = _FLOAT32 if each.name == "router" else dtype
         if array is not None and as_dtype(array.dtype) != expected:
-            raise TypeError(f"{each.name} must be {expected.name}, but is {array.dtype}")
+            raise TypeError(f"{each.name} must be {expected.name}, not {array.dtype}")
 
 
 async def put_weights(

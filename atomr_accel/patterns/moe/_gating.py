@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from ...actors.util import check_instance, check_number, check_whole
-from ...expressions import index
+from ...arrays.expressions import index
 
 if TYPE_CHECKING:
+    from ...arrays import GpuRef
     from ...device.batches.batch import Batch
     from ...device.batches.record import Recording
     from ...libraries.rng.generator import Generator
-    from ...memory import GpuRef
 
 Collecting: TypeAlias = "Batch | Recording"
 """Collector of the calls of these functions, to await them together or to replay them."""
@@ -54,14 +54,14 @@ class Gating:
         check_instance("normalize", self.normalize, bool)
         if self.top_k < 1 or not 0 <= self.jitter < 1:
             raise ValueError(
-                "Gating wants top_k >= 1 and 0 <= jitter < 1, got "
+                "Gating must have top_k >= 1 and 0 <= jitter < 1, not "
                 f"top_k={self.top_k!r}, jitter={self.jitter!r}"
             )
         factor = self.capacity_factor
         if factor is not None:
             check_number("capacity_factor", factor)
             if not 0 < factor < math.inf:
-                raise ValueError(f"capacity_factor must be more than 0, or None, got {factor!r}")
+                raise ValueError(f"capacity_factor must be more than 0, or None, not {factor!r}")
 
     def capacity(self, tokens: int, experts: int) -> int | None:
         """Return the number of tokens that an expert takes; None if no token is dropped.
@@ -73,7 +73,7 @@ class Gating:
         for name, value, least in ("tokens", tokens, 0), ("experts", experts, 1):
             check_whole(name, value)
             if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+                raise ValueError(f"{name} must be at least {least}, not {value}")
         if self.capacity_factor is None:
             return None
         share = math.ceil(self.capacity_factor * self.top_k * tokens / experts)
@@ -145,7 +145,9 @@ def route(
     """
     experts = router.shape[-1]
     if gating.top_k > experts:
-        raise ValueError(f"top_k is {gating.top_k}, but there are {experts} experts")
+        raise ValueError(
+            f"top_k must be at most {experts}, the number of experts, not {gating.top_k}"
+        )
     seen: Any = x.astype(_FLOAT32)
     if noise is not None and gating.jitter:
         low, high = 1 - gating.jitter, 1 + gating.jitter

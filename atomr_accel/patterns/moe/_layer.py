@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from ..._errors import Unsupported
-from ...expressions import index
+from ...arrays.expressions import index
 from ._experts import check_weights, padded_experts
 from ._gating import Collecting, Gating, Routing, route
 
 if TYPE_CHECKING:
+    from ...arrays import GpuRef
     from ...libraries.rng.generator import Generator
-    from ...memory import GpuRef
     from ._experts import MoeWeights
 
 _FLOAT32: Final = np.dtype(np.float32)
@@ -72,7 +72,7 @@ def check_tokens(x: Any, d: int, dtype: np.dtype[Any]) -> None:
     if len(x.shape) != 2 or x.shape[1] != d:
         raise ValueError(f"x must have shape (tokens, {d}), not {tuple(x.shape)}")
     if x.dtype != dtype:
-        raise TypeError(f"x must be {dtype} as the experts are, but is {x.dtype}")
+        raise TypeError(f"x must be {dtype} as the experts are, not {x.dtype}")
 
 
 def dispatch(to: Collecting, x: GpuRef, routing: Routing) -> GpuRef:

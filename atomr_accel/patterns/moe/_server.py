@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ...arrays import GpuRef
     from ...device import Device
     from ...libraries.rng.generator import Generator
-    from ...memory import GpuRef
     from .._observer import Observer
     from ._gating import Collecting
 
@@ -345,13 +345,15 @@ async def open_moe(
     experts = weights.up.shape[0]
     if not 1 <= len(devices) <= experts:
         raise ValueError(
-            f"{experts} experts are for 1 to {experts} devices, but there are {len(devices)}"
+            f"devices for {experts} experts must be 1 to {experts}, not {len(devices)}"
         )
     if gating.top_k > experts:
-        raise ValueError(f"top_k is {gating.top_k}, but there are {experts} experts")
+        raise ValueError(
+            f"top_k must be at most {experts}, the number of experts, not {gating.top_k}"
+        )
     exchange = DeviceCopies(devices) if exchange is None else exchange
     if not callable(getattr(exchange, "all_to_all_v", None)) or not hasattr(exchange, "ranks"):
-        raise TypeError(f"exchange must be an Exchange, such as DeviceCopies, got {exchange!r}")
+        raise TypeError(f"exchange must be an Exchange, such as DeviceCopies, not {exchange!r}")
     if exchange.ranks != len(devices):
         raise ValueError(f"the exchange has {exchange.ranks} ranks for {len(devices)} devices")
     retry = Retry() if retry is None else retry

@@ -61,7 +61,11 @@ async def test_all_are_of_the_backend_of_the_first_or_none_is_opened() -> None:
     ("given", "error", "message"),
     [
         ({"indices": []}, ValueError, "at least one index"),
-        ({"indices": [1, 1]}, ValueError, r"opened once, but the indices are \[1, 1\]"),
+        (
+            {"indices": [1, 1]},
+            ValueError,
+            r"indices must be unique, because each device is opened once, not \[1, 1\]",
+        ),
         ({"indices": ["0"]}, TypeError, "integer"),
         ({"on_loss": "stop"}, TypeError, "on_loss must be one of"),
         ({"on_loss": Directive.RESUME}, ValueError, "RESUME is for actors"),

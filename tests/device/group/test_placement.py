@@ -124,13 +124,15 @@ async def test_policy_error_reaches_its_caller() -> None:
         def choose(self, _candidates: Any, _hints: Any, /) -> Any:
             return members(1)[0]
 
-    with pytest.raises(ValueError, match=r"policy chose .* none of those it was given"):
+    with pytest.raises(
+        ValueError, match="policy must choose one of the devices that it was given, not"
+    ):
         await placement.take(devices, Stranger(), ANY)
     await placement.take(devices, First(), ANY)
     async with trio.open_nursery() as nursery:
 
         async def wait() -> None:
-            with pytest.raises(ValueError, match="none of those it was given"):
+            with pytest.raises(ValueError, match="one of the devices that it was given"):
                 await placement.take(devices, Stranger(), ANY)
 
         nursery.start_soon(wait)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from atomr_accel._dtypes import as_dtype
+from atomr_accel.arrays import GpuRef
 from atomr_accel.libraries.array._plan import BufferLayout, EvaluationPlan, make_plan
 from atomr_accel.libraries.array.graph import ExpressionGraph
 from atomr_accel.libraries.array.host._codegen import NAME, PRELUDE, body_of
-from atomr_accel.memory import Block, GpuRef, block_at
+from atomr_accel.memory import Block, block_at
 
 from ..host_kernels import compile_bodies, on_host
 

@@ -88,9 +88,21 @@ CALLS: list[Call] = [
     ),
     (
         "compute type",
-        lambda d, r: d.blas.gemm(r.f8_3x4, r.f8_4x3, compute_type="32F_FAST_TF32"),
+        lambda d, r: d.blas.gemm(r.f8_3x4, r.f8_4x3, compute_type="32F"),
         ValueError,
         "64F",
+    ),
+    (
+        "compute type of TF32",
+        lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_5x4, compute_type="32F_FAST_TF32"),
+        ValueError,
+        "compute_type must not be '32F_FAST_TF32'; pass allow_tf32=True",
+    ),
+    (
+        "compute type and TF32",
+        lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_5x4, compute_type="32F", allow_tf32=True),
+        ValueError,
+        "compute_type must be None if allow_tf32 is True, not '32F'",
     ),
     (
         "no op",

@@ -429,8 +429,9 @@ OPERATIONS = [
             m=[16],
             n=[24],
             k=[32],
-            compute_type=["32F_FAST_TF32", "32F_FAST_16F", "32F_FAST_16BF"],
-        ),
+            compute_type=["32F_FAST_16F", "32F_FAST_16BF"],
+        )
+        + product(m=[16], n=[24], k=[32], allow_tf32=[True]),
         gemm_inputs,
         call_plain,
         new_gemm,

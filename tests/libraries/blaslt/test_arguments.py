@@ -54,7 +54,7 @@ CALLS: list[Call] = [
         "compute type",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, compute_type="64F"),
         ValueError,
-        "32F_FAST_TF32",
+        "32F_FAST_16BF",
     ),
     (
         "epilogue",

@@ -24,8 +24,20 @@ I: Final = np.arange(6, dtype=np.int32)  # noqa: E741
 C: Final = np.ones(6, np.complex64)
 
 BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
-    ("reduce", (F, "average"), {}, ValueError, "op is 'average'; expected one of plus"),
-    ("reduce", (F, "minus"), {}, ValueError, "not associative"),
+    (
+        "reduce",
+        (F, "average"),
+        {},
+        ValueError,
+        "op must be one of plus, minus, multiplies, divides, minimum, maximum,",
+    ),
+    (
+        "reduce",
+        (F, "minus"),
+        {},
+        ValueError,
+        r"op must be associative, one of \('plus', 'multiplies', 'minimum',",
+    ),
     ("reduce", (F, "bit_and"), {}, TypeError, "'bit_and' takes no float32"),
     ("reduce", (C, "minimum"), {}, TypeError, "'minimum' takes no complex64"),
     ("reduce", (F, 5), {}, TypeError, "op must be a name, .*, not int"),
@@ -43,7 +55,13 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ("argmin", (F[:0],), {}, ValueError, "attempt to get argmin of an empty sequence"),
     ("argmax", (C,), {}, TypeError, "x is complex64, which has no order"),
     ("exclusive_scan", (F, "maximum"), {}, ValueError, "give init="),
-    ("segmented_reduce", (F, I[:2], I[:3]), {}, ValueError, "of one length"),
+    (
+        "segmented_reduce",
+        (F, I[:2], I[:3]),
+        {},
+        ValueError,
+        "begins and ends must have one dimension and one length, not shapes",
+    ),
     ("segmented_reduce", (F, F, F), {}, TypeError, "offsets of segments are int32 or int64"),
     ("segmented_reduce", (F, I, I, lambda a, b: a + b), {}, ValueError, "give init="),
     ("sort", (C,), {}, TypeError, "keys is complex64, which has no order"),
@@ -57,7 +75,13 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ("select_flagged", (F, I.astype(bool)[:2]), {}, ValueError, "6 elements and 2 flags"),
     ("unique_by_key", (F, I[:2]), {}, ValueError, "6 keys and 2 values"),
     ("trim", (I[:1], F), {}, TypeError, "count must be an int64"),
-    ("binary_transform", (F, F[:2], "plus"), {}, ValueError, "both must be equal"),
+    (
+        "binary_transform",
+        (F, F[:2], "plus"),
+        {},
+        ValueError,
+        r"b must have the shape of a, \(6,\), not \(2,\)",
+    ),
     ("binary_transform", (F, I, "plus"), {}, TypeError, "cast one first"),
     ("binary_transform", (I, I, "divides"), {}, TypeError, "'divides' takes no int32"),
     ("unary_transform", (C, "identity"), {"dtype": "float32"}, TypeError, "not cast"),
@@ -152,7 +176,11 @@ async def test_operators_in_cuda_need_a_function_for_the_cpu(device: Device) -> 
         ((SOURCE, "f g"), ValueError, "name must be that of a function"),
         ((SOURCE, "missing"), ValueError, "no function named 'missing'"),
         ((SOURCE, "f", 3), TypeError, "cpu must be callable, not int"),
-        ((SOURCE, "f", np.frompyfunc(max, 2, 1)), TypeError, "cpu cannot be pickled"),
+        (
+            (SOURCE, "f", np.frompyfunc(max, 2, 1)),
+            TypeError,
+            "cpu must be a function that can be pickled: Can't pickle <ufunc 'max",
+        ),
     ],
 )
 @on_shared

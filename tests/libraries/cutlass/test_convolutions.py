@@ -94,7 +94,7 @@ async def test_the_gradient_by_images_is_the_adjoint(device: Device, name: str) 
     x = np.random.default_rng(5).integers(-2, 3, (2, *image, 16)).astype(np.float64)
     y = convolved(x, b, one, padding, dilation)
     grad, g = await put(device, y.shape, "float16")
-    out = await device.cutlass.conv_grad_input(
+    out = await device.cutlass.conv_input_grad(
         grad, w, x.shape, padding=padding, dilation=dilation, dtype="float32", **FIXED
     )
     dx = (await device.get(out)).astype(np.float64)
@@ -110,7 +110,7 @@ async def test_the_gradient_by_filters_is_the_adjoint(device: Device, name: str)
     w = np.random.default_rng(5).integers(-2, 3, (8, *taps, 16)).astype(np.float64)
     y = convolved(a, w, stride, padding, dilation)
     grad, g = await put(device, y.shape, "bfloat16")
-    out = await device.cutlass.conv_grad_weight(
+    out = await device.cutlass.conv_weight_grad(
         *(grad, x, w.shape),
         stride=stride,
         padding=padding,
@@ -138,7 +138,7 @@ async def test_gradients_by_filters_have_epilogues_too(device: Device) -> None:
     kept = await device.zeros(dw.shape, "float32")
     sums, norms = await device.zeros(8, "float32"), await device.zeros(16, "float32")
     value = device.cutlass.accumulator * row * column + more
-    out = await device.cutlass.conv_grad_weight(
+    out = await device.cutlass.conv_weight_grad(
         *(grad, x, dw.shape),
         out=old,
         c=old,
@@ -214,7 +214,7 @@ WRONG: Final[dict[str, tuple[dict[str, Any], type[Exception], str]]] = {
     "rows": ({"x": (1, 9, 9, 4), "w": (8, 3, 3, 4)}, ValueError, "rows of x have 4 elements"),
     "filters": ({"w": (4, 3, 3, 8)}, ValueError, "rows of the result have 4"),
     "dtypes": ({"w_dtype": "bfloat16"}, TypeError, "x is float16 and w bfloat16"),
-    "bias": ({"bias": (9,)}, ValueError, "bias has shape"),
+    "bias": ({"bias": (9,)}, ValueError, r"bias must have shape \(8,\), not \(9,\)"),
     "layout": ({"layout": "NCHW"}, Unsupported, "channels last, 'NHWC'"),
     "groups": ({"groups": 2}, Unsupported, "device.dnn has groups"),
     "far stride": ({"stride": 9}, Unsupported, "TMA has up to 8"),
@@ -257,7 +257,12 @@ async def test_gradients_that_are_refused(device: Device) -> None:
         await device.zeros((8, 3, 3, 8), "float32"),
     )
     wrong: tuple[tuple[Any, dict[str, Any], type[Exception], str], ...] = (
-        ((grad, w, (1, 8, 8, 8)), {}, ValueError, r"grad has shape \(1, 7, 7, 8\), and the result"),
+        (
+            (grad, w, (1, 8, 8, 8)),
+            {},
+            ValueError,
+            r"grad must have shape \(1, 6, 6, 8\), as the result of the convolution",
+        ),
         ((grad, w, (1, 15, 15, 8)), {"stride": 2}, Unsupported, "for stride 1"),
         ((wide, filters, (1, 9, 9, 8)), {}, Unsupported, "gradients of convolutions in float32"),
         ((grad, w, (1, 9, 9.5, 8)), {}, TypeError, r"shape\[2\]"),
@@ -267,18 +272,18 @@ async def test_gradients_that_are_refused(device: Device) -> None:
     )
     for given, more, error, said in wrong:
         with pytest.raises(error, match=said):
-            await device.cutlass.conv_grad_input(*given, **more)
+            await device.cutlass.conv_input_grad(*given, **more)
     x = await device.zeros((1, 9, 9, 8), "float16")
     refused: tuple[tuple[Any, type[Exception], str], ...] = (
-        ((8, 3, 2, 8), ValueError, r"grad has shape \(1, 7, 7, 8\)"),
+        ((8, 3, 2, 8), ValueError, r"grad must have shape \(1, 7, 8, 8\), as the result of the"),
         ((8, 3, 3, 16), ValueError, "filters of shape .* have 16"),
         (None, TypeError, "shape must be whole numbers"),
     )
     for shape, error, said in refused:
         with pytest.raises(error, match=said):
-            await device.cutlass.conv_grad_weight(grad, x, shape)
+            await device.cutlass.conv_weight_grad(grad, x, shape)
     with pytest.raises(Unsupported, match="gradients of convolutions in float32"):
-        await device.cutlass.conv_grad_weight(wide, wide, (8, 1, 1, 8))
+        await device.cutlass.conv_weight_grad(wide, wide, (8, 1, 1, 8))
 
 
 @on_shared

@@ -52,7 +52,7 @@ async def test_reductions(
         with warnings.catch_warnings(action="ignore"):  # NumPy warns of means of nothing
             expected = REDUCTIONS[mode](array.astype(float), axis=axis, keepdims=keepdims)
     except ValueError:
-        with pytest.raises(ValueError, match="of no elements"):
+        with pytest.raises(ValueError, match="x must have elements for"):
             await device.dnn.reduce(x, which, axis, keepdims=keepdims)
         return
     y = await device.dnn.reduce(x, which, axis, keepdims=keepdims)

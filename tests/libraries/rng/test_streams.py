@@ -20,7 +20,7 @@ from atomr_accel.backends.registry import find_backend
 from atomr_accel.libraries.rng._state import new_state
 from atomr_accel.libraries.rng.generator import Generator
 from atomr_accel.libraries.rng.wire._distributions import KINDS
-from atomr_accel.memory._ref import Block, Epoch
+from atomr_accel.memory._block import Block, Epoch
 from atomr_accel.ops import Collected
 
 from ..conformance import Array, dtype_of

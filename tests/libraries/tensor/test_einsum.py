@@ -287,16 +287,24 @@ async def test_a_recording(device: Device) -> None:
 @pytest.mark.parametrize(
     ("subscripts", "shapes", "said"),
     [
-        ("ij,jk", [(2, 3)], "for 2 operands, but there are 1"),
+        ("ij,jk", [(2, 3)], "subscripts must be for 1 operands, not 2"),
         ("ij", [(2, 3, 4)], "operand 0 has 3 dimensions, but 2 subscripts"),
         ("i...j", [(2,)], "1 dimensions, but 2 subscripts beside"),
-        ("ij,jk", [(2, 3), (4, 5)], "operand 1 has 4 elements along 'j'.* has 3"),
+        (
+            "ij,jk",
+            [(2, 3), (4, 5)],
+            "operand 1 must have 3 elements along 'j', as another axis of that",
+        ),
         ("ij->ik", [(2, 3)], "'k', which no operand has"),
         ("ij->ii", [(2, 3)], "'i' more than once"),
-        ("i.j", [(2, 3)], r"'.' in subscripts 'i.j'"),
+        ("i.j", [(2, 3)], r"subscripts must be letters and '\.\.\.', ',' between operands and one"),
         ("......", [(2, 3)], "one '...' at most"),
         ("...i->i", [(2, 3)], "result's subscripts need it"),
-        ("i->j->k", [(2,)], "'-' in subscripts"),
+        (
+            "i->j->k",
+            [(2,)],
+            r"subscripts must be letters and '\.\.\.', ',' between operands and one",
+        ),
         ("...i,...i", [(2, 3), (4, 3)], "axis -1 of '...'"),
     ],
 )
@@ -317,7 +325,9 @@ async def test_arguments_that_do_not_fit(device: Device) -> None:
         await einsum("ij,jk", x, np.eye(3))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="out shares memory with operand 0"):
         await einsum("ij,jk->ik", x, x, out=x)
-    with pytest.raises(ValueError, match="out has shape"):
+    with pytest.raises(
+        ValueError, match=r"out must have shape \(3, 3\), as einsum gives, not \(3,\)"
+    ):
         await einsum("ij,jk->ik", x, x, out=await device.zeros((3,)))
     with pytest.raises(ValueError, match="alone"):
         await einsum(x)

@@ -120,7 +120,7 @@ async def test_plans_are_kept_by_all_that_they_depend_on(
     assert await made_by(tensor.permute(x[:4], "ab", "ba")) == 1
     assert await made_by(tensor.permute(x[4:], "ab", "ba")) == 0  # as aligned as before
     assert await made_by(tensor.permute(x[:4, 4:], "ab", "ba")) == 1
-    assert await made_by(tensor.permute(x, "ab", "ba", compute_type="TF32")) == 1
+    assert await made_by(tensor.permute(x, "ab", "ba", compute_type="3XTF32")) == 1
     assert await made_by(tensor.permute(x, "ab", "ba", op_a="exp")) == 1
 
 
@@ -163,7 +163,7 @@ async def test_refusal_of_the_library_is_unsupported(device: Device, library: Fa
     library.refused = {"DEFAULT"}
     x = await device.put(np.ones((6, 6), np.float32))
     with pytest.raises(Unsupported, match="cuTENSOR does not contract float32 in TF32"):
-        await device.tensor.contract(x, "ab", x, "bc", "ac", compute_type="TF32")
+        await device.tensor.contract(x, "ab", x, "bc", "ac", allow_tf32=True)
 
 
 def test_a_plan_stays_as_long_as_a_graph_has_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,21 +86,35 @@ async def test_batches_and_recordings(device: Device) -> None:
 def _calls(tensor: Any, x: Any, half: Any) -> dict[str, Any]:
     contract, reduce = tensor.contract, tensor.reduce
     return {
-        "modes_a has 1 modes": lambda: contract(x, "i", x, "jk", "ik"),
+        r"modes_a must have a mode for each axis of shape \(3, 3\), not 1": lambda: contract(
+            x, "i", x, "jk", "ik"
+        ),
         "modes_b has mode 'j' more than once": lambda: contract(x, "ij", x, "jj", "i"),
         "the result has mode 'z'": lambda: contract(x, "ij", x, "jk", "iz"),
         "modes has mode 'i' more": lambda: contract(x, "ij", x, "jk", "ii"),
-        "mode 'i' has 2 elements, but 3": lambda: contract(x, "ij", x[:2], "ik", "jk"),
+        "mode 'i' of modes_b must have 3 elements, as in another array, not 2": lambda: contract(
+            x, "ij", x[:2], "ik", "jk"
+        ),
         "b must have the dtype of a": lambda: contract(x, "ij", half, "jk", "ik"),
         "shares memory with a": lambda: contract(x, "ij", x, "jk", "ik", out=x),
-        "out has shape": lambda: reduce(x, "ij", "j", out=x[0, :2]),
+        r"out must have shape \(3,\), not \(2,\)": lambda: reduce(x, "ij", "j", out=x[0, :2]),
         "beta scales": lambda: reduce(x, "ij", "j", beta=2.0),
-        "op is 'mean'": lambda: reduce(x, "ij", "j", "mean"),
-        "operator 'cube'": lambda: reduce(x, "ij", "j", op_a="cube"),
-        "operator 'tanh'": lambda: contract(x, "ij", x, "jk", "ik", op_a="tanh"),
-        "operator 'subtract'": lambda: tensor.elementwise_binary(x, "ij", x, "ij", "subtract"),
+        "op must be one of 'sum', 'prod', 'max', 'min', not 'mean'": lambda: reduce(
+            x, "ij", "j", "mean"
+        ),
+        "operator for float32 must be one of identity, sqrt, relu, conjugate,": lambda: reduce(
+            x, "ij", "j", op_a="cube"
+        ),
+        "operator for float32 must be one of identity, conjugate, not 'tanh'": lambda: contract(
+            x, "ij", x, "jk", "ik", op_a="tanh"
+        ),
+        "operator must be one of add, multiply, maximum, minimum, not": lambda: (
+            tensor.elementwise_binary(x, "ij", x, "ij", "subtract")
+        ),
         "not all there are": lambda: tensor.permute(x, "ij", "j"),
-        "compute_type '64F'": lambda: contract(x, "ij", x, "jk", "ik", compute_type="64F"),
+        "compute_type for float32 must be one of 32F, TF32, 3XTF32, 16F, 16BF,": lambda: contract(
+            x, "ij", x, "jk", "ik", compute_type="64F"
+        ),
         "without elements": lambda: reduce(x[:0], "ij", "j"),
         "string or a sequence": lambda: reduce(x, 5, "j"),
     }
@@ -127,10 +141,14 @@ async def test_real_numbers_are_their_conjugates(device: Device) -> None:
 @on_shared
 async def test_dtypes_that_are_none_of_cutensors(device: Device) -> None:
     x = await device.zeros((3, 3), np.int32)
-    with pytest.raises(TypeError, match="a has dtype int32; expected float16"):
+    with pytest.raises(
+        TypeError, match="a must have dtype float16, bfloat16, float32, float64, complex64,"
+    ):
         await device.tensor.permute(x, "ij", "ji")
     z = await device.zeros((3, 3), np.complex64)
-    with pytest.raises(ValueError, match="has no order"):
+    with pytest.raises(ValueError, match="operator for complex64 must need no order, not maximum"):
         await device.tensor.reduce(z, "ij", "j", "max")
-    with pytest.raises(ValueError, match="operator 'exp' is none of those for complex64"):
+    with pytest.raises(
+        ValueError, match="operator for complex64 must be one of identity, conjugate, not"
+    ):
         await device.tensor.permute(z, "ij", "ji", op_a="exp")

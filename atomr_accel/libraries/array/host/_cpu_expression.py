@@ -109,6 +109,8 @@ def _value(
         case "arg" if step.name in ARG_REDUCTIONS:
             one = step.axes[0] if len(step.axes) == 1 else None
             return getattr(np, step.name)(args[0], axis=one, keepdims=step.keepdims)
+        case "matmul":
+            return np.matmul(*args)
         case "view":
             return _view(args[0], step.axes, step.shape)
     raise ValueError(f"there is no step {step.kind!r} of {step.name!r}")

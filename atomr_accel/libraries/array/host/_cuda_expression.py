@@ -165,8 +165,8 @@ class CudaExpressions:
             kernel = self._store.get(launch.kernel)
             if kernel is None:
                 raise Unsupported(
-                    "an expression's kernel is not there, because it could not be built; the op "
-                    "array.build before this one tells why"
+                    "an expression's kernel is missing, because it could not be "
+                    "built; the op array.build before this one tells why"
                 )
             sizes = (len(launch.addresses), len(launch.numbers), len(launch.scalars))
             arguments = self._arguments.get(sizes)

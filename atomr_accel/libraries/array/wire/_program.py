@@ -39,7 +39,9 @@ class ExpressionStep(msgspec.Struct, frozen=True, array_like=True):
         keepdims: of a reduction, whether these axes stay, with one element.
     """
 
-    kind: Literal["operand", "constant", "ufunc", "cast", "where", "reduce", "arg", "view", "index"]
+    kind: Literal[
+        "operand", "constant", "ufunc", "cast", "where", "reduce", "arg", "view", "index", "matmul"
+    ]
     name: str
     args: tuple[int, ...]
     shape: tuple[int, ...]

@@ -332,7 +332,8 @@ class CudaBlasRoutines:
         turned = OP_C if call.row.operands[-1].structure == "hermitian" else OP_T
         values["trans"] = OP_N if call.options["trans"] else turned
         if "b" in values:
-            values |= {"a": values["b"], "b": values["a"]}
+            a, lda = values["a"], values["lda"]
+            values |= {"a": values["b"], "lda": values["ldb"], "b": a, "ldb": lda}
         self._plain(call)
 
     # --- in common ------------------------------------------------------------------------

@@ -52,8 +52,8 @@ class Layout:
         if self.ld is not None and self.ld < self.line:
             what = "columns" if self.order == "row" else "rows"
             raise ValueError(
-                f"the leading dimension is {self.ld}, but there are {self.line} {what} "
-                f"(order={self.order!r})"
+                f"the leading dimension must be at least {self.line}, the number of "
+                f"{what}, not {self.ld} (order={self.order!r})"
             )
 
     @property

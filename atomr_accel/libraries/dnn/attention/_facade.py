@@ -11,7 +11,7 @@ from .checked import BACKWARD, SEQUENCES, AttentionCalls, forward
 from .options import AttentionOptions, checked
 
 if TYPE_CHECKING:
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import Request
 
 _NOT_FP8: Final = ("softcap", "alibi_slopes", "bias", "sink", "dropout_p", "seed", "offset")

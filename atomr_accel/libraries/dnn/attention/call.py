@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from ...._dtypes import DTYPES
-from ....memory import GpuRef
+from ....arrays import GpuRef
 from ....ops import D, picker, require_readable, require_writable
 from ..graph._run import DnnPart, GraphCall, RunOutput
 from ..wire._messages import TuneGraph
@@ -529,8 +529,7 @@ def require_like(ref: GpuRef, other: GpuRef, name: str, like: str) -> None:
     """Check that two refs have the same dtype."""
     if ref.dtype is not other.dtype:
         raise TypeError(
-            f"{name} has dtype {ref.dtype.name}, but {like} has {other.dtype.name}; they must "
-            "be the same"
+            f"{name} must have the dtype of {like}, {other.dtype.name}, not {ref.dtype.name}"
         )
 
 

@@ -37,7 +37,7 @@ from .options import BUFFERS, CheckedAttentionOptions, checked, split
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
 
 _INT32: Final = DTYPES["int32"]
 _FLOAT32: Final = DTYPES["float32"]
@@ -420,7 +420,8 @@ class AttentionCalls(AttentionPart[D]):
         columns = columns_of(block_table)
         if block_table.shape[0] != spec.batch:
             raise ValueError(
-                f"block_table has {block_table.shape[0]} rows, but there are {spec.batch} sequences"
+                f"block_table must have {spec.batch} rows, one for each sequence, not "
+                f"{block_table.shape[0]}"
             )
         pages, page = k.shape[:2]
         inputs["table"] = block_table
@@ -508,8 +509,8 @@ def _alike(q: GpuRef, k: GpuRef, v: GpuRef, names: Sequence[str], dtypes: Any) -
 
 def _same_sizes(q: GpuRef, k: GpuRef, v: GpuRef, batch: int, batch_k: int) -> None:
     if k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"q has size {q.shape[-1]}, but k has {k.shape[-1]}")
+        raise ValueError(f"q must have the size of k, {k.shape[-1]}, not {q.shape[-1]}")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"k {k.shape} and v {v.shape} differ in more than their size")
     if batch != batch_k:
-        raise ValueError(f"q has a batch of {batch}, but k has {batch_k}")
+        raise ValueError(f"q must have the batch of k, {batch_k}, not {batch}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, final
 
-from ....memory import GpuRef
+from ....arrays import GpuRef
 from ....wire.options import flag, real, whole
 from ..graph.layout import exact
 

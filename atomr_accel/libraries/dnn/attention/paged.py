@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import DeviceView, Preparer
     from ..graph._run import DnnPlanCache
 
@@ -384,8 +384,8 @@ class PagedKVCache(AttentionPart[D]):
         k, v = self.k[layer], self.v[layer]
         if size != k.shape[-1] or heads % k.shape[2]:
             raise ValueError(
-                f"q has {heads} heads of size {size}, but the cache {k.shape[2]} of {k.shape[-1]}; "
-                "sizes must be the same, and heads a multiple"
+                f"q must have heads of the cache's size {k.shape[-1]}, a multiple of "
+                f"its {k.shape[2]} heads, not {heads} heads of size {size}"
             )
         spec = AttentionSpec(
             *(q.dtype.name, batch, heads, k.shape[2], queries, table.shape[1] * self.page_size),

@@ -181,7 +181,7 @@ class Builder:
             ValueError: ``symbol`` is not an output of a node.
         """
         if symbol.tensor.kind == "scalar" or symbol.id not in self._outputs():
-            raise ValueError(f"{symbol} is not computed in this graph, so it cannot be its output")
+            raise ValueError(f"an output must be computed in this graph, which {symbol} is not")
 
     def finish(self, compute: Any = None, *, tf32: bool = False) -> DnnGraph:
         """The graph.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, final
 
 from ...._dtypes import DTYPES
-from ....memory import Block, GpuRef
+from ....arrays import GpuRef
+from ....memory import Block
 from ....ops import (
     D,
     Facade,
@@ -34,7 +35,27 @@ if TYPE_CHECKING:
 
     from ....memory import MemoryMap
     from ....ops import DeviceView, Preparer
-    from ..attention.call import SetupStage
+    from ....wire import Message
+
+
+class RunSetup(Protocol):
+    """Work before a graph runs, such as making some of its inputs in scratch memory."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Ids of the tensors that are made."""
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Their offsets in scratch memory."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of scratch memory."""
+
+    def message(self, run: RunGraph | TuneGraph, addresses: list[Any]) -> Message:
+        """Return the message that does the work, and then runs the graph."""
+
 
 _STREAMS: Final = 4
 _EXECUTORS: Final = {
@@ -175,7 +196,7 @@ class GraphCall(CachedCall):
         reads: Iterable[tuple[int, str]],
         outputs: Iterable[RunOutput],
         numbers: tuple[float, ...] = (),
-        setup: SetupStage | None = None,
+        setup: RunSetup | None = None,
         updates: tuple[tuple[int, str], ...] = (),
         strided: frozenset[str] = frozenset(),
     ) -> None:

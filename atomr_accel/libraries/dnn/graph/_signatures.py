@@ -9,7 +9,7 @@ from ....ops import op
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import AsRequests, Awaited, Collected, Facade, Request
     from .user_graph import GraphPlan, GraphTensor
 

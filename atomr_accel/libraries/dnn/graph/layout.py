@@ -10,7 +10,7 @@ from ...._dtypes import DTYPES
 from ....wire.options import LARGEST
 
 if TYPE_CHECKING:
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ._builder import Builder, Symbol
 
 FLOATS: Final = frozenset(DTYPES[name] for name in ("float16", "bfloat16", "float32", "float64"))
@@ -108,7 +108,7 @@ def require_float(ref: GpuRef, name: str) -> None:
     """
     if ref.dtype not in FLOATS:
         raise TypeError(
-            f"{name} has dtype {ref.dtype.name}; expected float16, bfloat16, float32 or float64"
+            f"{name} must have dtype float16, bfloat16, float32 or float64, not {ref.dtype.name}"
         )
 
 

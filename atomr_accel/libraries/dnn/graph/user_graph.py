@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from ....memory import GpuRef, MemoryMap
+    from ....arrays import GpuRef
+    from ....memory import MemoryMap
     from ....ops import DeviceView, Preparer
     from ..wire._graph import DnnTensor
     from ._run import DnnPlanCache
@@ -345,9 +346,10 @@ class Graph(Facade[D], GraphOperations):
         known = {symbol.id: name for name, symbol in self._outputs}
         if others := [name for id_, name in known.items() if id_ not in wanted]:
             raise ValueError(
-                f"build is given {len(wanted)} outputs, but the graph has others, by "
+                f"build must be given all outputs or none, not {len(wanted)}; the "
+                "graph has others, by "
                 f"{'an earlier build' if self._built.intersection(others) else 'output'}: "
-                f"{', '.join(others)}; give these, too, or none"
+                f"{', '.join(others)}"
             )
         for node in nodes:
             if node.symbol.id not in known:
@@ -483,12 +485,12 @@ class GraphPlan(DnnPart[D], Generic[D, R]):
             require_readable(ref, memory, name)
             if ref.dtype.name != tensors[id_].dtype:
                 raise TypeError(
-                    f"{name} has dtype {ref.dtype.name}, but the graph has {tensors[id_].dtype}"
+                    f"{name} must have dtype {tensors[id_].dtype}, not {ref.dtype.name}"
                 )
             shape = self._shapes[name]
             if (ref.shape != shape) if shape is not None else ref.size < tensors[id_].extent:
                 wanted = shape or f"any shape, with at least {tensors[id_].extent} elements"
-                raise ValueError(f"{name} has shape {ref.shape}, but the graph has {wanted}")
+                raise ValueError(f"{name} must have shape {wanted}, not {ref.shape}")
 
     def __repr__(self) -> str:
         return f"<Plan ({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"

@@ -25,7 +25,7 @@ from ..graph.layout import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import Request
     from ..graph._builder import Symbol
     from ..graph.layout import Padding, Steps
@@ -432,5 +432,7 @@ def _check_groups(groups: int, channels: int, per_group: int) -> None:
 
 def _check_bias(bias: GpuRef, x: GpuRef, channels: int) -> None:
     if bias.shape != (channels,):
-        raise ValueError(f"bias has shape {bias.shape}, but there are {channels} channels")
+        raise ValueError(
+            f"bias must have {channels} elements, one for each channel, not shape {bias.shape}"
+        )
     require_dtype(bias, x.dtype, "bias", "x")

@@ -22,7 +22,7 @@ from ._norm_graphs import (
 )
 
 if TYPE_CHECKING:
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import Request
 
 _RUNNING: Final = {3: "running_mean", 4: "running_var"}
@@ -148,8 +148,8 @@ class Normalizations(NormalizationPart[D]):
             channels, ndim = shape[1], len(shape)
             if training and math.prod(shape) == channels:
                 raise ValueError(
-                    f"x has shape {x.shape}: one value for each channel, which has no variance "
-                    "to train with"
+                    "x must have several values for each channel to train with, not "
+                    f"shape {x.shape}"
                 )
             kept = DTYPES[wider(x.dtype.name)]
             parameters = parameters_of(given)

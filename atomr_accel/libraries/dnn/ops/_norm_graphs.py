@@ -15,7 +15,7 @@ from ..wire._nodes import wider
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import Request
     from ..graph._builder import Symbol
 
@@ -270,7 +270,7 @@ def _split_rows(x: GpuRef, weight: GpuRef) -> tuple[int, int]:
     ndim = weight.ndim
     if not ndim or x.shape[x.ndim - ndim :] != weight.shape:
         raise ValueError(
-            f"weight has shape {weight.shape}, which are not the last dimensions of x {x.shape}"
+            f"weight must have the last dimensions of x, {x.shape}, not {weight.shape}"
         )
     return math.prod(x.shape[: x.ndim - ndim]), math.prod(weight.shape)
 
@@ -285,8 +285,8 @@ def require_parameter(
         TypeError: another dtype.
     """
     if ref.shape != tuple(shape):
-        raise ValueError(f"{name} has shape {ref.shape}, expected {tuple(shape)}")
+        raise ValueError(f"{name} must have shape {tuple(shape)}, not {ref.shape}")
     if ref.dtype.name not in dtypes:
         raise TypeError(
-            f"{name} has dtype {ref.dtype.name}, expected {' or '.join(dict.fromkeys(dtypes))}"
+            f"{name} must have dtype {' or '.join(dict.fromkeys(dtypes))}, not {ref.dtype.name}"
         )

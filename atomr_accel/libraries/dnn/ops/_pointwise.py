@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from ...._dtypes import DTYPES
-from ....memory import GpuRef
+from ....arrays import GpuRef
 from ....ops import D, op, require_dtype, require_readable, require_shape
 from ....wire.options import flag, real, whole
 from ..graph._builder import Builder
@@ -215,7 +215,7 @@ class Activations(DnnPart[D]):
             wide = "float64" if x.dtype.name == "float64" else "float32"
             if 0 in x.shape:
                 if mode in ("max", "min", "absmax") and any(x.shape[each] == 0 for each in axes):
-                    raise ValueError(f"x has shape {x.shape}; there is no {mode} of no elements")
+                    raise ValueError(f"x must have elements for {mode}, not shape {x.shape}")
                 return FillCall(["x"], shape, DTYPES[wide], NAN if mode == "mean" else ZERO)
             before, op, after = _REDUCTIONS[mode]
             builder = Builder()

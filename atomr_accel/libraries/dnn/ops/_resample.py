@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ....memory import GpuRef
+from ....arrays import GpuRef
 from ....ops import D, op, require_dtype, require_readable
 from ....wire.options import LARGEST, flag, real, whole
 from ..graph._builder import Builder
@@ -78,7 +78,9 @@ class ResamplingPart(DnnPart[D]):
             require_float(grad, "grad")
             last = _last(shape, layout)
             if grad.ndim != len(shape):
-                raise ValueError(f"grad has shape {grad.shape}, which no images {shape} give")
+                raise ValueError(
+                    f"grad must have the shape of the result for images {shape}, not {grad.shape}"
+                )
             builder = Builder()
             loss = image(builder, grad, last=last)
             reads = [(loss.id, "grad")]

@@ -18,7 +18,7 @@ from ..wire._routine_messages import RnnBackward, RnnData, RnnForward, RnnPack, 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import DeviceView, Preparer
 
 _CELLS: Final = ("relu", "tanh", "lstm", "gru")
@@ -216,7 +216,9 @@ class Rnn(Facade[D]):
         spec, dtype = self.spec, self._dtype
         lstm = spec.cell == "lstm"
         if c0 is not None and not lstm:
-            raise ValueError(f"a network of {spec.cell} has no cell states, so it takes no c0")
+            raise ValueError(
+                f"c0 must be None for a network of {spec.cell}, which has no cell states"
+            )
 
         def prepare(preparer: Preparer) -> Submission[RnnOutput]:
             reads = [self._checked(x, "x", x.shape)]
@@ -276,7 +278,9 @@ class Rnn(Facade[D]):
         spec, dtype = self.spec, self._dtype
         lstm = spec.cell == "lstm"
         if dcn is not None and not lstm:
-            raise ValueError(f"a network of {spec.cell} has no cell states, so it takes no dcn")
+            raise ValueError(
+                f"dcn must be None for a network of {spec.cell}, which has no cell states"
+            )
 
         def prepare(preparer: Preparer) -> Submission[RnnGradients]:
             kept = (tape.x, tape.y, tape.weights, tape.h0, tape.c0)
@@ -382,9 +386,7 @@ class Rnn(Facade[D]):
     def _checked(self, ref: GpuRef, name: str, shape: tuple[int, ...]) -> Any:
         block = require_readable(ref, self._device.memory, name)
         if ref.dtype is not self._dtype:
-            raise TypeError(
-                f"{name} has dtype {ref.dtype.name}, but the network has {self._dtype.name}"
-            )
+            raise TypeError(f"{name} must have dtype {self._dtype.name}, not {ref.dtype.name}")
         if ref.shape != shape:
             raise ValueError(f"{name} must have shape {shape}, not {ref.shape}")
         return block

@@ -11,7 +11,7 @@ from ..wire._routine_messages import Dropout, Normalize, Softmax
 from ._routine import RoutinePart, image_of
 
 if TYPE_CHECKING:
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import Request
     from ..wire._graph import DnnTensor
 
@@ -147,7 +147,7 @@ class DnnRoutines(RoutinePart[D]):
         require_readable(y, self._device.memory, "y")
         require_readable(grad, self._device.memory, "grad")
         if grad.shape != y.shape:
-            raise ValueError(f"grad has shape {grad.shape}, but y has {y.shape}")
+            raise ValueError(f"grad must have shape {y.shape}, not {grad.shape}")
         around = _around(y.shape, axis)
         require_int32(self._device, "softmax", (*around, around[1] * around[2]))
 
@@ -298,7 +298,7 @@ class DnnRoutines(RoutinePart[D]):
         for name, ref in given.items():
             require_readable(ref, self._device.memory, name)
             if ref.shape != x.shape:
-                raise ValueError(f"{name} has shape {ref.shape}, but x has {x.shape}")
+                raise ValueError(f"{name} must have shape {x.shape}, not {ref.shape}")
 
         def message(inputs: list[Any], output: Any) -> Normalize:
             dy_at, y_at, x_at = inputs

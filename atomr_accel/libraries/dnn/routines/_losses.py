@@ -24,7 +24,8 @@ from ..wire._loss_messages import CrossEntropy, Ctc, scratch_count
 from ..wire._nodes import wider
 
 if TYPE_CHECKING:
-    from ....memory import Block, GpuRef
+    from ....arrays import GpuRef
+    from ....memory import Block
     from ....ops import Preparer
 
 _MOST_LABELS: Final = 255
@@ -221,7 +222,7 @@ class Losses(DnnPart[D]):
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             blocks: list[Block] = [require_readable(ref, memory, what) for what, ref in named]
             if more and more["dy"].dtype is not dtype:
-                raise TypeError(f"grad has dtype {more['dy'].dtype.name}, not {dtype.name}")
+                raise TypeError(f"grad must have dtype {dtype.name}, not {more['dy'].dtype.name}")
             result = out
             if result is None:
                 result = preparer.output(shape, dtype)
@@ -286,7 +287,7 @@ class _Entropy:
             require_readable(weight, memory, "weight")
             require_shape(weight, (x.shape[axis],), "weight")
             if weight.dtype is not x.dtype:
-                raise TypeError(f"weight has dtype {weight.dtype.name}, but x has {x.dtype.name}")
+                raise TypeError(f"weight must have dtype {x.dtype.name}, not {weight.dtype.name}")
             self.inputs["weight"] = weight
         self.dtype = x.dtype
         self._shape = (math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :]))
@@ -345,17 +346,17 @@ class _Classification:
             _require_index(ref, name)
             if ref.dtype is not targets.dtype:
                 raise TypeError(
-                    f"{name} has dtype {ref.dtype.name}, but targets has {targets.dtype.name}"
+                    f"{name} must have dtype {targets.dtype.name}, not {ref.dtype.name}"
                 )
         if log_probs.ndim != 3 or 0 in log_probs.shape[::2]:
             raise ValueError(
-                "log_probs has shape (steps, batch, classes), with steps and classes, not "
-                f"{log_probs.shape}"
+                "log_probs must have shape (steps, batch, classes), with steps and "
+                f"classes, not {log_probs.shape}"
             )
         steps, batch, classes = log_probs.shape
         if targets.ndim not in (1, 2) or (targets.ndim == 2 and targets.shape[0] != batch):
             raise ValueError(
-                f"targets has shape ({batch}, most), or one dimension, not {targets.shape}"
+                f"targets must have shape ({batch}, most), or one dimension, not {targets.shape}"
             )
         for name in ("input_lengths", "target_lengths"):
             require_shape(whole_ones[name], (batch,), name)

@@ -15,7 +15,7 @@ from ._routine import RoutinePart, image_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ....memory import GpuRef
+    from ....arrays import GpuRef
     from ....ops import Request
 
 

@@ -20,7 +20,8 @@ from ..wire._graph import DnnTensor, strides_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ....memory import Block, GpuRef
+    from ....arrays import GpuRef
+    from ....memory import Block
     from ....ops import Preparer
 
 DTYPES_OF_ROUTINES: Final = ("float16", "bfloat16", "float32", "float64")
@@ -62,8 +63,8 @@ class RoutinePart(DnnPart[D]):
                     raise TypeError(f"{what} must be one of {known}, not {ref.dtype.name}")
                 if ref.dtype is not first.dtype:
                     raise TypeError(
-                        f"{what} has dtype {ref.dtype.name}, but another input has "
-                        f"{first.dtype.name}; they must be the same"
+                        f"{what} must have the dtype of the other inputs, "
+                        f"{first.dtype.name}, not {ref.dtype.name}"
                     )
             result = out
             if result is None:
@@ -97,8 +98,8 @@ def _check_out(
     require_ref(out, "out")
     first = next(iter(inputs.values()))
     if out.shape != shape:
-        raise ValueError(f"out has shape {out.shape}, but the result has shape {shape}")
+        raise ValueError(f"out must have shape {shape}, not {out.shape}")
     if out.dtype is not first.dtype:
-        raise TypeError(f"out has dtype {out.dtype.name}, but the result has {first.dtype.name}")
+        raise TypeError(f"out must have dtype {first.dtype.name}, not {out.dtype.name}")
     may_be = [("out", name) for name in inputs] if in_place else []
     require_no_alias(op, [("out", out)], inputs.items(), in_place=may_be)

@@ -66,10 +66,10 @@ def sizes(op: str, inputs: Inputs, attributes: Attributes) -> tuple[int, int, in
         if tensor.strides[3] != 1:
             raise ValueError(f"{op}: the last dimension of {name} must have stride 1")
         if tensor.dtype != q.dtype:
-            raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, but q has {q.dtype}")
+            raise TypeError(f"{op}: {name} must have the dtype of q, {q.dtype}, not {tensor.dtype}")
     batch, heads, queries, size = q.shape
     if k.shape[3] != size:
-        raise ValueError(f"{op}: q has size {size}, but k has {k.shape[3]}")
+        raise ValueError(f"{op}: q must have the size of k, {k.shape[3]}, not {size}")
     if k.shape[:3] != v.shape[:3]:
         raise ValueError(f"{op}: k {k.shape} and v {v.shape} differ in more than their size")
     if heads % k.shape[1]:
@@ -80,7 +80,7 @@ def sizes(op: str, inputs: Inputs, attributes: Attributes) -> tuple[int, int, in
     if TABLES[0] in inputs:
         keys = _pages(op, inputs, attributes, batch)
     elif k.shape[0] != batch:
-        raise ValueError(f"{op}: q has a batch of {batch}, but k has {k.shape[0]}")
+        raise ValueError(f"{op}: q must have the batch of k, {k.shape[0]}, not {batch}")
     return batch, heads, queries, keys, v.shape[3]
 
 

@@ -60,8 +60,9 @@ class FilterWindow(NamedTuple):
             room = size + before + after - span
             if room < 0:
                 raise ValueError(
-                    f"a filter of {taps} taps with dilation {dilation} spans {span} elements, "
-                    f"but the image has {size} and {before} + {after} of padding"
+                    f"a filter must span at most {size} elements and {before} + "
+                    f"{after} of padding, not {span}, with {taps} taps and dilation "
+                    f"{dilation}"
                 )
             sizes.append(room // stride + 1)
         return tuple(sizes)
@@ -160,8 +161,8 @@ def _same_window(
     expected = (image[0], filter_[0], *window.output(image[2:], filter_[2:]))
     if loss != expected:
         raise ValueError(
-            f"{op}: an image {image} and a filter {filter_} give {expected}, "
-            f"but the gradient has shape {loss}"
+            f"{op}: the gradient must have shape {expected}, as an image {image} and "
+            f"a filter {filter_} give, not {loss}"
         )
 
 
@@ -390,7 +391,7 @@ def _norm_inputs(op: str, inputs: Inputs, *names: str) -> tuple[DnnTensor, DnnTe
         if other is not None:
             if other.shape != scale.shape:
                 raise ValueError(
-                    f"{op}: {name} has shape {other.shape}, but scale has {scale.shape}"
+                    f"{op}: {name} must have the shape of scale, {scale.shape}, not {other.shape}"
                 )
             if broadcast_shapes(op, tensor.shape, other.shape) != tensor.shape:
                 raise ValueError(f"{op}: {name} {other.shape} does not fit input {tensor.shape}")
@@ -451,7 +452,8 @@ def _norm_backward(op: str) -> Infer:
         tensor, scale = _norm_inputs(op, inputs)
         if inputs["grad"].shape != tensor.shape:
             raise ValueError(
-                f"{op}: grad has shape {inputs['grad'].shape}, but input has {tensor.shape}"
+                f"{op}: grad must have the shape of input, {tensor.shape}, not "
+                f"{inputs['grad'].shape}"
             )
         outputs = {"dx": like(tensor), "dscale": like(scale)}
         if attributes.get("has_dbias", True):

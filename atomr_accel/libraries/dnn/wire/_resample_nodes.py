@@ -142,16 +142,19 @@ def _backward(op: str, modes: tuple[str, ...]) -> Infer:
         if (mode == "MAXPOOL") != (image is not None):
             raise ValueError(f"{name}: input belongs to MAXPOOL, whose gradient needs it")
         if image is not None and image.shape != shape:
-            raise ValueError(f"{name}: input has shape {image.shape}, but shape says {shape}")
+            raise ValueError(f"{name}: shape must be that of input, {image.shape}, not {shape}")
         if image is not None and image.dtype != loss.dtype:
-            raise TypeError(f"{name}: input is {image.dtype}, but loss is {loss.dtype}")
+            raise TypeError(
+                f"{name}: input must have the dtype of loss, {loss.dtype}, not {image.dtype}"
+            )
         if len(shape) != space + 2 or min(shape) < 1:
             raise ValueError(f"{name}: shape {shape} has not the dimensions of {loss.shape}")
         axes = axes_of(op, shape[2:], attributes)
         expected = (*shape[:2], *(axis.places for axis in axes))
         if loss.shape != expected:
             raise ValueError(
-                f"{name}: an image {shape} gives {expected}, but the gradient has {loss.shape}"
+                f"{name}: the gradient must have shape {expected}, as an image "
+                f"{shape} gives, not {loss.shape}"
             )
         return {"dx": _result(loss, shape[2:])}
 

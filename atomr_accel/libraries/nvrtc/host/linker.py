@@ -71,8 +71,8 @@ def link(parts: Sequence[tuple[str, bytes]], target: str) -> tuple[bytes, str]:
     """
     if not target.startswith("sm_"):
         raise Unsupported(
-            f"nothing is linked for a device that NVRTC does not know ({target}); install a newer "
-            "release of it, and of nvJitLink"
+            f"linking needs a release of NVRTC that knows the device ({target}); "
+            "install a newer one, and a newer nvJitLink"
         )
     nvjitlink = load_nvjitlink()
     options = [f"-arch={target}"]

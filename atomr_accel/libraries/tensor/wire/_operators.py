@@ -45,12 +45,14 @@ BINARY: Final = {"add": "ADD", "multiply": "MUL", "maximum": "MAX", "minimum": "
 REDUCTIONS: Final = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
 """Reductions, and the operators by which they join elements."""
 
+TF32: Final = "TF32"
+
 COMPUTE: Final = {
     "float16": ("32F",),
     "bfloat16": ("32F",),
-    "float32": ("32F", "TF32", "3XTF32", "16F", "16BF"),
+    "float32": ("32F", TF32, "3XTF32", "16F", "16BF"),
     "float64": ("64F", "32F"),
-    "complex64": ("32F", "TF32", "3XTF32"),
+    "complex64": ("32F", TF32, "3XTF32"),
     "complex128": ("64F", "32F"),
 }
 """The compute types of a dtype, the default one first."""

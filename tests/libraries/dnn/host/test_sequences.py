@@ -168,10 +168,18 @@ def test_lengths_end_where_the_room_does(both: Both) -> None:
 @pytest.mark.parametrize(
     ("ends", "differences", "refused"),
     [
-        ([0, 3, 2, 9], True, r"length of sequences by ends, \[1\] is -1, .* 0 to 8 \(1 of 3"),
-        ([0, 9, 9, 9], True, r"\[0\] is 9"),
-        ([0, 3, 7, 9], False, r"ends\[3\] is 9, but must be from 0 to 8 \(1 of 4"),
-        ([-1, 3, 7, 8], False, r"ends\[0\] is -1"),
+        (
+            [0, 3, 2, 9],
+            True,
+            r"length of sequences by ends, \[1\] must be from 0 to 8, not -1; 1 of 3",
+        ),
+        (
+            [0, 9, 9, 9],
+            True,
+            r"length of sequences by ends, \[0\] must be from 0 to 8, not 9; 1 of 3",
+        ),
+        ([0, 3, 7, 9], False, r"ends\[3\] must be from 0 to 8, not 9; 1 of 4 are outside"),
+        ([-1, 3, 7, 8], False, r"ends\[0\] must be from 0 to 8, not -1; 1 of 4 are outside"),
     ],
 )
 def test_ends_of_sequences_are_checked(
@@ -219,7 +227,9 @@ def test_rows_go_behind_the_old_ones(both: Both, width: int, *, paged: bool) -> 
     )
     message = Attend((), append, NOTHING, (), None)
     before = both.memory[caches[0]].copy()
-    refused = r"block_table\[2, 1\] is 99, but must be from 0 to 6 \(1 of 9" if paged else ""
+    refused = (
+        r"block_table\[2, 1\] must be from 0 to 6, not 99; 1 of 9 are outside" if paged else ""
+    )
     k, _ = both.compare(message, *caches, refused=refused)
     given = both.memory[rows[0]]
     expected = before.copy()
@@ -262,7 +272,11 @@ def test_copies_out_of_pages_have_zeros_behind_the_ends(both: Both, width: int, 
     sizes = (6, 1, rows, width, page, columns, pages)
     clean = Clean(target, source, both.put(lengths), both.put(table), *sizes)
     message = Attend((), None, NOTHING, (), None, (clean,))
-    (got,) = both.compare(message, target, refused=r"block_table\[3, 1\] is 6")
+    (got,) = both.compare(
+        message,
+        target,
+        refused=r"block_table\[3, 1\] must be from 0 to 5, not 6; 2 of 18 are outside",
+    )
     expected = np.zeros_like(got)
     for entry, length in enumerate(lengths):
         for row in range(min(length, rows, page * columns)):

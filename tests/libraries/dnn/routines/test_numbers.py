@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from atomr_accel import Unsupported
+from atomr_accel.arrays import GpuRef
 from atomr_accel.backends import cuda
 from atomr_accel.device.core import DeviceCore
-from atomr_accel.memory import GpuRef
 
 from ....harness import on_shared
 

@@ -1,0 +1,489 @@
+"""Handles to device memory: what programs hold instead of pointers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex, final
+
+import msgspec
+import numpy as np
+
+from .._dtypes import as_dtype
+from .._errors import DeviceLost, GpuRefSealed, GpuRefStale, said_of
+from ..memory import Block, BlockView, StridedView, part_of
+from .expressions import Operand
+from .views import (
+    Key,
+    as_shape,
+    broadcast,
+    diagonals,
+    is_contiguous,
+    moved,
+    regrouped,
+    reshaped,
+    selected,
+    squeezed,
+    strides_of,
+    swapped,
+    transposed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import DTypeLike
+
+    from ..memory import MemoryMap
+
+
+class NotEvaluated(TypeError):
+    """Signals an expression where an op takes a ref."""
+
+
+@final
+class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
+    """A handle to an array in device memory: device, generation, shape, dtype.
+
+    It is hashable, cheap to pass in messages, and never a pointer. Refs come from a device
+    (``put``, ``empty``, the libraries' results) and are C-contiguous. A ref that is dropped frees
+    its memory after the last op that uses it.
+
+    ``ref[10:20]``, ``ref[:, 1]``, ``ref[::-2]``, ``ref.T``, ``ref.reshape(...)`` and
+    ``ref.view(dtype)`` return views, as in NumPy. Views share the memory of their ref. It lives
+    until the last of them is gone, and freeing or sealing one of them frees or seals all. A library
+    passes a view that is not contiguous to its vendor library directly if that accepts one.
+    Otherwise the library works on a contiguous copy on the device, and copies results back to the
+    view. ``device.copy(view)`` makes a copy to keep.
+
+    Attributes:
+        shape: as in NumPy.
+        dtype: a ``numpy.dtype``, also for bfloat16 and fp8 (from ``ml_dtypes``).
+        nbytes: size of all elements in bytes.
+    """
+
+    _block: Block
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    nbytes: int
+    _strides: tuple[int, ...] | None = None  # None: it is C-contiguous
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Ops rely on the layout of their refs.
+        raise AttributeError(
+            f"a GpuRef's {name} cannot be set; ref.reshape(...) and ref.view(dtype) give "
+            f"another view of the same buffer"
+        )
+
+    def on_block(self, block: Block) -> GpuRef:
+        """Return the same array in another block, which begins at the first element."""
+        return _ref(block, self.shape, self.dtype, self.nbytes, self._strides)
+
+    @property
+    def _addressable_block(self) -> Block:
+        """Block with an address, for code that uses the strides."""
+        block = self._block
+        return block.plain if type(block) is StridedView else block
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis; as in NumPy."""
+        strides = self._strides
+        return strides_of(self.shape, self.dtype.itemsize) if strides is None else strides
+
+    @property
+    def contiguous(self) -> bool:
+        """True if the elements follow each other without gaps, in C order."""
+        return self._strides is None
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def generation(self) -> int:
+        """The device's generation in which the buffer was made."""
+        return self._block.generation
+
+    @property
+    def device(self) -> str:
+        """The name of the device that owns the buffer."""
+        return self._block.memory.device
+
+    @property
+    def sealed(self) -> bool:
+        """True if the buffer is read-only and survives rebuilds."""
+        return self._block.sealed
+
+    @property
+    def is_stale(self) -> bool:
+        """True if the content is gone, because of a rebuild or because the buffer was freed."""
+        block = self._block
+        return block.epoch is None or not (
+            block.memory.current(block.epoch) or block.memory.awaits(block.epoch)
+        )
+
+    def __getitem__(self, key: Key) -> GpuRef:
+        """A view of a part, as NumPy's basic indexing gives it.
+
+        Args:
+            key: whole numbers, slices with any step, ``...`` and ``None``.
+
+        Raises:
+            IndexError: out of bounds, or more indices than dimensions.
+            TypeError: an index array or a mask.
+        """
+        return self._view(selected, key, _token_of(key))
+
+    @property
+    def T(self) -> GpuRef:  # noqa: N802 - NumPy's name
+        """A view with the axes in reverse order."""
+        return self.transpose()
+
+    @property
+    def mT(self) -> GpuRef:  # noqa: N802 - NumPy's name
+        """A view with the last two axes exchanged.
+
+        Raises:
+            ValueError: it has fewer than two.
+        """
+        if len(self.shape) < 2:
+            raise ValueError(f"matrix transpose with ndim < 2 is undefined: shape {self.shape}")
+        return self.swapaxes(-1, -2)
+
+    def transpose(self, *axes: SupportsIndex | tuple[SupportsIndex, ...] | None) -> GpuRef:
+        """Return a view with the axes in another order, like ``numpy.ndarray.transpose``.
+
+        Args:
+            *axes: the axes in their new order, or one tuple of them; reversed by default.
+
+        Raises:
+            ValueError: the axes are not a permutation.
+        """
+        one = len(axes) == 1 and axes[0]  # () is other axes than none
+        return self._view(transposed, axes, _token_of(axes[0] if one else axes))
+
+    def swapaxes(self, axis1: SupportsIndex, axis2: SupportsIndex) -> GpuRef:
+        """Return a view with two axes exchanged, like ``numpy.ndarray.swapaxes``.
+
+        Raises:
+            numpy.exceptions.AxisError: an axis does not exist.
+        """
+        return self.transpose(swapped(len(self.shape), axis1, axis2))
+
+    def moveaxis(
+        self,
+        source: SupportsIndex | tuple[SupportsIndex, ...],
+        destination: SupportsIndex | tuple[SupportsIndex, ...],
+    ) -> GpuRef:
+        """Return a view with axes moved to other places, like ``numpy.moveaxis``.
+
+        Raises:
+            ValueError: an axis appears twice, or ``source`` and ``destination`` differ in length.
+            numpy.exceptions.AxisError: an axis does not exist.
+        """
+        return self.transpose(moved(len(self.shape), source, destination))
+
+    def broadcast_to(self, shape: int | tuple[int, ...]) -> GpuRef:
+        """Return a view that repeats elements along new axes and axes of length one.
+
+        It is like ``numpy.broadcast_to``. The view is read-only if elements repeat.
+
+        Raises:
+            ValueError: the shapes do not fit.
+        """
+        wanted = as_shape(shape)
+        return self._seen(wanted, broadcast(self.shape, self.strides, wanted))
+
+    def squeeze(self, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = None) -> GpuRef:
+        """Return a view without axes of length one, like ``numpy.squeeze``.
+
+        Args:
+            axis: the axes to remove; by default all of length one.
+
+        Raises:
+            ValueError: one of the axes is longer.
+        """
+        return self._seen(*squeezed(self.shape, self.strides, axis))
+
+    def diagonal(
+        self, offset: SupportsIndex = 0, axis1: SupportsIndex = 0, axis2: SupportsIndex = 1
+    ) -> GpuRef:
+        """Return a view of diagonals, which become the last axis, like ``numpy.diagonal``.
+
+        Unlike NumPy's, it can be written.
+
+        Args:
+            offset: distance above the main diagonal.
+            axis1: the axis of the matrices' rows.
+            axis2: the axis of their columns.
+
+        Raises:
+            ValueError: the ref has fewer than two axes, or both axes are the same.
+        """
+        return self._seen(*diagonals(self.shape, self.strides, offset, axis1, axis2))
+
+    def reshape(self, *shape: int | tuple[int, ...]) -> GpuRef:
+        """Return a view with another shape of the same size, like ``numpy.ndarray.reshape``.
+
+        Args:
+            *shape: the new shape, as numbers or one tuple; one may be -1.
+
+        Raises:
+            ValueError: the sizes differ, or the shape needs a copy.
+        """
+        token = _token_of(shape[0] if len(shape) == 1 else shape)
+        known = (self.shape, token)
+        new = None if token is None else _SHAPES.get(known)
+        if new is None:
+            new = reshaped(self.shape, shape)
+            if token is not None:
+                if len(_SHAPES) >= _MOST_VIEWS:
+                    _SHAPES.clear()
+                _SHAPES[known] = new
+        if self._strides is None:
+            return GpuRef(self._block, new, self.dtype, self.nbytes)
+        strides = regrouped(self.shape, self._strides, new)
+        if strides is None:
+            raise ValueError(
+                f"a view of shape {self.shape} and strides {self._strides} has no view of shape "
+                f"{new}; copy it first: (await device.copy(ref)).reshape({new})"
+            )
+        return self._seen(new, strides)
+
+    def ravel(self) -> GpuRef:
+        """Return a view with one axis, like ``numpy.ravel`` but without ever copying.
+
+        Raises:
+            ValueError: it would need a copy.
+        """
+        return self.reshape(-1)
+
+    def view(self, dtype: DTypeLike) -> GpuRef:
+        """Return a view of the same bytes with another dtype, like ``numpy.ndarray.view``.
+
+        Args:
+            dtype: the new dtype. If its size differs, the last axis becomes longer or shorter.
+
+        Raises:
+            TypeError: device memory does not support the dtype.
+            ValueError: the last axis does not divide into elements of that size, or has gaps; or an
+                element would not begin at a multiple of its size.
+        """
+        dtype = as_dtype(dtype)
+        shape, strides = self.shape, self._strides
+        size, before = dtype.itemsize, self.dtype.itemsize
+        if size != before:
+            if not shape:
+                raise ValueError(
+                    f"a 0-d buffer of {self.dtype.name} cannot be seen as {dtype.name}"
+                )
+            if strides is not None:
+                if strides[-1] != before and shape[-1] != 1:
+                    raise ValueError(
+                        "To change to a dtype of a different size, the last axis must be "
+                        f"contiguous, and here its stride is {strides[-1]}; copy it first"
+                    )
+                strides = (*strides[:-1], size)
+            last, rest = divmod(shape[-1] * before, size)
+            if rest:
+                raise ValueError(
+                    f"the last axis of shape {shape} is {shape[-1] * before} bytes of "
+                    f"{self.dtype.name}, which is no whole number of {dtype.name}"
+                )
+            shape = (*shape[:-1], last)
+        if self._block.offset % size:
+            raise ValueError(
+                f"the view begins {self._block.offset} bytes into its buffer, which is no multiple "
+                f"of the {size} bytes of {dtype.name}; copy it first"
+            )
+        if strides is None:
+            return GpuRef(self._block, shape, dtype, self.nbytes)
+        if any(stride % size for stride, extent in zip(strides, shape, strict=True) if extent > 1):
+            raise ValueError(
+                f"elements of the view are {strides} bytes apart, which are no multiples of the "
+                f"{size} bytes of {dtype.name}; copy it first"
+            )
+        contiguous = is_contiguous(shape, strides, size)
+        return _ref(
+            self._addressable_block, shape, dtype, self.nbytes, None if contiguous else strides
+        )
+
+    def _view(
+        self, make: Callable[..., _Layout], argument: Any, token: tuple[object, ...] | None
+    ) -> GpuRef:
+        """Return ``make``'s view for a layout and an argument; ``token`` is its key."""
+        known = (make, self.shape, self._strides, self.dtype, token)
+        made = None if token is None else _VIEWS.get(known)
+        if made is None:
+            view = self._seen(*make(self.shape, self.strides, argument))
+            if token is not None:
+                if len(_VIEWS) >= _MOST_VIEWS:
+                    _VIEWS.clear()
+                start = view._block.offset - self._block.offset
+                _VIEWS[known] = start, view.shape, view.nbytes, view._strides
+            return view
+        start, shape, nbytes, strides = made
+        return _ref(self._block, shape, self.dtype, nbytes, strides, start)
+
+    def _seen(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> GpuRef:
+        """Return a view of another shape and strides that begins ``start`` bytes into this ref."""
+        itemsize = self.dtype.itemsize
+        contiguous = is_contiguous(shape, strides, itemsize)
+        nbytes = math.prod(shape) * itemsize
+        kept = None if contiguous else strides
+        return _ref(self._block, shape, self.dtype, nbytes, kept, start)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d GpuRef")
+        return self.shape[0]
+
+    def __iter__(self) -> None:
+        # Without this, __len__ alone would make list(ref) try integer indices.
+        raise TypeError("a GpuRef is not iterable; fetch it first: host = await device.get(ref)")
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce_ex__(4)
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> NoReturn:
+        # Also copy.deepcopy comes here.
+        raise TypeError(
+            "a GpuRef is a handle of this program and cannot be pickled or copied; for another "
+            "process: await device.share(ref); for the content: await device.get(ref); for a "
+            "second buffer: await device.copy(ref)"
+        )
+
+    def __repr__(self) -> str:
+        block = self._block
+        state = "freed " if block.epoch is None else "stale " if self.is_stale else ""
+        sealed = "sealed " if block.sealed else ""
+        strides = "" if self._strides is None else f"strides {list(self._strides)} "
+        return (
+            f"<GpuRef {state}{sealed}{self.dtype.name}{list(self.shape)} {strides}"
+            f"on {self.device}, generation {block.generation}>"
+        )
+
+
+_Layout = tuple[tuple[int, ...], tuple[int, ...]] | tuple[tuple[int, ...], tuple[int, ...], int]
+_View = tuple[int, tuple[int, ...], int, tuple[int, ...] | None]
+
+_VIEWS: Final[dict[tuple[object, ...], _View]] = {}
+"""Results of indexing and transposing by layout and key, because programs repeat them."""
+
+_SHAPES: Final[dict[tuple[object, ...], tuple[int, ...]]] = {}
+"""Results of ``reshape`` by shapes, for the same reason."""
+
+_MOST_VIEWS: Final = 1 << 10
+
+_BOUNDS: Final = frozenset({int, type(None)})
+"""Types of the bounds of slices that are remembered."""
+
+
+_ALL: Final = slice(None)
+
+
+def _token_of(key: object) -> tuple[object, ...] | None:
+    """Return a token that equal keys share, or None if results for the key are not remembered."""
+    parts: list[object] = []
+    for part in key if type(key) is tuple else (key,):
+        kind = type(part)
+        if kind is int or part is None or part is Ellipsis:
+            parts.append(part)
+        elif kind is not slice:
+            return None
+        elif part == _ALL:
+            parts.append(slice)  # which, unlike it, has a hash in all versions
+        else:
+            start, stop, step = part.start, part.stop, part.step
+            if not (type(start) in _BOUNDS and type(stop) in _BOUNDS and type(step) in _BOUNDS):
+                return None
+            parts.append((start, stop, step))
+    return tuple(parts)
+
+
+def _ref(
+    block: Block,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    nbytes: int,
+    strides: tuple[int, ...] | None,
+    start: int = 0,
+) -> GpuRef:
+    """Return a ref of any layout that begins ``start`` bytes into ``block``."""
+    if strides is not None:
+        if isinstance(block, BlockView):
+            start += block.start
+            block = block.whole
+        block = StridedView(block.memory, 0, 0, None, 0, 0, whole=block, start=start)
+    elif start:
+        block = part_of(block, start)
+    elif type(block) is StridedView:
+        block = block.plain
+    return GpuRef(block, shape, dtype, nbytes, strides)
+
+
+def no_ref_error(given: object, name: str) -> TypeError:
+    """Return the error for an argument that must be a ref."""
+    message = f"{name} must be a GpuRef, not {said_of(given)}"
+    if isinstance(given, Operand):
+        how = (
+            f"{name} = await device.evaluate({name})"
+            if name.isidentifier()
+            else ("await device.evaluate(expression)")
+        )
+        return NotEvaluated(f"{message}; evaluate it first: {how}")
+    if isinstance(given, (list, tuple)) and any(isinstance(each, GpuRef) for each in given):
+        message += "; call it for each of them, in a batch to save round trips"
+    elif _is_data(given):
+        how = f": {name} = await device.put({name})" if name.isidentifier() else ", by device.put"
+        message += f"; put it on the device first{how}"
+    return TypeError(message)
+
+
+def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
+    """The error for an argument that is not a usable ref of ``memory``'s device."""
+    if not isinstance(ref, GpuRef):
+        return no_ref_error(ref, name)
+    block = ref._block
+    if block.memory is not memory:
+        there, here = block.memory, memory.device
+        if there.device == here:
+            here = f"another {here}, which was opened {_order(memory, there)}"
+        return ValueError(
+            f"{name} must be on {here}, where the op runs, not on {there.device}; "
+            "`device.copy`, of the device that the op runs on, brings it there"
+        )
+    if block.epoch is None:
+        return GpuRefStale(f"{name} was freed: {ref!r}")
+    if memory.awaits(block.epoch):
+        return RuntimeError(f"{name} has no content yet: {block.epoch.lacking}")
+    if memory.over is not None:
+        why = f"{name} is gone: {memory.device} {memory.over}"
+        return DeviceLost(why) if block.sealed else GpuRefStale(why)
+    return GpuRefStale(
+        f"{name} is of generation {block.generation}, but {memory.device} was rebuilt and is at "
+        f"generation {memory.generation}; put the data again, or seal what must survive"
+    )
+
+
+def _is_data(thing: object) -> bool:
+    """Return True if ``put`` might accept an object."""
+    return hasattr(type(thing), "__array__") or isinstance(thing, (bool, int, float, complex, list))
+
+
+def _order(one: MemoryMap, other: MemoryMap) -> str:
+    return "later" if one.number > other.number else "earlier"
+
+
+def sealed_error(ref: GpuRef, name: str) -> GpuRefSealed:
+    """The error for writing to a sealed ref."""
+    return GpuRefSealed(
+        f"{name} is sealed, so nothing may write to it: {ref!r}; write to a copy: "
+        f"copy = await device.copy({name if name.isidentifier() else 'ref'})"
+    )

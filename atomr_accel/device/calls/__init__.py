@@ -1,0 +1,1 @@
+"""Calls besides those of libraries: functions in the host, events, retries and requests."""

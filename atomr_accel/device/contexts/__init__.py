@@ -1,0 +1,1 @@
+"""Contexts: one host each, from its preparation to its end."""

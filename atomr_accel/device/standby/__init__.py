@@ -1,0 +1,1 @@
+"""Standby hosts: their preparation, memory and history."""

@@ -1,0 +1,327 @@
+"""One host on standby, prepared step by step until it is taken."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, final
+
+import trio
+
+from ..._errors import AccelError
+from ...lanes import HostDied, start_host, uninterrupted
+from ...libraries.programs.wire.messages import ForgetProgram
+from ...wire import Preload, StickyFault, UnmapSlabs
+from .._assembly import add_parts
+from ..batches._in_advance import capture_in
+from ..batches.record import PROGRAMS
+from ..contexts._prepared import PreparedHost, learn
+from ..contexts.context import Context
+from ._budget import NoRoomError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ...actors import ActorRef
+    from ...lanes import HostHandle
+    from ...wire import Message
+    from ..core import DeviceCore
+    from ._budget import Room
+    from ._history import PreparationHistory
+
+_log = logging.getLogger("atomr_accel.device")
+
+STEPS: Final = (
+    "starting",
+    "loading",
+    "opening",
+    "mapping",
+    "lanes",
+    "importing",
+    "init",
+    "warming up",
+    "ready",
+)
+
+
+@final
+@uninterrupted
+class Spare:
+    """One host on standby, and its preparation.
+
+    Args:
+        core: the device.
+        room: the device's memory that standbys take.
+        history: the objects that the device has prepared in its own host.
+        warm_up: called with the device here, if this is hot.
+        told: called when it is ready.
+
+    Attributes:
+        host: the host.
+        prepared: the state of its preparation, until it is taken.
+        shadow: the device there, if it is hot.
+        context: the context that serves the shadow.
+        hot: whether it should become hot, if it has room.
+        wake: set when it may have to prepare more.
+        scope: the cancel scope of its task.
+        begun: the time when it was started, until it is ready.
+        seconds: the time that it took to become ready.
+        lanes: its lanes that are, or were, the device's.
+        left: bytes of free device memory that it has found; 0 if unknown.
+        nbytes: bytes of the device's memory that it takes.
+        behind: whether the device has changed since its last update.
+        noted: the device's objects that it has prepared.
+        taken: whether it has taken over.
+        given_up: whether it has ended because it was given up.
+        over: set when it has released its memory and descriptors.
+    """
+
+    def __init__(
+        self,
+        core: DeviceCore,
+        room: Room,
+        history: PreparationHistory,
+        warm_up: Callable[[DeviceCore, ActorRef], Awaitable[object]] | None,
+        told: Callable[[Spare], None],
+    ) -> None:
+        self._core = core
+        self._room = room
+        self._history = history
+        self._warm_up: Final = warm_up
+        self._told: Final = told
+        self.host: HostHandle | None = None
+        self.prepared: PreparedHost | None = None
+        self.shadow: DeviceCore | None = None
+        self.context: Context | None = None
+        self.hot = False
+        self._step = "starting"
+        self.wake = trio.Event()
+        self.scope = trio.CancelScope()
+        self.begun: float | None = trio.current_time()
+        self.seconds: float | None = None
+        self.lanes: set[str] = set()
+        self.left = self.nbytes = 0
+        self.behind = True
+        self.noted: set[tuple[str, Message]] = set()
+        self.taken = self.given_up = False
+        self.over: Final = trio.Event()
+
+    @property
+    def step(self) -> str:
+        """Present step, one of ``STEPS``."""
+        return self._step
+
+    @step.setter
+    def step(self, step: str) -> None:
+        self._step = step
+        if self._core.standby is not None:
+            self._core.standby.tell()
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Progress, to be compared with other standbys."""
+        return self.shadow is not None, STEPS.index(self.step)
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self) -> None:
+        """Start a host, and keep it prepared until it is taken.
+
+        Raises:
+            HostDied: it ended before.
+            Exception: it could not be started, or prepared.
+        """
+        self.host = await start_host("process", self._core.sanitizer)
+        prepared = self.prepared = PreparedHost(self.host)
+        problem: BaseException | None = None
+        try:
+            try:
+                with self.scope:
+                    async with trio.open_nursery(strict_exception_groups=True) as nursery:
+                        nursery.start_soon(self._watch, prepared.host)
+                        assert prepared.host.output is not None
+                        nursery.start_soon(prepared.host.output.run, self._core.log_fields())
+                        await self._prepare(nursery)
+            except BaseExceptionGroup as group:
+                failures, rest = group.split(Exception)
+                if rest is not None:
+                    raise rest from None
+                problem = failures
+                while isinstance(problem, BaseExceptionGroup):
+                    problem = problem.exceptions[0]
+            if not self.taken:
+                raise problem or HostDied("it ended")
+        finally:
+            problem = None
+            if not self.taken:
+                self.prepared = None
+                self._core.lifecycle.discard(prepared.host, prepared.ports, self.shadow)
+
+    async def _watch(self, host: HostHandle) -> None:
+        await host.wait_ended()
+        raise HostDied(f"the standby host {host.reason or 'has ended'}")
+
+    async def _prepare(self, nursery: trio.Nursery) -> None:
+        """Prepare a host, and again when the device changes, until it is taken."""
+        prepared = self.prepared
+        assert prepared is not None
+        while True:
+            # The event that woke this may also have had it taken. All of it then has another owner.
+            await trio.lowlevel.checkpoint_if_cancelled()
+            wake = self.wake = trio.Event()
+            behind, self.behind = self.behind, False
+            if behind:
+                if self.context is None:
+                    self.step = "loading"
+                await prepared.load(self._core)
+                await self._learn()
+            if self.hot and self._room.mode == "hot" and self.shadow is None:
+                await self._open(prepared, nursery)
+                behind = True
+            if self.context is not None:
+                if behind:
+                    await self._follow(prepared, self.context)
+                await self._prepare_noted()
+                await self._capture(prepared)
+            elif behind:
+                self.step = "importing"
+                await prepared.import_modules(self._core)
+            first = self.begun is not None and (self._room.wanted == "warm" or self.context)
+            if first and not wake.is_set():
+                await self._room.measure(self)
+            if not wake.is_set():  # the device may have changed meanwhile
+                if first and self.begun is not None:
+                    self.seconds, self.begun = trio.current_time() - self.begun, None
+                self.step = "ready"
+                self._told(self)
+                await wake.wait()
+
+    async def _learn(self) -> None:
+        """Ask the running host what the program's functions have imported there."""
+        context = self._core.context
+        if context is not None and self._core.host_calls.in_use:
+            with suppress(AccelError, OSError, StickyFault):  # its own context sees to that
+                await learn(context.host, self._core)
+
+    async def _open(self, prepared: PreparedHost, nursery: trio.Nursery) -> None:
+        """Open the device in a host that was warm."""
+        core = self._core
+        self.step = "opening"
+        shadow = self._shadow()
+        self.left = await self._room.left()
+        try:
+            await prepared.open(shadow)
+            await prepared.host.request(Preload([]))  # answered when all that began is done
+        except (HostDied, StickyFault):
+            raise
+        except Exception as error:
+            why = f"a second context cannot be had: {error}"
+            if prepared.info is not None:  # this one is of no use for either
+                raise NoRoomError(why) from error
+            self._room.be_warm(why)
+            return
+        self.shadow = shadow
+        await self._room.measure(self)
+        if core.memory.over_limit:
+            await core.growth.trim()
+        if core.memory.over_limit:
+            raise NoRoomError(
+                f"its context takes {self.nbytes} bytes, {core.memory.over_limit} more than the "
+                "memory_limit leaves"
+            )
+        self.step = "mapping"
+        self.context = context = Context(shadow, prepared)
+        await nursery.start(context.run)
+
+    async def _follow(self, prepared: PreparedHost, context: Context) -> None:
+        """Have all in a hot host that the device has."""
+        core, shadow = self._core, self.shadow
+        assert shadow is not None
+        self.step = "mapping"
+        await prepared.map(shadow)
+        self.step = "lanes"
+        await trio.lowlevel.checkpoint_if_cancelled()
+        lanes = dict(core.lanes)  # which may be others by the time these have started
+        for name in [name for name in prepared.ports if name in self.lanes - lanes.keys()]:
+            shadow.remove_lane(name)
+        self.lanes.update(lanes)
+        await context.start_lanes(lanes)
+        self.step = "importing"
+        await prepared.import_modules(core)
+        self.step = "init"
+        await shadow.host_calls.repeat(core.host_calls, prepared.mapped)
+        if self._warm_up is not None:
+            self.step = "warming up"
+            await self._rehearse(shadow, prepared, self._warm_up)
+        if shadow.context is not context or context.terminating:
+            raise HostDied("it failed as it was prepared")
+
+    async def _prepare_noted(self) -> None:
+        """Prepare what the device has prepared: plans, kernels."""
+        shadow = self.shadow
+        assert shadow is not None
+        for lane, message in [one for one in self._history.messages if one not in self.noted]:
+            port = shadow.ports.get(lane)
+            if port is not None:
+                self.noted.add((lane, message))
+                with suppress(AccelError, ValueError):  # the program gets it on doing the same
+                    await shadow.submit(port, f"{lane}: in advance", message).wait()
+        self.noted.intersection_update(self._history.messages)
+
+    async def _capture(self, prepared: PreparedHost) -> None:
+        """Capture the recordings that the device has captured, and forget others."""
+        shadow = self.shadow
+        assert shadow is not None
+        port = shadow.ports.get(PROGRAMS.name)
+        known = self._history.numbers()
+        for number in prepared.captured - known:
+            prepared.captured.discard(number)
+            if port is not None:
+                shadow.submit(port, "program.forget", ForgetProgram(number))
+        missing = known - prepared.captured
+        for number in sorted(missing):
+            recording = self._history.recording(number)
+            if recording is not None and port is not None:
+                prepared.captured.add(number)
+                with suppress(AccelError, ValueError):  # the program gets it on a replay
+                    await capture_in(recording, shadow, prepared.mapped)
+                recording = None
+        if missing:
+            await self._give_back(shadow, prepared)
+
+    async def _rehearse(
+        self,
+        shadow: DeviceCore,
+        prepared: PreparedHost,
+        warm_up: Callable[[DeviceCore, ActorRef], Awaitable[object]],
+    ) -> None:
+        """Call the program's ``warm_up``, and leave none of its memory."""
+        try:
+            await warm_up(shadow, self._ref)
+        except Exception as error:  # noqa: BLE001 (the program's)
+            text, core = "%s: warm_up of a standby failed: %s", self._core
+            _log.warning(text, core.name, repr(error), extra=core.log_fields(error))
+        await self._give_back(shadow, prepared)
+
+    async def _give_back(self, shadow: DeviceCore, prepared: PreparedHost) -> None:
+        """Leave none of a shadow's own memory."""
+        for op in list(shadow.in_flight.values()):
+            with suppress(Exception):
+                await op.wait()
+        before = shadow.memory.epoch
+        slabs = shadow.memory.abandon()
+        shadow.host_calls.keep_states(before, prepared.mapped)
+        if slabs:
+            # They are off the map, so the host must unmap them, even if it is taken meanwhile.
+            await prepared.host.request(UnmapSlabs(slabs), required=True)
+
+    def _shadow(self) -> DeviceCore:
+        shadow = self._core.shadow()
+        add_parts(shadow, self._core.pinned.statistics().limit)
+        shadow.place.supervisor = self._core.place.supervisor
+        return shadow
+
+    @property
+    def _ref(self) -> ActorRef:
+        cell = self._core.place.cell
+        assert cell is not None  # it keeps this running
+        return cell.ref

@@ -1,0 +1,37 @@
+"""Statistics of standby hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+StandbyMode = Literal["hot", "warm"]
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyStatistics:
+    """The standby hosts of a device at one moment.
+
+    Attributes:
+        mode: the mode that is kept: ``"hot"``, or ``"warm"``, also if memory for a hot one is
+            short.
+        state: the step of the best one: ``"starting"``, ``"loading"``, ``"opening"``,
+            ``"mapping"``, ``"lanes"``, ``"importing"``, ``"init"``, ``"warming up"`` or
+            ``"ready"``. It is ``"waiting"`` without a standby: during a rebuild, just after one was
+            taken, or before another attempt.
+        kept: number of standbys that are wanted.
+        ready: number of standbys that are ready.
+        nbytes: bytes of the device's memory that they take, if the driver reports that.
+        seconds: time that the last one took to become ready; None before the first.
+        used: number of standbys that have taken over.
+        died: number of standbys that ended before, or could not be started.
+    """
+
+    mode: StandbyMode
+    state: str
+    kept: int
+    ready: int
+    nbytes: int
+    seconds: float | None
+    used: int
+    died: int

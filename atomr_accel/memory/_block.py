@@ -1,0 +1,236 @@
+"""Blocks of device memory, and the epochs in which they are usable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from .map import MemoryMap
+
+
+@final
+class Epoch:
+    """One generation of one device's memory.
+
+    A block is usable while its epoch is the device's present one, or its epoch of sealed memory.
+    Comparing one object answers three questions at once: is it this device, is it this generation,
+    and is the block not freed.
+
+    Attributes:
+        generation: its number.
+        lacking: the condition for blocks to get their content, in an epoch that is never the
+            present one. Its blocks have memory but no content.
+    """
+
+    __slots__ = ("generation", "lacking")
+
+    def __init__(self, generation: int, lacking: str = "") -> None:
+        self.generation: Final = generation
+        self.lacking: Final = lacking
+
+
+class Block(msgspec.Struct, eq=False, weakref=True):
+    """A piece of device memory and the ops in flight on it; shared by its views.
+
+    It is a struct because each op makes one, and structs are the fastest to make.
+
+    Attributes:
+        memory: the map that it belongs to.
+        address: the address in the device's address space (see ``wire._address``): an int, or a
+            ``LateAddress`` until there is memory. It may change, because sealing moves the content,
+            so read it when an op is submitted.
+        size: bytes that the block takes, rounded up.
+        epoch: the epoch in which the block is usable; None once freed.
+        nbytes: bytes that were requested. The bytes after them may hold data of earlier blocks.
+        generation: the generation in which the block was made.
+        sealed: whether the block is read-only for good.
+        writer: sequence number of the op in flight that writes the block, or 0.
+        readers: sequence numbers of the ops in flight that read the block; None before the first.
+        retired: pieces to release once no op in flight touches the block.
+        holds: number of ``Hold`` objects that keep the memory from being reused.
+        stands_for: the block that this one replaces in a recording, and the offset in that block.
+    """
+
+    memory: MemoryMap
+    address: Any
+    size: int
+    epoch: Epoch | None
+    nbytes: int
+    generation: int
+    sealed: bool = False
+    writer: int = 0
+    readers: set[int] | None = None
+    retired: list[tuple[int, int]] | None = None
+    holds: int = 0
+    stands_for: tuple[Block, int] | None = None
+
+    @property
+    def base(self) -> Block:
+        """The whole block."""
+        return self
+
+    @property
+    def offset(self) -> int:
+        """Offset in the whole block, in bytes."""
+        return 0
+
+    def __del__(self) -> None:
+        # The garbage collector may drop the last handle, in any thread, in the middle of anything.
+        # It therefore only notes the block, and the program's thread does the rest. Ops in flight
+        # hold their blocks, so this never comes before the last of them.
+        if self.size:
+            self.memory.dropped.append((self.address, self.size))
+        if self.retired:
+            self.memory.dropped.extend(self.retired)
+
+    def retire(self) -> None:
+        """Release the memory as soon as no op in flight touches it."""
+        if self.size:
+            self.retired = [*(self.retired or ()), (self.address, self.size)]
+            self.size = 0
+        self.settle()
+
+    def settle(self) -> None:
+        """Release retired pieces if no op uses them any more."""
+        if self.retired and not self.writer and not self.readers and not self.holds:
+            for address, size in self.retired:
+                self.memory.release(address, size)
+            self.retired = None
+
+
+def block_at(memory: MemoryMap, address: object, size: int) -> Block:
+    """Return a block of ``size`` bytes in the present generation."""
+    epoch = memory.epoch
+    return Block(memory, address, size, epoch, size, epoch.generation)
+
+
+class BlockView(Block, eq=False):
+    """A block seen from somewhere inside: what a view has.
+
+    Everything is the whole block's, except the address. It equals the whole block, so it
+    is found wherever that is looked for.
+    """
+
+    whole: Block = msgspec.UNSET  # type: ignore[assignment] # always given
+    start: int = 0
+
+    @property
+    def base(self) -> Block:
+        """The whole block."""
+        return self.whole
+
+    @property
+    def offset(self) -> int:
+        """Offset in the whole block, in bytes."""
+        return self.start
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Block) and other.base is self.base
+
+    def __hash__(self) -> int:
+        return hash(self.base)
+
+    def __del__(self) -> None:
+        """The whole block has its own."""
+
+    def retire(self) -> None:
+        """Release the whole block as soon as no op in flight touches it."""
+        self.base.retire()
+
+    def settle(self) -> None:
+        """Release retired pieces if no op is in flight any more."""
+        self.base.settle()
+
+
+def origin(block: Block) -> tuple[Block, int]:
+    """Return the block whose memory a block uses, and its offset there.
+
+    In a recording, a stand-in uses the memory of the block that it stands for.
+    """
+    whole = block.base
+    if whole.stands_for is None:
+        return whole, block.offset
+    other, start = whole.stands_for
+    return other, start + block.offset
+
+
+def part_of(block: Block, offset: int) -> BlockView:
+    """Return a block, or the part of it from ``offset`` bytes on."""
+    whole = block.base
+    return BlockView(whole.memory, 0, 0, None, 0, 0, whole=whole, start=block.offset + offset)
+
+
+class NotContiguous(ValueError):
+    """A view that is not contiguous, passed to code that needs a contiguous one.
+
+    The executor then works on a copy, see ``ops``.
+    """
+
+
+@final
+class StridedView(BlockView, eq=False):
+    """The block of a view that is not contiguous.
+
+    Reading its address raises, because code that ignores the strides would take the memory for a
+    contiguous array. Code that uses the strides reads ``plain``.
+    """
+
+    @property
+    def plain(self) -> BlockView:
+        """Part of the same memory, with an address."""
+        return part_of(self, 0)
+
+
+def _of_the_whole(name: str) -> property:
+    def get(part: BlockView) -> Any:
+        """Return the attribute of the whole block."""
+        return getattr(part.whole, name)
+
+    def set_(part: BlockView, value: Any) -> None:
+        setattr(part.whole, name, value)
+
+    return property(get, set_)
+
+
+def _address(part: BlockView) -> Any:
+    """Return the address of a part in the device's address space."""
+    return part.whole.address + part.start
+
+
+def _no_address(_part: StridedView) -> NoReturn:
+    """Raise, because a ``StridedView`` block has no address."""
+    raise NotContiguous(
+        "a view that is not contiguous is needed so here; copy it first: device.copy"
+    )
+
+
+for _name in Block.__struct_fields__:
+    setattr(BlockView, _name, property(_address) if _name == "address" else _of_the_whole(_name))
+setattr(StridedView, "address", property(_no_address))  # noqa: B010 - to type checkers it is a field
+
+
+@final
+class Hold:
+    """Keeps a block's memory from being reused, whatever becomes of its refs.
+
+    Whoever drops it may be in any thread: that is noted, for ``MemoryMap.reclaim_held``.
+    """
+
+    __slots__ = ("_block",)
+
+    def __init__(self, block: Block) -> None:
+        self._block: Block | None = block.base
+        self._block.holds += 1
+
+    def release(self) -> None:
+        """Release at once. Only for the program's thread, when the memory is not used any more."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.holds -= 1
+            block.settle()
+
+    def __del__(self) -> None:
+        if self._block is not None:
+            self._block.memory.dropped_holds.append(self._block)
