@@ -1,4 +1,4 @@
-"""Repeated calls are traced once and filled in from then on, with the same results."""
+"""Repeated calls have a template that is filled in from then on, with the same results."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 SIDE = 4
 
 
-def traces(facade: Any) -> list[CallTemplate]:
-    """Return the traces that a facade holds."""
+def templates_of(facade: Any) -> list[CallTemplate]:
+    """Return the templates that a facade holds."""
     return [each for each in facade._templates.known.values() if isinstance(each, CallTemplate)]
 
 
@@ -43,19 +43,19 @@ def same(one: object, other: object) -> bool:
 
 
 @on_shared
-async def test_the_second_call_of_a_kind_is_traced(device: Device) -> None:
-    before = len(traces(device.blas))
+async def test_second_call_of_a_signature_makes_a_template(device: Device) -> None:
+    before = len(templates_of(device.blas))
     a = await device.put(np.arange(12, dtype=np.float32).reshape(3, 4))
     b = await device.put(np.arange(28, dtype=np.float32).reshape(4, 7))
     exact = np.arange(12.0).reshape(3, 4) @ np.arange(28.0).reshape(4, 7)
     for count in (0, 1, 1):
         np.testing.assert_array_equal(await device.get(await device.blas.gemm(a, b)), exact)
-        assert len(traces(device.blas)) - before == count
+        assert len(templates_of(device.blas)) - before == count
 
 
 @program
-async def test_calls_that_wait_for_what_they_need_together_are_traced_later() -> None:
-    """Sixteen tasks wait for the first plan at once; calls after them are traced."""
+async def test_calls_that_wait_together_have_templates_later() -> None:
+    """Sixteen tasks wait for the first plan at once; calls after them have templates."""
     async with opened() as device:
         x, scale = await device.zeros((2, SIDE)), await device.zeros(SIDE)
         async with trio.open_nursery() as nursery:
@@ -63,7 +63,7 @@ async def test_calls_that_wait_for_what_they_need_together_are_traced_later() ->
                 nursery.start_soon(device.dnn.layer_norm, x, scale, scale)
         for _ in range(16):
             await device.dnn.layer_norm(x, scale, scale)
-        assert len(traces(device.dnn)) == 1
+        assert len(templates_of(device.dnn)) == 1
 
 
 @pytest.mark.parametrize("batch", [False, True])
@@ -80,10 +80,10 @@ async def test_values_that_hold_buffers_are_taken_apart(device: Device, batch: b
             made = collected.sparse.matmul(a, x, **options)
         return await device.get(made)
 
-    before = len(traces(device.sparse))
+    before = len(templates_of(device.sparse))
     for at in (0, 0, 1, 0, 1):
         np.testing.assert_array_equal(await multiply(matrices[at], x), dense[at] @ np.arange(3.0))
-    assert len(traces(device.sparse)) == before + 1
+    assert len(templates_of(device.sparse)) == before + 1
     assert (await multiply(matrices[0].T, x)).tolist() == [0, 2, 6]
     for _ in range(3):
         with pytest.raises(ValueError, match=r"shares memory with a\.data"):
@@ -102,12 +102,12 @@ async def test_results_may_be_views(device: Device) -> None:
     whole = await device.put(np.ones((32, 32), np.float16))
     a = await device.sparselt.compress(await device.sparselt.prune(whole))
     columns = await device.put(np.tile(np.arange(16, dtype=np.float16), (32, 1)))
-    before = len(traces(device.sparselt))
+    before = len(templates_of(device.sparselt))
     for count in (0, 1, 1):
         made = await device.sparselt.matmul(a, columns, order="F")
         assert made.T.contiguous
         assert (await device.get(made) == 16 * np.arange(16)).all()
-        assert len(traces(device.sparselt)) - before == count
+        assert len(templates_of(device.sparselt)) - before == count
 
 
 values = st.one_of(
@@ -269,14 +269,14 @@ async def test_calls_on_views_are_as_the_first(device: Device, calls: Any, batch
 
 
 @program
-async def test_views_are_traced() -> None:
+async def test_views_have_templates() -> None:
     async with opened() as device:
         x = await device.put(np.ones((SIDE, 3 * SIDE), np.float32))
         for _ in range(3):
             for at in (0, SIDE):
                 part = x[:, at : at + SIDE]
                 y = await device.blas.gemm(part, part.T)
-        assert len(traces(device.blas)) == 2
+        assert len(templates_of(device.blas)) == 2
         np.testing.assert_array_equal(await device.get(y), np.full((SIDE, SIDE), SIDE))
 
 
@@ -361,13 +361,13 @@ async def test_clear_caches_empties_all_caches_and_calls_go_on() -> None:
 
 
 @program
-async def test_traces_are_of_a_generation() -> None:
+async def test_templates_end_with_their_generation() -> None:
     async with opened() as device:
         x = await device.put(np.eye(SIDE), sealed=True)
         for _ in range(2):
             for _ in range(3):
                 y = await device.blas.gemm(x, x)
-            assert [each.epoch for each in traces(device.blas)] == [device._core.memory.epoch]
+            assert [each.epoch for each in templates_of(device.blas)] == [device._core.memory.epoch]
             np.testing.assert_array_equal(await device.get(y), np.eye(SIDE))
             await poison(device)
             with pytest.raises(GpuRefStale):
@@ -375,7 +375,7 @@ async def test_traces_are_of_a_generation() -> None:
 
 
 @program
-async def test_a_batch_of_another_generation_takes_no_calls_that_are_traced() -> None:
+async def test_a_batch_of_another_generation_takes_no_calls_by_templates() -> None:
     """Its lanes are gone, whatever the buffers are good for."""
     async with opened() as device:
         one = await device.zeros((SIDE, SIDE))

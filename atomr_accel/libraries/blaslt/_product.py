@@ -258,7 +258,7 @@ def check(
     ]
     if strided(operands.a, operands.b, operands.out):
         for at, laid in _laid(operands, options):
-            given[at] = Given(*given[at][:3], laid)
+            given[at] = given[at]._replace(laid=laid)
     try:
         plan = make_plan(PlanKey._make((*given, *options)))
     except Unsupported:
