@@ -13,7 +13,6 @@ from ._address import (
     numpy_at,
     shared_fd,
 )
-from ._fields import PLACE, Address, Word, filled_fields
 from .control import (
     FETCH_DESCRIPTOR,
     Affinity,
@@ -46,8 +45,10 @@ from .control import (
 from .failures import SHORTAGES, unpack_exception
 from .messages import (
     MOST_TEMPLATES,
+    PLACE,
     RECEIVED_BYTES,
     WITHDRAWN,
+    Address,
     Advise,
     Attach,
     CallByTemplate,
@@ -73,9 +74,11 @@ from .messages import (
     Times,
     Unprotect,
     Value,
+    Word,
     append_frame,
     encode,
     encoder,
+    filled_fields,
     plain,
     too_large,
 )

@@ -81,7 +81,7 @@ class Gemm(Message, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Whether it is one product of contiguous matrices of one real type, in its own type."""
+        """True for one product of contiguous matrices that is computed in its own real type."""
         options = self.options
         return (
             not self.batch
