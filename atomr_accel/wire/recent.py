@@ -39,7 +39,7 @@ class Recent(Generic[_K, _V]):
     """A table with a limit: a new entry replaces the least recently used one.
 
     Keys must be of one type each: 1, 1.0 and True are the same key, so normalise what callers give
-    before looking.
+    before looking. Threads may call ``get`` while another one, which holds a lock, adds entries.
 
     Args:
         limit: the largest number of entries.
@@ -79,7 +79,10 @@ class Recent(Generic[_K, _V]):
         value = self._kept.get(key)
         if value is not None:
             self.hits += 1
-            self._kept.move_to_end(key)
+            try:
+                self._kept.move_to_end(key)
+            except KeyError:
+                return value  # which another thread has dropped just now
         return value
 
     def peek(self, key: _K) -> _V | None:
@@ -103,6 +106,10 @@ class Recent(Generic[_K, _V]):
         self._shrink(self._limit - 1)
         self._kept[key] = value
         return value
+
+    def remove(self, key: _K) -> None:
+        """Remove the value of a key, if there is one, without a call of ``drop``."""
+        self._kept.pop(key, None)
 
     def clear(self) -> None:
         """Drop everything."""
