@@ -54,8 +54,12 @@ class CpuBlas:
         shape_a = (k, m) if options.trans_a else (m, k)
         shape_b = (n, k) if options.trans_b else (k, n)
         row_a, row_b, row_c = message.rows or (shape_a[1], shape_b[1], n)
-        a = self._stack(message.a, batch, (*message.strides_a, row_a), shape_a, dtype)
-        b = self._stack(message.b, batch, (*message.strides_b, row_b), shape_b, dtype)
+        if batch or message.rows:
+            a = self._stack(message.a, batch, (*message.strides_a, row_a), shape_a, dtype)
+            b = self._stack(message.b, batch, (*message.strides_b, row_b), shape_b, dtype)
+        else:
+            a = context.array(message.a, shape_a, dtype)
+            b = context.array(message.b, shape_b, dtype)
         dtype_c = DTYPES[options.dtype_c]
         if message.strides_c is None:
             c = context.array(message.c, (*batch, m, n), dtype_c)
