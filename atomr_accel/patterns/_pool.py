@@ -55,25 +55,31 @@ class ReplicaPoolStatistics:
 
     Every submitted request counts in one of ``waiting``, ``running``, ``answered``, ``failed``,
     ``refused`` and ``dropped``.
+
+    Attributes:
+        submitted: requests so far.
+        waiting: requests that wait for a replica with room.
+        running: requests in progress.
+        answered: requests that got a result.
+        failed: requests that raised an error of a replica.
+        refused: requests that were refused: there was no room, or the block was left.
+        dropped: requests whose callers were cancelled.
+        asked_elsewhere: repeated requests, because a replica or its device had failed.
+        hedged: requests that were made a second time because they took long.
+        hedges_won: hedged requests that the second replica answered first.
+        replicas: the replicas of the pool.
     """
 
     submitted: int
     waiting: int
-    """Requests that wait for a replica with room."""
     running: int
     answered: int
     failed: int
-    """Requests that raised an error of a replica."""
     refused: int
-    """Requests that were refused: there was no room, or the block was left."""
     dropped: int
-    """Requests whose callers were cancelled."""
     asked_elsewhere: int
-    """Repeated requests, because a replica or its device had failed."""
     hedged: int
-    """Requests that were made a second time because they took long."""
     hedges_won: int
-    """Hedged requests that the second replica answered first."""
     replicas: tuple[ReplicaStatistics, ...]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import logging
 import re
@@ -229,3 +230,15 @@ CALLED = [
 @pytest.mark.parametrize("reference", CALLED)
 def test_the_reference_has_what_programs_call_methods_of(reference: str) -> None:
     assert is_in(resolve_name(reference), [*documented().values()])
+
+
+STATISTICS = [name for name in documented() if name.endswith("Statistics")]
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics_describe_each_attribute_in_their_help(name: str) -> None:
+    kind = resolve_name(name)
+    if dataclasses.is_dataclass(kind):
+        fields = [field.name for field in dataclasses.fields(kind)]
+        text = inspect.getdoc(kind) or ""
+        assert [field for field in fields if f"\n    {field}: " not in text] == []
