@@ -92,12 +92,13 @@ class OtherName:
     """Attribute that programs look for, because other libraries have it."""
 
     # A descriptor, because a ``__getattr__`` would slow down each access to any attribute.
-    # Introspection takes it for an attribute of ``object``, so that ``help()`` leaves it out.
-    __objclass__ = object
 
     def __init__(self, name: str) -> None:
         self.name: Final = name
         self.__doc__ = None
+
+    def __repr__(self) -> str:
+        return f"<{said(self.name)}>"
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Return the descriptor of a class, and raise an AttributeError for an instance."""

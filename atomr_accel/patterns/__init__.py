@@ -54,6 +54,7 @@ from ._hot_swap import (
     VersionStatistics,
     open_hot_swap,
 )
+from ._members import is_for_member
 from ._observer import Observer
 from ._pipeline import (
     Pipeline,
@@ -182,6 +183,7 @@ __all__ = [
     "by_length",
     "draw_token",
     "is_device_fault",
+    "is_for_member",
     "is_for_one",
     "is_transient",
     "judge_chain",

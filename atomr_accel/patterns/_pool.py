@@ -21,7 +21,7 @@ from ..actors.util import NoPublicConstructor, check_instance, check_member, che
 from ._calls import CallsInProgress, closing
 from ._errors import CircuitOpen, Dropped, Overloaded, ReplicaLost
 from ._latencies import Latencies
-from ._members import Factory, check_call, check_factory, is_fault, opened, tells_of_member
+from ._members import Factory, check_call, check_factory, is_fault, is_for_member, opened
 from ._replicas import (
     Hedge,
     Policy,
@@ -46,7 +46,7 @@ _BACKOFF: Final = Backoff(initial=0.0, base=1.0, factor=2.0, maximum=30.0)
 
 def usual_breaker() -> CircuitBreaker:
     """Return the default breaker of a replica, which opens at half of at least ten outcomes."""
-    return CircuitBreaker(window=20, minimum=10, threshold=0.5, counts=tells_of_member)
+    return CircuitBreaker(window=20, minimum=10, threshold=0.5, counts=is_for_member)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
