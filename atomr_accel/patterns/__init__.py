@@ -64,7 +64,7 @@ from ._pipeline import (
     StageStatistics,
     open_pipeline,
 )
-from ._pool import ReplicaPool, ReplicaPoolStatistics, open_replica_pool
+from ._pool import ReplicaPool, ReplicaPoolStatistics, open_replica_pool, usual_breaker
 from ._queue import by_length
 from ._replicas import (
     Hedge,
@@ -202,4 +202,5 @@ __all__ = [
     "route",
     "send_frames",
     "send_lines",
+    "usual_breaker",
 ]

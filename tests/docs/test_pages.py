@@ -240,7 +240,7 @@ CALLABLE = {name: thing for name, thing in documented().items() if callable(thin
 @pytest.mark.parametrize("name", CALLABLE)
 def test_default_functions_are_in_the_reference(name: str) -> None:
     entries = [*documented().values()]
-    with suppress(ValueError, TypeError):  # no signature
+    with suppress(ValueError, TypeError, NameError):  # no signature
         for parameter in inspect.signature(CALLABLE[name]).parameters.values():
             if inspect.isfunction(parameter.default):
                 assert is_in(parameter.default, entries), parameter
@@ -251,7 +251,7 @@ def test_default_functions_are_in_the_reference(name: str) -> None:
 )
 def test_help_shows_no_constructor_that_programs_cannot_call(kind: type) -> None:
     text = pydoc.render_doc(kind, renderer=pydoc.plaintext)
-    assert "__init__(self, /)\n" in text
+    assert "__init__(self, /)\n" in text or "__init__" not in vars(kind)
     assert "NoReturn" not in text
 
 
