@@ -91,7 +91,7 @@ class HotSwapStatistics:
     ``dropped``.
 
     Attributes:
-        state: what is being done.
+        state: the step of the swap.
         share: share of the requests that the candidate answers, from 0 to 1.
         submitted: requests so far.
         running: requests in progress.
