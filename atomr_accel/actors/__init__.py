@@ -21,7 +21,7 @@ from ._policy import AutoShutdown, Backoff, ChildSpec, Intensity, RestartType, S
 from ._supervision import ChildState, SupervisorState
 from ._supervisor import ChildStatistics, Supervisor, SupervisorStatistics, open_supervisor
 from .cell import ActorStatistics
-from .deciders import Decider, Directive, decide_by_type
+from .deciders import Decider, Directive, decide_by_type, restart_always
 from .instrument import Instrument
 from .messages import Message, handler
 from .system import ActorSystem, ActorTree, SystemStatistics, open_system
@@ -72,4 +72,5 @@ __all__ = [
     "handler",
     "open_supervisor",
     "open_system",
+    "restart_always",
 ]

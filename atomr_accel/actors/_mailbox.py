@@ -53,16 +53,21 @@ class Mailbox:
 
 @dataclass(frozen=True, slots=True)
 class MailboxStatistics:
-    """A mailbox at one moment."""
+    """A mailbox at one moment.
+
+    Attributes:
+        depth: messages in it, urgent ones included.
+        urgent: urgent messages in it.
+        waiting: tasks that wait for room.
+        dropped: messages dropped so far to make room for others.
+        capacity: the maximum number of messages.
+        overflow: the action when it is full.
+    """
 
     depth: int
-    """Messages in it, urgent ones included."""
     urgent: int
-    """Urgent messages in it."""
     waiting: int
-    """Tasks that wait for room."""
     dropped: int
-    """Messages dropped so far to make room for others."""
     capacity: int
     overflow: Overflow
 

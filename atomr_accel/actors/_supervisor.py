@@ -40,35 +40,48 @@ _log = logging.getLogger("atomr_accel.actors")
 
 @dataclass(frozen=True, slots=True)
 class ChildStatistics:
-    """One child of a supervisor, at one moment."""
+    """One child of a supervisor, at one moment.
+
+    Attributes:
+        name: the child's name.
+        state: the state of its life.
+        restart: when it is restarted.
+        significant: whether its end can end the supervisor.
+        restarts: number of times that it was started again.
+        last_failure: its last failure in one line, also where a restart has dealt with it.
+        overdue: true if it was cancelled more than its grace ago and has not left.
+    """
 
     name: str
     state: ChildState
     restart: RestartType
     significant: bool
     restarts: int
-    """Number of times that it was started again."""
     last_failure: str | None
-    """Its last failure in one line, also where a restart has dealt with it."""
     overdue: bool
-    """True if it was cancelled more than its grace ago and has not left."""
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorStatistics:
-    """A supervisor at one moment."""
+    """A supervisor at one moment.
+
+    Attributes:
+        name: the supervisor's name.
+        state: the state of its life.
+        strategy: the children that a failure restarts.
+        children: in the order in which they were started; those gone for good are not in it.
+        restarts: restarts so far; that of a whole group counts once.
+        restarts_in_window: restarts that the intensity counts at present.
+        failures: children's failures so far, whatever became of them.
+    """
 
     name: str
     state: SupervisorState
     strategy: Strategy
     children: tuple[ChildStatistics, ...]
-    """In the order in which they were started; those gone for good are not in it."""
     restarts: int
-    """Restarts so far; that of a whole group counts once."""
     restarts_in_window: int
-    """Restarts that the intensity counts at present."""
     failures: int
-    """Children's failures so far, whatever became of them."""
 
 
 class ChildObserver(Protocol):

@@ -33,24 +33,31 @@ BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class ActorStatistics:
-    """An actor at one moment."""
+    """An actor at one moment.
+
+    Attributes:
+        path: the actor's path.
+        kind: the name of its class.
+        state: the state of its life.
+        restarts: restarts so far.
+        handled: messages handled in all its lives, failures not included.
+        failed: messages that a handler failed on.
+        unhandled: messages for which the actor has no handler.
+        mailbox: the mailbox's statistics.
+        children: statistics of its children's supervisor; None without children in this life.
+        generation: present generation of a device or one of its parts, else None.
+    """
 
     path: str
     kind: str
-    """The name of its class."""
     state: ChildState
     restarts: int
     handled: int
-    """Messages handled in all its lives, failures not included."""
     failed: int
-    """Messages that a handler failed on."""
     unhandled: int
-    """Messages for which the actor has no handler."""
     mailbox: MailboxStatistics
     children: SupervisorStatistics | None
-    """Statistics of its children's supervisor; None without children in this life."""
     generation: int | None = None
-    """Present generation of a device or one of its parts, else None."""
 
 
 class Condition(NamedTuple):

@@ -30,7 +30,7 @@ only `Exception` instances: anything else, such as `KeyboardInterrupt`, escalate
 
 
 def restart_always(failure: BaseException) -> Directive:  # noqa: ARG001 (it is a `Decider`)
-    """The default decider."""
+    """Return `Directive.RESTART` for any failure: the default decider."""
     return Directive.RESTART
 
 

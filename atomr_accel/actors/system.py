@@ -36,15 +36,19 @@ _log = logging.getLogger("atomr_accel.actors")
 
 @dataclass(frozen=True, slots=True)
 class SystemStatistics:
-    """A system at one moment."""
+    """A system at one moment.
+
+    Attributes:
+        name: the system's name.
+        actors: actors in the whole tree.
+        dead_letters: messages that were sent without an asker and not handled.
+        children: statistics of the supervisor of the actors at the top.
+    """
 
     name: str
     actors: int
-    """Actors in the whole tree."""
     dead_letters: int
-    """Messages that were sent without an asker and not handled."""
     children: SupervisorStatistics
-    """Statistics of the supervisor of the actors at the top."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import traceback
+from inspect import Parameter, Signature
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeVar
 
@@ -14,13 +15,27 @@ class NoPublicConstructor(type):
     """Metaclass of classes that only this package makes instances of.
 
     Calling such a class is a `TypeError` that names the function to use instead
-    (the class attribute ``_made_by``); the package itself calls ``_create``.
+    (the class attribute ``_made_by``); the package itself calls ``_create``. ``help()``
+    shows no arguments of theirs.
     """
+
+    _made_by = "the function that returns one"
+
+    def __init__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> None:
+        super().__init__(name, bases, members)
+        init = members.get("__init__")
+        if init is not None:
+            init.__signature__ = Signature([Parameter("self", Parameter.POSITIONAL_ONLY)])
+            init.__doc__ = f"Programs call {cls._made_by} instead."
+
+    @property
+    def __signature__(cls) -> Signature:
+        """A signature without arguments."""
+        return Signature()
 
     def __call__(cls, *_args: object, **_kwargs: object) -> NoReturn:
         """Raise a TypeError that names the function to call instead."""
-        made_by = getattr(cls, "_made_by", "the function that returns one")
-        raise TypeError(f"{cls.__qualname__} has no public constructor; use {made_by}")
+        raise TypeError(f"{cls.__qualname__} has no public constructor; use {cls._made_by}")
 
     def _create(cls: type[T], *args: Any, **kwargs: Any) -> T:
         # mypy takes super() for that of the instance's class, not the metaclass's.

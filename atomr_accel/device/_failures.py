@@ -54,7 +54,7 @@ def told(error: BaseException) -> str:
 
 
 def named(what: str) -> str:
-    """Return an op's name in quotes, and other work, such as "the batch", as it is."""
+    """Return an op's name in quotes, and other work, such as "the batch", unchanged."""
     is_op = not what.startswith(("the ", "starting ", "opening "))
     return f"op {what!r}" if is_op else what
 

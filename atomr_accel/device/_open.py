@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack, final
 import trio
 
 from .._errors import CpuFallbackWarning, DeviceLost, DeviceUnavailable
+from .._other_names import is_other_name
 from ..actors import (
     ActorRef,
     ActorSystem,
@@ -532,7 +533,8 @@ def _offer(known: Catalogue) -> None:
         ValueError: a library has the name of something else that devices have.
     """
     places = (Device, Requests, Batch, Recording, DeviceCore)
-    taken = {"memory", "requests", *(name for place in places for name in dir(place))}
+    names = {name for place in places for name in dir(place) if not is_other_name(place, name)}
+    taken = {"memory", "requests", *names}
     for name in known.facades.keys() - offered:
         if name in taken:
             raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic
 
+from .._other_names import HasOtherNames
 from ..ops import D
 from .registry import catalogue
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .tensor._facade import Tensor
 
 
-class Libraries(Generic[D]):
+class Libraries(Generic[D], HasOtherNames):
     """The library facades of a device, as attributes; ``Device`` says what each is for.
 
     The annotations name the libraries of this package to type checkers. Those of other packages

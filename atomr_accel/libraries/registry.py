@@ -11,7 +11,10 @@ from pkgutil import resolve_name
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, final
 
+import numpy as np
+
 from .._errors import DeviceUnavailable, said_of
+from .._other_names import add_other_name, is_other_name
 from ..arrays.expressions import ELSEWHERE
 from ..lanes import uninterrupted
 from ..ops import Facade, Library
@@ -103,9 +106,14 @@ class Catalogue:
                 ranked.append((rank, library.name, module))
         for _, name, module in sorted(ranked, reverse=True):
             calls = ELSEWHERE.setdefault(module, {})
-            for method in dir(self.facades[name]):
-                if not method.startswith("_"):
+            facade = self.facades[name]
+            for method in dir(facade):
+                if not method.startswith("_") and not is_other_name(facade, method):
                     calls[method] = f"{name}.{method}"
+        for module in (np, np.linalg, np.fft):
+            for method, call in ELSEWHERE.get(module.__name__, {}).items():
+                if callable(getattr(module, method, None)) and method not in self.facades:
+                    add_other_name(method, f"await device.{call}(...)")
 
 
 def described() -> list[tuple[str, Library]]:

@@ -28,6 +28,7 @@ from typing import (
 
 import trio
 
+from .._other_names import HasOtherNames
 from ..arrays.expressions.calling import clarify
 from ._library import AsRequests, Awaited, Collected, D
 from ._origin import bound
@@ -51,7 +52,7 @@ class Identity:
     __slots__ = ("__weakref__",)
 
 
-class Facade(Generic[D]):
+class Facade(Generic[D], HasOtherNames):
     """Object with ops: a library, or an object that one made, such as a generator or a kernel."""
 
     templated: ClassVar[bool] = False

@@ -54,6 +54,7 @@ from ._hot_swap import (
     VersionStatistics,
     open_hot_swap,
 )
+from ._members import is_for_member
 from ._observer import Observer
 from ._pipeline import (
     Pipeline,
@@ -63,7 +64,7 @@ from ._pipeline import (
     StageStatistics,
     open_pipeline,
 )
-from ._pool import ReplicaPool, ReplicaPoolStatistics, open_replica_pool
+from ._pool import ReplicaPool, ReplicaPoolStatistics, open_replica_pool, usual_breaker
 from ._queue import by_length
 from ._replicas import (
     Hedge,
@@ -182,6 +183,7 @@ __all__ = [
     "by_length",
     "draw_token",
     "is_device_fault",
+    "is_for_member",
     "is_for_one",
     "is_transient",
     "judge_chain",
@@ -200,4 +202,5 @@ __all__ = [
     "route",
     "send_frames",
     "send_lines",
+    "usual_breaker",
 ]

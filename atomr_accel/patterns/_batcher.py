@@ -53,38 +53,41 @@ class BatcherStatistics:
 
     Every submitted request counts in one of ``queued``, ``outside``, ``running``, ``answered``,
     ``failed``, ``refused`` and ``dropped``.
+
+    Attributes:
+        submitted: requests so far.
+        queued: requests that wait for a batch.
+        outside: requests that wait for room in the queue.
+        running: requests in batches that have begun.
+        answered: requests that got a result.
+        failed: requests that raised an error of the function.
+        refused: requests that raised `Overloaded`, `Dropped` or `Closed`.
+        dropped: requests whose callers were cancelled. (Those that raised `Dropped` count as
+            ``refused``.)
+        in_flight: batches, not requests, that have begun and are not answered.
+        batches: batches so far.
+        largest: requests in the largest batch so far.
+        calls: calls of the function so far: batches, retries and halves.
+        faults: calls that a device's fault ended.
+        abandoned: calls that were cancelled because all their callers had left.
+        seconds: average duration of a batch in seconds. Each new batch has a weight of an eighth.
     """
 
     submitted: int = 0
-    """Requests so far."""
     queued: int = 0
-    """Requests that wait for a batch."""
     outside: int = 0
-    """Requests that wait for room in the queue."""
     running: int = 0
-    """Requests in batches that have begun."""
     answered: int = 0
-    """Requests that got a result."""
     failed: int = 0
-    """Requests that raised an error of the function."""
     refused: int = 0
-    """Requests that were refused: there was no room, or the block was left."""
     dropped: int = 0
-    """Requests whose callers were cancelled."""
     in_flight: int = 0
-    """Batches that have begun and are not answered."""
     batches: int = 0
-    """Batches so far."""
     largest: int = 0
-    """Requests in the largest batch so far."""
     calls: int = 0
-    """Calls of the function so far: batches, retries and halves."""
     faults: int = 0
-    """Calls that a device's fault ended."""
     abandoned: int = 0
-    """Calls that were cancelled because all their callers had left."""
     seconds: float = 0.0
-    """Average duration of a batch. Each new batch has a weight of an eighth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,20 +71,26 @@ class CascadeAnswer(Generic[Out]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CascadeStageStatistics:
-    """One stage of a cascade, at one moment."""
+    """One stage of a cascade, at one moment.
+
+    Attributes:
+        name: the stage's name.
+        asked: requests that the stage has received.
+        accepted: answers that were confident enough.
+        failed: requests that have failed there, for whatever reason.
+        over_budget: number of times that it was skipped because of its cost.
+        out_of_time: number of times that it was skipped, or cancelled, because of the caller's
+            deadline.
+        seconds: nine of ten requests take no longer; zero before the first.
+    """
 
     name: str
     asked: int
     accepted: int
-    """Answers that were confident enough."""
     failed: int
-    """Requests that have failed there, for whatever reason."""
     over_budget: int
-    """Number of times that it was skipped because of its cost."""
     out_of_time: int
-    """Number of times that it was skipped, or cancelled, because of the caller's deadline."""
     seconds: float
-    """Nine of ten requests take no longer; zero before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,17 @@ class CascadeStatistics:
 
     Every request that was submitted is in one of these: ``running``, ``answered``, ``failed``,
     ``refused``, ``dropped``.
+
+    Attributes:
+        submitted: requests so far.
+        running: requests in progress.
+        answered: requests that got an answer.
+        failed: requests that raised an error.
+        refused: requests that got a refusal: of the last stage that could be asked, or the block
+            was left.
+        dropped: requests whose callers were cancelled.
+        cost: sum of the costs of all requests.
+        stages: the stages in their order.
     """
 
     submitted: int
@@ -100,11 +117,8 @@ class CascadeStatistics:
     answered: int
     failed: int
     refused: int
-    """Requests that got a refusal: of the last stage that could be asked, or the block was left."""
     dropped: int
-    """Requests whose callers were cancelled."""
     cost: float
-    """Sum of the costs of all requests."""
     stages: tuple[CascadeStageStatistics, ...]
 
 

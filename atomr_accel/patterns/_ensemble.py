@@ -29,6 +29,18 @@ class EnsembleStatistics:
 
     Every request that was submitted is in one of these: ``running``, ``answered``, ``failed``,
     ``refused``, ``dropped``.
+
+    Attributes:
+        submitted: requests so far.
+        running: requests in progress.
+        answered: requests that got an answer.
+        failed: requests that raised an error.
+        refused: requests that got a refusal: of a member that had to answer, or the block was left.
+        dropped: requests whose callers were cancelled.
+        answers: number of answers of each member that were in time.
+        errors: number of failures of each member.
+        stragglers: number of cancellations of each member because enough others had answered or
+            failed.
     """
 
     submitted: int
@@ -36,15 +48,10 @@ class EnsembleStatistics:
     answered: int
     failed: int
     refused: int
-    """Requests that got a refusal: of a member that had to answer, or the block was left."""
     dropped: int
-    """Requests whose callers were cancelled."""
     answers: tuple[int, ...]
-    """Number of answers of each member that were in time."""
     errors: tuple[int, ...]
-    """Number of failures of each member."""
     stragglers: tuple[int, ...]
-    """Number of cancellations of each member because enough others had answered or failed."""
 
 
 @final

@@ -27,37 +27,46 @@ Out = TypeVar("Out")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantStatistics:
-    """A tenant, or a group of tenants, at one moment."""
+    """A tenant, or a group of tenants, at one moment.
+
+    Attributes:
+        path: names of the groups and of the tenant, joined by slashes.
+        weight: its share, relative to its siblings.
+        waiting: requests that wait, of the tenant and of those below it.
+        serving: requests that have a slot.
+        work: work begun since the tenant was last forgotten, in units of cost.
+    """
 
     path: str
     weight: float
     waiting: int
-    """Requests that wait, of the tenant and of those below it."""
     serving: int
-    """Requests that have a slot."""
     work: float
-    """Work begun since the tenant was last forgotten, in units of cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairShareStatistics:
-    """A fair share at one moment."""
+    """A fair share at one moment.
+
+    Attributes:
+        capacity: the number of slots.
+        waiting: requests that wait for a slot.
+        serving: requests that have one.
+        granted: slots given so far.
+        refused: requests that got a refusal.
+        dropped: requests whose callers were cancelled while they waited.
+        work: work begun so far, in units of cost.
+        tenants: tenants that are not idle, and some that were active recently, sorted by path.
+    """
 
     capacity: int
     waiting: int
-    """Requests that wait for a slot."""
     serving: int
-    """Requests that have one."""
     granted: int
-    """Slots given so far."""
     refused: int
-    """Requests that got a refusal."""
     dropped: int
-    """Requests whose callers were cancelled while they waited."""
     work: float
-    """Work begun so far, in units of cost."""
     tenants: tuple[TenantStatistics, ...]
-    """Tenants that are not idle, and some that were active recently, sorted by path."""
 
 
 @final

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from ..actors.util import check_number, check_whole
 from ._latencies import Latencies
-from ._members import tells_of_member
+from ._members import is_for_member
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -85,10 +85,8 @@ class Gate:
         latency_quantile: the quantile at which the times of answers are compared.
         latency_ratio: the maximum ratio of its time to the present version's time at that quantile.
         mismatches: the share of its shadowed answers that may differ.
-        counts: returns whether an error counts as a failure. By default all errors do, except those
-            that blame the request (`ValueError` and `TypeError`) and those that report a lack of
-            room. A request that ended because of its caller's deadline counts as a failure by
-            `trio.TooSlowError`.
+        counts: returns whether an error counts as a failure; see `is_for_member`. A request that
+            ended because of its caller's deadline counts as a failure by `trio.TooSlowError`.
     """
 
     minimum: int = 50
@@ -96,7 +94,7 @@ class Gate:
     latency_quantile: float = 0.95
     latency_ratio: float = 1.5
     mismatches: float = 0.0
-    counts: Callable[[Exception], bool] = tells_of_member
+    counts: Callable[[Exception], bool] = is_for_member
 
     def __post_init__(self) -> None:
         check_whole("minimum", self.minimum)

@@ -60,21 +60,27 @@ class VersionRole(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionStatistics:
-    """Statistics of one version, at one moment."""
+    """Statistics of one version, at one moment.
+
+    Attributes:
+        name: the version's name, such as ``"v1"``.
+        role: the version's part in serving.
+        in_flight: requests in progress.
+        answered: requests that it has answered.
+        failed: requests that have failed there, for any reason.
+        copies: copies of requests that it received.
+        compared: answers that were compared with the present version's.
+        mismatches: compared answers that differ.
+    """
 
     name: str
     role: VersionRole
     in_flight: int
     answered: int
-    """Requests that it has answered."""
     failed: int
-    """Requests that have failed there, for any reason."""
     copies: int
-    """Copies of requests that it received."""
     compared: int
-    """Answers that were compared with the present version's."""
     mismatches: int
-    """Compared answers that differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,28 +89,34 @@ class HotSwapStatistics:
 
     Every submitted request counts in one of ``running``, ``answered``, ``failed``, ``refused`` and
     ``dropped``.
+
+    Attributes:
+        state: the step of the swap.
+        share: share of the requests that the candidate answers, from 0 to 1.
+        submitted: requests so far.
+        running: requests in progress.
+        answered: requests that got a result.
+        failed: requests that raised an error of a version.
+        refused: requests that were refused because the block was left.
+        dropped: requests whose callers were cancelled.
+        asked_again: requests that failed at the candidate and were passed to the present version.
+        promoted: number of roll-outs in which the candidate took over.
+        rolled_back: number of roll-outs in which it did not.
+        versions: the open versions, in the order in which they were loaded.
     """
 
     state: SwapState
     share: float
-    """Share of the requests that the candidate answers, from 0 to 1."""
     submitted: int
     running: int
     answered: int
     failed: int
-    """Requests that raised an error of a version."""
     refused: int
-    """Requests that were refused because the block was left."""
     dropped: int
-    """Requests whose callers were cancelled."""
     asked_again: int
-    """Requests that failed at the candidate and were passed to the present version."""
     promoted: int
-    """Number of roll-outs in which the candidate took over."""
     rolled_back: int
-    """Number of roll-outs in which it did not."""
     versions: tuple[VersionStatistics, ...]
-    """The open versions, in the order in which they were loaded."""
 
 
 class _Version:

@@ -33,8 +33,8 @@ def is_fault(error: BaseException) -> bool:
     return is_transient(error) or isinstance(error, DeviceLost)
 
 
-def tells_of_member(error: Exception) -> bool:
-    """Return True if a failure counts against the member where it happened.
+def is_for_member(error: Exception) -> bool:
+    """Return True if a failure counts against the replica or version where it happened.
 
     All failures do, except those that blame the request (`ValueError`, `TypeError`) and those that
     report a lack of room.

@@ -62,29 +62,44 @@ AsStage: TypeAlias = Callable[[In], Awaitable[Out]] | Stage[In, Out]
 
 @dataclass(frozen=True, slots=True)
 class StageStatistics:
-    """One stage of a pipeline, at one moment."""
+    """One stage of a pipeline, at one moment.
+
+    Attributes:
+        name: the stage's name.
+        concurrency: the maximum number of items that its function works on.
+        waiting: items in the channel before it.
+        in_progress: items that its function works on, and that wait for those before them to leave.
+        finished: items that have left it with a result.
+        failed: items that raised an error.
+    """
 
     name: str
     concurrency: int
     waiting: int
-    """Items in the channel before it."""
     in_progress: int
-    """Items that its function works on, and that wait for those before them to leave."""
     finished: int
     failed: int
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatistics:
-    """Statistics of a pipeline, at one moment. Each submitted item is in one count, or inside."""
+    """Statistics of a pipeline, at one moment. Each submitted item is in one count, or inside.
+
+    Attributes:
+        submitted: items so far.
+        answered: items that got a result.
+        failed: items that raised an error.
+        refused: items that got ``Closed``, or another refusal by a stage.
+        dropped: items whose callers were cancelled, and those of runs that were left early.
+        in_progress: items inside the pipeline.
+        stages: the stages in their order.
+    """
 
     submitted: int
     answered: int
     failed: int
     refused: int
-    """Items that got ``Closed``, or another refusal by a stage."""
     dropped: int
-    """Items whose callers were cancelled, and those of runs that were left early."""
     in_progress: int
     stages: tuple[StageStatistics, ...]
 

@@ -21,7 +21,7 @@ from ..actors.util import NoPublicConstructor, check_instance, check_member, che
 from ._calls import CallsInProgress, closing
 from ._errors import CircuitOpen, Dropped, Overloaded, ReplicaLost
 from ._latencies import Latencies
-from ._members import Factory, check_call, check_factory, is_fault, opened, tells_of_member
+from ._members import Factory, check_call, check_factory, is_fault, is_for_member, opened
 from ._replicas import (
     Hedge,
     Policy,
@@ -46,7 +46,7 @@ _BACKOFF: Final = Backoff(initial=0.0, base=1.0, factor=2.0, maximum=30.0)
 
 def usual_breaker() -> CircuitBreaker:
     """Return the default breaker of a replica, which opens at half of at least ten outcomes."""
-    return CircuitBreaker(window=20, minimum=10, threshold=0.5, counts=tells_of_member)
+    return CircuitBreaker(window=20, minimum=10, threshold=0.5, counts=is_for_member)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,25 +55,31 @@ class ReplicaPoolStatistics:
 
     Every submitted request counts in one of ``waiting``, ``running``, ``answered``, ``failed``,
     ``refused`` and ``dropped``.
+
+    Attributes:
+        submitted: requests so far.
+        waiting: requests that wait for a replica with room.
+        running: requests in progress.
+        answered: requests that got a result.
+        failed: requests that raised an error of a replica.
+        refused: requests that were refused: there was no room, or the block was left.
+        dropped: requests whose callers were cancelled.
+        asked_elsewhere: repeated requests, because a replica or its device had failed.
+        hedged: requests that were made a second time because they took long.
+        hedges_won: hedged requests that the second replica answered first.
+        replicas: the replicas of the pool.
     """
 
     submitted: int
     waiting: int
-    """Requests that wait for a replica with room."""
     running: int
     answered: int
     failed: int
-    """Requests that raised an error of a replica."""
     refused: int
-    """Requests that were refused: there was no room, or the block was left."""
     dropped: int
-    """Requests whose callers were cancelled."""
     asked_elsewhere: int
-    """Repeated requests, because a replica or its device had failed."""
     hedged: int
-    """Requests that were made a second time because they took long."""
     hedges_won: int
-    """Hedged requests that the second replica answered first."""
     replicas: tuple[ReplicaStatistics, ...]
 
 

@@ -37,22 +37,28 @@ class ReplicaState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatistics:
-    """Statistics of one replica of a pool, at one moment."""
+    """Statistics of one replica of a pool, at one moment.
+
+    Attributes:
+        name: the replica's name.
+        state: whether it serves.
+        in_flight: requests in progress.
+        answered: requests that it has answered.
+        failed: requests that have failed there, for any reason.
+        lives: number of times that it was opened.
+        ejections: number of times that it was ejected.
+        seconds: average duration of a request, to which each new one adds an eighth; zero before
+            the first.
+    """
 
     name: str
     state: ReplicaState
     in_flight: int
     answered: int
-    """Requests that it has answered."""
     failed: int
-    """Requests that have failed there, for any reason."""
     lives: int
-    """Number of times that it was opened."""
     ejections: int
-    """Number of times that it was ejected."""
     seconds: float
-    """Average duration of a request, to which each new one adds an eighth; zero before the first.
-    """
 
 
 class ReplicaLife:

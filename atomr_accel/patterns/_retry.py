@@ -195,19 +195,23 @@ class CircuitState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CircuitStatistics:
-    """Statistics of a circuit breaker, at one moment."""
+    """Statistics of a circuit breaker, at one moment.
+
+    Attributes:
+        state: whether calls pass.
+        outcomes: outcomes in the window.
+        failures: outcomes in the window that count as failures.
+        refused: calls refused so far.
+        opened: number of times that it has opened so far.
+        retry_in: seconds until the next call passes; zero unless it is open.
+    """
 
     state: CircuitState
     outcomes: int
-    """Outcomes in the window."""
     failures: int
-    """Outcomes in the window that count as failures."""
     refused: int
-    """Calls refused so far."""
     opened: int
-    """Number of times that it has opened so far."""
     retry_in: float
-    """Seconds until the next call passes; zero unless it is open."""
 
 
 @final

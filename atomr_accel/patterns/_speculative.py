@@ -40,29 +40,35 @@ class SpeculativeStatistics:
 
     Every text that was asked for is in one of these: ``running``, ``answered``, ``failed``,
     ``refused``, ``dropped``.
+
+    Attributes:
+        submitted: texts so far.
+        running: texts in progress.
+        answered: texts that have come to their end.
+        failed: texts that ended with an error.
+        refused: texts whose consumers got ``Closed``, or another refusal by a model.
+        dropped: texts that were left early.
+        steps: steps of the target; those that had to be done again count once.
+        tokens: tokens that were decided.
+        drafted: drafts, all nodes of trees.
+        kept: drafts that were kept.
+        retries: steps that were done again after a fault.
+        prefills: number of times that a target's cache was made: once a text, and once after each
+            loss.
     """
 
     submitted: int
     running: int
     answered: int
-    """Texts that have come to their end."""
     failed: int
     refused: int
-    """Texts whose consumers got ``Closed``, or another refusal by a model."""
     dropped: int
-    """Texts that were left early."""
     steps: int
-    """Steps of the target; those that had to be done again count once."""
     tokens: int
-    """Tokens that were decided."""
     drafted: int
-    """Drafts, all nodes of trees."""
     kept: int
-    """Drafts that were kept."""
     retries: int
-    """Steps that were done again after a fault."""
     prefills: int
-    """Number of times that a target's cache was made: once a text, and once after each loss."""
 
     @property
     def tokens_per_step(self) -> float:

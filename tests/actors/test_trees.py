@@ -160,7 +160,7 @@ async def test_find() -> None:
         with pytest.raises(NoSuchActor, match=r"no /p/x/y: /p/x has no child 'y'; .*: none$"):
             system.find("/p/x/y")
         for path in "", "p":
-            with pytest.raises(ValueError, match="a path starts with '/'"):
+            with pytest.raises(ValueError, match="a path must start with '/', not"):
                 system.find(path)
         with pytest.raises(NoSuchActor):
             system.find("/")
@@ -237,7 +237,9 @@ def _instance(ref: ActorRef) -> Any:
 async def test_watching_takes_a_handler() -> None:
     async with open_system("demo") as system:
         ref = await system.spawn(Counter)
-        with pytest.raises(TypeError, match="has no handler for Terminated; add"):
+        with pytest.raises(
+            TypeError, match="Counter must have a handler for Terminated, because it watches"
+        ):
             _instance(ref).watch(ref)
 
 

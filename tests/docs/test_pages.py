@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import logging
+import pydoc
 import re
 import sys
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pkgutil import resolve_name
 from types import ModuleType
@@ -18,6 +20,7 @@ import pytest
 import trio
 import trio.testing
 
+from atomr_accel.actors.util import NoPublicConstructor
 from atomr_accel.libraries import registry
 from atomr_accel.testing.garbage import collect_garbage
 
@@ -229,3 +232,36 @@ CALLED = [
 @pytest.mark.parametrize("reference", CALLED)
 def test_the_reference_has_what_programs_call_methods_of(reference: str) -> None:
     assert is_in(resolve_name(reference), [*documented().values()])
+
+
+CALLABLE = {name: thing for name, thing in documented().items() if callable(thing)}
+
+
+@pytest.mark.parametrize("name", CALLABLE)
+def test_default_functions_are_in_the_reference(name: str) -> None:
+    entries = [*documented().values()]
+    with suppress(ValueError, TypeError, NameError):  # no signature
+        for parameter in inspect.signature(CALLABLE[name]).parameters.values():
+            if inspect.isfunction(parameter.default):
+                assert is_in(parameter.default, entries), parameter
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in CALLABLE.values() if type(kind) is NoPublicConstructor]
+)
+def test_help_shows_no_constructor_that_programs_cannot_call(kind: type) -> None:
+    text = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+    assert "__init__(self, /)\n" in text or "__init__" not in vars(kind)
+    assert "*_args" not in text
+
+
+STATISTICS = [name for name in documented() if name.endswith("Statistics")]
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_statistics_describe_each_attribute_in_their_help(name: str) -> None:
+    kind = resolve_name(name)
+    if dataclasses.is_dataclass(kind):
+        fields = [field.name for field in dataclasses.fields(kind)]
+        text = inspect.getdoc(kind) or ""
+        assert [field for field in fields if f"\n    {field}: " not in text] == []

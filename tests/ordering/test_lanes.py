@@ -333,7 +333,10 @@ def test_delays_are_asked_for_in_the_environment(monkeypatch: pytest.MonkeyPatch
             assert os.environ["ATOMR_LANE_DELAY"] == "0:0"
         assert os.environ["ATOMR_LANE_DELAY"] == "2:5"
     assert "ATOMR_LANE_DELAY" not in os.environ
-    with pytest.raises(ValueError, match="negative"), lane_delays(-1):
+    with (
+        pytest.raises(ValueError, match="microseconds must be at least 0, not -1"),
+        lane_delays(-1),
+    ):
         pass
 
 

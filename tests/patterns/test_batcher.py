@@ -214,7 +214,7 @@ async def test_a_priority_is_a_real_number() -> None:
         for bad in (1j, "1", None, np.array([1]), [1], True):
             with pytest.raises(TypeError, match="priority must be a number"):
                 await batcher.ask(2, priority=bad)
-        with pytest.raises(ValueError, match="priority must be a number, got nan"):
+        with pytest.raises(ValueError, match="priority must be a number, not nan"):
             await batcher.ask(2, priority=math.nan)
         assert batcher.statistics().submitted == 2
         good: Any

@@ -176,7 +176,7 @@ async def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match="the cheapest stage costs 1"):
         async with opened(stage, budget=0):
             pass
-    with pytest.raises(ValueError, match="reserve must not be negative"):
+    with pytest.raises(ValueError, match="reserve must be at least 0, not -1"):
         async with opened(stage, reserve=-1):
             pass
 

@@ -223,11 +223,15 @@ def changed(weights: MoeWeights[Any], name: str, array: object) -> MoeWeights[An
     [
         (lambda x, w, g: (x[:, :3], w, g), ValueError, r"\(tokens, 4\)"),
         (lambda x, w, g: (x[0], w, g), ValueError, r"\(tokens, 4\)"),
-        (lambda x, w, g: (x, changed(w, "down", w.up), g), ValueError, r"down has shape"),
+        (lambda x, w, g: (x, changed(w, "down", w.up), g), ValueError, "down must have shape"),
         (lambda x, w, g: (x, changed(w, "up", w.router), g), ValueError, r"experts, d, f"),
         (lambda x, w, g: (x, changed(w, "down_bias", w.router), g), ValueError, "down_bias"),
         (lambda x, w, g: (x, replace(w, gate=w.up, up_bias=w.up[0]), g), ValueError, "no up_bias"),
-        (lambda x, w, g: (x, w, replace(g, top_k=4)), ValueError, "3 experts"),
+        (
+            lambda x, w, g: (x, w, replace(g, top_k=4)),
+            ValueError,
+            "top_k must be at most 3, the number of experts, not 4",
+        ),
         (lambda x, w, g: (x, w, replace(g, capacity_factor=None)), Unsupported, "open_moe"),
     ],
     ids=["width", "rank", "down", "up", "bias", "gate and bias", "choices", "no capacity"],

@@ -123,10 +123,12 @@ async def test_how_far_a_transfer_is_can_be_seen(device: Device) -> None:
 async def test_put_out_must_fit(device: Device) -> None:
     ref = await device.put(np.zeros((2, 3), np.float32))
     with pytest.raises(
-        ValueError, match=r"out has shape \(2, 3\), but the array has shape \(3, 2\)"
+        ValueError, match=r"out must have the shape of the array, \(3, 2\), not \(2, 3\)"
     ):
         await device.put(np.zeros((3, 2), np.float32), out=ref)
-    with pytest.raises(TypeError, match="out has dtype float32, but the array has dtype float64"):
+    with pytest.raises(
+        TypeError, match="out must have the dtype of the array, float64, not float32"
+    ):
         await device.put(np.zeros((2, 3)), out=ref)
     with pytest.raises(ValueError, match="leave out away"):
         await device.put(np.zeros((2, 3), np.float32), out=ref, sealed=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from ..._dtypes import as_dtype
+from ..._other_names import HasOtherNames
 from .calling import clear_calls
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ PLAIN: Final[dict[Any, str]] = {}
 
 
 @clear_calls
-class Methods:
+class Methods(HasOtherNames):
     """NumPy's functions as methods; they make expressions."""
 
     __slots__ = ()

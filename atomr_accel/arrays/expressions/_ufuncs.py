@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..._dtypes import as_dtype
+from ..._other_names import add_other_name
 from ...wire.ufuncs import PAIRS, REDUCTIONS, UFUNCS, find_ufunc
 from ._methods import FUNCTIONS, PLAIN
 from .axes import Axis, axes_of, kept_of
@@ -124,3 +125,5 @@ def masked(
 
 
 FUNCTIONS[np.ufunc] = _apply
+for _name, _module in UFUNCS.items():
+    add_other_name(_name, f"{'np' if _module == 'numpy' else _module}.{_name}(x)")

@@ -13,6 +13,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import as_dtype, is_inexact
 from ..._errors import Unsupported, said_of
+from ..._other_names import WRITE, said
 from ._methods import ELSEWHERE, FUNCTIONS, PLAIN, Methods
 from ._numbers import Number, number_of, with_words
 from ._text import text_of
@@ -217,7 +218,8 @@ class Operand(Methods):
     def __array__(self, *_args: object, **_kwargs: object) -> np.ndarray[Any, Any]:
         raise TypeError(
             f"{_what(self)} does not turn into an array by itself, because computing and fetching "
-            f"take time; write: host = {_fetched(self)}"
+            f"take time; write: host = {_fetched(self)}, or compute with functions of "
+            "NumPy itself, which make expressions"
         )
 
     # --- NumPy ------------------------------------------------------------------------------
@@ -273,9 +275,11 @@ Value = Operand | Number
 def _instead(function: Callable[..., Any]) -> str:
     """Return the call to write instead of one of NumPy's functions."""
     call = ELSEWHERE.get(function.__module__, {}).get(function.__name__)
-    if call is None:
-        return "fetch the arrays first: host = await device.get(x)"
-    return f"write: await device.{call}(...)"
+    if call is not None:
+        return f"write: await device.{call}(...)"
+    if function.__name__ in WRITE:
+        return said(function.__name__)
+    return "fetch the arrays first: host = await device.get(x)"
 
 
 def _what(x: Operand) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from ..._dtypes import HALVES, as_dtype, is_float, is_inexact
+from ..._other_names import add_other_name
 from ._methods import FUNCTIONS
 from ._numbers import Number
 from ._ufuncs import masked
@@ -630,3 +631,9 @@ def _result_type(*values: Any) -> np.dtype[Any]:
         for each in values
     ]
     return np.result_type(*[kind(0) if isinstance(kind, type) else kind for kind in kinds])
+
+
+for _function in FUNCTIONS:
+    if not isinstance(_function, type):
+        _module = _function.__module__.replace("numpy", "np")
+        add_other_name(_function.__name__, f"{_module}.{_function.__name__}(x)")

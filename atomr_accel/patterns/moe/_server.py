@@ -37,6 +37,22 @@ class MoeStatistics:
 
     Every submitted request counts in exactly one of ``running``, ``answered``, ``failed``,
     ``refused`` and ``dropped``. The fields after these count answered requests only.
+
+    Attributes:
+        submitted: requests so far.
+        running: requests in progress.
+        answered: requests that got a result.
+        failed: requests that raised an error.
+        refused: requests that got a refusal: the block was left.
+        dropped: requests whose callers were cancelled.
+        tokens: tokens of these requests.
+        load: number of times that each expert was chosen, even if the token was dropped for lack of
+            room.
+        dropped_choices: number of choices that were dropped.
+        balance_loss: the load-balance loss; see `Routing`. Each device has one, of its own part of
+            the tokens of a request; this is the mean of all of them, by tokens. So it depends on
+            the number of devices: a load that is even over all tokens may be uneven in the parts.
+        z_loss: the z-loss of a token, in the mean.
     """
 
     submitted: int
@@ -44,21 +60,12 @@ class MoeStatistics:
     answered: int
     failed: int
     refused: int
-    """Requests that got a refusal: the block was left."""
     dropped: int
-    """Requests whose callers were cancelled."""
     tokens: int
     load: tuple[int, ...]
-    """Number of times that each expert was chosen, even if the token was dropped for lack of room.
-    """
     dropped_choices: int
-    """Number of choices that were dropped."""
     balance_loss: float
-    """The load-balance loss; see `Routing`. Each device has one, of its own part of the tokens of
-    a request; this is the mean of all of them, by tokens. So it depends on the number of devices:
-    a load that is even over all tokens may be uneven in the parts."""
     z_loss: float
-    """The z-loss of a token, in the mean."""
 
 
 @final

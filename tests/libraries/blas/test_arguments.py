@@ -22,15 +22,30 @@ pytestmark = MARKS
 
 CALLS: list[Call] = [
     # products
-    ("inner", lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_3x4), ValueError, r"\(3, 5\).*\(3, 4\)"),
+    (
+        "inner",
+        lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_3x4),
+        ValueError,
+        r"\(3, [45]\).*\(3, [45]\)",
+    ),
     (
         "inner, transposed",
         lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_3x4, trans_a=True, trans_b=True),
         ValueError,
         r"\(5, 3\).*\(4, 3\)",
     ),
-    ("dtypes", lambda d, r: d.blas.gemm(r.f4_3x5, r.f8_5x4), TypeError, "float64.*float32"),
-    ("int32", lambda d, r: d.blas.gemm(r.i4_3x5, r.i4_3x5), TypeError, "int32.*int8"),
+    (
+        "dtypes",
+        lambda d, r: d.blas.gemm(r.f4_3x5, r.f8_5x4),
+        TypeError,
+        "dtype float32, not float64|float64.*float32",
+    ),
+    (
+        "int32",
+        lambda d, r: d.blas.gemm(r.i4_3x5, r.i4_3x5),
+        TypeError,
+        "dtypes of gemm must be one of float16, bfloat16, float32,",
+    ),
     ("one dimension", lambda d, r: d.blas.gemm(r.f4_5, r.f4_5x4), ValueError, r"\(5,\)"),
     (
         "batches",
@@ -42,7 +57,7 @@ CALLS: list[Call] = [
         "out's shape",
         lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_5x4, out=r.f4_3x5),
         ValueError,
-        r"\(3, 5\).*\(3, 4\)",
+        r"\(3, [45]\).*\(3, [45]\)",
     ),
     (
         "out's dtype",
@@ -60,7 +75,7 @@ CALLS: list[Call] = [
         "beta without out",
         lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_5x4, beta=1.0),
         ValueError,
-        "there is no out",
+        r"beta must be 0 without out, not 1\.0",
     ),
     (
         "out is an input",
@@ -78,13 +93,13 @@ CALLS: list[Call] = [
         "complex alpha",
         lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_5x4, alpha=1j),
         TypeError,
-        "1j.*float32",
+        "alpha must be real for dtype float32, not 1j",
     ),
     (
         "alpha is a ref",
         lambda d, r: d.blas.gemm(r.f4_3x5, r.f4_5x4, alpha=r.f4_5),
         ValueError,
-        r"alpha has shape \(5,\), but it must be \(\)",
+        r"alpha must have shape \(\), not \(5,\)",
     ),
     (
         "compute type",
@@ -143,25 +158,25 @@ CALLS: list[Call] = [
         "grouped int8",
         lambda d, r: d.blas.gemm_grouped_batched([r.i1_4x4], [r.i1_4x4]),
         TypeError,
-        "int8.*float16",
+        "dtypes of gemm_grouped_batched must be one of float16, bfloat16,",
     ),
     (
         "sizes and rows",
         lambda d, r: d.blas.gemm_grouped(r.f4_5x5, r.f4_2x5x5, [2, 2]),
         ValueError,
-        "2 sizes of 4 rows.*2 matrices.*5 rows",
+        "sizes must be 2 numbers with sum 5, one for each matrix of b and",
     ),
     (
         "sizes and matrices",
         lambda d, r: d.blas.gemm_grouped(r.f4_5x5, r.f4_2x5x5, [5]),
         ValueError,
-        "1 sizes",
+        "sizes must be 2 numbers with sum 5, one for each matrix of b and",
     ),
     (
         "a negative size",
         lambda d, r: d.blas.gemm_grouped(r.f4_5x5, r.f4_2x5x5, [6, -1]),
         ValueError,
-        "negative",
+        r"sizes must be at least 0, not \(6, -1\)",
     ),
     (
         "sizes that are true",
@@ -188,9 +203,19 @@ CALLS: list[Call] = [
         "3 dimensions",
     ),
     # level 1
-    ("lengths", lambda d, r: d.blas.axpy(r.f4_5, r.f4_4), ValueError, r"4 elements.*\(5,\).*5"),
+    (
+        "lengths",
+        lambda d, r: d.blas.axpy(r.f4_5, r.f4_4),
+        ValueError,
+        r"y must have 5 elements, because x \(shape \(5,\)\) has 5, not 4, in",
+    ),
     ("rank", lambda d, r: d.blas.nrm2(r.f4_3x5), ValueError, r"1 dimensions.*\(3, 5\)"),
-    ("level 1 dtype", lambda d, r: d.blas.dot(r.i4_4, r.i4_4), TypeError, "int32.*float16"),
+    (
+        "level 1 dtype",
+        lambda d, r: d.blas.dot(r.i4_4, r.i4_4),
+        TypeError,
+        "dtypes of dot must be one of float16, bfloat16, float32, float64,",
+    ),
     ("level 1 dtypes", lambda d, r: d.blas.axpy(r.f4_5, r.f8_5), TypeError, "float64"),
     ("swap itself", lambda d, r: d.blas.swap(r.f4_5, r.f4_5), ValueError, "shares memory with"),
     (
@@ -212,18 +237,38 @@ CALLS: list[Call] = [
         "x is read-only",
     ),
     ("rot of one", lambda d, r: d.blas.rot(r.c8_4, r.c8_4, 1, 0), ValueError, "shares memory with"),
-    ("rot's cosine", lambda d, r: d.blas.rot(r.c8_4, r.c8_04, 1j, 0), TypeError, "c is 1j"),
+    (
+        "rot's cosine",
+        lambda d, r: d.blas.rot(r.c8_4, r.c8_04, 1j, 0),
+        TypeError,
+        "c must be real for dtype float32, not 1j",
+    ),
     ("scal by complex", lambda d, r: d.blas.scal(1j, r.f4_5), TypeError, "1j"),
     ("amax of nothing", lambda d, r: d.blas.amax(r.f4_0), ValueError, "empty"),
-    ("amax's out", lambda d, r: d.blas.amax(r.f4_5, out=r.i4_), TypeError, "int32.*int64"),
-    ("dot's out", lambda d, r: d.blas.dot(r.f4_5, r.f4_5, out=r.f4_5), ValueError, r"\(5,\).*\(\)"),
+    (
+        "amax's out",
+        lambda d, r: d.blas.amax(r.f4_5, out=r.i4_),
+        TypeError,
+        "out must have dtype int64, not int32",
+    ),
+    (
+        "dot's out",
+        lambda d, r: d.blas.dot(r.f4_5, r.f4_5, out=r.f4_5),
+        ValueError,
+        r"out must have shape \(\), not \(5,\)",
+    ),
     # level 2
-    ("gemv", lambda d, r: d.blas.gemv(r.f4_3x5, r.f4_4), ValueError, r"4 elements.*\(3, 5\).*5"),
+    (
+        "gemv",
+        lambda d, r: d.blas.gemv(r.f4_3x5, r.f4_4),
+        ValueError,
+        r"x must have 5 elements, because the number of columns of op\(a\) \(a",
+    ),
     (
         "gemv's out",
         lambda d, r: d.blas.gemv(r.f4_3x5, r.f4_5, out=r.f4_4),
         ValueError,
-        r"4 elements.*\(3, 5\).*3",
+        r"out must have 3 elements, because the number of rows of op\(a\) \(a",
     ),
     (
         "gemv's x is out",
@@ -232,40 +277,60 @@ CALLS: list[Call] = [
         "shares memory with x",
     ),
     ("symv", lambda d, r: d.blas.symv(r.f4_3x5, r.f4_5), ValueError, r"square.*\(3, 5\)"),
-    ("hemv", lambda d, r: d.blas.hemv(r.f4_5x5, r.f4_5), TypeError, "float32.*complex64"),
-    ("trsv", lambda d, r: d.blas.trsv(r.f4_5x5, r.f4_4), ValueError, r"4 elements.*\(5, 5\)"),
+    (
+        "hemv",
+        lambda d, r: d.blas.hemv(r.f4_5x5, r.f4_5),
+        TypeError,
+        "dtypes of hemv must be one of complex64, complex128, not float32",
+    ),
+    (
+        "trsv",
+        lambda d, r: d.blas.trsv(r.f4_5x5, r.f4_4),
+        ValueError,
+        r"x must have 5 elements, because the number of rows of a \(shape",
+    ),
     ("diagonal", lambda d, r: d.blas.trsv(r.f4_5x5, r.f4_5, unit_diagonal=2), TypeError, "diag"),
     (
         "gbmv",
         lambda d, r: d.blas.gbmv(5, 5, 1, 2, r.f4_3x5, r.f4_5),
         ValueError,
-        r"\(3, 5\).*\(4, 5\)",
+        r"a must have shape \(4, 5\), because there are 1\+2\+1 diagonals of 5,",
     ),
     (
         "ger",
         lambda d, r: d.blas.ger(r.f4_3, r.f4_4, a=r.f4_3x5),
         ValueError,
-        r"4 elements.*\(3, 5\)",
+        r"y must have 5 elements, because the number of columns of a \(shape",
     ),
     # level 3
     ("symm", lambda d, r: d.blas.symm(r.f4_5x5, r.f4_3x5), ValueError, r"\(5, 5\).*\(3, 5\)"),
     ("side", lambda d, r: d.blas.symm(r.f4_5x5, r.f4_3x5, side="U"), ValueError, "'U'"),
-    ("syr2k", lambda d, r: d.blas.syr2k(r.f4_3x5, r.f4_3x4), ValueError, r"\(3, 5\).*\(3, 4\)"),
+    (
+        "syr2k",
+        lambda d, r: d.blas.syr2k(r.f4_3x5, r.f4_3x4),
+        ValueError,
+        r"\(3, [45]\).*\(3, [45]\)",
+    ),
     ("syrk, conj", lambda d, r: d.blas.syrk(r.c8_4x4, trans="C"), ValueError, "trans"),
     ("herk, real alpha", lambda d, r: d.blas.herk(r.c8_4x4, alpha=1j), TypeError, "1j"),
-    ("geam", lambda d, r: d.blas.geam(r.f4_3x5, r.f4_3x4), ValueError, r"\(3, 5\).*\(3, 4\)"),
+    ("geam", lambda d, r: d.blas.geam(r.f4_3x5, r.f4_3x4), ValueError, r"\(3, [45]\).*\(3, [45]\)"),
     (
         "transposing in place",
         lambda d, r: d.blas.geam(r.f4_5x5, trans_a=1, out=r.f4_5x5),
         ValueError,
         "transposed",
     ),
-    ("dgmm", lambda d, r: d.blas.dgmm(r.f4_3x5, r.f4_5), ValueError, r"5 elements.*\(3, 5\).*3"),
+    (
+        "dgmm",
+        lambda d, r: d.blas.dgmm(r.f4_3x5, r.f4_5),
+        ValueError,
+        r"x must have 3 elements, because the number of rows of a \(shape",
+    ),
     (
         "trsm in place of a",
         lambda d, r: d.blas.trsm(r.f4_5x5, r.f4_5x4, out=r.f4_5x5),
         ValueError,
-        r"\(5, 5\).*\(5, 4\)",
+        r"out must have shape \(5, 4\), not \(5, 5\)",
     ),
     # factorizations
     ("getrf", lambda d, r: d.blas.getrf_batched(r.f4_2x3x5), ValueError, r"square.*\(2, 3, 5\)"),
@@ -274,13 +339,13 @@ CALLS: list[Call] = [
         "pivots",
         lambda d, r: d.blas.getrs_batched(r.f4_5x5, r.i8_5, r.f4_5),
         TypeError,
-        "int64.*int32",
+        "piv must have dtype int32, not int64",
     ),
     (
         "right-hand sides",
         lambda d, r: d.blas.getrs_batched(r.f4_5x5, r.i4_5, r.f4_4),
         ValueError,
-        r"\(4,\).*\(5,",
+        r"b must have shape \(5,\) or \(5, 'nrhs'\) for matrices of shape \(5,",
     ),
     ("too few rows", lambda d, r: d.blas.gels_batched(r.f4_3x5, r.f4_3), Unsupported, r"\(3, 5\)"),
     # numbers that no message carries
@@ -353,12 +418,18 @@ async def test_sizes_beyond_the_library_are_refused(device: Device) -> None:
         device.blas.getrs_batched(small, pivots, many),
         device.blas.gels_batched(small, many),
     ):
-        with pytest.raises(ValueError, match=r"2147483648 right-hand sides.*library can count"):
+        with pytest.raises(
+            ValueError, match=r"b must have at most 2\*\*31 - 1 right-hand sides, not 2147483648,"
+        ):
             await call
     long = GpuRef(small._block, (2**31, 1, 1), small.dtype, 2**33)
-    with pytest.raises(ValueError, match=r"2147483648 times 1 rows.*library can count"):
+    with pytest.raises(
+        ValueError, match=r"a must have at most 2\*\*31 - 1 rows in all, not 2147483648 times"
+    ):
         await device.blas.geqrf_batched(long)
-    with pytest.raises(ValueError, match=r"2147483648 products.*library can count"):
+    with pytest.raises(
+        ValueError, match=r"a and b must make at most 2\*\*31 - 1 products, not 2147483648, in"
+    ):
         await device.blaslt.matmul(long, long)
 
 
@@ -508,7 +579,7 @@ async def test_pivots_that_are_no_rows_are_refused(device: Device, routine: str,
     if routine == "getrs_batched":
         arguments.append(b)
     generation = device.generation
-    with pytest.raises(ValueError, match=rf"piv\[1, 2\] is {bad}, .* from 0 to 3 \(1 of 12"):
+    with pytest.raises(ValueError, match=rf"piv\[1, 2\] must be from 0 to 3, not {bad}; 1 of 12"):
         await getattr(device.blas, routine)(*arguments)
     solved = await device.get(await device.blas.getrs_batched(lu, piv, b))
     np.testing.assert_allclose(host @ solved[..., None], host[..., :1], atol=1e-9)

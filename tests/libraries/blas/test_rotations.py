@@ -71,7 +71,7 @@ async def test_invalid_rotation_is_refused(device: Device) -> None:
         (
             lambda: blas.rotg(one, other, s=single),
             TypeError,
-            "s has dtype float32, but",
+            "s must have dtype float64, not float32",
         ),
         (lambda: blas.rotm(one.reshape(1), other.reshape(1), one), ValueError, "param"),
     ]

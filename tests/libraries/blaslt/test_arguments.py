@@ -28,7 +28,7 @@ CALLS: list[Call] = [
         "inner",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_3x4),
         ValueError,
-        r"\(3, 5\).*\(3, 4\)",
+        r"\(3, [45]\).*\(3, [45]\)",
     ),
     ("dtypes", lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f8_5x4), TypeError, "float32 and float64"),
     ("e5m2 twice", lambda d, r: d.blaslt.matmul(r.e5_16x16, r.e5_16x16), TypeError, "float8_e5m2"),
@@ -42,13 +42,13 @@ CALLS: list[Call] = [
         "out's dtype",
         lambda d, r: d.blaslt.matmul(r.b2_3x8, r.b2_8x4, out=r.f4_3x4, dtype="bfloat16"),
         TypeError,
-        "float32.*bfloat16",
+        "dtype bfloat16, not float32|float32.*bfloat16",
     ),
     (
         "out's shape",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, out=r.f4_3x5),
         ValueError,
-        r"\(3, 5\).*\(3, 4\)",
+        r"\(3, [45]\).*\(3, [45]\)",
     ),
     (
         "compute type",
@@ -60,19 +60,19 @@ CALLS: list[Call] = [
         "epilogue",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, epilogue="swish"),
         ValueError,
-        "swish.*gelu_aux_bias",
+        "epilogue must be one of bias, relu, relu_bias, relu_aux,",
     ),
     (
         "factors' shape",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, alpha=r.f4_3),
         ValueError,
-        r"alpha has shape \(3,\), but it is one number, or \(4,\)",
+        r"alpha must have shape \(\) or \(4,\), not \(3,\)",
     ),
     (
         "factors' dtype",
         lambda d, r: d.blaslt.matmul(r.f2_3x8, r.f2_8x4, alpha=r.f2_4),
         TypeError,
-        "alpha has dtype float16, but here it must be float32",
+        "alpha must have dtype float32, not float16",
     ),
     (
         "exponents for fewer blocks",
@@ -88,7 +88,7 @@ CALLS: list[Call] = [
             r.e4_16x32, r.e4_16x32, trans_b=True, scale_a=r.u1_16x1, scale_b=r.f4_16x1
         ),
         TypeError,
-        "scale_b has dtype float32, but block scales are uint8",
+        "scale_b must have dtype uint8, not float32",
     ),
     (
         "blocks that are not full",
@@ -96,7 +96,7 @@ CALLS: list[Call] = [
             r.e4_16x16, r.e4_16x16, trans_b=True, scale_a=r.u1_16x1, scale_b=r.u1_16x1
         ),
         ValueError,
-        "32 elements share a scale",
+        "k must be a multiple of 32, because as many elements share a",
     ),
     (
         "exponents the other way round",
@@ -108,7 +108,7 @@ CALLS: list[Call] = [
         "an algorithm, and looking for one",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, algorithm=1, autotune=True),
         ValueError,
-        "there is one already",
+        "autotune must be False if algorithm is given, because it looks",
     ),
     (
         "a number that is none",
@@ -120,25 +120,25 @@ CALLS: list[Call] = [
         "no bias",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, epilogue="relu_bias"),
         ValueError,
-        "there is no bias",
+        "bias must be given, because epilogue 'relu_bias' adds one",
     ),
     (
         "needless bias",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, epilogue="relu", bias=r.f4_4),
         ValueError,
-        "adds no bias",
+        "bias must be None, because epilogue 'relu' adds none",
     ),
     (
         "bias's shape",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, bias=r.f4_3),
         ValueError,
-        r"\(3,\).*4 columns",
+        r"bias must have shape \(4,\), because the result has 4 columns, not",
     ),
     (
         "bias's dtype",
         lambda d, r: d.blaslt.matmul(r.b2_3x8, r.b2_8x4, bias=r.f4_4),
         TypeError,
-        "float32.*bfloat16",
+        "dtype bfloat16, not float32|float32.*bfloat16",
     ),
     (
         "no aux",
@@ -150,19 +150,19 @@ CALLS: list[Call] = [
         "aux's shape",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, epilogue="drelu", aux=r.u1_3x4),
         ValueError,
-        r"\(3, 4\).*\(3, 16\)",
+        r"aux must have shape \(3, 16\), not \(3, 4\)",
     ),
     (
         "aux's dtype",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x8, epilogue="dgelu", aux=r.f8_3x8),
         TypeError,
-        "float64.*float32",
+        "dtype float32, not float64|float64.*float32",
     ),
     (
         "needless aux",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, epilogue="relu", aux=r.u1_3x16),
         ValueError,
-        "has no aux",
+        "aux must be None, because epilogue 'relu' has none",
     ),
     (
         "double GELU",
@@ -180,7 +180,7 @@ CALLS: list[Call] = [
         "scale's dtype",
         lambda d, r: d.blaslt.matmul(r.e4_16x16, r.e4_016x16, trans_b=True, scale_a=r.f8_),
         TypeError,
-        "float64.*float32",
+        "dtype float32, not float64|float64.*float32",
     ),
     (
         "scale's shape",
@@ -244,13 +244,13 @@ CALLS: list[Call] = [
         "beta without c",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, beta=1.0),
         ValueError,
-        "no c",
+        r"beta must be 0 without c, not 1\.0: no out either",
     ),
     (
         "c's shape",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, c=r.f4_3x5, beta=1.0),
         ValueError,
-        r"\(3, 5\).*\(3, 4\)",
+        r"\(3, [45]\).*\(3, [45]\)",
     ),
     (
         "out is a",
@@ -262,7 +262,7 @@ CALLS: list[Call] = [
         "out is the bias",
         lambda d, r: d.blaslt.matmul(r.f4_4x4, r.f4_04x4, bias=r.f4_4, out=r.f4_4),
         ValueError,
-        r"\(4,\).*\(4, 4\)",
+        r"out must have shape \(4, 4\), not \(4,\)",
     ),
     (
         "batches of two steps",
@@ -274,7 +274,7 @@ CALLS: list[Call] = [
         "leading dimension",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, layout_a=Layout(3, 5, ld=4)),
         ValueError,
-        "4.*5 columns",
+        "the leading dimension must be at least 5, the number of columns,",
     ),
     (
         "layout too large",
@@ -286,7 +286,7 @@ CALLS: list[Call] = [
         "layout of nothing",
         lambda d, r: d.blaslt.matmul(r.f4_3x5, r.f4_5x4, layout_out=Layout(3, 4)),
         ValueError,
-        "there is no out",
+        "layout_out says where in out the result goes",
     ),
     (
         "overlapping results",
@@ -463,7 +463,9 @@ async def test_a_bias_may_differ_from_product_to_product(device: Device) -> None
     np.testing.assert_allclose(
         await device.get(one), host_a[:1] @ host_b[0] + host_bias[:1, None], 1e-4
     )
-    with pytest.raises(ValueError, match=r"bias has shape \(2, 8\).*\(8,\) or \(3, 8\)"):
+    with pytest.raises(
+        ValueError, match=r"bias must have shape \(8,\) or \(3, 8\), because the result has 8"
+    ):
         await device.blaslt.matmul(a, b[0], bias=bias[:2])
     for product, shape in ((b, (3, 8)), (b[0], (8,))):
         made = await device.blaslt.matmul_extra(a, product, epilogue="bgradb")

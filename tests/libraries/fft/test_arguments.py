@@ -44,9 +44,9 @@ BAD = [
     ("fft", (4,), "float32", {"axis": 0.5}, TypeError, "float"),
     ("fft", (), "float32", {}, np.exceptions.AxisError, "dimension 0"),
     ("fft", (4,), "float32", {"norm": "unitary"}, ValueError, 'unitary.*"backward"'),
-    ("rfft", (4,), "complex64", {}, TypeError, "real input.*complex64"),
-    ("ihfft", (4,), "complex128", {}, TypeError, "real input.*complex128"),
-    ("rfftn", (4, 4), "complex64", {}, TypeError, "real input.*complex64"),
+    ("rfft", (4,), "complex64", {}, TypeError, "must be real for .*, not complex64"),
+    ("ihfft", (4,), "complex128", {}, TypeError, "a must be real for ihfft, not complex128"),
+    ("rfftn", (4, 4), "complex64", {}, TypeError, "must be real for .*, not complex64"),
     ("fft2", (4,), "float32", {}, np.exceptions.AxisError, "axis -2"),
     ("fftn", (4, 4), "float32", {"s": (4,), "axes": (0, 1)}, ValueError, "different lengths"),
     ("fftn", (4, 4), "float32", {"s": (1, 2, 3)}, np.exceptions.AxisError, "axis -3"),
@@ -98,7 +98,7 @@ async def test_frequencies_of_nothing(device: Device) -> None:
 
 async def test_other_dtypes(device: Device) -> None:
     a = await device.zeros((4,), "float8_e5m2")
-    with pytest.raises(TypeError, match=r"float8_e5m2; expected one of .*float16.*uint64"):
+    with pytest.raises(TypeError, match="dtypes of fft must be one of float16, bfloat16, float32,"):
         await device.fft.fft(a)
     b = await device.put(np.array([True, False, True]))
     expected = np.fft.fft([1.0, 0.0, 1.0])
@@ -119,9 +119,9 @@ async def test_no_points_come_to_zeros(device: Device, name: str) -> None:
 
 async def test_out_is_checked(device: Device) -> None:
     a = await device.put(noise(4, 6))
-    with pytest.raises(ValueError, match=r"shape \(4, 5\).*shape \(4, 6\)"):
+    with pytest.raises(ValueError, match=r"out must have shape \(4, 6\), not \(4, 5\)"):
         await device.fft.fft(a, out=await device.empty((4, 5), "complex64"))
-    with pytest.raises(TypeError, match=r"complex128.*fft has complex64"):
+    with pytest.raises(TypeError, match="out must have dtype complex64, not complex128"):
         await device.fft.fft(a, out=await device.empty((4, 6), "complex128"))
     with pytest.raises(TypeError, match="out must be a GpuRef"):
         await device.fft.fft(a, out=np.empty((4, 6), "complex64"))  # type: ignore[arg-type]
@@ -131,7 +131,9 @@ async def test_out_is_checked(device: Device) -> None:
     with pytest.raises(GpuRefSealed):
         await device.fft.fft(a, out=sealed)
     real = await device.put(noise(4, 6, dtype="float32"))
-    with pytest.raises(ValueError, match=r"shares memory.*does not work in place"):
+    with pytest.raises(
+        ValueError, match=r"out must share no memory with a, because irfft turns float32\[4,"
+    ):
         await device.fft.irfft(real, 6, out=real)
     out = await device.empty((4, 6), "complex64")
     assert await device.fft.fft(a, out=out) is out
@@ -374,9 +376,9 @@ async def test_invalid_transform_is_refused_before_anything_is_sent(device: Devi
     a = await device.put(noise(4, 6))
     before = device.statistics().caches["fft.plans"]
     wrong = await device.put(noise(4, 5))
-    with pytest.raises(ValueError, match=r"out has shape \(4, 5\)"):
+    with pytest.raises(ValueError, match=r"out must have shape .*, not \(4, 5\)"):
         await device.fft.fftn(a, axes=(0, 1, 0), out=wrong)
-    with pytest.raises(ValueError, match=r"out has shape \(4, 5\)"):
+    with pytest.raises(ValueError, match=r"out must have shape .*, not \(4, 5\)"):
         await device.fft.fft(a, out=wrong)
     assert device.statistics().caches["fft.plans"] == before
 

@@ -140,7 +140,13 @@ async def test_many_points_around_the_circle_are_as_exact_as_few(device: Device)
 
 
 BAD = [
-    ("fftconvolve", [(3,), (3, 3)], {}, ValueError, "same dimensionality"),
+    (
+        "fftconvolve",
+        [(3,), (3, 3)],
+        {},
+        ValueError,
+        "in1 and in2 must have the same number of dimensions, not shapes",
+    ),
     ("fftconvolve", [(3,), (3,)], {"mode": "half"}, ValueError, "mode must be one of 'full'"),
     ("oaconvolve", [(3, 5), (5, 3)], {"mode": "valid"}, ValueError, "at least as large"),
     ("oaconvolve", [(3, 5), (2, 3)], {"axes": 1}, ValueError, "do not broadcast along axis 0"),
@@ -148,7 +154,7 @@ BAD = [
     ("fftconvolve", [(3,), (2,)], {"axes": 1}, np.exceptions.AxisError, "axis 1"),
     ("czt", [(3,)], {"m": 0}, ValueError, r"data points \(0\)"),
     ("czt", [(0,)], {}, ValueError, r"data points \(0\)"),
-    ("czt", [(3,)], {"a": 0}, ValueError, "a must be finite and not zero"),
+    ("czt", [(3,)], {"a": 0}, ValueError, "a must be finite and nonzero, not 0j"),
     ("czt", [(3,)], {"w": "1"}, TypeError, "w must be a number"),
 ]
 

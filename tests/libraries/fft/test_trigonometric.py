@@ -146,7 +146,7 @@ BAD = [
     ("dct", (), {}, np.exceptions.AxisError, "dimension 0"),
     ("dct", (4,), {"norm": "unitary"}, ValueError, "unitary"),
     ("dct", (4,), {"orthogonalize": 1}, TypeError, "orthogonalize"),
-    ("dctn", (4, 4), {"axes": (0, 0)}, ValueError, "all axes must be unique"),
+    ("dctn", (4, 4), {"axes": (0, 0)}, ValueError, r"axes must be unique, not \(0, 0\)"),
     ("dctn", (4, 4), {"s": (4,), "axes": (0, 1)}, ValueError, "different lengths"),
     ("dstn", (4, 4), {"axes": 2}, np.exceptions.AxisError, "axis 2"),
 ]
@@ -173,11 +173,13 @@ async def test_trigonometric_transform_writes_to_out(device: Device) -> None:
     out = await device.empty((6, 4), "float64")
     assert (await device.fft.dct(x, out=out.T)).shape == (4, 6)
     np.testing.assert_allclose(await device.get(out.T), scipy.fft.dct(host), atol=1e-13)
-    with pytest.raises(ValueError, match=r"shape \(6, 4\).*dct gives shape \(4, 6\)"):
+    with pytest.raises(
+        ValueError, match=r"out must have shape \(4, 6\), as dct gives, not \(6, 4\)"
+    ):
         await device.fft.dct(x, out=out)
     with pytest.raises(ValueError, match="shares memory with x"):
         await device.fft.dctn(x, out=x)
-    with pytest.raises(TypeError, match=r"float8_e5m2; expected one of"):
+    with pytest.raises(TypeError, match="dtypes of dct must be one of float16, bfloat16, float32,"):
         await device.fft.dct(await device.zeros((4,), "float8_e5m2"))
     sealed = await device.put(host, sealed=True)
     with pytest.raises(GpuRefSealed):

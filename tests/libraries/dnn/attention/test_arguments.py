@@ -29,11 +29,11 @@ async def test_bad_arguments(device: Any) -> None:
         (TypeError, "q must be a GpuRef", (0, q, q), {}),
         (TypeError, "k must be float16 or bfloat16, not float32$", (q, wide, q), {}),
         (TypeError, "16, not float8_e5m2, which flash_attention_fp8 takes", (fp8, fp8, fp8), {}),
-        (TypeError, "k has dtype bfloat16, but q has float16", (q, bf16, q), {}),
+        (TypeError, "k must have the dtype of q, float16, not bfloat16", (q, bf16, q), {}),
         (ValueError, "batch, sequence, heads, size", (q[0], q, q), {}),
-        (ValueError, "batch of 2, but k has 1", (q, q[:1], q[:1]), {}),
+        (ValueError, "q must have the batch of k, 1, not 2", (q, q[:1], q[:1]), {}),
         (ValueError, "differ in more than their size", (q, q, await zeros(2, 6, 4, 16)), {}),
-        (ValueError, "q has size 16, but k has 8", (q, await zeros(2, 5, 4, 8), q), {}),
+        (ValueError, "q must have the size of k, 8, not 16", (q, await zeros(2, 5, 4, 8), q), {}),
         (ValueError, "no multiple", (q, *[await zeros(2, 5, 3, 16)] * 2), {}),
         (ValueError, "layout must be", (q, q, q), {"layout": "shbd"}),
         (TypeError, "has no dropout;", (q, q, q), {"dropout": 0.5}),
@@ -89,7 +89,11 @@ async def test_bad_arguments(device: Any) -> None:
     one, lengths = await zeros(2, 1, 4, 16), await device.put(np.ones(2, np.int32))
     for error, match, changes in (
         (ValueError, r"cache_seqlens must have shape \(2,\)", {"cache_seqlens": table}),
-        (ValueError, "block_table has 1 rows", {"block_table": table[:1]}),
+        (
+            ValueError,
+            "block_table must have 2 rows, one for each sequence, not 1",
+            {"block_table": table[:1]},
+        ),
         (ValueError, "max_seqlen_k must be a whole number from 1 to 24", {"max_seqlen_k": 25}),
         (ValueError, "belong together", {"k": one}),
         (ValueError, "k must have shape", {"k": q[:1], "v": q[:1]}),

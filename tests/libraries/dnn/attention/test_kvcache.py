@@ -248,7 +248,9 @@ async def test_bad_use(device: Device) -> None:
         await cache.append([sequence], long, long)
     assert cache.statistics().used == 0
     await cache.append([sequence], row, row)
-    with pytest.raises(ValueError, match="heads a multiple"):
+    with pytest.raises(
+        ValueError, match="q must have heads of the cache's size 16, a multiple of its 2"
+    ):
         await cache.attend(await device.put(np.zeros((1, 1, 3, SIZE), HALF)), [sequence])
     cache.free(sequence)
     assert sequence not in cache

@@ -77,7 +77,11 @@ async def test_outputs_come_in_the_order_in_which_build_is_given_them(device: De
         await graph.build(right)
     for nodes, error, message in (
         ((left, left), ValueError, "every output can be given once"),
-        ((right, left, x), ValueError, "is not computed in this graph"),
+        (
+            (right, left, x),
+            ValueError,
+            "an output must be computed in this graph, which <buffer 0:",
+        ),
         ((left, 3.0), TypeError, "must be a tensor of the graph"),
         ((left, elsewhere.tensor((2,), "float32")), ValueError, "belongs to another graph"),
     ):
@@ -86,7 +90,7 @@ async def test_outputs_come_in_the_order_in_which_build_is_given_them(device: De
     assert (await graph.build()).outputs == ("left",)  # refused calls have changed nothing
     plan = await graph.build(right, left)
     assert plan.outputs == ("output1", "left")
-    with pytest.raises(ValueError, match="others, by an earlier build: output1; give these, too"):
+    with pytest.raises(ValueError, match="build must be given all outputs or none, not 1"):
         await graph.build(left)
     assert (await graph.build(left, right)).outputs == ("left", "output1")
     made = await plan(x=await device.put(np.array([-1, 2], np.float32)))
@@ -112,7 +116,9 @@ async def test_user_graph_refuses_unsupported_nodes(device: Device) -> None:
         x + graph.tensor((2, 4), "float32")
     with pytest.raises(ValueError, match="belongs to another graph"):
         x + device.dnn.graph().tensor((2, 3), "float32")
-    with pytest.raises(ValueError, match="is not computed in this graph"):
+    with pytest.raises(
+        ValueError, match="an output must be computed in this graph, which <buffer 0:"
+    ):
         graph.output(x)
     with pytest.raises(ValueError, match="at least one node"):
         await device.dnn.graph().build()
@@ -138,7 +144,7 @@ async def test_a_plan_of_another_device(device: Device) -> None:
         graph = other.dnn.graph()
         plan = await graph.build(graph.relu(graph.tensor((2,), "float32", name="x")))
         x = await device.put(np.ones(2, np.float32))
-        with pytest.raises(TypeError, match="was not made by a library of"):
+        with pytest.raises(TypeError, match="must be made by a library of"):
             await device.dnn.run(plan, x=x)
-        with pytest.raises(TypeError, match="was not made by a library of"):
+        with pytest.raises(TypeError, match="must be made by a library of"):
             await device.dnn.run(graph, x=x)  # type: ignore[arg-type]

@@ -97,7 +97,11 @@ async def test_bad_arguments(device: Any) -> None:
     calls: Any = (
         (TypeError, "x must be a GpuRef", lambda: dnn.adaptive_avg_pool(0, 2)),
         (TypeError, "x must be a GpuRef", lambda: dnn.interpolate(0, 2)),
-        (TypeError, "x has dtype int32", lambda: dnn.interpolate(whole, 2)),
+        (
+            TypeError,
+            "x must have dtype float16, bfloat16, float32 or float64, not int32",
+            lambda: dnn.interpolate(whole, 2),
+        ),
         (ValueError, "one to three dimensions", lambda: dnn.interpolate(x[0, 0], 2)),
         (ValueError, "layout 'NWC' does not fit", lambda: dnn.interpolate(x, 2, layout="NWC")),
         (ValueError, "either a size or a scale", lambda: dnn.interpolate(x)),
@@ -121,7 +125,11 @@ async def test_bad_arguments(device: Any) -> None:
             "x must have the dtype of grad, float32, not int32",
             lambda: dnn.adaptive_max_pool_grad(small, whole),
         ),
-        (ValueError, "which no images", lambda: dnn.adaptive_avg_pool_grad(small, (2, 3, 8))),
+        (
+            ValueError,
+            r"grad must have the shape of the result for images \(2, 3, 8\), not",
+            lambda: dnn.adaptive_avg_pool_grad(small, (2, 3, 8)),
+        ),
     )
     for error, match, call in calls:
         with pytest.raises(error, match=match):

@@ -125,7 +125,11 @@ async def test_bad_arguments_of_networks(device: Any) -> None:
     calls: Any = (
         (ValueError, "there are 4 parameters, not 3", lambda: net.pack(refs[:3])),
         (ValueError, "parameter 0 must have shape", lambda: net.pack(refs[::-1])),
-        (TypeError, "network has float32", lambda: net.unpack(weights.view("int32"))),
+        (
+            TypeError,
+            "weights must have dtype float32, not int32",
+            lambda: net.unpack(weights.view("int32")),
+        ),
         (ValueError, "x must have 3 dimensions", lambda: net.forward(flat, weights)),
         (ValueError, "x must have 2 dimensions", lambda: net.forward(x, weights, layout="packed")),
         (ValueError, "layout must be", lambda: net.forward(x, weights, layout="sideways")),
@@ -139,10 +143,18 @@ async def test_bad_arguments_of_networks(device: Any) -> None:
         (ValueError, "2 lengths of at most 5", lambda: net.forward(x, weights, lengths=(5, 6))),
         (ValueError, "weights must have shape", lambda: net.forward(x, flat.reshape(-1))),
         (ValueError, r"h0 must have shape \(1, 2, 4\)", lambda: net.forward(x, weights, x)),
-        (ValueError, "takes no c0", lambda: net.forward(x, weights, state, state)),
+        (
+            ValueError,
+            "c0 must be None for a network of gru, which has no cell states",
+            lambda: net.forward(x, weights, state, state),
+        ),
         (ValueError, "there is no tape", lambda: net.forward_grad(y, None)),
         (ValueError, "grad must have shape", lambda: net.forward_grad(x, run.tape)),
-        (ValueError, "takes no dcn", lambda: net.forward_grad(y, run.tape, state, state)),
+        (
+            ValueError,
+            "dcn must be None for a network of gru, which has no cell states",
+            lambda: net.forward_grad(y, run.tape, state, state),
+        ),
     )
     for error, match, call in calls:
         with pytest.raises(error, match=match):
