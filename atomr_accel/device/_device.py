@@ -20,13 +20,13 @@ from .data._methods import MemoryMethods, transfers_of
 from .data._progress import TransferStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from ..actors import ActorRef, SupervisorStatistics
     from ..lanes import Isolation, LaneStatistics, PinnedStatistics
     from ..memory import MemoryStatistics
-    from ..ops import CacheStatistics
+    from ..ops import CacheStatistics, Recent
     from ..wire import DeviceInfo
     from ._open import System
     from .calls._run import OnDevice
@@ -53,7 +53,8 @@ class DeviceStatistics:
         standby: the standbys for the next rebuild; None without standbys.
         supervisor: the device's children, the restarts of its context, and the period in which they
             count.
-        caches: the call templates of each library.
+        caches: the caches in the program by name: call templates and plans of each library, such as
+            ``"fft.plans"``.
     """
 
     state: str
@@ -69,7 +70,7 @@ class DeviceStatistics:
     startup: Startup | None
     standby: StandbyStatistics | None
     supervisor: SupervisorStatistics
-    caches: tuple[CacheStatistics, ...]
+    caches: Mapping[str, CacheStatistics]
 
 
 @final
@@ -372,6 +373,18 @@ class Device(MemoryMethods, Libraries[Awaited]):
         with self._core.lifecycle.watch() as changes:
             yield changes
 
+    def clear_caches(self) -> None:
+        """Empty all caches of ``statistics().caches``; plans and kernels on disk stay.
+
+        The next call of each signature is prepared in full. Hosts drop the plans that the program
+        no longer knows, after the ops in flight.
+        """
+        for table in self._tables().values():
+            table.clear()
+
+    def _tables(self) -> dict[str, Recent[Any, Any]]:
+        return {"device.templates": self._templates.known, **super()._tables()}
+
     def statistics(self) -> DeviceStatistics:
         """A snapshot of the device, its memory and its lanes."""
         core, lifecycle = self._core, self._core.lifecycle
@@ -393,5 +406,5 @@ class Device(MemoryMethods, Libraries[Awaited]):
             startup=core.startup,
             standby=None if core.standby is None else core.standby.statistics(),
             supervisor=core.place.supervisor.statistics(),
-            caches=self._caches(),
+            caches={name: table.statistics(name) for name, table in self._tables().items()},
         )

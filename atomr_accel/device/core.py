@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ..actors import ActorRef, Backoff
     from ..arrays.expressions import Operand
     from ..backends import Backend, Capabilities
-    from ..lanes import CallTemplate, Isolation, Sanitizer
+    from ..lanes import Isolation, MessageTemplate, Sanitizer
     from ..memory import Block, Epoch, Slab
     from ..ops import CallRecorder, Request, Workspaces, WorkspaceSet
     from ..wire import Affinity, CallByTemplate, DeviceInfo
@@ -448,7 +448,7 @@ class DeviceCore:
         self,
         port: Port,
         name: str,
-        message: Message | CallTemplate,
+        message: Message | MessageTemplate,
         reads: Iterable[Any] = (),
         writes: Iterable[Any] = (),
         payload: CallByTemplate | None = None,

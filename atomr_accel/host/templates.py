@@ -14,6 +14,7 @@ from ..wire import (
     CallWithTemplate,
     Message,
     ProtocolViolation,
+    filled_fields,
 )
 
 if TYPE_CHECKING:
@@ -50,13 +51,14 @@ class HostTemplate:
             raise ProtocolViolation(f"a template cannot be read: {error}") from error
         self.kind: Final = type(self.message)
         self.calls: Final[dict[object, Callable[[Sequence[int]], Any]]] = {}
-        places = _places(self.message)
-        self.count: Final = len(places)
+        filled = [each for each in filled_fields(self.message) if each >= PLACE]
+        self.count: Final = len(filled)
         markers = [_UINT64 + (PLACE | at).to_bytes(8, "big") for at in range(self.count)]
         starts = [encoded.find(marker) for marker in markers]
         once = all(encoded.count(marker) == 1 for marker in markers)
-        if not once or starts != sorted(starts) or sorted(places) != [*range(self.count)]:
-            raise ProtocolViolation(f"a template has the places {places}")
+        in_order = starts == sorted(starts) and filled == [PLACE | at for at in range(self.count)]
+        if not once or not in_order:
+            raise ProtocolViolation(f"a template has the places {filled}")
         layout, pieces, end = ">", [], 0
         for start in starts:
             pieces.append(encoded[end : start + 1])
@@ -127,16 +129,3 @@ class Templates:
 def _same(message: Message) -> Message:
     """Return the message itself."""
     return message
-
-
-def _places(value: Any) -> list[int]:
-    """The places in a message."""
-    if type(value) is int:
-        return [value ^ PLACE] if value >= PLACE else []
-    if isinstance(value, msgspec.Struct):
-        value = [getattr(value, name) for name in value.__struct_fields__]
-    elif isinstance(value, dict):
-        value = [*value, *value.values()]
-    elif not isinstance(value, (list, tuple)):
-        return []
-    return [place for each in value for place in _places(each)]

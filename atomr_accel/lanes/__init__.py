@@ -2,7 +2,7 @@
 
 from ._interrupts import uninterrupted
 from ._loop_flusher import StaggeredEvent
-from ._op import UNWATCHED, CallTemplate, Op
+from ._op import UNWATCHED, MessageTemplate, Op
 from ._pinned import CHUNK, STAGING_BYTES, Bytes, Piece, PinnedPool, PinnedStatistics
 from ._port import LaneStatistics, Port, fail_some
 from ._reserve import NO_RESERVE, Reserve
@@ -26,13 +26,13 @@ __all__ = [
     "STAGING_BYTES",
     "UNWATCHED",
     "Bytes",
-    "CallTemplate",
     "DeviceInstrument",
     "FinishedOps",
     "HostDied",
     "HostHandle",
     "Isolation",
     "LaneStatistics",
+    "MessageTemplate",
     "Op",
     "OpTimes",
     "Outcome",

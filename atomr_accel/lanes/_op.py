@@ -28,7 +28,7 @@ UNWATCHED: Final = 0
 
 
 @final
-class CallTemplate(msgspec.Struct, frozen=True, eq=False):
+class MessageTemplate(msgspec.Struct, frozen=True, eq=False):
     """A message with places for addresses, which a lane's host keeps after the first call.
 
     Attributes:
@@ -77,7 +77,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     port: Port
     seq: int
     name: str
-    message: Message | CallTemplate
+    message: Message | MessageTemplate
     reads: Iterable[Block]
     writes: Iterable[Block]
     payload: CallByTemplate | None = None

@@ -41,7 +41,7 @@ from ..wire import (
 from ._finished import DoneOps
 from ._interrupts import uninterrupted
 from ._loop_flusher import LoopFlusher
-from ._op import UNWATCHED, CallTemplate, Op
+from ._op import UNWATCHED, MessageTemplate, Op
 from ._switch_interval import restore_switch_interval, shorten_switch_interval
 from .instrument import NOBODY, InstrumentedDevice, MeasuredTimes
 
@@ -152,7 +152,7 @@ class Port:
         self._sock = sock
         self._in_flight = in_flight
         self._outbox: deque[Op] = deque()
-        self._prepared: dict[int, CallTemplate] = {}
+        self._prepared: dict[int, MessageTemplate] = {}
         self._buffer = bytearray()
         self._flusher: LoopFlusher | None = None
         self._sends_soon = False
@@ -539,7 +539,7 @@ class Port:
     def _request(self, op: Op) -> object:
         """Return the request to send for an op, with its template if the host lacks it."""
         payload, template = op.payload, op.message
-        if payload is None or type(template) is not CallTemplate:
+        if payload is None or type(template) is not MessageTemplate:
             return template
         prepared = self._prepared
         if prepared.get(payload.number) is template:

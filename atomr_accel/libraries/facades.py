@@ -9,7 +9,7 @@ from ..ops import D
 from .registry import catalogue
 
 if TYPE_CHECKING:
-    from ..ops import CacheStatistics, DeviceView
+    from ..ops import DeviceView, Recent
     from .array.facade import ArrayFunctions
     from .blas.facade import Blas
     from .blaslt._facade import BlasLt
@@ -56,10 +56,15 @@ class Libraries(Generic[D], HasOtherNames):
             facade._library = name
             setattr(self, name, facade)
 
-    def _caches(self) -> tuple[CacheStatistics, ...]:
-        """Return the statistics of the libraries' call templates."""
-        facades = [getattr(self, name) for name in catalogue().facades]
-        return tuple(each._traces.statistics(each._library) for each in facades if each.traced)
+    def _tables(self) -> dict[str, Recent[Any, Any]]:
+        """Return the caches of all libraries by name."""
+        found = {}
+        for library in catalogue().facades:
+            facade = getattr(self, library)
+            templates = (facade._templates.known,) if facade.templated else ()
+            for table in (*templates, *facade._caches):
+                found[f"{library}.{table.name}"] = table
+        return found
 
     def _share_libraries(self, others: Libraries[Any], device: DeviceView) -> None:
         """Take over another object's libraries, with their state; their ops go to ``device``."""

@@ -3,6 +3,7 @@
 This package runs in the program. Hosts import ``executors`` and ``wire`` instead.
 """
 
+from ..wire.recent import CacheStatistics, Recent
 from ._arguments import (
     BLOCK_ALIGNMENT,
     alignment,
@@ -22,6 +23,7 @@ from ._arguments import (
     strided,
     with_tf32,
 )
+from ._call_template import CallTemplate, picker
 from ._copies import ARRAY_LANE, ARRAY_WAITS, copying
 from ._descriptor import Library, LibraryCheck, Requirement
 from ._library import AsRequests, Awaited, Collected, D, DeviceView, LaneSpec
@@ -37,10 +39,11 @@ from ._request import (
     Preparing,
     Request,
     Submission,
-    TracedPreparer,
+    TemplatePreparer,
 )
+from ._signatures import signature
 from ._staging import STAGED, needs_staging, on_any_views, on_copies
-from ._traces import CacheStatistics, Trace, Untraceable, picker, signature
+from ._template_maker import NoTemplate, UndeclaredAddress
 from ._witness import CallRecorder, recorded_call
 from ._workspaces import TOGETHER, Workspaces, WorkspaceSet, WorkspaceStatistics
 
@@ -56,6 +59,7 @@ __all__ = [
     "Awaited",
     "CacheStatistics",
     "CallRecorder",
+    "CallTemplate",
     "Collected",
     "D",
     "DeviceView",
@@ -66,16 +70,17 @@ __all__ = [
     "LaneSpec",
     "Library",
     "LibraryCheck",
+    "NoTemplate",
     "Pending",
     "Preparer",
     "Preparing",
+    "Recent",
     "Request",
     "RequestsOnly",
     "Requirement",
     "Submission",
-    "Trace",
-    "TracedPreparer",
-    "Untraceable",
+    "TemplatePreparer",
+    "UndeclaredAddress",
     "WorkspaceSet",
     "WorkspaceStatistics",
     "Workspaces",

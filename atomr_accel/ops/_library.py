@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ..arrays import GpuRef
     from ..arrays.expressions import Operand
     from ..backends import Backend, Capabilities
-    from ..lanes import CallTemplate
+    from ..lanes import MessageTemplate
     from ..memory import Block, MemoryMap
     from ..wire import CallByTemplate, DeviceInfo, Message
-    from ._request import Request, TracedPreparer
+    from ._request import Request, TemplatePreparer
     from ._witness import CallRecorder
     from ._workspaces import Workspaces, WorkspaceSet
 
@@ -170,7 +170,7 @@ class OpSubmitter(DeviceView, Protocol):
     """An open device, from the side of code that carries out requests."""
 
     @property
-    def first_try(self) -> TracedPreparer:
+    def first_try(self) -> TemplatePreparer:
         """The preparer of requests that have not had to wait yet."""
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
@@ -186,7 +186,7 @@ class OpSubmitter(DeviceView, Protocol):
         self,
         port: Any,
         name: str,
-        message: Message | CallTemplate,
+        message: Message | MessageTemplate,
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
         payload: CallByTemplate | None = None,

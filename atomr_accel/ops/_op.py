@@ -34,10 +34,11 @@ from ._library import AsRequests, Awaited, Collected, D
 from ._origin import bound
 from ._perform import perform, send
 from ._staging import STAGED, needs_staging, on_any_views, on_copies
-from ._traces import Traces
+from ._templates import CallTemplates
 
 if TYPE_CHECKING:
     from ..actors import ActorRef
+    from ..wire.recent import Recent
     from ._library import DeviceView
     from ._request import Request
 
@@ -54,19 +55,22 @@ class Identity:
 class Facade(Generic[D], HasOtherNames):
     """Object with ops: a library, or an object that one made, such as a generator or a kernel."""
 
-    traced: ClassVar[bool] = False
+    templated: ClassVar[bool] = False
     """True if its calls depend only on their arguments and on the answers of their preparers."""
 
     _device: DeviceView
     _library = ""
+    _caches: tuple[Recent[Any, Any], ...] = ()
+    """The library's caches other than call templates, which ``device.statistics()`` shows."""
+
     _identity: Identity
-    _traces: Traces
+    _templates: CallTemplates
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         facade = super().__new__(cls)
         facade._identity = Identity()
-        if cls.traced:
-            facade._traces = Traces()  # which copies share
+        if cls.templated:
+            facade._templates = CallTemplates()  # which copies share
         return facade
 
     @property
@@ -110,8 +114,8 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
                 if device.recorder is not None:
                     told: T = await device.recorder.awaited(make, facade, args, kwargs)
                     return told
-                if facade.traced:
-                    found = facade._traces.find(make, facade, device, args, kwargs)
+                if facade.templated:
+                    found = facade._templates.find(make, facade, device, args, kwargs)
                     sent = send(device, *found) if found is not None else None
                     if sent is not None:
                         made, submitted = sent

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from ..arrays import GpuRef
     from ..memory import Epoch
+    from ._call_template import CallTemplate
     from ._library import DeviceView, OpSubmitter, Submitted
     from ._request import HostObjects, Preparer, Submission
-    from ._traces import Trace
 
 T = TypeVar("T")
 
@@ -212,24 +212,24 @@ def _submit_all(
 
 
 def send(
-    device: OpSubmitter, trace: Trace, refs: list[GpuRef], words: list[int]
+    device: OpSubmitter, template: CallTemplate, refs: list[GpuRef], words: list[int]
 ) -> tuple[Any, Submitted] | None:
-    """Submit a call that was traced; its result, and the op on its way.
+    """Submit a call by its template; return its result, and the op on its way.
 
     None where something has to be waited for first: then it is made in full.
     """
     ports = device.ports
-    if not trace.lanes <= ports.keys():
+    if not template.lanes <= ports.keys():
         return None
     try:
-        addresses, blocks, result = trace.call(device.first_try, refs, words)
+        addresses, blocks, result = template.call(device.first_try, refs, words)
     except Pending:
         return None
-    if len(trace.ops) == 1:
-        only = trace.ops[0]
+    if len(template.ops) == 1:
+        only = template.ops[0]
         return result, only.submit(device, ports[only.lane], addresses, blocks)
-    ops = [each.submit(device, ports[each.lane], addresses, blocks) for each in trace.ops]
-    return result, _Together(ops[trace.own], ops[: trace.own], ops[trace.own + 1 :])
+    ops = [each.submit(device, ports[each.lane], addresses, blocks) for each in template.ops]
+    return result, _Together(ops[template.own], ops[: template.own], ops[template.own + 1 :])
 
 
 async def result(submission: Submission[T], op: Submitted) -> T:

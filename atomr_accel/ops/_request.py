@@ -33,8 +33,8 @@ T = TypeVar("T")
 class Answered(msgspec.Struct, frozen=True):
     """Callable that makes a result from the lane's answer and from buffers.
 
-    It is the ``finish`` of requests whose calls may be traced: calls with one signature differ in
-    the buffers alone.
+    It is the ``finish`` of requests whose calls may have templates: calls with one signature
+    differ in the buffers alone.
 
     Attributes:
         make: returns the result of an answer and the buffers.
@@ -161,15 +161,15 @@ class Preparer(Protocol):
         """
 
 
-class TracedPreparer(Preparer, Protocol):
-    """A preparer of calls that were traced."""
+class TemplatePreparer(Preparer, Protocol):
+    """A preparer of calls that have templates."""
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """Return an uninitialised result of ``nbytes`` bytes, or None if making it has to wait."""
 
 
 class Preparing:
-    """Answers of all preparers that carry requests out. One that traces notes them instead."""
+    """Answers of all preparers that carry requests out. A template's maker notes them instead."""
 
     __slots__ = ()
 

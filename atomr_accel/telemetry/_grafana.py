@@ -21,7 +21,7 @@ _ROWS: Final = {
     "out": "Memory",
     "workspace": "Memory",
     "plan": "Plans",
-    "plans": "Plans",
+    "cache": "Plans",
     "faults": "Faults",
     "recovery": "Faults",
     "startup": "Faults",

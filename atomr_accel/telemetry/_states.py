@@ -23,15 +23,11 @@ if TYPE_CHECKING:
 _STATES: Final = ("ready", "rebuilding", "lost")
 
 _PLANS: Final = {
-    "plans": ("plans", ()),
-    "hits": ("plan_lookups", ("hit",)),
-    "misses": ("plan_lookups", ("miss",)),
     "built": ("plan_builds", ("built",)),
     "builds": ("plan_builds", ("built",)),
     "loaded": ("plan_builds", ("disk",)),
     "found": ("plan_builds", ("disk",)),
     "tuned": ("plan_builds", ("tuned",)),
-    "evictions": ("plan_evictions", ()),
     "workspace": ("workspace_bytes", ()),
 }
 """Metric for a field of a library's statistics, with its labels besides the library's."""
@@ -82,10 +78,12 @@ def take_device(snapshot: MetricsSnapshot, device: Device, *labels: str) -> None
         snapshot.add("standbys", now.standby.ready, *labels, "ready")
         snapshot.add("standbys_used", now.standby.used, *labels)
         snapshot.add("standbys_died", now.standby.died, *labels)
-    for cache in now.caches:
-        snapshot.add("call_templates", cache.entries, *labels, cache.name)
-        snapshot.add("call_template_lookups", cache.hits, *labels, cache.name, "hit")
-        snapshot.add("call_template_lookups", cache.misses, *labels, cache.name, "miss")
+    for cache in now.caches.values():
+        snapshot.add("cache_entries", cache.entries, *labels, cache.name)
+        snapshot.add("cache_limit", cache.limit, *labels, cache.name)
+        snapshot.add("cache_lookups", cache.hits, *labels, cache.name, "hit")
+        snapshot.add("cache_lookups", cache.misses, *labels, cache.name, "miss")
+        snapshot.add("cache_evictions", cache.evictions, *labels, cache.name)
     for library in _LIBRARIES:
         _take_plans(snapshot, getattr(device, library).statistics(), library, *labels)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import Message
+from . import Address, Message
 
 
 class CopyStrided(Message, frozen=True):
@@ -20,8 +20,8 @@ class CopyStrided(Message, frozen=True):
         target_strides: the same of the target.
     """
 
-    source: int
-    target: int
+    source: Address
+    target: Address
     itemsize: int
     shape: tuple[int, ...]
     source_strides: tuple[int, ...]

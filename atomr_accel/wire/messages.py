@@ -8,9 +8,11 @@ dependencies, message)``; a reply is a list of the sequence numbers that are don
 
 from __future__ import annotations
 
+import functools
 import operator
+import typing
 from collections import deque
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias, final
 
 import msgspec
 
@@ -34,7 +36,7 @@ class ProtocolViolation(Exception):
     """The other side has sent an invalid message, so nothing more from it can be trusted."""
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return the number for a value that msgpack does not know.
 
     It is called for NumPy's scalars, and for addresses that become known only now
@@ -44,7 +46,7 @@ def _plain(value: Any) -> Any:
     return operator.index(value) if item is None else item()
 
 
-encoder: Final = msgspec.msgpack.Encoder(enc_hook=_plain)
+encoder: Final = msgspec.msgpack.Encoder(enc_hook=plain)
 
 
 def encode(value: object, name: str) -> bytes:
@@ -123,11 +125,58 @@ WITHDRAWN: Final = Withdrawn()
 PLACE: Final = 1 << 62
 """Placeholder for an address in a template; the address's number is added to it."""
 
+_FILLED: Final = "filled in by calls"
+
+Address: TypeAlias = Annotated[int, _FILLED]
+"""An address in a message, possibly of scratch memory, or 0 for none.
+
+Message types annotate all their addresses with it, also those inside tuples. Call templates have
+places in these fields and nowhere else.
+"""
+
+Word: TypeAlias = Annotated[int, _FILLED]
+"""Four bytes of a number in an expression, which calls with one signature may vary."""
+
 MOST_TEMPLATES: Final = 1 << 12
 """Largest number of call templates that a lane keeps."""
 
 
-_Address = Annotated[int, msgspec.Meta(ge=0)]
+_Filled = Annotated[int, msgspec.Meta(ge=0)]
+
+
+def filled_fields(value: object) -> list[Any]:
+    """Return the values of a message's ``Address`` and ``Word`` fields, in the order of encoding.
+
+    Fields of structs inside the message are included.
+    """
+    found: list[Any] = []
+    _collect(value, False, found)
+    return found
+
+
+def _collect(value: object, filled: bool, found: list[Any]) -> None:
+    if isinstance(value, msgspec.Struct):
+        declared = _declared(type(value))
+        for name in value.__struct_fields__:
+            _collect(getattr(value, name), name in declared, found)
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            _collect(each, filled, found)
+    elif filled and value is not None:
+        found.append(value)
+
+
+@functools.cache
+def _declared(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the names of a struct's fields whose annotations contain ``Address`` or ``Word``."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return frozenset(name for name, hint in hints.items() if _is_filled(hint))
+
+
+def _is_filled(hint: object) -> bool:
+    if _FILLED in getattr(hint, "__metadata__", ()):
+        return True
+    return any(map(_is_filled, typing.get_args(hint)))
 
 
 class CallWithTemplate(Message, frozen=True, gc=False):
@@ -137,12 +186,12 @@ class CallWithTemplate(Message, frozen=True, gc=False):
         number: the template's number for ``CallByTemplate``, below ``MOST_TEMPLATES``. It replaces
             an earlier template of that number.
         message: the encoded message, with ``PLACE | i`` for the i-th address.
-        addresses: the addresses of this call.
+        addresses: the addresses of this call, and the words of the numbers in its expressions.
     """
 
     number: int
     message: msgspec.Raw
-    addresses: tuple[_Address, ...]
+    addresses: tuple[_Filled, ...]
 
 
 class CallByTemplate(Message, frozen=True, gc=False):
@@ -154,7 +203,7 @@ class CallByTemplate(Message, frozen=True, gc=False):
     """
 
     number: int
-    addresses: tuple[_Address, ...]
+    addresses: tuple[_Filled, ...]
 
 
 class RecordEvent(Message, frozen=True):
@@ -204,15 +253,15 @@ class CloseLane(Message, frozen=True):
 class Copy(Message, frozen=True):
     """Copy from one address to another."""
 
-    to: int
-    source: int
+    to: Address
+    source: Address
     nbytes: int
 
 
 class Fill(Message, frozen=True):
     """Repeat an element, given as its bytes, all over a buffer."""
 
-    address: int
+    address: Address
     nbytes: int
     element: bytes
 
@@ -220,7 +269,7 @@ class Fill(Message, frozen=True):
 class Prefetch(Message, frozen=True):
     """Move managed memory to the device, or to the host."""
 
-    address: int
+    address: Address
     nbytes: int
     to_device: bool
 
@@ -228,7 +277,7 @@ class Prefetch(Message, frozen=True):
 class Advise(Message, frozen=True):
     """Advise the driver on the use of managed memory: one of ``ADVICE``."""
 
-    address: int
+    address: Address
     nbytes: int
     advice: str
 
@@ -236,7 +285,7 @@ class Advise(Message, frozen=True):
 class Attach(Message, frozen=True):
     """Restrict access to a slab of managed memory: ``"global"``, ``"host"`` or ``"single"``."""
 
-    address: int
+    address: Address
     to: str
 
 

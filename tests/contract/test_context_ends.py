@@ -29,7 +29,7 @@ place                         state                                  action
 ``device/interop/_sharing``   mappings of others' descriptors        ``share``, ``salvage``
 ``device/interop/_windows``   slabs of other devices                 ``copy between``
 ``ops/_perform``              buffers and answers of earlier tries   ``question``, ``ask``
-``ops/_traces``               prepared calls and their epoch         ``library``
+``ops/_templates``            prepared calls and their epoch         ``library``
 ``ops/_workspaces``           workspaces                             ``question``
 ``libraries/nvrtc``           loaded kernels, variables, arrays      ``kernel``
 ``libraries/rng`` and others  state that the host keeps              ``generator``

@@ -207,7 +207,7 @@ class Executor:
 
 
 def _key(message: Any) -> Any:
-    return (message.m, message.n, message.k, message.beta) if message.beta == 0 else None
+    return (message.sizes, message.options, message.beta) if message.beta == 0 else None
 
 
 def _fails(message: Any) -> bool:

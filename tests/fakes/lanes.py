@@ -16,7 +16,17 @@ import msgspec
 from atomr_accel.host._lane import Lane
 from atomr_accel.host._launcher import Launcher
 from atomr_accel.host._slots import StreamSlot
-from atomr_accel.wire import Failure, Fault, Frames, Message, MultiFrame, Reply, StickyFault, Value
+from atomr_accel.wire import (
+    Address,
+    Failure,
+    Fault,
+    Frames,
+    Message,
+    MultiFrame,
+    Reply,
+    StickyFault,
+    Value,
+)
 from atomr_accel.wire.interface import Fusion, Later
 
 if TYPE_CHECKING:
@@ -39,7 +49,7 @@ class Work(Message, frozen=True):
         key: ops with equal keys may be launched together; -1 for none.
     """
 
-    op: int
+    op: Address
     value: Any = None
     key: int = -1
 
@@ -47,13 +57,13 @@ class Work(Message, frozen=True):
 class Fail(Message, frozen=True):
     """A call that the library refuses: it puts no work on the device."""
 
-    op: int
+    op: Address
 
 
 class Break(Message, frozen=True):
     """A call in which the library notices that the context has failed."""
 
-    op: int
+    op: Address
 
 
 class Drop(Message, frozen=True):

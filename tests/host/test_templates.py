@@ -13,6 +13,7 @@ from atomr_accel.host.templates import HostTemplate, Templates
 from atomr_accel.wire import (
     MOST_TEMPLATES,
     PLACE,
+    Address,
     CallByTemplate,
     CallWithTemplate,
     Message,
@@ -24,18 +25,19 @@ from atomr_accel.wire import (
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """A part of a message."""
 
-    address: int
+    address: Address
     size: int
 
 
 class Whole(Message, frozen=True):
-    """A message with addresses anywhere."""
+    """A message with addresses, and with numbers that may look like them."""
 
-    first: int
+    first: Address
     text: str
-    some: tuple[int, ...]
+    some: tuple[Address, ...]
     parts: list[Part]
     by_name: dict[str, int]
+    seed: int
     data: bytes
 
 
@@ -47,7 +49,8 @@ wholes = st.builds(
     st.text(max_size=5),
     st.lists(numbers, max_size=4).map(tuple),
     st.lists(st.builds(Part, numbers, numbers), max_size=3),
-    st.dictionaries(st.text(max_size=3), numbers, max_size=2),
+    st.dictionaries(st.text(max_size=3), st.integers(0, 2**64 - 1), max_size=2),
+    st.integers(2**62 + 2**16, 2**64 - 1),
     st.binary(max_size=20),
 )
 
@@ -67,7 +70,8 @@ def with_places(message: Whole, chosen: list[bool]) -> tuple[Whole, tuple[int, .
         message.text,
         tuple([number(each) for each in message.some]),
         [Part(number(each.address), each.size) for each in message.parts],
-        {name: number(value) for name, value in message.by_name.items()},
+        message.by_name,
+        message.seed,
         message.data,
     )
     return made, tuple(addresses)
@@ -84,8 +88,8 @@ def test_filled_in_it_is_the_message(message: Whole, chosen: list[bool]) -> None
         assert template.filled([0] * len(addresses)) != message or not any(addresses)
 
 
-def whole(first: int, *some: int, data: bytes = b"") -> bytes:
-    return encoder.encode(Whole(first, "", some, [], {}, data))
+def whole(first: int, *some: int, seed: int = 0, data: bytes = b"") -> bytes:
+    return encoder.encode(Whole(first, "", some, [], {}, seed, data))
 
 
 @pytest.mark.parametrize(
@@ -96,6 +100,7 @@ def whole(first: int, *some: int, data: bytes = b"") -> bytes:
         whole(PLACE, PLACE),
         whole(PLACE | 1),
         whole(PLACE | 1, PLACE),
+        whole(PLACE, seed=PLACE),
         whole(PLACE, data=b"\xcf" + PLACE.to_bytes(8, "big")),
     ],
 )
@@ -113,7 +118,7 @@ def test_calls_name_what_is_there() -> None:
 
     former, one = bring(7, whole(PLACE, 5), 9)
     assert former is None
-    assert one.filled((9,)) == Whole(9, "", (5,), [], {}, b"")
+    assert one.filled((9,)) == Whole(9, "", (5,), [], {}, 0, b"")
     assert templates.find(CallByTemplate(7, (1,))) is one
     former, other = bring(7, whole(PLACE, PLACE | 1), 1, 2)
     assert former is one

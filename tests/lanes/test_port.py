@@ -16,7 +16,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.lanes import CallTemplate, Op, Port, StaggeredEvent, _port, fail_some
+from atomr_accel.lanes import MessageTemplate, Op, Port, StaggeredEvent, _port, fail_some
 from atomr_accel.lanes._loop_flusher import _of_run
 from atomr_accel.memory import Block, MemoryMap, Slab
 from atomr_accel.wire import (
@@ -89,7 +89,7 @@ class Host:
     def submit(
         self,
         lane: int,
-        message: Message | CallTemplate | None = None,
+        message: Message | MessageTemplate | None = None,
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
         payload: CallByTemplate | None = None,
@@ -362,12 +362,12 @@ async def test_unencodable_op_fails_alone_and_keeps_its_place() -> None:
 @program
 async def test_a_template_goes_along_once_and_never_with_what_was_not_sent() -> None:
     encoded = msgspec.Raw(encoder.encode(Note(PLACE)))
-    template, like = [CallTemplate(3, encoded) for _ in range(2)]
+    template, like = [MessageTemplate(3, encoded) for _ in range(2)]
     brings, names = ["CallWithTemplate", 3, ["Note", PLACE]], ["CallByTemplate", 3]
 
     async with running() as host:
 
-        def call(template: CallTemplate, address: int) -> Op:
+        def call(template: MessageTemplate, address: int) -> Op:
             return host.submit(0, template, payload=CallByTemplate(3, (address,)))
 
         ops = [call(template, at) for at in range(3)]  # the first goes at once, the others together
@@ -391,7 +391,7 @@ async def test_a_template_goes_along_once_and_never_with_what_was_not_sent() -> 
 
 @program
 async def test_a_template_goes_along_beside_what_may_be_large() -> None:
-    template = CallTemplate(3, msgspec.Raw(encoder.encode(Note(PLACE))))
+    template = MessageTemplate(3, msgspec.Raw(encoder.encode(Note(PLACE))))
     async with running() as host:
 
         def call(address: int) -> Op:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+from atomr_accel.device.core import DeviceCore
 from atomr_accel.lanes import Isolation
+from atomr_accel.wire import Message, filled_fields
 
 from ..fakes.driver import FakeDriver, installed
 from .conformance import pytest_terminal_summary
@@ -20,6 +24,37 @@ def driver() -> Iterator[FakeDriver]:
     """A driver on the host's memory, which executors for CUDA call."""
     with installed(FakeDriver()) as fake:
         yield fake
+
+
+@pytest.fixture(scope="session", autouse=True)
+def addresses_are_declared() -> Iterator[None]:
+    """Require each address in a message of these tests to be in a declared field."""
+    submit = DeviceCore.submit
+
+    def checked(core: DeviceCore, port: Any, name: str, message: Any, *more: Any) -> Any:
+        if isinstance(message, Message):
+            blocks = [*more[0], *more[1]] if len(more) > 1 else []
+            begins = {block.base.address for block in blocks if block.base.nbytes}
+            found = Counter(each for each in _numbers(message) if each in begins)
+            found.subtract(each for each in filled_fields(message) if each in begins)
+            assert not +found, f"{name}: an address in {message} is not declared"
+        return submit(core, port, name, message, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeviceCore, "submit", checked)
+        yield
+
+
+def _numbers(value: object) -> Iterator[int]:
+    """Return all whole numbers in a message."""
+    if type(value) is int:
+        yield value
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            yield from _numbers(getattr(value, name))
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _numbers(each)
 
 
 @pytest.fixture(scope="session")

@@ -184,21 +184,15 @@ def test_a_value_takes_the_place_of_the_one_before() -> None:
 
 @on_shared
 async def test_a_call_template_in_use_is_kept_when_others_come(device: Device) -> None:
-    from atomr_accel.ops import _traces
-
     blas = type(device.blas)(device._core)
     hot = await device.put(np.zeros((3, 3), np.float32))
-    before = _traces._SIGNATURES
-    _traces._SIGNATURES = 4  # type: ignore[misc]
-    try:
-        for _ in range(2):
-            await blas.gemm(hot, hot)
-        for size in range(4, 12):
-            await blas.gemm(x := await device.put(np.zeros((size, size), np.float32)), x)
-            await blas.gemm(hot, hot)
-        found = blas._traces.statistics("blas")
-    finally:
-        _traces._SIGNATURES = before  # type: ignore[misc]
+    blas._templates.known.limit = 4
+    for _ in range(2):
+        await blas.gemm(hot, hot)
+    for size in range(4, 12):
+        await blas.gemm(x := await device.put(np.zeros((size, size), np.float32)), x)
+        await blas.gemm(hot, hot)
+    found = blas._templates.known.statistics("blas.templates")
     assert found.hits == 8
     assert found.entries == found.limit == 4
 

@@ -54,7 +54,15 @@ async def _nrm2(device: Device) -> Callable[[], Awaitable[Any]]:
     return lambda: device.blas.nrm2(x)
 
 
-@pytest.mark.parametrize(("make", "limit"), [(_gemm, 80), (_sort, 80), (_conv, 140), (_nrm2, 110)])
+async def _nrm2_of_a_column(device: Device) -> Callable[[], Awaitable[Any]]:
+    matrix = await device.put(np.ones((64, 4), np.float32))
+    return lambda: device.blas.nrm2(matrix[:, 3])
+
+
+@pytest.mark.parametrize(
+    ("make", "limit"),
+    [(_gemm, 80), (_sort, 80), (_conv, 140), (_nrm2, 110), (_nrm2_of_a_column, 110)],
+)
 def test_a_warm_call_makes_few_python_calls(
     make: Callable[[Device], Awaitable[Callable[[], Awaitable[Any]]]], limit: int
 ) -> None:

@@ -261,10 +261,11 @@ async def test_the_plans_of_libraries() -> None:
             x = await device.put(np.ones(8, np.complex64))
             for _ in range(3):
                 await device.fft.fft(x)
-            seen, fft = Seen(metrics), device.fft.statistics()
-    assert seen("plans", library="fft") == fft.plans == 1
-    assert seen("plan_lookups_total", library="fft", result="hit") == fft.hits == 2
-    assert seen("plan_lookups_total", library="fft", result="miss") == fft.misses == 1
+            seen, fft = Seen(metrics), device.statistics().caches["fft.plans"]
+    assert seen("cache_entries", cache="fft.plans") == fft.entries == 1
+    assert seen("cache_limit", cache="fft.plans") == fft.limit
+    assert seen("cache_lookups_total", cache="fft.plans", result="hit") == fft.hits == 2
+    assert seen("cache_lookups_total", cache="fft.plans", result="miss") == fft.misses == 1
 
 
 @program
@@ -276,10 +277,10 @@ async def test_call_templates_are_observed() -> None:
             for _ in range(4):
                 await device.blas.nrm2(x)
             seen = Seen(metrics)
-            (blas,) = [each for each in device.statistics().caches if each.name == "blas"]
-    assert seen("call_templates", library="blas") == blas.entries == 1
-    assert seen("call_template_lookups_total", library="blas", result="hit") == blas.hits > 0
-    assert seen("call_template_lookups_total", library="blas", result="miss") == blas.misses > 0
+            blas = device.statistics().caches["blas.templates"]
+    assert seen("cache_entries", cache="blas.templates") == blas.entries == 1
+    assert seen("cache_lookups_total", cache="blas.templates", result="hit") == blas.hits > 0
+    assert seen("cache_lookups_total", cache="blas.templates", result="miss") == blas.misses > 0
 
 
 @cpu_only

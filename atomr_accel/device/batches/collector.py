@@ -15,7 +15,7 @@ from ...ops import (
     DeviceView,
     Preparing,
     Request,
-    TracedPreparer,
+    TemplatePreparer,
     needs_staging,
     on_copies,
     require_made_on,
@@ -50,8 +50,8 @@ P = ParamSpec("P")
 
 _FOR_FACADES: Final = {
     *dir(DeviceView),
-    *dir(TracedPreparer),
-    *("collect", "ref", "take", "traced", "when_placed"),
+    *dir(TemplatePreparer),
+    *("collect", "ref", "take", "templated", "when_placed"),
 }
 """Attributes for facades and requests, hidden from programs; ``perform`` is for both."""
 
@@ -60,7 +60,7 @@ class CollectingDevice(Protocol):
     """A device, which executes what batches and recordings have collected."""
 
     _core: DeviceCore
-    _traces: Any
+    _templates: Any
 
     async def run(
         self,
@@ -111,7 +111,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     def __init__(self, device: CollectingDevice) -> None:
         super().__init__(device._core)
         self._owner = device
-        self._traces = device._traces
+        self._templates = device._templates
         self.recorder: CallRecorder | None = self._core.recorder
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._done: list[Callable[[], None]] = []

@@ -45,7 +45,7 @@ class Requests(Evaluating[AsRequests], Proxy[AsRequests]):
     """
 
     call_mode: Final = AsRequests
-    _hidden = frozenset(name for name in (*dir(DeviceView), "ref", "traced") if name[0] != "_")
+    _hidden = frozenset(name for name in (*dir(DeviceView), "ref", "templated") if name[0] != "_")
 
     def __init__(self, core: DeviceCore, libraries: Libraries[Any]) -> None:
         super().__init__(core)

@@ -35,10 +35,10 @@ from ...ops import (
     D,
     Facade,
     LaneSpec,
+    NoTemplate,
     Pending,
     Request,
     Submission,
-    Untraceable,
     alignment,
     op,
     overlap,
@@ -96,20 +96,21 @@ class Evaluator:
 
     def __init__(self) -> None:
         self.plans: Final[Recent[Hashable, tuple[EvaluationPlan, tuple[BuiltKernel, ...]]]] = (
-            Recent(_MOST_PLANS)
+            Recent(_MOST_PLANS, name="plans")
         )
-        self.kernels: Final[Recent[KernelForm, BuiltKernel]] = Recent(_MOST_KERNELS)
+        self.kernels: Final[Recent[KernelForm, BuiltKernel]] = Recent(_MOST_KERNELS, name="kernels")
 
     def kernel(self, form: KernelForm) -> BuiltKernel:
         """The kernel of a form, which may have to be built yet."""
         found = self.kernels.get(form)
-        return found or self.kernels.keep(form, BuiltKernel(form))
+        return found or self.kernels.add(form, BuiltKernel(form))
 
 
 _EVALUATORS: Final[WeakKeyDictionary[MemoryMap, Evaluator]] = WeakKeyDictionary()
 
 
-def _evaluator(memory: MemoryMap) -> Evaluator:
+def evaluator_of(memory: MemoryMap) -> Evaluator:
+    """Return the plans and kernels of a device."""
     found = _EVALUATORS.get(memory)
     if found is None:
         found = _EVALUATORS[memory] = Evaluator()
@@ -313,7 +314,7 @@ def _run(
     given: bool,
 ) -> RunKernels | None:
     """Return the launches that compute a graph; adds the further blocks to reads and writes."""
-    evaluator = _evaluator(preparer.memory)
+    evaluator = evaluator_of(preparer.memory)
     conflicts = _conflicts(graph.operands, made) if given else ()
     key = (
         graph.structure,
@@ -412,7 +413,7 @@ class evaluate_op(op[..., Any]):  # noqa: N801 - used as a decorator
 class Fused(Facade[D], Generic[D, P, R]):
     """A function whose expressions are computed by one call. Made by ``device.fuse``."""
 
-    traced = True
+    templated = True
 
     def __init__(self, device: DeviceView, function: Callable[P, Any]) -> None:
         self._device = device
@@ -504,7 +505,7 @@ class _FusedOperand(NamedTuple):
 
 
 class _Traced(NamedTuple):
-    """Trace of a fused function for one signature of arguments.
+    """CallTemplate of a fused function for one signature of arguments.
 
     Attributes:
         graph: the computation.
@@ -557,7 +558,7 @@ def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
     if kind is Expression:
         graph = ExpressionGraph((value,))
         if any(type(word) is not int for words in graph.words for word in words):
-            raise Untraceable  # a function may be called for each number
+            raise NoTemplate  # a function may be called for each number
         refs += graph.operands
         strides = tuple([ref._strides for ref in graph.operands])
         return kind, graph.structure, graph.results, strides, graph.words
@@ -611,7 +612,7 @@ def _replaced(value: Any, stand_in: Callable[[GpuRef], GpuRef]) -> Any:
 class Evaluating(Facade[D]):
     """Computation of expressions on a device, in a batch and in a recording."""
 
-    traced = True
+    templated = True
 
     @evaluate_op
     def evaluate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TYPE_CHECKING, Any, final
 
 from ...ops import D
 from ._counting import Counting
@@ -15,6 +15,11 @@ from ._repeating import Repeating
 from ._scans import Scans
 from ._searching import Searching
 from ._unique import Unique
+from .evaluate import evaluator_of
+
+if TYPE_CHECKING:
+    from ...ops import DeviceView
+    from ..cub.facade import Cub
 
 
 @final
@@ -38,4 +43,9 @@ class ArrayFunctions(
     and ``where``.
     """
 
-    traced = True
+    templated = True
+
+    def __init__(self, device: DeviceView, cub: Cub[Any]) -> None:
+        super().__init__(device, cub)
+        evaluator = evaluator_of(device.memory)
+        self._caches = (evaluator.plans, evaluator.kernels)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
 from ...arrays import GpuRef
-from ...memory import origin
 from ...ops import (
     D,
     Submission,
@@ -27,7 +26,6 @@ from ._plans import (
     INT8,
     POINTER_BYTES,
     GemmArguments,
-    plan_gemm,
     plan_strided,
     plan_wide,
     product_sizes,
@@ -47,7 +45,7 @@ from .checks import (
     scalar,
     scales_nothing,
 )
-from .wire._messages import GemmEx, GemmList, ProductOptions, Scalar
+from .wire._messages import Gemm, GemmList, ProductOptions, Scalar
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -265,44 +263,11 @@ class BlasProducts(BlasPart[D]):
         compute_type: str | None,
     ) -> Request[GpuRef]:
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            memory = preparer.memory
-            block_a = require_readable(a, memory, "a", strided=True)
-            block_b = require_readable(b, memory, "b", strided=True)
+            require_readable(a, preparer.memory, "a", strided=True)
+            require_readable(b, preparer.memory, "b", strided=True)
             op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
-            plan = None
-            if not (
-                type(alpha) is GpuRef
-                or type(beta) is GpuRef
-                or dtype is not None
-                or compute_type is not None
-                or (out is not None and out.dtype is not a.dtype)
-                or strided(a, b, out)
-            ):
-                factor = _real(alpha, a, "alpha")
-                scale = _real(beta, a, "beta")
-                plan = plan_gemm(a, b, op_a, op_b)
-            if plan is None:
-                wide = GemmArguments("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
-                return self._prepare_general(preparer, wide, dtype, compute_type)
-            shape, make_message = plan
-            reads: tuple[Block, ...] = (block_a, block_b)
-            if out is None:
-                if scale != 0.0:
-                    raise ValueError(
-                        f"beta must be 0 without out, not {beta}; pass the out that it scales"
-                    )
-                result = preparer.output(shape, a.dtype)
-                block_c = result._block
-            else:
-                result, block_c = out, require_writable(out, memory, "out")
-                require_shape(out, shape, "out")
-                whole, _ = origin(block_c)
-                if whole is origin(block_a)[0] or whole is origin(block_b)[0]:  # then look closer
-                    require_no_alias("gemm", [("out", out)], [("a", a), ("b", b)])
-                if scale != 0.0:
-                    reads = (block_a, block_b, block_c)
-            message = make_message(block_a.address, block_b.address, block_c.address, factor, scale)
-            return Submission(message, reads, (block_c,), result)
+            given = GemmArguments("gemm", a, b, a.shape, b.shape, out, alpha, beta, op_a, op_b)
+            return self._prepare_general(preparer, given, dtype, compute_type)
 
         return self._request("gemm", prepare)
 
@@ -361,7 +326,7 @@ class BlasProducts(BlasPart[D]):
             scratch = preparer.output((plan.pointer_bytes,), UINT8)._block
             pointers = scratch.address
             writes = (*writes, scratch)
-        message = GemmEx(
+        message = Gemm(
             block_a.address,
             block_b.address,
             block.address,
@@ -472,13 +437,6 @@ class BlasProducts(BlasPart[D]):
             )
 
         return self._request(name, prepare)
-
-
-def _real(value: Number | GpuRef, like: GpuRef, name: str) -> Any:
-    """Return a scalar as a float if the dtype is real, and unchanged if it is complex."""
-    if like.dtype.kind == "c":
-        return value
-    return scalar(value, like.dtype, name)
 
 
 def factors(like: GpuRef, alpha: Any, beta: Any, compute: str) -> tuple[Scalar, Scalar]:

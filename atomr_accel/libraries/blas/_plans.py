@@ -8,18 +8,14 @@ import msgspec
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ...arrays import GpuRef
-from ...ops import not_contiguous, require_alignment, require_dtype
+from ...ops import not_contiguous, require_alignment
 from ...wire.broadcast import broadcast
 from .checks import TF32, Number
 from .layout import laid_out
-from .wire._messages import Gemm, GemmEx, ProductOptions
+from .wire._messages import ProductOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
-
-    from ...wire import Message
 
 _F32: Final = ("32F", "32F_PEDANTIC")
 _FAST: Final = (*_F32, TF32, "32F_FAST_16F", "32F_FAST_16BF")
@@ -43,21 +39,8 @@ GROUPED: Final = ("float16", "bfloat16", "float32", "float64")
 """The dtypes of products of different shapes."""
 
 _DEFAULT_OUTPUT: Final = {"int8": "int32"}
-_PLAIN: Final = ("float16", "bfloat16", "float32", "float64")
 INT8: Final = DTYPES["int8"]
 POINTER_BYTES: Final = 8
-
-
-class GemmPlan(NamedTuple):
-    """A product that takes one call of the library and no memory but its result's.
-
-    Attributes:
-        shape: the result's.
-        message: what to send, given the addresses of a, b and c, alpha and beta.
-    """
-
-    shape: tuple[int, ...]
-    message: Callable[[int, int, int, float, float], Message]
 
 
 class GemmArguments(NamedTuple):
@@ -88,28 +71,6 @@ class GeneralGemm(NamedTuple):
     pointer_bytes: int
     rows: tuple[int, int, int] | None = None
     strides_c: tuple[int, ...] | None = None
-
-
-def plan_gemm(a: GpuRef, b: GpuRef, op_a: int, op_b: int) -> GemmPlan | None:
-    """Return the plan of a plain product of real floating numbers; None if it needs more."""
-    name = NAMES[a.dtype]
-    if name not in _PLAIN:
-        return None
-    require_dtype(b, a.dtype, "b", "a")
-    wide = plan_wide(a, b, a.shape, b.shape, op_a, op_b, None, None)
-    if wide.pointer_bytes:
-        return None
-    m, n, k = wide.sizes
-    several_of = wide[:4]
-    options = wide.options
-
-    def one(a: int, b: int, c: int, alpha: float, beta: float) -> Gemm:
-        return Gemm(a, b, c, m, n, k, name, op_a, op_b, alpha, beta)
-
-    def several(a: int, b: int, c: int, alpha: float, beta: float) -> GemmEx:
-        return GemmEx(a, b, c, *several_of, options, alpha, beta)
-
-    return GemmPlan(wide.shape, several if wide.batch else one)
 
 
 def plan_strided(given: GemmArguments, wanted: Any, compute_type: str | None) -> GeneralGemm:

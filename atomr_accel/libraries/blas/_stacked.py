@@ -32,7 +32,7 @@ from .checks import (
     scalar,
     scales_nothing,
 )
-from .wire._messages import GemmEx, ProductOptions, RunStacked
+from .wire._messages import Gemm, ProductOptions, RunStacked
 
 if TYPE_CHECKING:
     from ...arrays import GpuRef
@@ -116,7 +116,7 @@ class StackedRoutines(BlasPart[D]):
                 options = ProductOptions(
                     dtype, dtype, "32F" if dtype == "complex64" else "64F", turned, 0
                 )
-                message = GemmEx(
+                message = Gemm(
                     *places,
                     (m, 1, n),
                     *(sizes, strides_a, strides_x),

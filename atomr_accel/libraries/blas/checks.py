@@ -178,8 +178,8 @@ def scales_nothing(beta: Scalar | None, out: GpuRef | None) -> bool:
     if beta in (0.0, (0.0, 0.0)):
         return True
     if out is None:
-        shown = "beta on the device" if beta is None else f"beta={beta}"
-        raise ValueError(f"{shown} scales what out holds before; pass that out")
+        shown = "a buffer" if beta is None else beta
+        raise ValueError(f"beta must be 0 without out, not {shown}; pass the out that it scales")
     return False
 
 

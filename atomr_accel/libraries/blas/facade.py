@@ -94,4 +94,4 @@ class Blas(
         LibraryError: cuBLAS refuses.
     """
 
-    traced = True
+    templated = True

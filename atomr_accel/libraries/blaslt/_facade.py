@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from ...memory import MemoryMap
     from ...ops import DeviceView, Preparer
-    from ._plan import BlasLtPlan, PlanKey
     from ._product import BlasLtProduct
     from .wire._layout import Layout
 
@@ -59,7 +58,7 @@ WORKSPACE: Final = 32 << 20
 """The most memory that an algorithm may want: what the vendor recommends for Hopper."""
 
 _CANDIDATES: Final = 8
-_MOST_PLANS: Final = 4096
+_MOST_ALGORITHMS: Final = 4096
 
 _MOST_OFFERED: Final = 128
 
@@ -72,17 +71,13 @@ _Wanted = tuple[bytes, bool, int | None]
 
 @dataclass(frozen=True, slots=True)
 class BlasLtStatistics:
-    """The plans and algorithms that BLASLt keeps.
+    """The algorithms and workspaces of products.
 
     Attributes:
-        plans: combinations of shapes, dtypes and options that were checked and are kept.
-        algorithms: products whose algorithm is known.
         tuned: products whose algorithm was found by timing.
         workspace: bytes of the workspaces that all products share.
     """
 
-    plans: int
-    algorithms: int
     tuned: int
     workspace: int
 
@@ -114,12 +109,12 @@ class BlasLt(Facade[D]):
     its largest number of that sign; NaN stays NaN in fp8.
     """
 
-    traced = True
+    templated = True
 
     def __init__(self, device: DeviceView) -> None:
         self._device = device
-        self._plans: Recent[PlanKey, BlasLtPlan] = Recent(_MOST_PLANS)
-        self._choices: Recent[_Wanted, _Choice] = Recent(_MOST_PLANS)
+        self._choices: Recent[_Wanted, _Choice] = Recent(_MOST_ALGORITHMS, name="algorithms")
+        self._caches = (self._choices,)
         self._workspaces = Workspaces(LANE.max_streams, WORKSPACE)
 
     @op
@@ -309,7 +304,7 @@ class BlasLt(Facade[D]):
         several = name != "matmul"
 
         def checked(memory: MemoryMap) -> BlasLtProduct:
-            product = check(operands, chosen, factor, beta, memory, self._plans)
+            product = check(operands, chosen, factor, beta, memory)
             if product.plan.several != several:
                 have, other = ("one result", "matmul") if several else ("more", "matmul_extra")
                 raise ValueError(
@@ -356,21 +351,16 @@ class BlasLt(Facade[D]):
         factor = 1.0 if isinstance(alpha, GpuRef) else alpha
 
         def prepare(preparer: Preparer) -> Submission[list[int]]:
-            product = check(operands, chosen, factor, beta, preparer.memory, self._plans)
+            product = check(operands, chosen, factor, beta, preparer.memory)
             message = Heuristic(product.plan.encoded, WORKSPACE, _MOST_OFFERED)
             return Submission(message, (), (), finish=_numbers)
 
         return Request(LANE, "blaslt.algorithms", prepare)
 
     def statistics(self) -> BlasLtStatistics:
-        """Return the numbers of kept plans and algorithms, and the size of the workspaces."""
+        """Return the number of tuned products, and the size of the workspaces."""
         tuned = sum(autotune for _, autotune, _ in self._choices)
-        return BlasLtStatistics(
-            plans=len(self._plans),
-            algorithms=len(self._choices),
-            tuned=tuned,
-            workspace=self._workspaces.nbytes(self._device),
-        )
+        return BlasLtStatistics(tuned, self._workspaces.nbytes(self._device))
 
     def _choose(self, preparer: Preparer, checked: _Checked, wanted: _Wanted) -> _Choice:
         """Ask the lane for an algorithm, and have it try the candidates if that is wanted."""
@@ -403,7 +393,7 @@ class BlasLt(Facade[D]):
             tuned = preparer.perform(self._tuning(checked, candidates))
             assert tuned is not None
             fastest = tuned
-        return self._choices.keep(wanted, candidates[fastest])
+        return self._choices.add(wanted, candidates[fastest])
 
     def _tuning(self, checked: _Checked, candidates: list[_Choice]) -> Request[int]:
         """Time the candidates; answered by the position of the fastest."""

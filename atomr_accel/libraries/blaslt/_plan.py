@@ -117,7 +117,7 @@ class Given(NamedTuple):
 
 
 class PlanKey(NamedTuple):
-    """All of a call that does not depend on what the buffers hold; plans are kept by it."""
+    """All of a call that does not depend on what the buffers hold."""
 
     a: Given
     b: Given

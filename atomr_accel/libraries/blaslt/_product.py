@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ...memory import Block, MemoryMap
     from ...ops import Preparer, Workspaces
     from ...wire.matrices import Laid
-    from ...wire.recent import Recent
     from ..blas.checks import Number, Trans
 
 _UINT8: Final = DTYPES["uint8"]
@@ -236,7 +235,6 @@ def check(
     alpha: Number,
     beta: Number,
     memory: MemoryMap,
-    plans: Recent[PlanKey, BlasLtPlan],
 ) -> BlasLtProduct:
     """Check everything that can be checked before outputs are made.
 
@@ -246,7 +244,6 @@ def check(
         alpha: scales the product; 1 if the operands include one for each column.
         beta: scales the added array.
         memory: the memory of the device, which must hold the buffers.
-        plans: plans of products that were checked before.
     """
     if options[:3] != _NO_LAYOUTS:
         _require_layouts(options)
@@ -255,25 +252,20 @@ def check(
         for name, ref in zip(ProductOperands._fields, operands, strict=True)
         if ref is not None or name in _NEEDED
     ]
-    # Plain tuples, which are made in no time, equal those that make_plan takes.
     given: list[Any] = [
-        None if ref is None else (ref.shape, NAMES[ref.dtype], alignment(ref), None)
+        None if ref is None else Given(ref.shape, NAMES[ref.dtype], alignment(ref), None)
         for ref in operands
     ]
     if strided(operands.a, operands.b, operands.out):
         for at, laid in _laid(operands, options):
-            given[at] = (*given[at][:3], laid)
-    key: Any = (*given, *options)
-    plan = plans.get(key)
-    if plan is None:
-        key = PlanKey._make((*(each and Given(*each) for each in given), *options))
-        try:
-            plan = plans.keep(key, make_plan(key))
-        except Unsupported:
-            for name, ref in zip(_STRIDED, (operands.a, operands.b, operands.out), strict=True):
-                if strided(ref):  # of contiguous ones one stride may lead to all
-                    raise not_contiguous(ref, name) from None  # type: ignore[arg-type]
-            raise
+            given[at] = given[at]._replace(laid=laid)
+    try:
+        plan = make_plan(PlanKey._make((*given, *options)))
+    except Unsupported:
+        for name, ref in zip(_STRIDED, (operands.a, operands.b, operands.out), strict=True):
+            if strided(ref):  # of contiguous ones one stride may lead to all
+                raise not_contiguous(ref, name) from None  # type: ignore[arg-type]
+        raise
     factor = alpha if type(alpha) is float and plan.real else _scale(alpha, plan, "alpha")
     scale = beta if type(beta) is float and plan.real else _scale(beta, plan, "beta")
     added, out, aux = operands.c, operands.out, operands.aux

@@ -60,16 +60,12 @@ class CubStatistics:
     Attributes:
         builds: builds that NVRTC had to make.
         loaded: builds that were found on disk.
-        hits: calls whose build was known already.
-        misses: calls that had to ask the host first.
         seconds: time that the host has spent building and loading.
         workspace: bytes of the scratch memory that calls share.
     """
 
     builds: int
     loaded: int
-    hits: int
-    misses: int
     seconds: float
     workspace: int
 
@@ -95,15 +91,16 @@ class CubBuilds:
     """Builds that the program knows of; batches and recordings share them.
 
     Attributes:
+        known: the bytes of scratch memory that calls need, and the generation of the build.
         workspaces: the scratch memory that calls share.
     """
 
     def __init__(self, device: DeviceView) -> None:
         self._device = device
         self.workspaces: Final = Workspaces(LANE.max_streams, _SMALL)
-        self._known: Recent[_Key, tuple[Epoch, int]] = Recent(_MOST)
+        self.known: Final[Recent[_Key, tuple[Epoch, int]]] = Recent(_MOST, name="builds")
         self._asked: WeakKeyDictionary[DeviceView, dict[bytes, GpuRef]] = WeakKeyDictionary()
-        self._hits = self._misses = self._built = self._loaded = 0
+        self._built = self._loaded = 0
         self._seconds = 0.0
 
     def find(
@@ -125,10 +122,11 @@ class CubBuilds:
         key = spec, tuple(map(_rounded, sizes))
         epoch = preparer.memory.epoch
         preparer.depends(partial(self._still, key, epoch))
-        known = self._known.get(key)
-        if known is not None and known[0] is epoch:
-            self._hits += 1
-            return known[1], None
+        known = self.known.get(key)
+        if known is not None:
+            if known[0] is epoch:
+                return known[1], None
+            self.known.discount()
         if preparer.home is not self._device:
             asked = self._asked.setdefault(preparer.home, {})
             made = asked.get(spec)
@@ -139,26 +137,21 @@ class CubBuilds:
         answer = preparer.perform(_building(key, ()))
         assert answer is not None
         nbytes, origin, seconds = answer
-        self._misses += 1
         self._built += origin == "built"
         self._loaded += origin == "disk"
         self._seconds += seconds
-        self._known.keep(key, (epoch, nbytes))
+        self.known.add(key, (epoch, nbytes))
         return nbytes, None
 
     def _still(self, key: _Key, epoch: Epoch) -> bool:
-        known = self._known.get(key)
-        found = known is not None and known[0] is epoch
-        self._hits += found
-        return found
+        known = self.known.get(key)
+        return known is not None and known[0] is epoch
 
     def statistics(self) -> CubStatistics:
         """Return a snapshot of the numbers."""
         return CubStatistics(
             builds=self._built,
             loaded=self._loaded,
-            hits=self._hits,
-            misses=self._misses,
             seconds=self._seconds,
             workspace=self.workspaces.nbytes(self._device),
         )
@@ -171,7 +164,7 @@ def _building(key: _Key, writes: tuple[Block, ...]) -> Request[tuple[int, str, f
 
 
 def _nothing() -> None:
-    """Do nothing. It marks calls that cannot be traced, because they need a build of one batch."""
+    """Do nothing. It marks calls without templates, because they need a build of one batch."""
 
 
 def _rounded(size: int) -> int:
@@ -186,6 +179,7 @@ class CubPart(Facade[D]):
     def __init__(self, device: DeviceView) -> None:
         self._device = device
         self._builds = CubBuilds(device)
+        self._caches = (self._builds.known,)
 
     def _require(self, **refs: object) -> None:
         """Check that all of these are buffers, of any kind.

@@ -28,7 +28,7 @@ class Cub(CubReductions[D], Sorts[D], Selections[D], Elements[D]):
     condition else y``. It is computed in the dtype of its arguments.
     """
 
-    traced = True
+    templated = True
 
     def operator(
         self, source: str, name: str, cpu: Callable[..., object] | None = None

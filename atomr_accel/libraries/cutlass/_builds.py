@@ -41,13 +41,11 @@ class CutlassStatistics:
         builds: kernels that were compiled.
         loaded: kernels that were found on disk.
         seconds: time that the host spent on both.
-        plans: sizes of products that are ready.
     """
 
     builds: int
     loaded: int
     seconds: float
-    plans: int
 
 
 @final
@@ -56,8 +54,11 @@ class CutlassBuilds:
 
     def __init__(self, device: DeviceView) -> None:
         self._device = device
-        self._ready: Recent[Key, Epoch] = Recent(_MOST)
-        self._tuned: Recent[tuple[bytes, Sizes], list[tuple[bytes, int]]] = Recent(_MOST)
+        self._ready: Recent[Key, Epoch] = Recent(_MOST, name="kernels")
+        self._tuned: Recent[tuple[bytes, Sizes], list[tuple[bytes, int]]] = Recent(
+            _MOST, name="tuned"
+        )
+        self.caches: Final = (self._ready, self._tuned)
         self._asked: WeakKeyDictionary[DeviceView, dict[Key, GpuRef]] = WeakKeyDictionary()
         self._built = self._loaded = 0
         self._seconds = 0.0
@@ -74,8 +75,11 @@ class CutlassBuilds:
         epoch = preparer.memory.epoch
         ready = self._ready
         preparer.depends(lambda: ready.get(key) is epoch)
-        if ready.get(key) is epoch:
+        known = ready.get(key)
+        if known is epoch:
             return None
+        if known is not None:
+            ready.discount()
         if preparer.home is not self._device:
             asked = self._asked.setdefault(preparer.home, {})
             made = asked.get(key)
@@ -89,7 +93,7 @@ class CutlassBuilds:
         self._built += origin == "built"
         self._loaded += origin == "disk"
         self._seconds += seconds
-        self._ready.keep(key, epoch)
+        self._ready.add(key, epoch)
         return None
 
     def tuned(self, preparer: Preparer, wanted: bytes, sizes: Sizes) -> list[tuple[bytes, int]]:
@@ -113,7 +117,7 @@ class CutlassBuilds:
         )
         answer = preparer.perform(asking)
         assert answer is not None
-        return self._tuned.keep((wanted, sizes), answer)
+        return self._tuned.add((wanted, sizes), answer)
 
     def note(self, wanted: bytes, sizes: Sizes, best: tuple[bytes, int]) -> None:
         """This one is fastest."""
@@ -121,11 +125,11 @@ class CutlassBuilds:
 
     def statistics(self) -> CutlassStatistics:
         """A snapshot."""
-        return CutlassStatistics(self._built, self._loaded, self._seconds, len(self._ready))
+        return CutlassStatistics(self._built, self._loaded, self._seconds)
 
 
 def untraceable() -> None:
-    """Mark a call that cannot be traced, because its first batch makes parts that it needs."""
+    """Mark a call without a template, because its first batch makes parts that it needs."""
 
 
 def _building(key: Key, writes: tuple[Block, ...]) -> Request[tuple[str, float]]:

@@ -41,11 +41,12 @@ class Tuned:
 class CutlassPart(Facade[D]):
     """Has what takes calls to kernels that fit."""
 
-    traced = True
+    templated = True
 
     def __init__(self, device: DeviceView) -> None:
         self._device = device
         self._builds = CutlassBuilds(device)
+        self._caches = self._builds.caches
 
     def _multiply(self, name: str, given: MatmulArguments, choice: KernelChoice) -> Request[GpuRef]:
         def prepare(preparer: Preparer) -> Submission[GpuRef]:

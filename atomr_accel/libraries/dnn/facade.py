@@ -38,22 +38,22 @@ class Dnn(
     disk. ``graph`` makes graphs of your own, which run as one kernel where cuDNN can.
     """
 
-    traced = True
+    templated = True
 
     @property
     def plan_limit(self) -> int:
         """Number of plans that are kept in memory. The least recently used are dropped."""
-        return self._plans.limit
+        return self._plans.plans.limit
 
     @plan_limit.setter
     def plan_limit(self, limit: int) -> None:
-        self._plans.limit_to(self._device, whole(limit, "plan_limit", 1))
+        self._plans.limit_to(whole(limit, "plan_limit", 1))
 
     def clear_plans(self) -> None:
         """Drop all plans and workspaces from memory. Plans on disk stay."""
-        self._plans.evict(self._device, 0)
+        self._plans.plans.clear()
         self._plans.workspaces.clear(self._device)
 
     def statistics(self) -> DnnStatistics:
-        """Return numbers of plans, hits and misses, and bytes of workspace."""
-        return self._plans.statistics(self._device)
+        """Return the numbers of plans by origin, and bytes of workspace."""
+        return self._plans.statistics()

@@ -7,7 +7,6 @@ plan belongs to a stream.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 from weakref import WeakKeyDictionary
 
 from ...ops import LaneSpec, Request, Submission, Workspaces
-from ...wire import PLACE
+from ...wire.recent import Recent
 from .wire._messages import ForgetPlan, Prepare, RunTransform
 
 if TYPE_CHECKING:
@@ -35,27 +34,6 @@ LANE: Final = LaneSpec(
 DEFAULT_LIMIT: Final = 64
 SMALL: Final = 16 << 20
 """Bytes of work area up to which transforms may run side by side."""
-
-
-@dataclass(frozen=True, slots=True)
-class FftStatistics:
-    """The plan cache of a device.
-
-    Attributes:
-        plans: plans that are kept.
-        plan_limit: how many may be.
-        hits: transforms that found their plan.
-        misses: transforms that had to have it made, after a rebuild too.
-        evictions: plans dropped, by the limit or by ``clear``.
-        workspace: bytes of the work areas that all plans share.
-    """
-
-    plans: int
-    plan_limit: int
-    hits: int
-    misses: int
-    evictions: int
-    workspace: int
 
 
 @dataclass(slots=True, eq=False)
@@ -101,16 +79,19 @@ class FftPlanCache:
     except those that it is about to drop.
 
     Attributes:
+        table: the plans.
         workspaces: the work areas.
     """
 
     def __init__(self, device: DeviceView) -> None:
         self._device = device
-        self._plans: OrderedDict[bytes, CachedFftPlan] = OrderedDict()
+        self.table: Final[Recent[bytes, CachedFftPlan]] = Recent(
+            DEFAULT_LIMIT, partial(_forget, device), name="plans"
+        )
         self._told: WeakKeyDictionary[DeviceView, set[int]] = WeakKeyDictionary()
         self.workspaces: Final = Workspaces(LANE.max_streams, SMALL)
-        self._hits = self._misses = self._evictions = 0
         self._limit = DEFAULT_LIMIT
+        self._spared = 0  # number of plans that the present call needs at once
 
     @property
     def limit(self) -> int:
@@ -119,8 +100,7 @@ class FftPlanCache:
 
     @limit.setter
     def limit(self, limit: int) -> None:
-        self._limit = limit
-        self._evict(limit)
+        self._limit = self.table.limit = limit
 
     def find(self, preparer: Preparer, spec: bytes) -> FoundPlan:
         """A plan, which the host makes first if need be.
@@ -129,7 +109,7 @@ class FftPlanCache:
             preparer: of the transform.
             spec: what the transform is, encoded.
         """
-        plan = self._plans.get(spec)
+        plan = self.table.peek(spec)
         epoch = preparer.memory.epoch
         collector = None if preparer.home is self._device else preparer.home
         if plan is not None and (
@@ -138,7 +118,7 @@ class FftPlanCache:
             else plan.number in self._told.get(collector, ())
         ):
             preparer.depends(partial(self._still, spec, plan, plan.epoch))
-            self._hit(spec, plan)
+            self.table.get(spec)
             return FoundPlan(plan.number, plan.work if plan.epoch is epoch else 0)
         request: Request[int] = Request(LANE, "fft.plan", partial(self._prepare, spec))
         answer = preparer.perform(request)
@@ -151,11 +131,10 @@ class FftPlanCache:
         )
 
     def _plan(self, spec: bytes) -> CachedFftPlan:
-        known = self._plans.get(spec)
+        known = self.table.peek(spec)
         if known is None:
             digest = hashlib.blake2b(spec, digest_size=8).digest()
-            # Below what stands for addresses in templates.
-            known = CachedFftPlan(int.from_bytes(digest, "little") % PLACE)
+            known = CachedFftPlan(int.from_bytes(digest, "little"))
         return known
 
     def _prepare(self, spec: bytes, _preparer: Preparer) -> Submission[int]:
@@ -165,14 +144,7 @@ class FftPlanCache:
 
     def _still(self, spec: bytes, plan: CachedFftPlan, epoch: Epoch | None) -> bool:
         """Return True if a plan and its epoch have not changed, and count a use of the plan."""
-        there = self._plans.get(spec) is plan and plan.epoch is epoch
-        if there:
-            self._hit(spec, plan)
-        return there
-
-    def _hit(self, spec: bytes, plan: CachedFftPlan) -> None:
-        self._hits += 1
-        self._keep(spec, plan)
+        return plan.epoch is epoch and self.table.get(spec) is plan
 
     def _miss(
         self,
@@ -182,7 +154,7 @@ class FftPlanCache:
         epoch: Epoch | None,
         answer: int | None,
     ) -> None:
-        self._misses += 1
+        self.table.misses += 1
         if answer is not None:
             plan.work, plan.epoch = answer, epoch
         if collector is not None:
@@ -191,9 +163,12 @@ class FftPlanCache:
 
     def _keep(self, spec: bytes, plan: CachedFftPlan) -> None:
         """Note that the host is about to be sent something that makes it have the plan."""
-        self._plans[spec] = plan
-        self._plans.move_to_end(spec)
-        self._evict(self._limit)
+        known = self.table.peek(spec)
+        if known is not None and known is not plan:  # several calls may have made it
+            known.work, known.epoch = plan.work, plan.epoch
+            plan = known
+        self.table.keep(spec, plan)
+        self.table.limit = max(self._limit, self._spared)
 
     def all_used(self, used: Sequence[Callable[[], None]], transforms: int) -> None:
         """Note the transforms of one call, which are about to be submitted in a row.
@@ -205,13 +180,13 @@ class FftPlanCache:
             used: functions that note transforms whose plans are new.
             transforms: the number of transforms.
         """
-        limit, self._limit = self._limit, len(self._plans) + len(used)
+        self._spared = self.table.limit = max(self._limit, len(self.table) + len(used))
         try:
             for each in used:
                 each()
         finally:
-            self._limit = limit
-        self._evict(max(limit, transforms))
+            self._spared = 0
+            self.table.limit = max(self._limit, transforms)
 
     def transforming(
         self, preparer: Preparer, spec: bytes, scratch: int, source: Block, out: GpuRef
@@ -238,27 +213,12 @@ class FftPlanCache:
 
     def clear(self) -> None:
         """Drop everything."""
-        self._evict(0)
+        self.table.clear()
         self.workspaces.clear(self._device)
 
-    def statistics(self) -> FftStatistics:
-        """A snapshot."""
-        return FftStatistics(
-            plans=len(self._plans),
-            plan_limit=self._limit,
-            hits=self._hits,
-            misses=self._misses,
-            evictions=self._evictions,
-            workspace=self.workspaces.nbytes(self._device),
-        )
 
-    def _evict(self, limit: int) -> None:
-        while len(self._plans) > limit:
-            _, plan = self._plans.popitem(last=False)
-            self._evictions += 1
-            self._forget(plan.number)
-
-    def _forget(self, number: int) -> None:
-        port = self._device.ports.get(LANE.name)
-        if port is not None:
-            self._device.submit(port, "fft.forget", ForgetPlan(number))
+def _forget(device: DeviceView, plan: CachedFftPlan) -> None:
+    """Let the host drop a plan."""
+    port = device.ports.get(LANE.name)
+    if port is not None:
+        device.submit(port, "fft.forget", ForgetPlan(plan.number))

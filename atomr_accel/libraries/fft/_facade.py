@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from ...ops import D, RequestsOnly
 from ...wire.options import whole
 from ...wire.recent import Recent
-from ._cache import FftPlanCache, FftStatistics
+from ._cache import FftPlanCache
 from ._callbacks import FftCallback, make_callback
 from ._convolution import FftConvolutions
 from ._steps import FftFacades
@@ -15,7 +15,7 @@ from ._transforms import Transforms
 from ._trigonometric import Trigonometric
 
 if TYPE_CHECKING:
-    from ...ops import DeviceView
+    from ...ops import DeviceView, WorkspaceStatistics
     from ..cub.facade import Cub
     from ._callbacks import Twin
 
@@ -63,12 +63,13 @@ class Fft(Trigonometric[D], FftConvolutions[D], Transforms[D]):
     transforms, between expressions. They take any views, as cosine and sine transforms do.
     """
 
-    traced = True
+    templated = True
 
     def __init__(self, device: DeviceView, cub: Cub[Any]) -> None:
         self._device = device
-        self._calls = Recent(_MOST_CALLS)
+        self._calls = Recent(_MOST_CALLS, name="calls")
         self._plans = FftPlanCache(device)
+        self._caches = (self._plans.table, self._calls)
         described = RequestsOnly(device)
         self._known = FftFacades(self._on(described), cub._on(described))
 
@@ -125,6 +126,6 @@ class Fft(Trigonometric[D], FftConvolutions[D], Transforms[D]):
         """Drop all plans and give the work area back, after the transforms in flight."""
         self._plans.clear()
 
-    def statistics(self) -> FftStatistics:
-        """A snapshot of the plan cache."""
-        return self._plans.statistics()
+    def statistics(self) -> WorkspaceStatistics:
+        """Return the work areas that plans share."""
+        return self._plans.workspaces.statistics(self._device)

@@ -480,7 +480,7 @@ class Transforms(Facade[D]):
             )
             calls = self._calls.get(key)
             if calls is None:
-                calls = self._calls.keep(key, _resolve(family, *key))
+                calls = self._calls.add(key, _resolve(family, *key))
             if out is not None:
                 _require_output(name, calls, a, out, memory)
             source = a

@@ -72,7 +72,7 @@ class FlashAttention(AttentionCalls[D]):
         OutOfMemory: there is not enough memory for results or scratch memory.
     """
 
-    traced = True
+    templated = True
     _renamed: ClassVar[Mapping[str, str]] = {"window": "window_size"}
     _called: ClassVar[Mapping[str, str]] = {**ARGUMENTS, "dO": "dout", "stats": "softmax_lse"}
 

@@ -39,7 +39,7 @@ class Linalg(MatrixFunctions[D]):
             waits for the device, as those for singular values, eigenvalues and ``refine`` do.
     """
 
-    traced = True
+    templated = True
 
     def statistics(self) -> WorkspaceStatistics:
         """Return the workspaces of the device."""

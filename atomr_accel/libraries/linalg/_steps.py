@@ -26,6 +26,7 @@ from ...ops import (
     copying,
     require_int32,
 )
+from ...wire.recent import Recent
 from ..array.steps import LAUNCHED, ArrayPart, CallSteps, MergeRule
 from .wire._messages import Compute, ComputeAll, MeasureWorkspace, Require, SolverProblem
 
@@ -71,6 +72,9 @@ COMPLEX_OF: Final = {"float32": DTYPES["complex64"], "float64": DTYPES["complex1
 _SMALL: Final = 16 << 20
 """Bytes of workspace up to which calls may run side by side."""
 
+_MOST_PROBLEMS: Final = 2048
+"""Largest number of problems whose workspace is known."""
+
 
 class SolverStack(NamedTuple):
     """Matrices over leading dimensions.
@@ -105,7 +109,7 @@ class LinalgState(NamedTuple):
     """
 
     blas: Blas[AsRequests]
-    work: dict[SolverProblem, tuple[Epoch, int]]
+    work: Recent[SolverProblem, tuple[Epoch, int]]
     workspaces: Workspaces
 
 
@@ -224,15 +228,17 @@ class LinalgSteps(CallSteps):
         """Return the bytes of workspace of a problem, or 0 if they are unknown, as in a batch."""
         epoch = self.preparer.memory.epoch
         known = self._known.work.get(problem)
-        if known is not None and known[0] is epoch:
-            return known[1]
+        if known is not None:
+            if known[0] is epoch:
+                return known[1]
+            self._known.work.discount()
         made: Submission[int] = Submission(MeasureWorkspace(problem), (), ())
         request: Request[int] = Request(LANE, "linalg.plan", lambda _preparer: made, problem)
         answer = self.preparer.perform(request)
         if answer is None:
             return 0
         if epoch is not None:
-            self._known.work[problem] = epoch, answer
+            self._known.work.add(problem, (epoch, answer))
         return answer
 
     def whole(self, info: GpuRef, x: Operand) -> Operand:
@@ -259,7 +265,12 @@ class LinalgPart(ArrayPart[D]):
     def __init__(self, device: DeviceView, cub: Cub[Any], blas: Blas[Any]) -> None:
         super().__init__(device, cub)
         described: Blas[AsRequests] = blas._on(RequestsOnly(device))
-        self._known = LinalgState(described, {}, Workspaces(LANE.max_streams, _SMALL))
+        self._known = LinalgState(
+            described,
+            Recent(_MOST_PROBLEMS, name="sizes"),
+            Workspaces(LANE.max_streams, _SMALL),
+        )
+        self._caches = (self._known.work,)
 
     def _calls(
         self, name: str, build: Callable[[LinalgSteps], T], lane: LaneSpec = LANE

@@ -58,7 +58,7 @@ class Kernel(Facade[D]):
         twin: the function that stands for it on the CPU backend, or None.
     """
 
-    traced = True
+    templated = True
 
     def __init__(
         self,

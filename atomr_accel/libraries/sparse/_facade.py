@@ -59,7 +59,7 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
     need CUB on CUDA.
     """
 
-    traced = True
+    templated = True
     _transfers: Transfers | None = None
 
     async def put(self, array: object, *, sealed: bool = False, check: bool = False) -> SparseRef:

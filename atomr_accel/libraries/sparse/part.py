@@ -74,7 +74,8 @@ class SparsePart(Facade[D]):
         self._array: ArrayFunctions[AsRequests] = array._on(describing)
         self._cub: Cub[AsRequests] = cub._on(describing)
         self._workspaces = Workspaces(LANE.max_streams, _SMALL)
-        self._measured: Recent[bytes, MeasuredScratch] = Recent(_MOST_MEASURED)
+        self._measured: Recent[bytes, MeasuredScratch] = Recent(_MOST_MEASURED, name="sizes")
+        self._caches = (self._measured,)
         self._told: WeakKeyDictionary[DeviceView, set[bytes]] = WeakKeyDictionary()
 
     def statistics(self) -> WorkspaceStatistics:
@@ -122,8 +123,10 @@ class SparsePart(Facade[D]):
         """Bytes of scratch memory; 0 where a batch has no answer yet."""
         epoch = preparer.memory.epoch
         known = self._measured.get(encoded)
-        if known is not None and known.epoch is epoch:
-            return known.nbytes
+        if known is not None:
+            if known.epoch is epoch:
+                return known.nbytes
+            self._measured.discount()
         message = MeasureSparse(encoded)
         measure: Request[int] = Request(
             LANE, "sparse.measure", lambda _preparer: Submission(message, (), ()), encoded
@@ -141,7 +144,7 @@ class SparsePart(Facade[D]):
             measured = self._measured  # not self, which would keep the batch that it is part of
             preparer.depends(lambda: measured.get(encoded) is None)
             return 0
-        self._measured.keep(encoded, MeasuredScratch(epoch, answer))
+        self._measured.add(encoded, MeasuredScratch(epoch, answer))
         return answer
 
     # --- operands -----------------------------------------------------------------------------

@@ -103,7 +103,7 @@ class SparseLt(Facade[D]):
     of 32 in 8-bit types. Extents of other matrices are multiples of half of that.
     """
 
-    traced = True
+    templated = True
 
     def __init__(self, device: DeviceView) -> None:
         self._device = device

@@ -61,7 +61,8 @@ class Einsum(TensorOperations[D]):
         self._found = _HostFacts()
         self._blas: Blas[AsRequests] = blas._on(RequestsOnly(device))
         self._cub: Cub[AsRequests] = cub._on(RequestsOnly(device))
-        self._sums: Recent[Hashable, EinsumPlan] = Recent(_MOST_PLANS)
+        self._sums: Recent[Hashable, EinsumPlan] = Recent(_MOST_PLANS, name="sums")
+        self._caches = (*self._caches, self._sums)
 
     @op
     def einsum(
@@ -172,7 +173,7 @@ class Einsum(TensorOperations[D]):
         if given is not None and given.shape != tuple(labelled.sizes[at] for at in labelled.output):
             given = None  # which is refused with all that is known of it
         plan = make_plan(labelled, layouts, given, dtype, optimize, contracts=contracts)
-        return self._sums.keep(key, plan)
+        return self._sums.add(key, plan)
 
     def _perform(self, steps: CallSteps, plan: EinsumPlan, values: list[GpuRef]) -> None:
         """Do the steps of a plan."""

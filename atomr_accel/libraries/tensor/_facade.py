@@ -38,7 +38,7 @@ class Tensor(Einsum[D]):
         OutOfMemory: no room for the result, or for intermediate results.
     """
 
-    traced = True
+    templated = True
 
     def statistics(self) -> WorkspaceStatistics:
         """Return the workspaces of the device."""

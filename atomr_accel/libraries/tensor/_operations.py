@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from ..._dtypes import DTYPES
@@ -15,7 +14,6 @@ from ...ops import (
     Request,
     Submission,
     Workspaces,
-    alignment,
     copying,
     op,
     require_no_race,
@@ -23,7 +21,7 @@ from ...ops import (
 )
 from ...wire.options import flag
 from ...wire.recent import Recent
-from ._call import TensorCall, alike, lies, operation_of
+from ._call import TensorCall, alike, operation_of
 from .wire._messages import ADDS, OperationKind, RunTensor, TuneTensor, encode
 from .wire._operators import REDUCTIONS, TF32
 
@@ -89,8 +87,8 @@ class TensorOperations(Facade[D]):
     def __init__(self, device: DeviceView) -> None:
         self._device = device
         self._workspaces = Workspaces(LANE.max_streams, WORKSPACE)
-        self._encoded: Recent[Hashable, bytes] = Recent(_MOST_OPERATIONS)
-        self._tuned: Recent[bytes, Epoch] = Recent(_MOST_OPERATIONS)
+        self._tuned: Recent[bytes, Epoch] = Recent(_MOST_OPERATIONS, name="tuned")
+        self._caches: tuple[Recent[Any, Any], ...] = (self._tuned,)
 
     @op
     def contract(
@@ -403,18 +401,8 @@ class TensorOperations(Facade[D]):
             result = checked.out
             if result is None:
                 result = preparer.output(checked.shape, checked.dtype)
-            key = (
-                *(call.kind, checked.dtype, compute_type, unary, operators, jit, autotune),
-                *(checked.modes, checked.labels),
-                *(lies(ref) for ref in (*call.arrays, result)),
-                None if call.added is None else alignment(call.added),
-            )
-            data = self._encoded.get(key)
-            if data is None:
-                options = (compute_type, unary, operators, jit, autotune)
-                data = self._encoded.keep(
-                    key, encode(operation_of(call, checked, result, *options))
-                )
+            options = (compute_type, unary, operators, jit, autotune)
+            data = encode(operation_of(call, checked, result, *options))
             before: tuple[Request[Any], ...] = ()
             inputs = list(call.arrays)
             added = None
@@ -468,8 +456,11 @@ class TensorOperations(Facade[D]):
         result: GpuRef,
     ) -> None:
         """Have the host time algorithms, once in a generation."""
-        if self._tuned.get(data) is preparer.memory.epoch:
+        known = self._tuned.get(data)
+        if known is preparer.memory.epoch:
             return
+        if known is not None:
+            self._tuned.discount()
 
         def prepare(preparer: Preparer) -> Submission[bool]:
             _, nbytes = span(result.shape, result.strides, result.dtype.itemsize)
@@ -490,4 +481,4 @@ class TensorOperations(Facade[D]):
             )
 
         preparer.perform(Request(LANE, "tensor.tune", prepare, key=("tensor.tune", data)))
-        self._tuned.keep(data, preparer.memory.epoch)
+        self._tuned.add(data, preparer.memory.epoch)

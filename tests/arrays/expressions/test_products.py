@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.arrays.expressions import sum_of_products
-from atomr_accel.ops import Trace
+from atomr_accel.ops import CallTemplate
 
 from ...harness import on_shared, opened, program
 
@@ -178,11 +178,15 @@ async def test_product_alone_is_one_op_and_leaves_a_template() -> None:
         x = await device.put(numbers((4, 4), np.float32))
         for _ in range(4):
             await device.evaluate(x @ x)
-        (trace,) = [each for each in device._traces._known.values() if isinstance(each, Trace)]
+        (trace,) = [
+            each for each in device._templates.known.values() if isinstance(each, CallTemplate)
+        ]
         assert [(each.lane, each.name) for each in trace.ops] == [("blas", "array.evaluate")]
         for _ in range(4):
             await device.evaluate((x + 1) @ x - 1)
-        traces = [each for each in device._traces._known.values() if isinstance(each, Trace)]
+        traces = [
+            each for each in device._templates.known.values() if isinstance(each, CallTemplate)
+        ]
         assert [each.lane for each in traces[1].ops] == ["array", "blas", "array"]
 
 

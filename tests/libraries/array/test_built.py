@@ -32,7 +32,7 @@ from atomr_accel.libraries.array.wire._program import (
     RunKernels,
 )
 from atomr_accel.ops import ARRAY_LANE as LANE
-from atomr_accel.ops import Trace
+from atomr_accel.ops import CallTemplate
 
 from ...fakes.driver import FakeDriver, installed
 from ..host_kernels import compile_bodies, needs_compiler, on_host
@@ -181,7 +181,9 @@ async def test_calls_that_are_traced_have_kernels_built_where_they_are_missing()
             made += [batch.array.sum(x, axis=0) for _ in range(3)]
         assert not LOG
         epoch = device._core.memory.epoch
-        known = [each for each in device.array._traces._known.values() if type(each) is Trace]
+        known = [
+            each for each in device.array._templates.known.values() if type(each) is CallTemplate
+        ]
         assert [each.epoch for each in known] == [epoch] * 2  # awaited, and in batches
         for each in (first, *made):
             await held(device, each, array.sum(axis=0))

@@ -210,6 +210,24 @@ async def test_a_product_that_runs_again_has_other_pointers_and_scalars(device: 
     assert np.isnan(await device.get(await device.blas.gemm(a, a, alpha=np.nan))).all()
 
 
+@pytest.mark.parametrize("kind", ["batch", "view", "complex"])
+async def test_products_of_batches_and_views_run_again_by_templates(
+    device: Device, kind: str
+) -> None:
+    dtype = np.complex64 if kind == "complex" else np.float32
+    host = np.arange(48, dtype=dtype).reshape(3, 4, 4)
+    for step in range(4):
+        given = host + step
+        a, b = await device.put(given), await device.put(given[:, ::-1].copy())
+        if kind == "view":
+            made = await device.blas.gemm(a[1, :, :3], b[2, :3], alpha=2)
+            wanted = 2 * given[1, :, :3] @ given[2, ::-1][:3]
+        else:
+            made = await device.blas.gemm(a, b, alpha=2)
+            wanted = 2 * given @ given[:, ::-1]
+        np.testing.assert_array_equal(await device.get(made), wanted)
+
+
 async def test_compute_types_that_a_release_does_not_know(device: Device, fakes: Fakes) -> None:
     compute = "64F_EMULATED_FIXEDPOINT"
     for dtype in (np.float64, np.complex128):

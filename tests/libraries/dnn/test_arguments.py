@@ -191,7 +191,7 @@ async def test_bad_input_is_refused_before_anything_is_sent(device: Device) -> N
         except BaseException as failure:
             failure.add_note(name)
             raise
-    assert device.dnn.statistics().misses == 0
+    assert device.statistics().caches["dnn.plans"].misses == 0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -345,10 +345,10 @@ async def test_statistics_and_limits(device: Device) -> None:
     x = await device.put(np.ones(8, np.float32))
     for _ in range(3):
         await device.dnn.relu(x)
-    statistics = device.dnn.statistics()
-    assert (statistics.misses, statistics.hits, statistics.plans) == (1, 2, 1)
+    plans = device.statistics().caches["dnn.plans"]
+    assert (plans.misses, plans.hits, plans.entries) == (1, 2, 1)
     device.dnn.clear_plans()
-    assert device.dnn.statistics().evictions == 1
+    assert device.statistics().caches["dnn.plans"].evictions == 1
     with pytest.raises(ValueError, match="at least 1"):
         device.dnn.plan_limit = 0
     no: Any = "no"

@@ -167,19 +167,19 @@ async def test_the_plan_cache(device: Device) -> None:
         await device.fft.fft(a)
         await device.fft.fft(a, axis=1)  # the same plan
     await device.fft.ifft(a)
-    found = device.fft.statistics()
-    assert (found.plans, found.hits, found.misses, found.evictions) == (2, 5, 2, 0)
+    found = device.statistics().caches["fft.plans"]
+    assert (found.entries, found.hits, found.misses, found.evictions) == (2, 5, 2, 0)
     device.fft.plan_limit = 1
-    assert device.fft.statistics().plans == 1
+    assert device.statistics().caches["fft.plans"].entries == 1
     await device.fft.fft(a)
     await device.fft.ifft(a)
-    found = device.fft.statistics()
-    assert (found.plans, found.plan_limit, found.misses, found.evictions) == (1, 1, 4, 3)
+    found = device.statistics().caches["fft.plans"]
+    assert (found.entries, found.limit, found.misses, found.evictions) == (1, 1, 4, 3)
     with pytest.raises(ValueError, match="at least 1, not 0"):
         device.fft.plan_limit = 0
     device.fft.clear()
-    found = device.fft.statistics()
-    assert (found.plans, found.workspace) == (0, 0)
+    assert device.statistics().caches["fft.plans"].entries == 0
+    assert device.fft.statistics().workspace == 0
     expected = np.fft.fft(await device.get(a))
     np.testing.assert_allclose(await device.get(await device.fft.fft(a)), expected, atol=1e-4)
 
@@ -199,7 +199,7 @@ async def test_many_at_once_share_the_work_area(device: Device) -> None:
     for number, host in enumerate(hosts):
         expected = np.fft.irfft(host, norm="ortho")
         np.testing.assert_allclose(await device.get(results[number]), expected, atol=1e-4)
-    assert device.fft.statistics().plans == 2
+    assert device.statistics().caches["fft.plans"].entries == 2
 
 
 async def test_no_plan_is_left_in_the_host_that_the_program_has_dropped(
@@ -224,7 +224,7 @@ async def test_no_plan_is_left_in_the_host_that_the_program_has_dropped(
             await device.fft.fft(refs[0])
     for _ in range(2):
         await device.fft.czt(refs[0], 5)  # three plans, of which none makes room for another
-        assert len(device.fft._plans._plans) == 3
+        assert len(device.fft._plans.table) == 3
     await device.fft.fft(refs[0])
     there: set[int] = set()
     for message in sent:
@@ -232,7 +232,7 @@ async def test_no_plan_is_left_in_the_host_that_the_program_has_dropped(
             there.discard(message.number)
         elif isinstance(message, Prepare | RunTransform):
             there.add(message.number)
-    assert there == {plan.number for plan in device.fft._plans._plans.values()}
+    assert there == {plan.number for plan in device.fft._plans.table.values()}
     assert len(there) == 2
 
 
@@ -240,13 +240,13 @@ async def test_the_plan_that_a_batch_uses_is_in_use(device: Device) -> None:
     hot, others = await device.put(noise(4, 16)), [await device.put(noise(n)) for n in (8, 9, 10)]
     device.fft.plan_limit = 2
     await device.fft.fft(hot)
-    kept = device.fft._plans._plans
-    ((spec, plan),) = kept.items()
+    kept = device.fft._plans.table
+    (spec,), (plan,) = kept, kept.values()
     for other in others:
         await device.fft.fft(other)
         async with device.batch() as batch:
             batch.fft.fft(hot)
-        assert kept[spec] is plan
+        assert kept.peek(spec) is plan
 
 
 @pytest.mark.parametrize(("small", "areas"), [(1 << 24, 4), (0, 1)])
@@ -292,7 +292,8 @@ async def test_a_rebuild(fresh: Device) -> None:
         await fresh.fft.rfft(before)
     after = await fresh.get(await fresh.fft.irfft(sealed))
     np.testing.assert_allclose(after, np.fft.irfft(host), atol=1e-5)
-    assert fresh.fft.statistics().misses == 2  # the new host had to make its own plan
+    # The new host had to make its own plan.
+    assert fresh.statistics().caches["fft.plans"].misses == 2
 
 
 @pytest.mark.skipif(not on_cuda(), reason="cuFFT's work area")
@@ -373,13 +374,13 @@ async def test_an_axis_that_repeats_in_a_batch_and_recorded(device: Device) -> N
 
 async def test_invalid_transform_is_refused_before_anything_is_sent(device: Device) -> None:
     a = await device.put(noise(4, 6))
-    before = device.fft.statistics()
+    before = device.statistics().caches["fft.plans"]
     wrong = await device.put(noise(4, 5))
     with pytest.raises(ValueError, match=r"out must have shape .*, not \(4, 5\)"):
         await device.fft.fftn(a, axes=(0, 1, 0), out=wrong)
     with pytest.raises(ValueError, match=r"out must have shape .*, not \(4, 5\)"):
         await device.fft.fft(a, out=wrong)
-    assert device.fft.statistics() == before
+    assert device.statistics().caches["fft.plans"] == before
 
 
 async def test_a_plan_that_was_asked_for_in_vain_has_the_same_number_again(
@@ -399,11 +400,12 @@ async def test_a_plan_that_was_asked_for_in_vain_has_the_same_number_again(
         await fresh.fft.fft(a)
     assert scope.cancelled_caught
     monkeypatch.undo()
-    ((_, plan),) = fresh.fft._plans._plans.items()
+    (plan,) = fresh.fft._plans.table.values()
     await fresh.fft.fft(a)
-    ((_, same),) = fresh.fft._plans._plans.items()
+    (same,) = fresh.fft._plans.table.values()
     assert same is plan
-    assert (fresh.fft.statistics().hits, fresh.fft.statistics().misses) == (0, 1)
+    found = fresh.statistics().caches["fft.plans"]
+    assert (found.hits, found.misses) == (0, 1)
 
 
 async def test_the_work_area_of_a_batch_is_free_when_it_ends(device: Device) -> None:

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message, Word
 
 
 class StridedArray(msgspec.Struct, frozen=True, array_like=True):
@@ -19,7 +19,7 @@ class StridedArray(msgspec.Struct, frozen=True, array_like=True):
         dtype: its dtype's name.
     """
 
-    address: int
+    address: Address
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
@@ -63,7 +63,7 @@ class Interpret(Message, frozen=True):
 
     steps: tuple[ExpressionStep, ...]
     operands: tuple[StridedArray, ...]
-    constants: tuple[tuple[int, ...], ...]
+    constants: tuple[tuple[Word, ...], ...]
     results: tuple[int, ...]
     outputs: tuple[StridedArray, ...]
 
@@ -185,9 +185,9 @@ class ExpressionLaunch(msgspec.Struct, frozen=True, array_like=True):
 
     kernel: int
     blocks: tuple[int, int]
-    addresses: tuple[int, ...]
+    addresses: tuple[Address, ...]
     numbers: tuple[int, ...]
-    scalars: tuple[int, ...]
+    scalars: tuple[Word, ...]
 
 
 class RunKernels(Message, frozen=True):

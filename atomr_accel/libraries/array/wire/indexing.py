@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message
 from ....wire.copies import CopyStrided
 
 Outside = Literal["wrap", "clip", "drop"]
@@ -33,7 +33,7 @@ class UploadBytes(Message, frozen=True):
 
     bulky: ClassVar[bool] = True
 
-    target: int
+    target: Address
     data: bytes
 
 
@@ -46,7 +46,7 @@ class Index(msgspec.Struct, frozen=True, array_like=True):
         stride: bytes from one element of the axis to the next.
     """
 
-    address: int
+    address: Address
     extent: int
     stride: int
 
@@ -86,8 +86,8 @@ class Choose(Message, frozen=True):
     """
 
     kind: Literal["gather", "set", "add"]
-    plain: int
-    chosen: int
+    plain: Address
+    chosen: Address
     low: int
     nbytes: int
     dtype: str
@@ -110,10 +110,10 @@ class Compact(Message, frozen=True):
 
     returns: ClassVar[Any] = int
 
-    flags: int
+    flags: Address
     count: int
-    positions: int
-    scratch: int
+    positions: Address
+    scratch: Address
 
 
 class CountNumbers(Message, frozen=True):
@@ -128,10 +128,10 @@ class CountNumbers(Message, frozen=True):
         size: the number of counts.
     """
 
-    given: int
+    given: Address
     count: int
     dtype: str
-    counts: int
+    counts: Address
     size: int
 
 
@@ -150,14 +150,14 @@ class CountHistogram(Message, frozen=True):
         size: the number of intervals.
     """
 
-    given: int
+    given: Address
     count: int
     dtype: str
-    ends: int
+    ends: Address
     low: float
     high: float
-    counts: int
-    edges: int
+    counts: Address
+    edges: Address
     edge: str
     size: int
 
@@ -169,7 +169,7 @@ class RequireIntervals(Message, frozen=True):
         ends, edge, size: as of ``CountHistogram``, which makes the same check.
     """
 
-    ends: int
+    ends: Address
     edge: str
     size: int
 
@@ -196,15 +196,15 @@ class Top(Message, frozen=True):
         scratch: address of ``top_scratch`` bytes.
     """
 
-    source: int
+    source: Address
     dtype: str
     rows: int
     length: int
     count: int
     descending: bool
-    values: int
-    places: int
-    scratch: int
+    values: Address
+    places: Address
+    scratch: Address
 
 
 TOP_STATE: Final = 64
@@ -240,17 +240,17 @@ class Distinct(Message, frozen=True):
 
     returns: ClassVar[Any] = int
 
-    values: int
+    values: Address
     count: int
     dtype: str
     equal_nan: bool
-    order: int
-    made: int
-    places: int
-    inverse: int
-    begins: int
-    lengths: int
-    scratch: int
+    order: Address
+    made: Address
+    places: Address
+    inverse: Address
+    begins: Address
+    lengths: Address
+    scratch: Address
 
 
 class FindOutside(Message, frozen=True):
@@ -266,11 +266,11 @@ class FindOutside(Message, frozen=True):
 
     returns: ClassVar[Any] = tuple[bool, int]
 
-    address: int
+    address: Address
     count: int
     dtype: str
     extent: int
-    scratch: int
+    scratch: Address
 
 
 class ReadNumbers(Message, frozen=True):
@@ -282,7 +282,7 @@ class ReadNumbers(Message, frozen=True):
 
     returns: ClassVar[Any] = tuple[int, ...]
 
-    addresses: tuple[int, ...]
+    addresses: tuple[Address, ...]
 
 
 class ScanRows(Message, frozen=True):
@@ -298,12 +298,12 @@ class ScanRows(Message, frozen=True):
     """
 
     kind: Literal["add", "multiply"]
-    source: int
-    target: int
+    source: Address
+    target: Address
     dtype: str
     rows: int
     length: int
-    scratch: int = 0
+    scratch: Address = 0
 
 
 PARTS: Final = 1024

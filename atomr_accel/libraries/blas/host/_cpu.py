@@ -11,7 +11,6 @@ from ...._dtypes import DTYPES
 from ..wire._messages import (
     Factor,
     Gemm,
-    GemmEx,
     GemmList,
     ProductOptions,
     RunRoutine,
@@ -36,7 +35,6 @@ class CpuBlas:
         self._context: Final = context
         self.handlers: Final = {
             Gemm: self._gemm,
-            GemmEx: self._gemm_ex,
             GemmList: self._gemm_list,
             RunRoutine: self._routine,
             RunStacked: self._stacked,
@@ -49,16 +47,6 @@ class CpuBlas:
     # --- products -------------------------------------------------------------------------
 
     def _gemm(self, message: Gemm) -> None:
-        context = self._context
-        context.check()
-        m, n, k = message.m, message.n, message.k
-        dtype = DTYPES[message.dtype]
-        a = context.array(message.a, (k, m) if message.trans_a else (m, k), dtype)
-        b = context.array(message.b, (n, k) if message.trans_b else (k, n), dtype)
-        c = context.array(message.c, (m, n), dtype)
-        self._product(a, b, c, message, message)
-
-    def _gemm_ex(self, message: GemmEx) -> None:
         context, options = self._context, message.options
         context.check()
         (m, n, k), batch = message.sizes, message.batch
@@ -66,8 +54,12 @@ class CpuBlas:
         shape_a = (k, m) if options.trans_a else (m, k)
         shape_b = (n, k) if options.trans_b else (k, n)
         row_a, row_b, row_c = message.rows or (shape_a[1], shape_b[1], n)
-        a = self._stack(message.a, batch, (*message.strides_a, row_a), shape_a, dtype)
-        b = self._stack(message.b, batch, (*message.strides_b, row_b), shape_b, dtype)
+        if batch or message.rows:
+            a = self._stack(message.a, batch, (*message.strides_a, row_a), shape_a, dtype)
+            b = self._stack(message.b, batch, (*message.strides_b, row_b), shape_b, dtype)
+        else:
+            a = context.array(message.a, shape_a, dtype)
+            b = context.array(message.b, shape_b, dtype)
         dtype_c = DTYPES[options.dtype_c]
         if message.strides_c is None:
             c = context.array(message.c, (*batch, m, n), dtype_c)
@@ -99,8 +91,8 @@ class CpuBlas:
         a: Array,
         b: Array,
         c: Array,
-        message: Gemm | GemmEx | GemmList | RunStacked,
-        options: Gemm | ProductOptions,
+        message: Gemm | GemmList | RunStacked,
+        options: ProductOptions,
     ) -> None:
         kind = _INTEGER_SUMS if c.dtype.kind == "i" else wide(c.dtype)
         alpha, beta = number(message.alpha), number(message.beta)

@@ -17,12 +17,12 @@ from ...._dtypes import DTYPES
 from ....executors.numbers import CUDA_TYPES, number_cell
 from ....wire import PLACE
 from ....wire.recent import Recent
-from ..wire._messages import Gemm, GemmEx, GemmList, ProductOptions
+from ..wire._messages import Gemm, GemmList, ProductOptions
 from ._cuda_factor import CudaFactorizations
 from ._cuda_routines import CudaBlasRoutines
 from ._cuda_stacked import CudaStacked, places
 from ._fused import FusedGemm
-from ._prototypes import COMPUTE_TYPES, GEMM_DEFAULT
+from ._prototypes import EMULATED, GEMM_DEFAULT
 from .cuda_handle import CublasHandle, load_cublas
 
 if TYPE_CHECKING:
@@ -39,17 +39,11 @@ Such a product takes less time on the device than launching the two kernels of a
 256 cubed 14.4 us against 9.7 us for one kernel.
 """
 
-_COMPUTED: Final = {
-    "float16": "float32",
-    "bfloat16": "float32",
-    "float32": "float32",
-    "float64": "float64",
-}
-"""The type of alpha and beta of plain products."""
-
 _MOST_PRODUCTS: Final = 1000
 
-_GEMM_KEY: Final = attrgetter("m", "n", "k", "dtype", "trans_a", "trans_b")
+_GEMM_KEY: Final = attrgetter(
+    "sizes", "batch", "strides_a", "strides_b", "strides_c", "options", "rows"
+)
 """Return the part of a message that selects its prepared product."""
 
 _NARROW: Final = ("float16", "bfloat16", "int8")
@@ -84,12 +78,11 @@ class CudaBlas:
         self._pointer: Final = context.pointer
         self._products: Recent[tuple[Any, ...], _CublasProduct] = Recent(_MOST_PRODUCTS)
         self._fused: Final = FusedGemm(
-            context, stream, load_cublas(), self._handle.value, self._scalar
+            context, stream, load_cublas(), self._handle.value, self._handle.scalar
         )
         self.fusions: Final = {Gemm: self._fused.fusion}
         self.handlers: Final[dict[type, Callable[[Any], None]]] = {
             Gemm: self._gemm,
-            GemmEx: self._gemm_strided,
             GemmList: self._gemm_list,
             **CudaBlasRoutines(self._handle).handlers,
             **CudaStacked(self._handle).handlers,
@@ -108,38 +101,49 @@ class CudaBlas:
         self._handle.close()
 
     def _gemm(self, message: Gemm) -> None:
-        m, n = message.m, message.n
-        if m and n and message.k:
-            self._run(self._product(message), message)
-        elif m and n:
+        (m, n, k), batch, options = message.sizes, message.batch, message.options
+        if not m or not n or 0 in batch:
+            return
+        if message.at:
+            with self._handle.scalars_on_device():
+                self._gemm_by_placed_scalars(message)
+            return
+        if not k:
+            count = math.prod(batch)
             c = self._pointer(message.c)
-            self._handle.scale(c, m * n, 1, message.dtype, message.beta)
-
-    def _product(self, message: Gemm) -> _CublasProduct:
-        """A product of matrices that are not empty."""
+            assert message.beta is not None
+            self._handle.scale(c, count * m * n, 1, options.dtype_c, message.beta)
+            return
+        if len(batch) > 1:
+            self._gemm_by_pointers(message)
+            return
         key = _GEMM_KEY(message)
         product = self._products.get(key)
         if product is None:
             product = self._products.keep(key, self._new_product(message))
-        return product
+        self._run(product, message)
 
     def _new_product(self, message: Gemm) -> _CublasProduct:
-        m, n, k, dtype = message.m, message.n, message.k, message.dtype
-        handles = [self._handle.value]
-        if k <= _SHALLOW and m * n * k <= _LAUNCH_BOUND:
-            handles.insert(0, self._handle.small)  # the other one where that does not do
-        options = ProductOptions(dtype, dtype, "", message.trans_a, message.trans_b)
-        end = (COMPUTE_TYPES[dtype], GEMM_DEFAULT)
+        """A product with at most one stride, of matrices that are not empty."""
+        (m, n, k), options = message.sizes, message.options
+        kind, handles = self._handle.compute_type(options.compute), [self._handle.value]
         steps: tuple[tuple[int, ...], ...] = ((), (), ())
-        return self._prepare(
-            "cublasGemmEx_64", (m, n, k), options, _COMPUTED[dtype], steps, end, handles
-        )
+        if message.plain:
+            if k <= _SHALLOW and m * n * k <= _LAUNCH_BOUND:
+                handles.insert(0, self._handle.small)  # the other one where that does not do
+            return self._prepare("cublasGemmEx_64", message, steps, (kind, GEMM_DEFAULT), handles)
+        step_c = (m * n,) if message.strides_c is None else message.strides_c or (0,)
+        steps = (message.strides_a or (0,), message.strides_b or (0,), step_c)
+        end = (math.prod(message.batch), kind, GEMM_DEFAULT)
+        return self._prepare("cublasGemmStridedBatchedEx_64", message, steps, end, handles)
 
     def _prepare_gemm(self, template: HostTemplate) -> Callable[[Sequence[int]], None] | None:
         """Return a function that runs products of this template with other addresses, or None."""
         message: Any = template.message
         given = message.a, message.b, message.c
-        if not message.m or not message.n or not message.k or min(given) < PLACE:
+        if 0 in (*message.sizes, *message.batch) or len(message.batch) > 1 or message.at:
+            return None
+        if min(given) < PLACE or message.options.compute in EMULATED:
             return None
         product = self._new_product(message)  # of its own, whose scalars stay
         product.alpha.value, product.beta.value = message.alpha, message.beta
@@ -158,41 +162,7 @@ class CudaBlas:
 
         return run
 
-    def _gemm_strided(self, message: GemmEx) -> None:
-        (m, n, k), batch, options = message.sizes, message.batch, message.options
-        if not m or not n or 0 in batch:
-            return
-        if message.at:
-            with self._handle.scalars_on_device():
-                self._gemm_by_placed_scalars(message)
-            return
-        if not k:
-            count = math.prod(batch)
-            c = self._pointer(message.c)
-            assert message.beta is not None
-            self._handle.scale(c, count * m * n, 1, options.dtype_c, message.beta)
-            return
-        if len(batch) > 1:
-            self._gemm_by_pointers(message)
-            return
-        rows = message.rows
-        strides = message.strides_a, message.strides_b, message.strides_c
-        key = (m, n, k, batch, *strides, options, rows)
-        product = self._products.get(key)
-        if product is None:
-            step_c = (m * n,) if message.strides_c is None else message.strides_c or (0,)
-            steps = (message.strides_a or (0,), message.strides_b or (0,), step_c)
-            end = (math.prod(batch), self._handle.compute_type(options.compute), GEMM_DEFAULT)
-            scalars = options.scalars
-            function = "cublasGemmStridedBatchedEx_64"
-            handles = [self._handle.value]
-            product = self._prepare(
-                function, message.sizes, options, scalars, steps, end, handles, rows
-            )
-            self._products.keep(key, product)
-        self._run(product, message)
-
-    def _gemm_by_placed_scalars(self, message: GemmEx) -> None:
+    def _gemm_by_placed_scalars(self, message: Gemm) -> None:
         """Products whose alpha and beta are on the device."""
         (m, n, k), batch, options = message.sizes, message.batch, message.options
         if len(batch) > 1:
@@ -216,23 +186,18 @@ class CudaBlas:
     def _prepare(
         self,
         function: str,
-        sizes: tuple[int, int, int],
-        options: ProductOptions,
-        scalars: str,
+        message: Gemm,
         steps: tuple[tuple[int, ...], ...],
         end: tuple[int, ...],
         handles: list[int | None],
-        rows: tuple[int, int, int] | None = None,
     ) -> _CublasProduct:
-        """Convert the arguments of a product, to be tried with one handle after the other.
-
-        Its scalars have the type ``scalars``.
-        """
-        m, n, k = sizes
+        """Convert the arguments of a product, to be tried with one handle after the other."""
+        (m, n, k), options = message.sizes, message.options
+        scalars = options.scalars
         a, b, c = (c_void_p() for _ in range(3))
         (alpha, alpha_pointer), (beta, beta_pointer) = number_cell(scalars), number_cell(scalars)
         a_type, c_type = CUDA_TYPES[options.dtype], CUDA_TYPES[options.dtype_c]
-        row_a, row_b, row_c = rows or _rows(sizes, options)
+        row_a, row_b, row_c = message.rows or _rows(message.sizes, options)
         arguments = (
             *(options.trans_b, options.trans_a, n, m, k),
             alpha_pointer,
@@ -245,7 +210,7 @@ class CudaBlas:
         calls = [self._handle.prepare(function, handle, *arguments) for handle in handles]
         return _CublasProduct(a, b, c, alpha, beta, tuple(calls), function)
 
-    def _run(self, product: _CublasProduct, message: Gemm | GemmEx) -> None:
+    def _run(self, product: _CublasProduct, message: Gemm) -> None:
         pointer = self._pointer
         product.a.value = pointer(message.a)
         product.b.value = pointer(message.b)
@@ -267,7 +232,7 @@ class CudaBlas:
                 return
         raise self._handle.error(product.function, status)
 
-    def _gemm_by_pointers(self, message: GemmEx) -> None:
+    def _gemm_by_pointers(self, message: Gemm) -> None:
         """Products of which no single step leads from one to the next."""
         pointer, batch, itemsize = (
             self._pointer,
@@ -312,7 +277,7 @@ class CudaBlas:
 
     def _batched(
         self,
-        message: GemmEx | GemmList,
+        message: Gemm | GemmList,
         sizes: tuple[int, int, int, int, int],
         rows: tuple[int, int, int],
         pointers: np.ndarray[Any, Any],
@@ -393,7 +358,7 @@ class CudaBlas:
 
     def _one_by_one(
         self,
-        message: GemmEx | GemmList,
+        message: Gemm | GemmList,
         shapes: list[tuple[int, int, int]],
         pointers: np.ndarray[Any, Any],
         rows: tuple[int, int, int] | None = None,
@@ -420,14 +385,10 @@ class CudaBlas:
                 *(self._handle.compute_type(message.options.compute), GEMM_DEFAULT),
             )
 
-    def _scalar(self, dtype: str, value: float) -> Any:
-        """A pointer to a scalar of a plain product."""
-        return self._handle.scalar(_COMPUTED[dtype], value)
-
-    def _scalars(self, message: GemmEx | GemmList) -> tuple[Any, Any]:
+    def _scalars(self, message: Gemm | GemmList) -> tuple[Any, Any]:
         kind = message.options.scalars
         handle, given = self._handle, (message.alpha, message.beta)
-        if isinstance(message, GemmEx) and message.at:
+        if isinstance(message, Gemm) and message.at:
             both = zip(given, message.at, strict=False)
             alpha, beta = (handle.placed(kind, number, at) for number, at in both)
             return alpha, beta
@@ -442,7 +403,7 @@ def _rows(sizes: tuple[int, int, int], options: ProductOptions) -> tuple[int, in
 
 
 def _misaligned(
-    message: GemmEx | GemmList,
+    message: Gemm | GemmList,
     shapes: list[tuple[int, int, int]],
     pointers: np.ndarray[Any, Any],
 ) -> bool:

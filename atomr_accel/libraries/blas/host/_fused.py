@@ -14,7 +14,7 @@ from ....backends.cuda.host.driver import check, driver
 from ....executors.numbers import CUDA_TYPES
 from ....wire.interface import Fusion
 from ..wire._messages import Gemm
-from ._prototypes import COMPUTE_TYPES, GEMM_DEFAULT, OP_N, OP_T
+from ._prototypes import COMPUTES, GEMM_DEFAULT, OP_N, OP_T
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -38,21 +38,12 @@ _TABLE_BYTES: Final = 3 * 8 * _MOST
 
 def _key(message: Gemm) -> Hashable:
     """Return the properties that products of one call must share, or None to run one alone."""
-    m, n, k = message.m, message.n, message.k
-    if not 0 < m * n * k <= _LAUNCH_BOUND:
+    m, n, k = message.sizes
+    if not 0 < m * n * k <= _LAUNCH_BOUND or not message.plain:
         return None
     if (message.a | message.b | message.c) % _ALIGNED:
         return None  # as views may be, for which pointers in a table are no good
-    return (
-        m,
-        n,
-        k,
-        message.dtype,
-        message.trans_a,
-        message.trans_b,
-        message.alpha,
-        message.beta,
-    )
+    return message.sizes, message.options, message.alpha, message.beta
 
 
 @final
@@ -60,7 +51,7 @@ class FusedGemm:
     """Products by pointer tables, on an executor's own handle and stream.
 
     Args:
-        scalar: gives a host pointer to a scalar of a dtype's compute type.
+        scalar: gives a host pointer to a number of a dtype.
     """
 
     def __init__(
@@ -109,28 +100,30 @@ class FusedGemm:
             driver.cuMemcpyHtoDAsync(device, self._host + offset, 24 * count, self._stream.handle),
         )
         first = messages[0]
-        m, n, k, dtype = first.m, first.n, first.k, first.dtype
-        kind = CUDA_TYPES[dtype]
+        alpha: Any = first.alpha  # a number, as of all plain products
+        beta: Any = first.beta
+        (m, n, k), options = first.sizes, first.options
+        kind = CUDA_TYPES[options.dtype]
         status = self._call(
             self._handle,
-            OP_T if first.trans_b else OP_N,
-            OP_T if first.trans_a else OP_N,
+            OP_T if options.trans_b else OP_N,
+            OP_T if options.trans_a else OP_N,
             n,
             m,
             k,
-            self._scalar(dtype, first.alpha),
+            self._scalar(options.scalars, alpha),
             device,
             kind,
-            k if first.trans_b else n,
+            k if options.trans_b else n,
             device + 8 * count,
             kind,
-            m if first.trans_a else k,
-            self._scalar(dtype, first.beta),
+            m if options.trans_a else k,
+            self._scalar(options.scalars, beta),
             device + 16 * count,
             kind,
             n,
             count,
-            COMPUTE_TYPES[dtype],
+            COMPUTES[options.compute],
             GEMM_DEFAULT,
         )
         if status:

@@ -63,14 +63,6 @@ COMPUTES: Final = EMULATED | {
 }
 """``cublasComputeType_t`` by name."""
 
-COMPUTE_TYPES: Final = {
-    "float16": COMPUTES["32F"],
-    "bfloat16": COMPUTES["32F"],
-    "float32": COMPUTES["32F"],
-    "float64": COMPUTES["64F"],
-}
-"""Compute type of plain products of a dtype; 16-bit types accumulate in float32."""
-
 WORDS: Final = {
     word: kind
     for kind, words in {

@@ -10,37 +10,16 @@ from typing import Final
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message
 
 _SCALARS: Final = {"16F": "float16", "32F": "float32", "64F": "float64", "32I": "int32"}
 """The type of alpha and beta of real products, by the beginning of the compute type."""
 
+_PLAIN: Final = {"float16": "32F", "bfloat16": "32F", "float32": "32F", "float64": "64F"}
+"""The compute types of plain products."""
+
 Scalar = float | tuple[float, float]
 """A number; complex ones as their two parts."""
-
-
-class Gemm(Message, frozen=True):
-    """``c = alpha * op(a) @ op(b) + beta * c``, all row-major and contiguous.
-
-    Attributes:
-        a, b, c: addresses.
-        m, n, k: op(a) is (m, k), op(b) is (k, n), c is (m, n).
-        dtype: name of the element type of all three; a real floating one.
-        trans_a, trans_b: whether op transposes.
-        alpha, beta: scalars; with beta 0, c is not read.
-    """
-
-    a: int
-    b: int
-    c: int
-    m: int
-    n: int
-    k: int
-    dtype: str
-    trans_a: int
-    trans_b: int
-    alpha: float
-    beta: float
 
 
 class ProductOptions(msgspec.Struct, frozen=True, array_like=True):
@@ -67,8 +46,8 @@ class ProductOptions(msgspec.Struct, frozen=True, array_like=True):
         return _SCALARS[self.compute[:3]]
 
 
-class GemmEx(Message, frozen=True):
-    """``Gemm`` over batches, of any types.
+class Gemm(Message, frozen=True):
+    """``c = alpha * op(a) @ op(b) + beta * c``, of row-major matrices or batches of them.
 
     Attributes:
         a, b, c: addresses.
@@ -85,9 +64,9 @@ class GemmEx(Message, frozen=True):
         at: addresses of alpha and beta on the device, as for a ``RunRoutine``.
     """
 
-    a: int
-    b: int
-    c: int
+    a: Address
+    b: Address
+    c: Address
     sizes: tuple[int, int, int]
     batch: tuple[int, ...]
     strides_a: tuple[int, ...]
@@ -95,10 +74,22 @@ class GemmEx(Message, frozen=True):
     options: ProductOptions
     alpha: Scalar | None
     beta: Scalar | None
-    pointers: int = 0
+    pointers: Address = 0
     rows: tuple[int, int, int] | None = None
     strides_c: tuple[int, ...] | None = None
-    at: tuple[int, ...] = ()
+    at: tuple[Address, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """True for one product of contiguous matrices that is computed in its own real type."""
+        options = self.options
+        return (
+            not self.batch
+            and self.rows is None
+            and not self.at
+            and options.dtype == options.dtype_c
+            and _PLAIN.get(options.dtype) == options.compute
+        )
 
 
 class GemmList(Message, frozen=True):
@@ -112,14 +103,14 @@ class GemmList(Message, frozen=True):
         pointers: room for three pointers for each product.
     """
 
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-    c: tuple[int, ...]
+    a: tuple[Address, ...]
+    b: tuple[Address, ...]
+    c: tuple[Address, ...]
     shapes: tuple[tuple[int, int, int], ...]
     options: ProductOptions
     alpha: Scalar
     beta: Scalar
-    pointers: int
+    pointers: Address
 
 
 class RunRoutine(Message, frozen=True):
@@ -143,13 +134,13 @@ class RunRoutine(Message, frozen=True):
     row: str
     dtype: str
     sizes: tuple[int, ...]
-    places: tuple[int, ...]
+    places: tuple[Address, ...]
     steps: tuple[int, ...]
     scalars: tuple[Scalar | None, ...]
     options: tuple[int, ...]
     clear: bool = False
-    scratch: int = 0
-    at: tuple[int, ...] = ()
+    scratch: Address = 0
+    at: tuple[Address, ...] = ()
 
 
 class RunStacked(Message, frozen=True):
@@ -170,9 +161,9 @@ class RunStacked(Message, frozen=True):
 
     routine: str
     dtype: str
-    a: int
-    b: int
-    c: int
+    a: Address
+    b: Address
+    c: Address
     sizes: tuple[int, int]
     batch: tuple[int, ...]
     strides_a: tuple[int, ...]
@@ -180,7 +171,7 @@ class RunStacked(Message, frozen=True):
     options: tuple[int, ...]
     alpha: Scalar
     beta: Scalar
-    pointers: int
+    pointers: Address
 
 
 class Factor(Message, frozen=True):
@@ -209,10 +200,10 @@ class Factor(Message, frozen=True):
     n: int
     nrhs: int = 0
     trans: int = 0
-    a: int = 0
-    pivots: int = 0
-    b: int = 0
-    c: int = 0
-    tau: int = 0
-    info: int = 0
-    scratch: tuple[int, ...] = ()
+    a: Address = 0
+    pivots: Address = 0
+    b: Address = 0
+    c: Address = 0
+    tau: Address = 0
+    info: Address = 0
+    scratch: tuple[Address, ...] = ()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message
 
 Scalar = float | tuple[float, float]
 """A number; complex ones as their two parts."""
@@ -120,25 +120,25 @@ class RunBlasLt(Message, frozen=True):
 
     spec: bytes
     algorithm: bytes
-    a: int
-    b: int
-    c: int
-    d: int
-    bias: int
-    aux: int
-    scale_a: int
-    scale_b: int
-    scale_d: int
-    amax: int
-    workspace: int
+    a: Address
+    b: Address
+    c: Address
+    d: Address
+    bias: Address
+    aux: Address
+    scale_a: Address
+    scale_b: Address
+    scale_d: Address
+    amax: Address
+    workspace: Address
     workspace_bytes: int
-    packed_a: int
-    packed_b: int
-    packed_scales: int
-    zeros: int
+    packed_a: Address
+    packed_b: Address
+    packed_scales: Address
+    zeros: Address
     alpha: Scalar
     beta: Scalar
-    factors: int = 0
+    factors: Address = 0
 
 
 class TuneBlasLt(Message, frozen=True):

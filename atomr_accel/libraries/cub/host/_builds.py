@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 
 from ....executors.compiler import compile_linkable, load_nvrtc
 from ....executors.disk_cache import DiskCache
+from ....wire.recent import Recent
 from ..wire._spec import CubSpec, decode
 from ._algorithms import ALGORITHMS
 from ._bindings import load_cub, refusal
@@ -51,7 +51,7 @@ class BuildStore:
         self._capability: Final = capability
         self._files: Final = files
         self._load: Final = load
-        self._built: OrderedDict[bytes, Any] = OrderedDict()
+        self._built: Recent[bytes, Any] = Recent(_MOST)
         self._lock: Final = threading.Lock()
 
     def find(self, encoded: bytes, sizes: tuple[int, ...]) -> tuple[Any, str, float]:
@@ -74,9 +74,7 @@ class BuildStore:
             built, origin = self._read(spec, key), "disk"
             if built is None:
                 built, origin = self._make(spec, sizes, key), "built"
-            self._built[encoded] = built
-            while len(self._built) > _MOST:
-                self._built.popitem(last=False)
+            self._built.keep(encoded, built)
         return built, origin, time.perf_counter() - start
 
     def call(self, spec: CubSpec) -> CubCall:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ....wire import Message
+from ....wire import Address, Message
 
 
 class BuildCub(Message, frozen=True):
@@ -39,10 +39,10 @@ class RunCub(Message, frozen=True):
     """
 
     spec: bytes
-    addresses: tuple[int, ...]
+    addresses: tuple[Address, ...]
     sizes: tuple[int, ...]
     values: tuple[bytes, ...]
-    workspace: int
+    workspace: Address
     workspace_bytes: int
 
 
@@ -55,4 +55,4 @@ class Count(Message, frozen=True):
 
     returns: ClassVar[Any] = int
 
-    address: int
+    address: Address

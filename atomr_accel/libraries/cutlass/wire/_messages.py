@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from ....wire import Message
+from ....wire import Address, Message
 
 Sizes = tuple[int, ...]
 """Sizes of products: m, n, k, and the number of products; convolutions add an ``ImageWindow``."""
@@ -45,11 +45,11 @@ class RunCutlass(Message, frozen=True):
     spec: bytes
     sizes: Sizes
     swizzle: int
-    a: int
-    b: int
-    c: int
-    out: int
-    buffers: tuple[int, ...]
+    a: Address
+    b: Address
+    c: Address
+    out: Address
+    buffers: tuple[Address, ...]
     numbers: tuple[float, ...]
 
 
@@ -70,10 +70,10 @@ class Grouped(Message, frozen=True):
     rows: tuple[int, ...]
     sizes: Sizes
     swizzle: int
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-    out: tuple[int, ...]
-    table: int
+    a: tuple[Address, ...]
+    b: tuple[Address, ...]
+    out: tuple[Address, ...]
+    table: Address
     numbers: tuple[float, ...]
 
 

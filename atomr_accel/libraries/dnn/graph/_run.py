@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, final
 
 from ...._dtypes import DTYPES
@@ -85,28 +85,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class DnnStatistics:
-    """The plans of a device's graphs.
+    """The origins of graphs' plans, and their workspaces.
 
     Attributes:
-        plans: graphs whose plan is known.
-        plan_limit: largest number of plans.
-        hits: runs that found their plan.
-        misses: runs whose plan had to be made or loaded.
         built: plans that cuDNN had to make.
         loaded: plans that were on disk.
         tuned: plans found by trying all.
-        evictions: plans dropped, by the limit or by ``clear_plans``.
         workspace: bytes of the workspaces that they share.
     """
 
-    plans: int
-    plan_limit: int
-    hits: int
-    misses: int
     built: int
     loaded: int
     tuned: int
-    evictions: int
     workspace: int
 
 
@@ -252,85 +242,80 @@ class DnnPlanCache:
 
     Attributes:
         workspaces: the plans' scratch memory.
-        calls: checked calls, by their signatures (see ``DnnPart._request``).
+        plans: bytes of workspace of each plan, by its encoded graph and whether it is tuned.
+        calls: checked calls by their signatures (see ``DnnPart._request``), and graphs, for calls
+            without templates.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: DeviceView) -> None:
+        self._device = device
         self.workspaces: Final = Workspaces(_STREAMS, _SMALL)
-        self._workspaces: OrderedDict[tuple[bytes, bool], int] = OrderedDict()
-        self.calls: Final[Recent[Hashable, CachedCall]] = Recent(_CALLS_A_PLAN * DEFAULT_LIMIT)
-        self._graphs: Recent[Hashable, Any] = Recent(_CALLS_A_PLAN * DEFAULT_LIMIT)
-        self._limit = DEFAULT_LIMIT
-        self._hits = self._misses = self._built = self._loaded = 0
-        self._tuned = self._evictions = 0
+        self.plans: Final[Recent[tuple[bytes, bool], _KnownPlan]] = Recent(
+            DEFAULT_LIMIT, partial(_forget, device), name="plans"
+        )
+        self.calls: Final[Recent[Hashable, Any]] = Recent(
+            _CALLS_A_PLAN * DEFAULT_LIMIT, name="calls"
+        )
+        self._built = self._loaded = self._tuned = 0
 
     def graph(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """A graph that was made for a key before; at most a few thousand are kept."""
-        graph = self._graphs.get(key)
+        graph = self.calls.get(key)
         if graph is None:
-            graph = self._graphs.keep(key, make())
+            graph = self.calls.add(key, make())
         made: _T = graph
         return made
 
     def find(self, encoded: bytes, *, tuned: bool) -> int | None:
         """Return the bytes of workspace that a plan needs, or None if they are unknown."""
-        key = (encoded, tuned)
-        workspace = self._workspaces.get(key)
-        if workspace is not None:
-            self._hits += 1
-            self._workspaces.move_to_end(key)
-        return workspace
+        known = self.plans.get((encoded, tuned))
+        return None if known is None else known.workspace
 
     def still(self, encoded: bytes, workspace: int | None, *, tuned: bool) -> Callable[[], bool]:
         """Return a function that checks whether ``find`` gives the same as now."""
         return lambda: self.find(encoded, tuned=tuned) == workspace
 
-    def keep(
-        self, device: DeviceView, encoded: bytes, answer: tuple[int, str], *, tuned: bool
-    ) -> int:
+    def keep(self, encoded: bytes, answer: tuple[int, str], *, tuned: bool) -> int:
         """Note the host's answer about a plan, and return the bytes of workspace."""
         workspace, origin = answer
-        self._misses += 1
         self._built += origin == "built"
         self._loaded += origin == "disk"
         self._tuned += tuned
-        self._workspaces[encoded, tuned] = workspace
-        self.evict(device, self._limit)
+        if self.plans.peek((encoded, tuned)) is None:  # several calls may have asked for it
+            self.plans.keep((encoded, tuned), _KnownPlan(encoded, tuned, workspace))
+        self.plans.misses += 1
         return workspace
 
-    def evict(self, device: DeviceView, limit: int) -> None:
-        """Drop the plans that were not used for longest."""
-        port = device.ports.get(PLANNER.name)
-        while len(self._workspaces) > limit:
-            (encoded, tuned), _ = self._workspaces.popitem(last=False)
-            self._evictions += 1
-            if port is not None:
-                device.submit(port, "dnn.forget", ForgetGraph(encoded, tuned))
-
-    def limit_to(self, device: DeviceView, limit: int) -> None:
+    def limit_to(self, limit: int) -> None:
         """Keep that many plans."""
-        self._limit = limit
-        self.calls.limit = self._graphs.limit = _CALLS_A_PLAN * max(limit, DEFAULT_LIMIT)
-        self.evict(device, limit)
+        self.calls.limit = _CALLS_A_PLAN * max(limit, DEFAULT_LIMIT)
+        self.plans.limit = limit
 
-    @property
-    def limit(self) -> int:
-        """Number of plans that are kept."""
-        return self._limit
-
-    def statistics(self, device: DeviceView) -> DnnStatistics:
+    def statistics(self) -> DnnStatistics:
         """A snapshot."""
-        return DnnStatistics(
-            plans=len(self._workspaces),
-            plan_limit=self._limit,
-            hits=self._hits,
-            misses=self._misses,
-            built=self._built,
-            loaded=self._loaded,
-            tuned=self._tuned,
-            evictions=self._evictions,
-            workspace=self.workspaces.nbytes(device),
-        )
+        nbytes = self.workspaces.nbytes(self._device)
+        return DnnStatistics(self._built, self._loaded, self._tuned, nbytes)
+
+
+class _KnownPlan(NamedTuple):
+    """The program's record of a plan.
+
+    Attributes:
+        encoded: its graph.
+        tuned: whether it was found by trying all.
+        workspace: bytes of workspace that it needs.
+    """
+
+    encoded: bytes
+    tuned: bool
+    workspace: int
+
+
+def _forget(device: DeviceView, plan: _KnownPlan) -> None:
+    """Let the host drop a plan."""
+    port = device.ports.get(PLANNER.name)
+    if port is not None:
+        device.submit(port, "dnn.forget", ForgetGraph(plan.encoded, plan.tuned))
 
 
 class DnnPart(Facade[D]):
@@ -338,7 +323,7 @@ class DnnPart(Facade[D]):
 
     def __init__(self, device: DeviceView, plans: DnnPlanCache | None = None) -> None:
         self._device = device
-        self._plans = plans or DnnPlanCache()
+        self._plans = plans or DnnPlanCache(device)
         self._asked: set[bytes] = set()
 
     def _on(self, device: DeviceView) -> Any:
@@ -444,7 +429,7 @@ class DnnPart(Facade[D]):
             if here:
                 self._asked.add(encoded)
             return 0
-        return self._plans.keep(self._device, encoded, answer, tuned=tuned)
+        return self._plans.keep(encoded, answer, tuned=tuned)
 
     def _checked(
         self,
@@ -500,7 +485,7 @@ class DnnPart(Facade[D]):
             known, call = call, call or make()
             _check(memory, name, call, given, outs)
             if known is None and signature is not None:
-                self._plans.calls.keep(signature, call)
+                self._plans.calls.add(signature, call)
         return call, reads, addresses
 
     def _run(

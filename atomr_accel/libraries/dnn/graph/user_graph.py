@@ -325,7 +325,7 @@ class Graph(Facade[D], GraphOperations):
 
         def finish(answer: tuple[int, str]) -> GraphPlan[D, OneOrMore]:
             if plans.find(graph.encoded, tuned=False) is None:
-                plans.keep(device, graph.encoded, answer, tuned=False)
+                plans.keep(graph.encoded, answer, tuned=False)
             return plan
 
         def prepare(_preparer: Preparer) -> Submission[GraphPlan[D, OneOrMore]]:

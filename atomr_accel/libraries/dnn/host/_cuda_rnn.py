@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from ctypes import byref, c_size_t, c_void_p
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._dtypes import DTYPES
 from ....backends.cuda.host.driver import check, driver
 from ....executors.vendor import array, undone_on_error
+from ....wire.recent import Recent
 from ..wire._routine_messages import RnnBackward, RnnForward, RnnPack, RnnSizes
 from ._routine_prototypes import CELLS, DATA_LAYOUTS, DATA_NUMBERS, ENUMS
 
@@ -36,7 +36,9 @@ class CudaRnn:
         self._descriptors: Final = descriptors
         self._pointer: Final = pointer
         self._stream: Final = stream
-        self._networks: OrderedDict[RnnSpec, tuple[int, int, ExitStack]] = OrderedDict()
+        self._networks: Recent[RnnSpec, tuple[int, int, ExitStack]] = Recent(
+            _MOST_NETWORKS, lambda network: network[2].close()
+        )
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             RnnSizes: self._sizes,
             RnnPack: self._pack,
@@ -46,14 +48,13 @@ class CudaRnn:
 
     def close(self) -> None:
         """Destroy the descriptors of networks."""
-        while self._networks:
-            self._drop()
+        self._networks.clear()
 
     # --- messages -------------------------------------------------------------------------
 
     def _sizes(self, message: RnnSizes) -> tuple[int, int, int, int]:
         call, handle = self._descriptors.call, self._descriptors.handle
-        spec, network = message.spec, self._network(message.spec)
+        spec, network = message.spec, self._network(message.spec)[0]
         weights, work, reserve, states = (c_size_t() for _ in range(4))
         call("cudnnGetRNNWeightSpaceSize", handle, network, byref(weights))
         if message.data is not None:
@@ -95,7 +96,7 @@ class CudaRnn:
             kinds = [descriptors.create("Tensor", made) for _ in range(2)]
             descriptors.call(
                 "cudnnGetRNNWeightParams",
-                *(descriptors.handle, self._network(spec), at, message.weight_bytes, weights),
+                *(descriptors.handle, self._network(spec)[0], at, message.weight_bytes, weights),
                 *(number, kinds[0], byref(matrix), kinds[1], byref(bias)),
             )
         made.close()
@@ -118,7 +119,7 @@ class CudaRnn:
     def _backward(self, message: RnnBackward) -> None:
         forward = message.forward
         spec, data, call = forward.spec, forward.data, self._descriptors.call
-        network = self._network(spec)
+        network = self._network(spec)[0]
         handle, weights = self._descriptors.handle, forward.sizes[0]
         x, y = (self._data(spec, data, size) for size in (spec.input_size, _width(spec)))
         h = self._states(forward, spec.output_size)
@@ -145,15 +146,12 @@ class CudaRnn:
 
     # --- descriptions ---------------------------------------------------------------------
 
-    def _network(self, spec: RnnSpec) -> int:
-        """The description of a network, without a state for its dropout."""
+    def _network(self, spec: RnnSpec) -> tuple[int, int]:
+        """Return the description of a network, without a state, and that of its dropout."""
         found = self._networks.get(spec)
         if found is not None:
-            self._networks.move_to_end(spec)
-            return found[0]
+            return found[:2]
         descriptors = self._descriptors
-        while len(self._networks) >= _MOST_NETWORKS:
-            self._drop()
         with undone_on_error() as made:
             dropout = descriptors.create("Dropout", made)
             network = descriptors.create("RNN", made)
@@ -162,8 +160,8 @@ class CudaRnn:
                 *(dropout, descriptors.handle, spec.dropout, None, 0, 0),
             )
             self._describe(network, dropout, spec)
-        self._networks[spec] = network, dropout, made
-        return network
+        self._networks.keep(spec, (network, dropout, made))
+        return network, dropout
 
     def _describe(self, network: int, dropout: int, spec: RnnSpec) -> None:
         double = spec.dtype == "float64"
@@ -189,9 +187,9 @@ class CudaRnn:
 
         The backward pass needs no seed, because the mask is kept for it.
         """
-        network = self._network(message.spec)
+        network, dropout = self._network(message.spec)
         if message.spec.dropout and message.training:
-            descriptors, (_, dropout, _) = self._descriptors, self._networks[message.spec]
+            descriptors = self._descriptors
             size = message.sizes[3]
             descriptors.call(
                 "cudnnSetDropoutDescriptor",
@@ -200,10 +198,6 @@ class CudaRnn:
             )
             self._describe(network, dropout, message.spec)
         return network
-
-    def _drop(self) -> None:
-        *_, made = self._networks.popitem(last=False)[1]
-        made.close()
 
     def _data(self, spec: RnnSpec, data: RnnData, size: int) -> int:
         filler = (c_size_t * 1)(0)  # a zero of every type

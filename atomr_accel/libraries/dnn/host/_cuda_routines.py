@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from ctypes import byref, c_double, c_float, c_void_p
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ...._errors import Unsupported
 from ....executors.vendor import array, undone_on_error
+from ....wire.recent import Recent
 from ..wire._routine_messages import Normalize, Pool, Softmax
 from ._prototypes import last_error, load_cudnn
 from ._routine_prototypes import DATA_NUMBERS, ENUMS, POOLINGS
@@ -36,12 +36,13 @@ class Descriptors:
     def __init__(self, handle: int) -> None:
         self.handle: Final = handle
         self._library: Final = load_cudnn()
-        self._made: OrderedDict[Hashable, tuple[int, ExitStack]] = OrderedDict()
+        self._made: Recent[Hashable, tuple[int, ExitStack]] = Recent(
+            _MOST_DESCRIPTORS, lambda made: made[1].close()
+        )
 
     def close(self) -> None:
         """Destroy all descriptors."""
-        while self._made:
-            self._drop()
+        self._made.clear()
 
     def call(self, function: str, *args: Any) -> None:
         """Call a function.
@@ -68,14 +69,11 @@ class Descriptors:
         """
         found = self._made.get((kind, key))
         if found is not None:
-            self._made.move_to_end((kind, key))
             return found[0]
-        while len(self._made) >= _MOST_DESCRIPTORS:
-            self._drop()
         with undone_on_error() as made:
             descriptor = self.create(kind, made)
             self.call(setter, descriptor, *values)
-        self._made[kind, key] = descriptor, made
+        self._made.keep((kind, key), (descriptor, made))
         return descriptor
 
     def create(self, kind: str, made: ExitStack) -> int:
@@ -97,10 +95,6 @@ class Descriptors:
             *(DATA_NUMBERS[dtype], len(dims), array("int", dims), array("int", steps)),
             key=(dtype, dims, steps),
         )
-
-    def _drop(self) -> None:
-        _, made = self._made.popitem(last=False)[1]
-        made.close()
 
 
 @final

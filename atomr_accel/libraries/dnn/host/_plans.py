@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 import msgspec
 
 from ...._dtypes import DTYPES
 from ...._errors import AccelError, LibraryError, Unsupported
+from ....wire.recent import Recent
 from ..wire._graph import DnnGraph, decode
 from ._lowering import engines_at_fault, load_frontend, lower, refusals, require_right
 from ._prototypes import version
@@ -149,7 +149,7 @@ class DnnPlanStore:
         self._deterministic = deterministic
         versions = (str(version()), str(self._frontend.__version__), _KNOWLEDGE)
         self._names = (name, *versions, deterministic)
-        self._plans: OrderedDict[tuple[bytes, bool], DnnPlan] = OrderedDict()
+        self._plans: Recent[tuple[bytes, bool], DnnPlan] = Recent(_MOST_PLANS)
         self._lock = threading.Lock()
 
     def find(self, encoded: bytes, handle: int, *, tuned: bool) -> tuple[DnnPlan, str]:
@@ -176,20 +176,14 @@ class DnnPlanStore:
             if plan is None:
                 plan, origin = self._make(encoded, graph, handle), "built"
                 self._write(key, plan)
-            self._keep(key, plan)
+            self._plans.keep(key, plan)
             if tuned:
-                self._keep((encoded, True), plan)
+                self._plans.keep((encoded, True), plan)
         return plan, origin
 
     def recall(self, key: tuple[bytes, bool]) -> DnnPlan | None:
         """The plan of an encoded graph, tuned or not, if it is in memory."""
-        plan = self._plans.get(key)
-        if plan is not None:
-            try:
-                self._plans.move_to_end(key)
-            except KeyError:
-                return plan  # which another lane has dropped just now
-        return plan
+        return self._plans.get(key)
 
     def tune(
         self, encoded: bytes, handle: int, time: Callable[[DnnPlan, int], float]
@@ -210,7 +204,7 @@ class DnnPlanStore:
             graph = decode(encoded)
             plan = self._read(key, graph, handle)
             if plan is not None:
-                self._keep(key, plan)
+                self._plans.keep(key, plan)
                 return plan, "disk"
 
             def fastest(part: DnnGraph, made: Any) -> PlanStep:
@@ -220,7 +214,7 @@ class DnnPlanStore:
 
             plan = assemble(graph, self.parts(graph, handle, fastest))
             self._write(key, plan)
-            self._keep(key, plan)
+            self._plans.keep(key, plan)
         return plan, "built"
 
     def stored(self, graph: DnnGraph) -> tuple[StoredStep, ...]:
@@ -236,7 +230,7 @@ class DnnPlanStore:
 
     def forget(self, encoded: bytes, *, tuned: bool) -> None:
         """Drop a plan from memory."""
-        self._plans.pop((encoded, tuned), None)
+        self._plans.remove((encoded, tuned))
 
     def release(self, lane: object) -> None:
         """Drop the runs that a lane has prepared under its key."""
@@ -343,11 +337,6 @@ class DnnPlanStore:
         return min(times, key=times.__getitem__)
 
     # --- keeping --------------------------------------------------------------------------
-
-    def _keep(self, key: tuple[bytes, bool], plan: DnnPlan) -> None:
-        self._plans[key] = plan
-        while len(self._plans) > _MOST_PLANS:
-            self._plans.popitem(last=False)
 
     def _question(self, key: tuple[bytes, bool]) -> bytes:
         """Return the key of a plan on disk."""

@@ -343,7 +343,7 @@ class Rnn(Facade[D]):
                     "in a batch there is no answer yet to how much memory a recurrent network "
                     "needs for these shapes; call it with them once before the batch"
                 )
-            found = self._sizes.keep(key, answer)
+            found = self._sizes.add(key, answer)
         return found
 
     def _data(self, x: GpuRef, lengths: Sequence[int] | None, layout: str) -> RnnData:
@@ -397,7 +397,8 @@ class Recurrent(DnnPart[D]):
 
     def __init__(self, device: DeviceView) -> None:
         super().__init__(device)
-        self._rnn_sizes: _Known = Recent(_MOST_SIZES)
+        self._rnn_sizes: _Known = Recent(_MOST_SIZES, name="networks")
+        self._caches = (self._plans.plans, self._plans.calls, self._rnn_sizes)
 
     def rnn(
         self,

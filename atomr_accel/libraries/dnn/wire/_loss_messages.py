@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....wire import Message
+from ....wire import Address, Message
 
 
 class CrossEntropy(Message, frozen=True):
@@ -29,13 +29,13 @@ class CrossEntropy(Message, frozen=True):
     reduction: str
     ignore: int
     smoothing: float
-    x: int
-    target: int
-    weight: int
-    y: int
-    scratch: int
-    dy: int = 0
-    dx: int = 0
+    x: Address
+    target: Address
+    weight: Address
+    y: Address
+    scratch: Address
+    dy: Address = 0
+    dx: Address = 0
 
 
 class Ctc(Message, frozen=True):
@@ -65,14 +65,14 @@ class Ctc(Message, frozen=True):
     blank: int
     reduction: str
     zero_infinity: bool
-    log_probs: int
-    targets: int
-    input_lengths: int
-    target_lengths: int
-    y: int
-    scratch: int
-    dy: int = 0
-    dx: int = 0
+    log_probs: Address
+    targets: Address
+    input_lengths: Address
+    target_lengths: Address
+    y: Address
+    scratch: Address
+    dy: Address = 0
+    dx: Address = 0
     vendor: bool = False
 
 

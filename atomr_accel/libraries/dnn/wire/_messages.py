@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ....wire import Message
+from ....wire import Address, Message
 
 
 class PrepareGraph(Message, frozen=True):
@@ -43,9 +43,9 @@ class RunGraph(Message, frozen=True):
 
     graph: bytes
     tuned: bool
-    addresses: tuple[int, ...]
+    addresses: tuple[Address, ...]
     scalars: tuple[float, ...]
-    workspace: int
+    workspace: Address
     workspace_bytes: int
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message
 from ._graph import DnnTensor
 
 
@@ -27,10 +27,10 @@ class Pool(Message, frozen=True):
     stride: tuple[int, ...]
     x_tensor: DnnTensor
     y_tensor: DnnTensor
-    x: int
-    y: int
-    dy: int = 0
-    dx: int = 0
+    x: Address
+    y: Address
+    dy: Address = 0
+    dx: Address = 0
 
 
 class Softmax(Message, frozen=True):
@@ -47,10 +47,10 @@ class Softmax(Message, frozen=True):
     log: bool
     shape: tuple[int, int, int]
     dtype: str
-    x: int
-    y: int
-    dy: int = 0
-    dx: int = 0
+    x: Address
+    y: Address
+    dy: Address = 0
+    dx: Address = 0
 
 
 class Normalize(Message, frozen=True):
@@ -68,10 +68,10 @@ class Normalize(Message, frozen=True):
     beta: float
     k: float
     tensor: DnnTensor
-    x: int
-    y: int
-    dy: int = 0
-    dx: int = 0
+    x: Address
+    y: Address
+    dy: Address = 0
+    dx: Address = 0
 
 
 class Dropout(Message, frozen=True):
@@ -90,8 +90,8 @@ class Dropout(Message, frozen=True):
     offset: int
     dtype: str
     count: int
-    x: int
-    y: int
+    x: Address
+    y: Address
 
 
 class RnnSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -201,8 +201,8 @@ class RnnPack(Message, frozen=True):
     """
 
     spec: RnnSpec
-    parameters: tuple[int, ...]
-    weights: int
+    parameters: tuple[Address, ...]
+    weights: Address
     weight_bytes: int
     out: bool
 
@@ -225,16 +225,16 @@ class RnnForward(Message, frozen=True):
     data: RnnData
     training: bool
     seed: int
-    x: int
-    y: int
-    weights: int
-    h0: int
-    c0: int
-    hn: int
-    cn: int
-    workspace: int
-    reserve: int
-    states: int
+    x: Address
+    y: Address
+    weights: Address
+    h0: Address
+    c0: Address
+    hn: Address
+    cn: Address
+    workspace: Address
+    reserve: Address
+    states: Address
     sizes: tuple[int, int, int, int]
 
 
@@ -249,10 +249,10 @@ class RnnBackward(Message, frozen=True):
     """
 
     forward: RnnForward
-    dy: int
-    dhn: int
-    dcn: int
-    dx: int
-    dh0: int
-    dc0: int
-    dweights: int
+    dy: Address
+    dhn: Address
+    dcn: Address
+    dx: Address
+    dh0: Address
+    dc0: Address
+    dweights: Address

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message
 from ._messages import RunGraph, TuneGraph
 
 
@@ -65,12 +65,12 @@ class Append(Message, frozen=True):
         k_layers, v_layers: addresses of the first of them.
     """
 
-    k: int
-    v: int
-    k_cache: int
-    v_cache: int
-    lengths: int
-    table: int
+    k: Address
+    v: Address
+    k_cache: Address
+    v_cache: Address
+    lengths: Address
+    table: Address
     batch: int
     new: int
     pages: int
@@ -81,8 +81,8 @@ class Append(Message, frozen=True):
     shift: int = 0
     copies: tuple[tuple[int, int], ...] = ()
     layers: int = 1
-    k_layers: int = 0
-    v_layers: int = 0
+    k_layers: Address = 0
+    v_layers: Address = 0
 
 
 class SequenceUpload(msgspec.Struct, frozen=True, array_like=True):
@@ -93,7 +93,7 @@ class SequenceUpload(msgspec.Struct, frozen=True, array_like=True):
         data: the bytes.
     """
 
-    target: int
+    target: Address
     data: bytes
 
 
@@ -110,10 +110,10 @@ class Clean(msgspec.Struct, frozen=True, array_like=True):
         page, columns, pages: sizes; zeros where sequences lie as their copies do.
     """
 
-    target: int
-    source: int
-    lengths: int
-    table: int
+    target: Address
+    source: Address
+    lengths: Address
+    table: Address
     batch: int
     groups: int
     rows: int
@@ -144,12 +144,12 @@ class Blank(msgspec.Struct, frozen=True, array_like=True):
         value: the bits of the new elements.
     """
 
-    target: int
-    source: int
-    lengths_q: int
-    lengths_k: int
-    offsets: int
-    sinks: int
+    target: Address
+    source: Address
+    lengths_q: Address
+    lengths_k: Address
+    offsets: Address
+    sinks: Address
     batch: int
     heads: int
     rows: int
@@ -183,7 +183,7 @@ class Attend(Message, frozen=True):
     uploads: tuple[SequenceUpload, ...]
     append: Append | None
     derived: bytes
-    places: tuple[int, ...]
+    places: tuple[Address, ...]
     run: RunGraph | TuneGraph | None
     clean: tuple[Clean, ...] = ()
     before: tuple[Blank, ...] = ()
@@ -205,6 +205,6 @@ class Trial(Grow, frozen=True):
 class Clear(Message, frozen=True):
     """Fill memory with zeros, or another byte."""
 
-    target: int
+    target: Address
     nbytes: int
     byte: int = 0

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message
 from ....wire import encode as encode_part
 
 
@@ -148,9 +148,9 @@ class RunTransform(Message, frozen=True):
 
     number: int
     spec: bytes
-    source: int
-    target: int
-    workspace: int
+    source: Address
+    target: Address
+    workspace: Address
     work: int
 
 
@@ -165,8 +165,8 @@ class ForgetPlan(Message, frozen=True):
 class Roll(Message, frozen=True):
     """Copy with every axis rotated: ``target[i] = source[(i + shift) % size]``."""
 
-    source: int
-    target: int
+    source: Address
+    target: Address
     itemsize: int
     shape: tuple[int, ...]
     shifts: tuple[int, ...]
@@ -179,7 +179,7 @@ class Frequencies(Message, frozen=True):
         half: only those that are not negative, as ``rfftfreq``.
     """
 
-    target: int
+    target: Address
     n: int
     step: float
     half: bool

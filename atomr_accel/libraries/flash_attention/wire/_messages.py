@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message
 from ...dnn.wire.sequence_messages import Append
 
 READS: Final = (
@@ -100,7 +100,7 @@ class Flash(Message, frozen=True):
     """
 
     form: AttentionForm
-    places: tuple[int, ...]
+    places: tuple[Address, ...]
     append: Append | None = None
 
 

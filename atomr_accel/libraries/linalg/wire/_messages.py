@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message
 from ...array.wire.several import Step
 
 BATCHED: Final = {
@@ -92,9 +92,9 @@ class Compute(Message, frozen=True):
     """
 
     problem: SolverProblem
-    buffers: tuple[int, ...]
-    info: int
-    workspace: int
+    buffers: tuple[Address, ...]
+    info: Address
+    workspace: Address
     work: int
     failure: str
 
@@ -109,7 +109,7 @@ class Require(Message, frozen=True):
     """
 
     problem: SolverProblem
-    info: int
+    info: Address
     failure: str
 
 

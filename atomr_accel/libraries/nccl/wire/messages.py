@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message
 
 Kind = Literal[
     "all_reduce",
@@ -83,8 +83,8 @@ class CollectiveStep(msgspec.Struct, frozen=True, array_like=True):
     kind: Kind
     dtype: str
     count: _Count
-    source: int
-    target: int
+    source: Address
+    target: Address
     root: int = 0
     to: int = 0
     reduction: Reduction = "sum"

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message
 
 
 class KernelEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -230,7 +230,7 @@ class SuggestBlock(Message, frozen=True):
 class ArrayArgument(Message, frozen=True):
     """A buffer as an argument."""
 
-    address: int
+    address: Address
     shape: tuple[int, ...]
     dtype: str
 
@@ -266,7 +266,7 @@ class TiledMap(Message, frozen=True):
         swizzle, promotion, fill: the vendor's values.
     """
 
-    address: int
+    address: Address
     dtype: str
     kind: int
     shape: tuple[int, ...]
@@ -294,7 +294,7 @@ class TextureObject(Message, frozen=True):
         border: value beyond the edges, for modes that use it.
     """
 
-    address: int
+    address: Address
     array: int
     shape: tuple[int, ...]
     dtype: str
@@ -325,7 +325,7 @@ class MakeArray(Message, frozen=True):
     """
 
     array: int
-    address: int
+    address: Address
     shape: tuple[int, ...]
     dtype: str
     extent: tuple[int, ...]
@@ -344,7 +344,7 @@ class CopyArray(Message, frozen=True):
     """Copy between a CUDA array and a buffer of its shape."""
 
     array: int
-    address: int
+    address: Address
     to_array: bool
 
 

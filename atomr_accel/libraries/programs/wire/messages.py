@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from ....wire import Message
+from ....wire import Address, Message
 
 Kind = Literal["call", "when", "loop"]
 
@@ -36,7 +36,7 @@ class Section(Message, frozen=True):
 
     kind: Kind
     nodes: tuple[ProgramStep | Section, ...]
-    flag: int = 0
+    flag: Address = 0
     nbytes: int = 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ....wire import Message
+from ....wire import Address, Message
 
 
 class Distribution(Message, frozen=True):
@@ -25,7 +25,7 @@ class Distribution(Message, frozen=True):
     floats: tuple[float, ...] = ()
     low: int = 0
     span: int = 0
-    table: int = 0
+    table: Address = 0
     extent: int = 0
 
 
@@ -50,9 +50,9 @@ class Draw(Message, frozen=True):
     key: int
     position: int
     rejection_offset: int
-    target: int
+    target: Address
     count: int
-    scratch: int
+    scratch: Address
 
 
 class Points(Message, frozen=True):
@@ -71,7 +71,7 @@ class Points(Message, frozen=True):
     kind: str
     dimensions: int
     first: int
-    target: int
+    target: Address
     count: int
 
 
@@ -93,9 +93,9 @@ class Pick(Message, frozen=True):
     rejection_offset: int
     items: int
     count: int
-    weights: int
-    target: int
-    scratch: int
+    weights: Address
+    target: Address
+    scratch: Address
 
 
 class Take(Message, frozen=True):
@@ -107,9 +107,9 @@ class Take(Message, frozen=True):
         nbytes: of a row.
     """
 
-    rows: int
-    index: int
-    target: int
+    rows: Address
+    index: Address
+    target: Address
     count: int
     nbytes: int
 
@@ -119,5 +119,5 @@ class UploadTable(Message, frozen=True):
 
     prepares: ClassVar[bool] = True
 
-    target: int
+    target: Address
     data: bytes

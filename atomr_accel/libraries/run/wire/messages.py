@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from ...._dtypes import DTYPES
-from ....wire import Message
+from ....wire import Address, Message
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 47)]
 
@@ -28,7 +28,7 @@ class Buffer(Message, frozen=True):
         strides: as in NumPy; None if it is C-contiguous.
     """
 
-    address: int
+    address: Address
     shape: tuple[int, ...]
     dtype: str
     sealed: bool
@@ -108,7 +108,7 @@ class Keep(Message, frozen=True):
 
     ticket: int
     index: int
-    address: int
+    address: Address
 
 
 class Fetch(Message, frozen=True):
@@ -117,7 +117,7 @@ class Fetch(Message, frozen=True):
     ticket: int
     part: int
     start: int
-    address: int
+    address: Address
     nbytes: int
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message
 from ._messages import Matrix
 
 Kind = Literal["general", "symmetric", "hermitian", "spd"]
@@ -58,7 +58,7 @@ class Factorize(Message, frozen=True):
 
     number: int
     system: SparseSystem
-    parts: tuple[int, ...]
+    parts: tuple[Address, ...]
 
 
 class SolveBy(Message, frozen=True):
@@ -75,9 +75,9 @@ class SolveBy(Message, frozen=True):
     """
 
     number: int
-    parts: tuple[int, ...]
-    b: int
-    x: int
+    parts: tuple[Address, ...]
+    b: Address
+    x: Address
     n: int
     count: int
     trans: int

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message
 from ....wire import encode as encode_part
 
 Scalar = float | tuple[float, float]
@@ -115,10 +115,10 @@ class RunSparse(Message, frozen=True):
     """
 
     spec: bytes
-    operands: tuple[int, ...]
+    operands: tuple[Address, ...]
     alpha: Scalar = 1.0
     beta: Scalar = 0.0
-    workspace: int = 0
+    workspace: Address = 0
     work: int = 0
 
 
@@ -135,7 +135,7 @@ class Analyse(Message, frozen=True):
 
     number: int
     spec: bytes
-    matrix: tuple[int, ...]
+    matrix: tuple[Address, ...]
 
 
 class Solve(Message, frozen=True):
@@ -150,7 +150,7 @@ class Solve(Message, frozen=True):
 
     number: int
     spec: bytes
-    operands: tuple[int, ...]
+    operands: tuple[Address, ...]
     alpha: Scalar
 
 
@@ -165,7 +165,7 @@ class FindStructure(Message, frozen=True):
 
     number: int
     spec: bytes
-    operands: tuple[int, ...]
+    operands: tuple[Address, ...]
 
 
 class ComputeProduct(Message, frozen=True):
@@ -181,7 +181,7 @@ class ComputeProduct(Message, frozen=True):
 
     number: int
     spec: bytes
-    operands: tuple[int, ...]
+    operands: tuple[Address, ...]
     structure: bool
     alpha: Scalar
 

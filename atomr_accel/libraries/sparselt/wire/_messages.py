@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message
 from ....wire import encode as encode_part
 
 Algorithm = Literal["strip", "tile"]
@@ -94,8 +94,8 @@ class Prune(Message, frozen=True):
 
     matrix: Structured
     algorithm: Algorithm
-    source: int
-    target: int
+    source: Address
+    target: Address
 
 
 class CheckSparsity(Message, frozen=True):
@@ -104,7 +104,7 @@ class CheckSparsity(Message, frozen=True):
     returns: ClassVar[Any] = bool
 
     matrix: Structured
-    source: int
+    source: Address
 
 
 class MeasureCompressed(Message, frozen=True):
@@ -126,9 +126,9 @@ class Compress(Message, frozen=True):
     """
 
     matrix: Structured
-    source: int
-    target: int
-    scratch: int
+    source: Address
+    target: Address
+    scratch: Address
 
 
 class MultiplyCompressed(Message, frozen=True):
@@ -142,10 +142,10 @@ class MultiplyCompressed(Message, frozen=True):
     """
 
     spec: bytes
-    a: int
-    b: int
-    c: int
-    d: int
-    bias: int
+    a: Address
+    b: Address
+    c: Address
+    d: Address
+    bias: Address
     alpha: float
     beta: float

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from ....wire import Message
+from ....wire import Address, Message
 
 Scalar = float | tuple[float, float]
 
@@ -102,11 +102,11 @@ class RunTensor(Message, frozen=True):
     """
 
     operation: bytes
-    inputs: tuple[int, ...]
-    added: int
-    output: int
+    inputs: tuple[Address, ...]
+    added: Address
+    output: Address
     scalars: tuple[Scalar, ...]
-    workspace: int
+    workspace: Address
     workspace_bytes: int
 
 

@@ -29,7 +29,7 @@ class AbacusBlas:
         """Nothing is held."""
 
     def _gemm(self, message: Gemm) -> None:
-        m, n, k, dtype = message.m, message.n, message.k, np.dtype(message.dtype)
+        (m, n, k), dtype = message.sizes, np.dtype(message.options.dtype)
         a = self._context.array(message.a, (m, k), dtype)
         b = self._context.array(message.b, (k, n), dtype)
         self._context.array(message.c, (m, n), dtype)[...] = np.trunc(a) @ np.trunc(b)

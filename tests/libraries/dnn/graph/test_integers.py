@@ -213,7 +213,7 @@ async def test_refused_graph_is_refused_when_it_is_made(
     graph = device.dnn.graph()
     with pytest.raises(Unsupported, match=message):
         make(graph, Tensors(graph))
-    assert device.dnn.statistics().misses == 0
+    assert device.statistics().caches["dnn.plans"].misses == 0
 
 
 async def test_numbers_fit(device: Device) -> None:

@@ -13,6 +13,7 @@ from atomr_accel import LibraryError, Unsupported
 from atomr_accel.executors.disk_cache import DiskCache
 from atomr_accel.libraries.dnn.graph._run import LANE, PLANNER
 from atomr_accel.libraries.dnn.host import _lowering
+from atomr_accel.wire.recent import Recent
 
 from .... import seeds
 from ....differential import graphs
@@ -407,9 +408,9 @@ async def test_evicted_plans_are_forgotten_by_the_host_too(
     for _ in range(2):
         await device.dnn.conv(x, w)
         await device.dnn.relu(x)
-    statistics = device.dnn.statistics()
-    assert (statistics.plans, statistics.evictions) == (1, 3)
-    assert statistics.loaded == 2
+    plans = device.statistics().caches["dnn.plans"]
+    assert (plans.entries, plans.evictions) == (1, 3)
+    assert device.dnn.statistics().loaded == 2
 
 
 async def test_integers_are_not_given_to_cudnn(device: Device, offered: list[list[str]]) -> None:
@@ -424,16 +425,13 @@ async def test_integers_are_not_given_to_cudnn(device: Device, offered: list[lis
     assert offered == [["mul", "relu"]]
 
 
-def test_the_plan_that_was_not_used_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from collections import OrderedDict
-
+def test_plan_store_drops_the_least_recently_used_plan() -> None:
     from atomr_accel.libraries.dnn.host import _plans
 
-    monkeypatch.setattr(_plans, "_MOST_PLANS", 2)
     store: Any = object.__new__(_plans.DnnPlanStore)
-    store._plans = OrderedDict()
+    store._plans = Recent(2)
     for name in (b"hot", b"one", b"other"):
-        store._keep((name, False), name)
+        store._plans.keep((name, False), name)
         assert store.find(b"hot", 0, tuned=False) == (b"hot", "memory")
     assert [*store._plans] == [(b"other", False), (b"hot", False)]
 

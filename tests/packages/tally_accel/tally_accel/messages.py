@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atomr_accel.wire import Message
+from atomr_accel.wire import Address, Message
 
 
 class CountNonzero(Message, frozen=True):
@@ -15,7 +15,7 @@ class CountNonzero(Message, frozen=True):
         dtype: their type, by name.
     """
 
-    x: int
-    result: int
+    x: Address
+    result: Address
     count: int
     dtype: str

@@ -1,4 +1,4 @@
-"""Repeated calls are traced once and filled in from then on, with the same results."""
+"""Repeated calls have a template that is filled in from then on, with the same results."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
-from atomr_accel.ops import Trace, _traces, signature
+from atomr_accel.libraries.blas.checks import LANE
+from atomr_accel.ops import CallTemplate, Request, Submission, UndeclaredAddress, signature
+from atomr_accel.ops._templates import CallTemplates
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
+from atomr_accel.wire import Message
 
 from ..harness import cpu_only, on_shared, opened, program, used_by
 
@@ -29,9 +32,9 @@ if TYPE_CHECKING:
 SIDE = 4
 
 
-def traces(facade: Any) -> list[Trace]:
-    """Return the traces that a facade holds."""
-    return [each for each in facade._traces._known.values() if isinstance(each, Trace)]
+def templates_of(facade: Any) -> list[CallTemplate]:
+    """Return the templates that a facade holds."""
+    return [each for each in facade._templates.known.values() if isinstance(each, CallTemplate)]
 
 
 def same(one: object, other: object) -> bool:
@@ -40,19 +43,19 @@ def same(one: object, other: object) -> bool:
 
 
 @on_shared
-async def test_the_second_call_of_a_kind_is_traced(device: Device) -> None:
-    before = len(traces(device.blas))
+async def test_second_call_of_a_signature_makes_a_template(device: Device) -> None:
+    before = len(templates_of(device.blas))
     a = await device.put(np.arange(12, dtype=np.float32).reshape(3, 4))
     b = await device.put(np.arange(28, dtype=np.float32).reshape(4, 7))
     exact = np.arange(12.0).reshape(3, 4) @ np.arange(28.0).reshape(4, 7)
     for count in (0, 1, 1):
         np.testing.assert_array_equal(await device.get(await device.blas.gemm(a, b)), exact)
-        assert len(traces(device.blas)) - before == count
+        assert len(templates_of(device.blas)) - before == count
 
 
 @program
-async def test_calls_that_wait_for_what_they_need_together_are_traced_later() -> None:
-    """Sixteen tasks wait for the first plan at once; calls after them are traced."""
+async def test_calls_that_wait_together_have_templates_later() -> None:
+    """Sixteen tasks wait for the first plan at once; calls after them have templates."""
     async with opened() as device:
         x, scale = await device.zeros((2, SIDE)), await device.zeros(SIDE)
         async with trio.open_nursery() as nursery:
@@ -60,7 +63,7 @@ async def test_calls_that_wait_for_what_they_need_together_are_traced_later() ->
                 nursery.start_soon(device.dnn.layer_norm, x, scale, scale)
         for _ in range(16):
             await device.dnn.layer_norm(x, scale, scale)
-        assert len(traces(device.dnn)) == 1
+        assert len(templates_of(device.dnn)) == 1
 
 
 @pytest.mark.parametrize("batch", [False, True])
@@ -77,10 +80,10 @@ async def test_values_that_hold_buffers_are_taken_apart(device: Device, batch: b
             made = collected.sparse.matmul(a, x, **options)
         return await device.get(made)
 
-    before = len(traces(device.sparse))
+    before = len(templates_of(device.sparse))
     for at in (0, 0, 1, 0, 1):
         np.testing.assert_array_equal(await multiply(matrices[at], x), dense[at] @ np.arange(3.0))
-    assert len(traces(device.sparse)) == before + 1
+    assert len(templates_of(device.sparse)) == before + 1
     assert (await multiply(matrices[0].T, x)).tolist() == [0, 2, 6]
     for _ in range(3):
         with pytest.raises(ValueError, match=r"shares memory with a\.data"):
@@ -99,12 +102,12 @@ async def test_results_may_be_views(device: Device) -> None:
     whole = await device.put(np.ones((32, 32), np.float16))
     a = await device.sparselt.compress(await device.sparselt.prune(whole))
     columns = await device.put(np.tile(np.arange(16, dtype=np.float16), (32, 1)))
-    before = len(traces(device.sparselt))
+    before = len(templates_of(device.sparselt))
     for count in (0, 1, 1):
         made = await device.sparselt.matmul(a, columns, order="F")
         assert made.T.contiguous
         assert (await device.get(made) == 16 * np.arange(16)).all()
-        assert len(traces(device.sparselt)) - before == count
+        assert len(templates_of(device.sparselt)) - before == count
 
 
 values = st.one_of(
@@ -149,7 +152,7 @@ async def test_unhashable_arguments_have_no_signature(device: Device) -> None:
     whole = await device.zeros((SIDE, SIDE))
     freed = await device.zeros((SIDE, SIDE))
     await device.free(freed)
-    classes = (Trace, type("Float", (np.float32,), {}))
+    classes = (CallTemplate, type("Float", (np.float32,), {}))
     for given_ in (
         *(freed, [whole], np.float32(1), (True,), (1.0,), object(), "x" * 1000),
         *classes,
@@ -266,14 +269,14 @@ async def test_calls_on_views_are_as_the_first(device: Device, calls: Any, batch
 
 
 @program
-async def test_views_are_traced() -> None:
+async def test_views_have_templates() -> None:
     async with opened() as device:
         x = await device.put(np.ones((SIDE, 3 * SIDE), np.float32))
         for _ in range(3):
             for at in (0, SIDE):
                 part = x[:, at : at + SIDE]
                 y = await device.blas.gemm(part, part.T)
-        assert len(traces(device.blas)) == 2
+        assert len(templates_of(device.blas)) == 2
         np.testing.assert_array_equal(await device.get(y), np.full((SIDE, SIDE), SIDE))
 
 
@@ -287,29 +290,84 @@ async def test_scalars_with_a_sign(device: Device) -> None:
             assert np.signbit(y).all() == np.signbit(alpha)
 
 
+class Tally(Message, frozen=True):
+    """A message that does not declare its address."""
+
+    where: int
+
+
+@on_shared
+async def test_undeclared_address_is_an_error_when_a_template_is_made(device: Device) -> None:
+    def tally(_facade: object, x: GpuRef) -> Request[None]:
+        sent: Submission[None] = Submission(Tally(x._block.address), (x._block,), ())
+        return Request(LANE, "blas.tally", lambda _preparer: sent)
+
+    templates, x = CallTemplates(), await device.zeros(SIDE)
+    assert templates.find(tally, None, device._core, (x,), {}) is None
+    for _ in range(2):
+        with pytest.raises(UndeclaredAddress, match="Tally must declare all fields"):
+            templates.find(tally, None, device._core, (x,), {})
+
+
+@on_shared
+async def test_numbers_that_look_like_places_are_sent_as_they_are(device: Device) -> None:
+    wide = [1 << 62, (1 << 62) + 1, (1 << 63) - 1]
+    x = await device.put(np.array(wide, np.uint64))
+    for number in [number for number in wide for _ in range(3)]:
+        made = await device.array.full_like(x, number)
+        assert (await device.get(made)).tolist() == [number] * 3
+        drawn = [device.rng.default_rng(number).integers(0, 1 << 62, 4) for _ in range(2)]
+        one, other = [await device.get(await each) for each in drawn]
+        np.testing.assert_array_equal(one, other)
+
+
 @program
 async def test_settings_that_change_between_calls() -> None:
     async with opened() as device:
         x = await device.put(np.array([-1, 2], np.float32))
         for _ in range(3):
             await device.dnn.relu(x)
-        hits = device.dnn.statistics().hits
+        before = device.statistics().caches["dnn.plans"]
         await device.dnn.relu(x)
-        assert device.dnn.statistics().hits == hits + 1  # filled-in calls count as well
+        found = device.statistics().caches["dnn.plans"]
+        assert found.hits == before.hits + 1  # filled-in calls count as well
         device.dnn.clear_plans()
-        misses = device.dnn.statistics().misses
         await device.dnn.relu(x)
-        assert device.dnn.statistics().misses == misses + 1
+        assert device.statistics().caches["dnn.plans"].misses == before.misses + 1
 
 
 @program
-async def test_traces_are_of_a_generation() -> None:
+async def test_clear_caches_empties_all_caches_and_calls_go_on() -> None:
+    async with opened() as device:
+        x = await device.put(np.array([-1, 2], np.complex64))
+        positive = await device.put(np.array([-1, 2], np.float32))
+        for _ in range(2):
+            for _ in range(3):
+                await device.blas.gemm(m := await device.zeros((3, 3)), m)
+                await device.dnn.relu(positive)
+                await device.evaluate(positive * 2)
+                made = await device.fft.fft(x)
+            caches = device.statistics().caches
+            for name in ("blas.templates", "device.templates", "dnn.plans", "fft.plans"):
+                assert 0 < caches[name].entries < caches[name].limit, name
+                assert caches[name].hits, name
+                assert caches[name].misses, name
+            assert all(name == each.name for name, each in caches.items())
+            np.testing.assert_allclose(await device.get(made), [1, -3])
+            device.clear_caches()
+            cleared = device.statistics().caches
+            assert not any(each.entries for each in cleared.values())
+            assert cleared["fft.plans"].evictions > caches["fft.plans"].evictions
+
+
+@program
+async def test_templates_end_with_their_generation() -> None:
     async with opened() as device:
         x = await device.put(np.eye(SIDE), sealed=True)
         for _ in range(2):
             for _ in range(3):
                 y = await device.blas.gemm(x, x)
-            assert [each.epoch for each in traces(device.blas)] == [device._core.memory.epoch]
+            assert [each.epoch for each in templates_of(device.blas)] == [device._core.memory.epoch]
             np.testing.assert_array_equal(await device.get(y), np.eye(SIDE))
             await poison(device)
             with pytest.raises(GpuRefStale):
@@ -317,7 +375,7 @@ async def test_traces_are_of_a_generation() -> None:
 
 
 @program
-async def test_a_batch_of_another_generation_takes_no_calls_that_are_traced() -> None:
+async def test_a_batch_of_another_generation_takes_no_calls_by_templates() -> None:
     """Its lanes are gone, whatever the buffers are good for."""
     async with opened() as device:
         one = await device.zeros((SIDE, SIDE))
@@ -334,11 +392,9 @@ async def test_a_batch_of_another_generation_takes_no_calls_that_are_traced() ->
 
 
 @program
-async def test_there_are_only_so_many_and_none_holds_a_buffer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_traces, "_SIGNATURES", 8)
+async def test_there_are_only_so_many_and_none_holds_a_buffer() -> None:
     async with opened() as device:
+        device.blas._templates.known.limit = 8
         before = used_by(device)
         gc.disable()
         try:
@@ -350,7 +406,7 @@ async def test_there_are_only_so_many_and_none_holds_a_buffer(
                 for _ in range(3):
                     batch.blas.gemm(x, x)
             del x, batch
-            assert len(device.blas._traces._known) == 8
+            assert len(device.blas._templates.known) == 8
             assert used_by(device) == before
         finally:
             gc.enable()

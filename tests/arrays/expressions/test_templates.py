@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atomr_accel.arrays.expressions import apart, joined
-from atomr_accel.ops import Trace
+from atomr_accel.ops import CallTemplate
 
 from ...harness import on_shared, opened, program
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 NUMBERS = (1.5, 2.0, 0.0, -0.0, -3, float("nan"), float("-inf"), 1e300, 7, 4.0, True)
 
 
-def traced(facade: Any) -> list[Trace]:
-    """Return the traced calls of a facade."""
-    return [each for each in facade._traces._known.values() if isinstance(each, Trace)]
+def templates_of(facade: Any) -> list[CallTemplate]:
+    """Return the call templates of a facade."""
+    return [each for each in facade._templates.known.values() if isinstance(each, CallTemplate)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "complex64", "complex128"])
@@ -50,7 +50,7 @@ async def test_numbers_are_filled_in(device: Device, dtype: str) -> None:
 
 
 @program
-async def test_one_trace_is_for_all_numbers() -> None:
+async def test_one_template_is_for_all_numbers() -> None:
     async with opened() as device:
         x = await device.put(np.arange(4.0))
         for number in (2, 3.0, -1.0, 2, 5.5):
@@ -60,7 +60,7 @@ async def test_one_trace_is_for_all_numbers() -> None:
         for whole in (1 << 62, -(1 << 62), -1):
             made = await device.evaluate(large + whole)
             np.testing.assert_array_equal(await device.get(made), np.arange(4) + whole)
-        assert len(traced(device)) == 2
+        assert len(templates_of(device)) == 2
 
 
 @program
@@ -76,11 +76,11 @@ async def test_results_go_where_they_are_told() -> None:
             await device.evaluate(part * rate + w[1::2], out=part)
             expected[::2] = expected[::2] * rate + expected[1::2]
             np.testing.assert_array_equal(await device.get(w), expected)
-        assert len(traced(device)) == 2
+        assert len(templates_of(device)) == 2
 
 
 @on_shared
-async def test_trace_contains_captured_values(device: Device) -> None:
+async def test_template_contains_captured_values(device: Device) -> None:
     w = await device.put(np.arange(6.0))
     scaled: Any = device.fuse(lambda a: a * w[::2] + w[3:] * 4.0)
     for number in range(4):
@@ -91,7 +91,7 @@ async def test_trace_contains_captured_values(device: Device) -> None:
             again = batch.using(scaled)(x)
         for each in (made, again):
             np.testing.assert_array_equal(await device.get(each), wanted)
-    assert len(traced(scaled)) == 2  # also that of batches
+    assert len(templates_of(scaled)) == 2  # also that of batches
 
 
 @on_shared

@@ -1,4 +1,4 @@
-"""Repeated calls of ``device.array`` are traced once and filled in, with the same results."""
+"""Repeated calls of ``device.array`` have a template that is filled in, with the same results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import Unsupported
-from atomr_accel.ops import Trace
+from atomr_accel.ops import CallTemplate
 from atomr_accel.testing import poison
 
 from ...harness import on_shared, opened, program, used_by
@@ -130,22 +130,22 @@ async def test_the_nth_call_is_as_numpys(device: Device, chosen: Any, batch: boo
             await check(device, name, (first, second), seed, batch=collected, alike=alike)
 
 
-def traced(device: Device) -> list[Trace]:
-    """Return the traces that ``device.array`` holds."""
-    known = device.array._traces._known.values()
-    return [each for each in known if isinstance(each, Trace)]
+def templates_of(device: Device) -> list[CallTemplate]:
+    """Return the templates that ``device.array`` holds."""
+    known = device.array._templates.known.values()
+    return [each for each in known if isinstance(each, CallTemplate)]
 
 
 @pytest.mark.slow
 @program
-async def test_calls_are_traced_in_each_generation() -> None:
+async def test_calls_have_templates_in_each_generation() -> None:
     async with opened() as device:
         for _ in range(2):
             for count, name in enumerate(CALLS, 1):
                 for seed in range(3):
                     await check(device, name, ("transposed", "gaps"), seed)
                 epoch = device._core.memory.epoch
-                assert sum(each.epoch is epoch for each in traced(device)) == count, name
+                assert sum(each.epoch is epoch for each in templates_of(device)) == count, name
             await poison(device)
 
 
@@ -157,7 +157,7 @@ async def test_all_steps_of_a_call_are_in_its_message() -> None:
         for number in (1.0, 1.0, 1.0, 2.0, 2.0, 2.0):
             await device.array.setitem(x, at, number)
             np.testing.assert_array_equal(await device.get(x), np.full((SIDE, SIDE), number))
-        assert [len(each.ops) for each in traced(device)] == [1, 1]
+        assert [len(each.ops) for each in templates_of(device)] == [1, 1]
 
 
 @program
@@ -168,7 +168,7 @@ async def test_numbers_may_look_like_places() -> None:
         for _ in range(4):
             made = await device.array.full_like(like, 64)
             np.testing.assert_array_equal(await device.get(made), [64] * SIDE)
-        assert len(traced(device)) == 1
+        assert len(templates_of(device)) == 1
 
 
 @program
@@ -178,7 +178,7 @@ async def test_result_size_known_to_the_device_is_read_each_time() -> None:
             x = await device.put(np.arange(SIDE) < count)
             found = await device.get(await device.array.flatnonzero(x))
             np.testing.assert_array_equal(found, np.arange(min(count, SIDE)))
-        assert len(traced(device)) == 1  # of which the answer is not a part
+        assert len(templates_of(device)) == 1  # of which the answer is not a part
         with pytest.raises(Unsupported, match="waits for the device's answer"):
             async with device.batch() as batch:
                 for _ in range(3):
