@@ -141,8 +141,8 @@ async def ask(url: str, path: str, body: object = None) -> tuple[int, bytes]:
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         await stream.send_all(head.encode() + sent)
         answer = b"".join([part async for part in stream])
-    head, _, text = answer.partition(b"\r\n\r\n")
-    return int(head.split()[1]), text
+    status, _, text = answer.partition(b"\r\n\r\n")
+    return int(status.split()[1]), text
 
 
 class UnluckyModel(Model):

@@ -110,9 +110,9 @@ class Catalogue:
             for method in dir(facade):
                 if not method.startswith("_") and not is_other_name(facade, method):
                     calls[method] = f"{name}.{method}"
-        for module in (np, np.linalg, np.fft):
-            for method, call in ELSEWHERE.get(module.__name__, {}).items():
-                if callable(getattr(module, method, None)) and method not in self.facades:
+        for namespace in (np, np.linalg, np.fft):
+            for method, call in ELSEWHERE.get(namespace.__name__, {}).items():
+                if callable(getattr(namespace, method, None)) and method not in self.facades:
                     add_other_name(method, f"await device.{call}(...)")
 
 

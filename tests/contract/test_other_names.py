@@ -75,7 +75,7 @@ async def test_names_of_others_are_in_help_but_not_in_dir() -> None:
         for thing in (device, x, x + 1, device.array):
             assert not {"tanh", "get" if thing is not device else "exp"} & {*dir(thing)}
             assert not hasattr(thing, "tolist")
-            text = pydoc.render_doc(type(thing), renderer=pydoc.plaintext)
+            text = pydoc.render_doc(type(thing), renderer=pydoc.plaintext)  # type: ignore[attr-defined]
             assert "tolist = <write: (await device.get(x)).tolist()>" in text
 
 

@@ -250,7 +250,7 @@ def test_default_functions_are_in_the_reference(name: str) -> None:
     "kind", [kind for kind in CALLABLE.values() if type(kind) is NoPublicConstructor]
 )
 def test_help_shows_no_constructor_that_programs_cannot_call(kind: type) -> None:
-    text = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+    text = pydoc.render_doc(kind, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
     assert "__init__(self, /)\n" in text or "__init__" not in vars(kind)
     assert "*_args" not in text
 
