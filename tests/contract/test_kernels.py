@@ -203,10 +203,12 @@ async def test_arguments_are_checked_against_the_declaration(device: Device) -> 
         await kernel.launch(1, 1, 1.0, x, y)
     with pytest.raises(TypeError, match=r"argument 1 .* must be a GpuRef, not float"):
         await kernel.launch(1, 1, 1.0, 1.0, y, 4)
-    with pytest.raises(TypeError, match=r"argument 0 is a GpuRef, but .* 'float'"):
+    with pytest.raises(
+        TypeError, match=r"argument 0 must be a scalar, because the kernel declares 'float'"
+    ):
         await kernel.launch(1, 1, x, x, y, 4)
     wide = await device.zeros(4, np.float64)
-    with pytest.raises(TypeError, match=r"argument 1 has dtype float64, .* which is float32"):
+    with pytest.raises(TypeError, match=r"argument 1 must have dtype float32, .*, not float64"):
         await kernel.launch(1, 1, 1.0, wide, y, 4)
     assert repr(kernel) == "<Kernel axpy(float, const float*, float*, int)>"
 
@@ -220,7 +222,7 @@ async def test_pointers_to_integers_take_either_sign(device: Device) -> None:
     await kernel.launch(1, 1, out, 5)
     assert (await device.get(out)).tolist() == [5]
     for other in (np.int64, np.float32, np.int16):
-        with pytest.raises(TypeError, match="argument 0 has dtype"):
+        with pytest.raises(TypeError, match="argument 0 must have dtype"):
             await kernel.launch(1, 1, await device.zeros(1, other), 5)
 
 
@@ -523,6 +525,6 @@ async def test_a_kernel_belongs_to_its_device(isolation: Isolation) -> None:
         here, there = await one.zeros(1, np.float32), await other.zeros(1, np.float32)
         with pytest.raises(
             ValueError,
-            match=r"argument 1 \('\?'\) must be on another cpu:0, which was opened earlier,",
+            match=r"argument 1 \('\?'\) must be on another .*:0, which was opened earlier,",
         ):
             await kernel.launch(1, 1, 1.0, there, here, 1)

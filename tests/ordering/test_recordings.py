@@ -630,13 +630,13 @@ async def test_replacement_needs_the_same_alignment(device: Device) -> None:
     await recorded.replay(part)
     np.testing.assert_allclose(await device.get(out), np.fft.rfft(host[4:20]), rtol=1e-5)
     with pytest.raises(
-        ValueError, match=r"<GpuRef float32\[16\] on cpu:0, generation 1> must begin at a multiple"
+        ValueError, match=r"<GpuRef float32\[16\] on .*:0, generation 1> must begin at a multiple"
     ):
         await recorded.replay(odd)
     async with device.record(whole) as outer:
         outer.call(recorded, whole)
     with pytest.raises(
-        ValueError, match=r"<GpuRef float32\[16\] on cpu:0, generation 1> must begin at a"
+        ValueError, match=r"<GpuRef float32\[16\] on .*:0, generation 1> must begin at a"
     ):
         await outer.replay(odd)
     async with device.record(odd) as lenient:

@@ -1,4 +1,4 @@
-// atomr_accel: CUDA_ERROR_MISALIGNED_ADDRESS: writes an int at an odd address. One thread, with "where" 0.
+// atomr_accel: CUDA_ERROR_MISALIGNED_ADDRESS: writes an int at an odd address; one thread.
 extern "C" __global__ void fault(int where) {
   __shared__ volatile int cells[4];
   volatile int* odd = (volatile int*)((char*)cells + where + 1);

@@ -353,6 +353,10 @@ def test_functions_have_out_as_numpy_does() -> None:
     further = {"argsort", "sort", "tril", "triu", "where"}
     for name in dir(ArrayFunctions):
         numpys = getattr(np, name, None)
-        if not name.startswith("_") and callable(numpys):
+        if (
+            not name.startswith("_")
+            and callable(numpys)
+            and callable(getattr(ArrayFunctions, name))
+        ):
             wanted = has_out(numpys) or name in further
             assert has_out(getattr(ArrayFunctions, name)) == wanted, name
