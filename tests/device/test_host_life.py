@@ -626,7 +626,7 @@ async def test_no_host_outlives_its_program() -> None:
 INTERRUPTED: Final = """
 import os, signal, trio
 from atomr_accel import open_device
-from atomr_accel.device import context as _context
+from atomr_accel.device.contexts import context as _context
 
 @trio.lowlevel.enable_ki_protection
 async def interrupted(*args, **options):

@@ -22,8 +22,8 @@ from atomr_accel.device import _open
 from atomr_accel.device._growth import SlabGrowth
 from atomr_accel.device.contexts import context as _context
 from atomr_accel.device.contexts._prepared import PreparedHost
-from atomr_accel.device.standby import _spare
-from atomr_accel.lanes import HostDied, start_host
+from atomr_accel.device.standby import _budget, _spare
+from atomr_accel.lanes import HostDied, HostHandle, start_host
 from atomr_accel.testing import kill_host, poison, standby_ready
 from atomr_accel.testing.garbage import collect_garbage
 from tests.harness import cpu_only, descriptors, no_descriptors, opened, program
@@ -307,7 +307,7 @@ async def test_warm_up_gets_a_device_that_nothing_is_left_of() -> None:
             host = standby_of(device).hosts[0]
             assert seen[-1][0] == host.pid != seen[-1][1] == device.statistics().host_pid
             assert made[-1].is_stale
-            with pytest.raises(ValueError, match=r"runs on another .*:0"):
+            with pytest.raises(ValueError, match=r"on another .*:0, which was opened earlier"):
                 await device.get(made[-1])
             await poison(device)
             await works(device)
@@ -531,16 +531,16 @@ def costs(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
         hosts[self.host] = core
         return info
 
-    async def free_memory(self: PreparedHost) -> int:
-        core = hosts[self.host]
+    async def free_memory(host: HostHandle) -> int:
+        core = hosts[host]
         await trio.lowlevel.checkpoint()
-        open_now = sum(host.alive for host in hosts)
+        open_now = sum(other.alive for other in hosts)
         free: int = (1 << 30) - open_now * nbytes - core.memory.capacity
         return free
 
     hosts: dict[Any, DeviceCore] = {}
     monkeypatch.setattr(PreparedHost, "open", open_)
-    monkeypatch.setattr(PreparedHost, "free_memory", free_memory)
+    monkeypatch.setattr(_budget, "free_memory", free_memory)
 
 
 @pytest.mark.parametrize("opens", [False, True])
@@ -752,11 +752,11 @@ async def test_warnings_as_errors_hold_nobody_up(monkeypatch: pytest.MonkeyPatch
 async def test_a_host_that_cannot_say_what_it_imported_ends_as_any_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def learn(self: PreparedHost, core: DeviceCore) -> None:
+    async def learn(host: HostHandle, core: DeviceCore) -> None:
         await trio.lowlevel.checkpoint()
         raise HostDied("it has ended")
 
-    monkeypatch.setattr(PreparedHost, "learn", learn)
+    monkeypatch.setattr(_spare, "learn", learn)
     async with opened(standby="warm", max_restarts=OFTEN) as device:
         await device.run(has_imported, "wave")
         await standby_of(device).wait_ready()
