@@ -24,6 +24,7 @@ from .cell import ActorStatistics
 from .deciders import Decider, Directive, decide_by_type, restart_always
 from .instrument import Instrument
 from .messages import Message, handler
+from .service import Call, GetStatistics, Place, Service, serving
 from .system import ActorSystem, ActorTree, SystemStatistics, open_system
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "ActorTree",
     "AutoShutdown",
     "Backoff",
+    "Call",
     "ChildExited",
     "ChildSpec",
     "ChildState",
@@ -44,6 +46,7 @@ __all__ = [
     "ChildStopped",
     "Decider",
     "Directive",
+    "GetStatistics",
     "Group",
     "Instrument",
     "Intensity",
@@ -56,8 +59,10 @@ __all__ = [
     "NoSuchActor",
     "NoSuchChild",
     "Overflow",
+    "Place",
     "RestartType",
     "Restarted",
+    "Service",
     "Strategy",
     "Supervision",
     "SupervisionFailed",
@@ -73,4 +78,5 @@ __all__ = [
     "open_supervisor",
     "open_system",
     "restart_always",
+    "serving",
 ]

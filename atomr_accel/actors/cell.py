@@ -227,6 +227,7 @@ class Cell(TreeNode):
         "_restart",
         "_restarting",
         "_type",
+        "_undecided",
         "_unhandled",
         "_unprompted",
         "_was_up",
@@ -268,6 +269,8 @@ class Cell(TreeNode):
         self._ended: trio.Event | None = None
         # What was asked and is being handled, so that it is answered come what may.
         self._current: Ask | None = None
+        # What tasks were answering when the actor failed.
+        self._undecided: list[Ask] = []
         # Whether it ever started completely, how often it did so again, and the failure
         # that the present life is owed to.
         self._was_up = False
@@ -368,6 +371,11 @@ class Cell(TreeNode):
             if self.system._instruments.active:
                 self.system._instruments("actor_restarting", self.ref, cause)
         self._cause = cause
+        for ask in self._undecided:
+            error = self._interrupted(restarting=True)
+            error.__cause__ = cause
+            ask.fail(error)
+        self._undecided.clear()
         self._failure = self._unprompted = None
         self._halted = self._restarting = self._leaving = False
 
@@ -399,6 +407,9 @@ class Cell(TreeNode):
             self.at_end(self._failure)
         if self.parent.children.get(self.name) is self:
             del self.parent.children[self.name]
+        for ask in self._undecided:
+            ask.fail(self._stopped_error())
+        self._undecided.clear()
         unread: list[Message[Any]] = []
         for entry in self.inbox.close():
             if isinstance(entry, Ask):
@@ -600,8 +611,11 @@ class Cell(TreeNode):
                 self._log_failed(error)
         except BaseException as error:
             failure = error
-            if ask is not None:
+            if ask is not None and self._halted:
                 ask.fail(self._interrupted(restarting=self._restarting))
+            elif ask is not None:
+                # The actor has failed, and only its supervisor knows what comes of it.
+                self._undecided.append(ask)
             raise
         finally:
             if self.system._instruments.active:

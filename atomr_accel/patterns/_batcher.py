@@ -16,12 +16,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import dataclass, replace
 from itertools import count
 from threading import get_ident
-from typing import Any, Generic, TypeVar, cast, final, overload
+from typing import Any, Generic, TypeVar, Unpack, cast, final, overload
 
 import outcome
 import trio
 
-from ..actors import Overflow
+from ..actors import Overflow, Place, Service, serving
 from ..actors.nursery import PlainNursery
 from ..actors.util import (
     NoPublicConstructor,
@@ -139,7 +139,7 @@ def _real(priority: object) -> float:
 
 
 @final
-class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
+class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
     """Collects requests into batches, as `open_batcher` returns it.
 
     ``await batcher(item)`` makes one request.
@@ -180,6 +180,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         self._alone = trio.Lock()
         self._quiet: trio.Event | None = None
         self._left_over: list[QueuedRequest] = []
+        self._all_answered = trio.Event()
         self._closing = False
         self._closed_by: BaseException | None = None
         self._thread = get_ident()
@@ -218,7 +219,7 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
             raise elsewhere("batcher", "run(batcher, ...)")
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closing:
-            raise self._refusal()
+            raise self._refusal(self._closed_by)
         urgency = -_real(priority)
         bucket = self._bucket_for(item)
         now = trio.current_time()
@@ -399,9 +400,10 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         if error is not None and wake:
             trio.lowlevel.reschedule(request.task, outcome.Error(error))
 
-    def _refusal(self) -> Closed:
-        error = Closed("the batcher's block was left, so it takes no more requests")
-        error.__cause__ = self._closed_by
+    def _refusal(self, cause: BaseException | None) -> Closed:
+        text = "the batcher's block was left, so it takes no more requests"
+        error = Closed(text if self._closing else "the batcher failed, and is started again")
+        error.__cause__ = cause
         return error
 
     # --- batches are formed ------------------------------------------------------------
@@ -484,14 +486,40 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
         self._let_in()
         self._nursery.start_soon(BatchRun(self, bucket.key, requests).run)
 
-    def _drain(self) -> None:
+    # --- one life after the other ------------------------------------------------------
+
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Form and run batches until all requests are answered after `drain`."""
+        self._running = self._suspects = 0
+        self._alone = trio.Lock()
+        self._refuse(self._left_over, None)  # of a life that was cancelled for this one
+        try:
+            async with PlainNursery() as nursery:
+                self._nursery = nursery
+                self._thread = get_ident()
+                await nursery.start(self._form)
+                task_status.started()
+        except Exception as error:
+            # Requests in the queue wait for the next life; those in batches had theirs.
+            self._refuse(self._left_over, error)
+            raise
+        self._all_answered.set()
+
+    async def call(self, item: In, **options: Any) -> Out:
+        """Ask for the item of a `Call`, with its options. See `ask`."""
+        return await self.ask(item, **options)
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait until all are answered."""
         self._closing = True
         self._wake()
+        await self._all_answered.wait()
 
-    def _abandon(self, error: BaseException | None) -> None:
-        """Refuse the requests that still wait. The nursery has ended."""
+    def ended(self, cause: BaseException | None) -> None:
+        """Refuse the requests that still wait: no batch will be formed."""
         self._closing = True
-        self._closed_by = error
+        self._closed_by = self._closed_by or cause
+        self._all_answered.set()
         rest = self._left_over
         while self._outside.live:
             rest.append(self._outside.pop()[3])
@@ -500,10 +528,17 @@ class Batcher(Generic[In, Out], metaclass=NoPublicConstructor):
             self._queued -= len(taken)
             self._taken += len(taken)
             rest += taken
-        for request in rest:
+        self._refuse(rest, self._closed_by)
+
+    def load(self) -> int:
+        """Requests that wait or are in batches."""
+        return self._queued + self._outside.live + self._taken
+
+    def _refuse(self, requests: list[QueuedRequest], cause: BaseException | None) -> None:
+        for request in requests:
             if request.place is not QueuePlace.ENDED:
-                self._end(request, self._refusal(), "refused")
-        rest.clear()
+                self._end(request, self._refusal(cause), "refused")
+        requests.clear()
 
 
 @overload
@@ -521,6 +556,7 @@ def open_batcher(
     retry: Retry | None = ...,
     halve: Callable[[Exception], bool] = ...,
     observer: Observer | None = ...,
+    **place: Unpack[Place],
 ) -> AbstractAsyncContextManager[Batcher[In, Out]]: ...
 
 
@@ -539,6 +575,7 @@ def open_batcher(
     retry: Retry | None = ...,
     halve: Callable[[Exception], bool] = ...,
     observer: Observer | None = ...,
+    **place: Unpack[Place],
 ) -> AbstractAsyncContextManager[Batcher[In, Out]]: ...
 
 
@@ -556,6 +593,7 @@ def open_batcher(
     retry: Retry | None = None,
     halve: Callable[[Exception], bool] = is_for_one,
     observer: Observer | None = None,
+    **place: Unpack[Place],
 ) -> AbstractAsyncContextManager[Batcher[In, Out]]:
     """Collect requests, and call a function of a list for many at a time.
 
@@ -612,6 +650,8 @@ def open_batcher(
             batch get the error. If this function raises, they get that exception. By default, a
             batch is halved unless the error would affect any part of it.
         observer: receives the events of requests.
+        **place: ``system=``, ``name=`` and ``parent=``, which make the batcher an actor. It is
+            ``/generate`` with ``system=system, name="generate"``, and answers ``Call(item)``.
     """
     if not callable(function):
         raise TypeError(
@@ -637,22 +677,10 @@ def open_batcher(
         function, settings, bucket=bucket, overflow=overflow, retry=retry, halve=halve,
         observer=observer,
     )  # fmt: skip
-    return _opened(batcher)
+    return _opened(batcher, place)
 
 
 @asynccontextmanager
-async def _opened(batcher: Batcher[In, Out]) -> AsyncIterator[Batcher[In, Out]]:
-    error: BaseException | None = None
-    try:
-        async with PlainNursery() as nursery:
-            batcher._nursery = nursery
-            batcher._thread = get_ident()
-            await nursery.start(batcher._form)
-            yield batcher
-            batcher._drain()
-    except BaseException as caught:
-        error = caught
-        raise
-    finally:
-        batcher._abandon(error)
-        del error
+async def _opened(batcher: Batcher[In, Out], place: Place) -> AsyncIterator[Batcher[In, Out]]:
+    async with serving(batcher, **place):
+        yield batcher

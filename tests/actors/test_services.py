@@ -1,0 +1,221 @@
+"""Services: objects with a place in the tree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from atomr_accel.actors import (
+    ActorStopped,
+    Call,
+    ChildState,
+    GetStatistics,
+    Group,
+    Message,
+    NameTaken,
+    Service,
+    SupervisionFailed,
+    UnhandledMessage,
+    handler,
+    open_system,
+    serving,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Shout(Message[str]):
+    """A message of this service alone."""
+
+    text: str
+
+
+class Echo(Service):
+    """A service that repeats items, and fails on command."""
+
+    def __init__(self) -> None:
+        self.lives = 0
+        self.drained = 0
+        self.ends: list[BaseException | None] = []
+        self.fail = trio.Event()
+        self.open = trio.Event()
+        self.waiting = 0
+
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        self.lives += 1
+        self.fail = trio.Event()
+        task_status.started()
+        await self.fail.wait()
+        raise KeyError(self.lives)
+
+    async def call(self, item: Any, **options: Any) -> Any:
+        self.waiting += 1
+        try:
+            if item == "wait":
+                await self.open.wait()
+            if item == "bad":
+                raise ValueError(item)
+            return item, options
+        finally:
+            self.waiting -= 1
+
+    @handler
+    async def shout(self, message: Shout) -> str:
+        return message.text.upper()
+
+    async def drain(self) -> None:
+        self.drained += 1
+
+    def ended(self, cause: BaseException | None) -> None:
+        self.ends.append(cause)
+
+    def load(self) -> int:
+        return self.waiting
+
+    def statistics(self) -> object:
+        return self.lives
+
+
+async def test_a_service_in_a_system_is_an_actor() -> None:
+    async with open_system("test") as system:
+        echo = Echo()
+        async with serving(echo, system=system, name="echo"):
+            assert system.find("/echo") is echo.ref
+            assert system.tree().children[0].kind == "Echo"
+            assert await echo.ref.ask(Call(3)) == (3, {})
+            assert await echo.ref.ask(Call(3, {"priority": 1})) == (3, {"priority": 1})
+            assert await echo.ref.ask(Shout("hey")) == "HEY"
+            assert await echo.ref.ask(GetStatistics()) == 1
+            with pytest.raises(UnhandledMessage, match="Echo has no handler for Message"):
+                await echo.ref.ask(Message())
+        assert echo.drained == 1
+        assert echo.ref.stopped
+        assert not system.tree().children
+
+
+async def test_what_a_call_raises_is_the_askers() -> None:
+    async with open_system("test") as system:
+        echo = Echo()
+        async with serving(echo, system=system):
+            with pytest.raises(ValueError, match=r"^bad$"):
+                await echo.ref.ask(Call("bad"))
+            echo.ref.tell(Call("bad"))
+            assert await echo.ref.ask(Call(1)) == (1, {})
+            assert echo.lives == 1
+
+
+async def test_a_service_that_fails_lives_again_as_the_same_object(
+    autojump_clock: object,
+) -> None:
+    async with open_system("test") as system:
+        echo = Echo()
+        async with serving(echo, system=system, name="echo"):
+            echo.fail.set()
+            await wait_all_tasks_blocked()
+            assert await echo.ref.ask(Call(1)) == (1, {})
+            assert echo.lives == 2
+            assert system.tree().children[0].restarts == 1
+            assert echo.ends == []
+
+
+async def test_calls_run_side_by_side_and_are_shown_as_load() -> None:
+    async with open_system("test") as system, trio.open_nursery() as nursery:
+        echo = Echo()
+        async with serving(echo, system=system):
+            for _ in range(3):
+                nursery.start_soon(echo.ref.ask, Call("wait"))
+            await wait_all_tasks_blocked()
+            assert system.tree().children[0].depth == 3
+            echo.open.set()
+            await wait_all_tasks_blocked()
+            assert system.tree().children[0].depth == 0
+
+
+async def test_a_service_below_an_actor_is_supervised_by_it() -> None:
+    async with open_system("test") as system:
+        group = await system.spawn(Group, name="group")
+        echo = Echo()
+        async with serving(echo, parent=group, name="echo"):
+            assert echo.ref.path == "/group/echo"
+            await group.stop()
+            assert echo.ref.stopped
+            assert echo.ends == [None]
+            with pytest.raises(ActorStopped):
+                await echo.ref.ask(Call(1))
+
+
+async def test_a_service_that_fails_too_often_ends_its_system(autojump_clock: object) -> None:
+    echo = Echo()
+    with pytest.raises(SupervisionFailed) as caught:
+        async with open_system("test") as system, serving(echo, system=system):
+            while True:
+                echo.fail.set()
+                await trio.sleep(10)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert isinstance(echo.ends[0], KeyError)
+
+
+async def test_the_block_tells_a_service_why_it_ends() -> None:
+    async with open_system("test") as system:
+        echo = Echo()
+        with pytest.raises(OSError, match=r"^why$"):
+            async with serving(echo, system=system):
+                raise OSError("why")
+        assert all(isinstance(cause, OSError) for cause in echo.ends)
+        assert echo.ends
+        assert echo.drained == 0
+
+
+async def test_alone_a_service_has_no_ref_and_fails_its_block() -> None:
+    echo = Echo()
+    with pytest.raises(KeyError):
+        async with serving(echo):
+            with pytest.raises(RuntimeError, match="must have a place in a system"):
+                _ = echo.ref
+            echo.fail.set()
+            await trio.sleep_forever()
+    assert isinstance(echo.ends[0], KeyError)
+
+
+async def test_two_services_of_one_name() -> None:
+    async with open_system("test") as system, serving(Echo(), system=system, name="echo"):
+        second = Echo()
+        with pytest.raises(NameTaken):
+            async with serving(second, system=system, name="echo"):
+                raise AssertionError("it must not begin")
+        assert second.lives == 0
+        assert system.tree().children[0].state is ChildState.RUNNING
+
+
+@pytest.mark.parametrize(
+    "place",
+    [{"system": "test"}, {"parent": "/x"}],
+    ids=["system", "parent"],
+)
+async def test_a_place_of_a_wrong_type(place: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(place))} must be an instance of Actor"):
+        async with serving(Echo(), **place):
+            raise AssertionError("it must not begin")
+
+
+async def test_only_services_are_served() -> None:
+    made: Callable[[], Any] = object
+    with pytest.raises(TypeError, match="must be an instance of Service"):
+        async with serving(made()):
+            raise AssertionError("it must not begin")
+
+
+async def test_cancelling_the_block_stops_the_service() -> None:
+    async with open_system("test") as system:
+        echo = Echo()
+        with trio.CancelScope() as scope:
+            async with serving(echo, system=system):
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+        assert scope.cancelled_caught
+        assert echo.ref.stopped
+        assert echo.drained == 0
