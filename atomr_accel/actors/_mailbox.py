@@ -340,6 +340,10 @@ class Inbox:
         if line is self.line or line is self.urgent:
             self._admit(line)
 
+    def ask_owner(self) -> None:
+        """Have senders ask ``accept`` for every message, which may refuse it."""
+        self.limit = 0  # and there it stays
+
     def watch(self, *, watched: bool) -> None:
         """Have whoever sends tell of that, or no more."""
         self.watched = watched

@@ -234,6 +234,7 @@ class Cell(TreeNode):
         "_watchers",
         "_watching",
         "at_end",
+        "check",
         "ended",
         "inbox",
         "name",
@@ -293,6 +294,8 @@ class Cell(TreeNode):
         # what makes of its own condition the one that trees and statistics show.
         self.at_end: Callable[[BaseException | None], None] | None = None
         self.shown: Callable[[Condition], Condition] | None = None
+        # Raises in the sender, before a message is sent, if the actor could not handle it.
+        self.check: Callable[[Message[Any]], None] | None = None
 
     @property
     def kind(self) -> str:
@@ -343,10 +346,17 @@ class Cell(TreeNode):
         """Queue an entry. Return False if the mailbox is full and its policy is to wait."""
         if self.ended:
             raise self._stopped_error()
+        if self.check is not None:
+            self.check(message_of(entry))
         accepted = self.inbox.put(entry, urgent=urgent)
         if accepted and self.system._instruments.active:
             self.system._instruments("message_sent", self.ref, message_of(entry))
         return accepted
+
+    def check_messages(self, check: Callable[[Message[Any]], None]) -> None:
+        """Have each message checked in its sender, before it is sent."""
+        self.check = check
+        self.inbox.ask_owner()
 
     def line_up(self, ask: Ask, *, urgent: bool) -> None:
         """Queue an entry as soon as there is room."""
@@ -608,7 +618,7 @@ class Cell(TreeNode):
             if ask is not None:
                 ask.fail(error)
             else:
-                self._log_failed(error)
+                self.system._dead_letter(self.ref, [message], "it failed", error)
         except BaseException as error:
             failure = error
             if ask is not None and self._halted:

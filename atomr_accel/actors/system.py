@@ -29,7 +29,7 @@ from .instrument import Instrument, Instruments
 from .logs import fields
 from .messages import Message
 from .nursery import PlainNursery
-from .util import NoPublicConstructor, check_instance
+from .util import NoPublicConstructor, check_instance, describe
 
 _log = logging.getLogger("atomr_accel.actors")
 
@@ -271,9 +271,17 @@ class ActorSystem(metaclass=NoPublicConstructor):
             "ref.tell, with the token of that run: trio.lowlevel.current_trio_token()"
         )
 
-    def _dead_letter(self, ref: ActorRef, messages: Sequence[Message[Any]], reason: str) -> None:
+    def _dead_letter(
+        self,
+        ref: ActorRef,
+        messages: Sequence[Message[Any]],
+        reason: str,
+        cause: Exception | None = None,
+    ) -> None:
         # For the cells; the public side is the log, the statistics and `Instrument`.
         self._lost += len(messages)
+        if cause is not None:
+            reason = f"{reason}: {describe(cause)}"
         _log.warning(
             "%d dead letter%s for %s, the first a %s: %s",
             len(messages),
@@ -281,7 +289,8 @@ class ActorSystem(metaclass=NoPublicConstructor):
             ref.path,
             type(messages[0]).__qualname__,
             reason,
-            extra=fields(actor=ref.path),
+            exc_info=cause,
+            extra=fields(cause, actor=ref.path),
         )
         if self._instruments.active:
             for message in messages:

@@ -8,7 +8,8 @@
     ├── standby            further hosts, prepared
     └── blas, dnn, ...     the libraries: they carry out what others ask of them
 
-Programs with the device itself call its methods, which go straight to the lanes.
+The device answers the requests of all libraries, and those for its own methods. Programs that hold
+the device itself call its methods, which go straight to the lanes.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import trio
 
-from ..actors import Actor
+from ..actors import Actor, Message, UnhandledMessage
 from ..actors.messages import side_by_side
 from ..actors.part import Part, start_part
 from ..libraries.registry import catalogue
-from ..ops import Pending, Request, perform, result, submit
+from ..ops import Pending, Request, perform, require_home, result, submit
 from ._failures import is_passing
 from ._tree_node import library_of
+from .calls.device_call import DeviceCall
 from .contexts.context import Context
 
 if TYPE_CHECKING:
@@ -35,16 +37,68 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class _Turn:
+    """A request's place in the line of those that wait before their submission."""
+
+    __slots__ = ("before", "over")
+
+    def __init__(self, before: _Turn | None) -> None:
+        self.before = before
+        self.over = trio.Event()
+
+    async def wait(self) -> None:
+        while self.before is not None:
+            await self.before.over.wait()
+            self.before = self.before.before  # callers that have given up have left their places
+
+
+class _RequestActor(Actor):
+    """An actor that carries out requests side by side, in their order.
+
+    What a request raises is the asker's, and no failure of the actor.
+    """
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core = core
+        self._last: _Turn | None = None
+        self._cell.check_messages(self._check)
+
+    def _check(self, message: Message[Any]) -> None:
+        """Raise, in the sender, for a message that this actor cannot carry out."""
+        raise NotImplementedError
+
+    @side_by_side(Request)
+    def execute(self, request: Request[T]) -> Coroutine[Any, Any, T]:
+        """Submit a request, at once if it need not wait."""
+        if self._last is None or (self._last.before is None and self._last.over.is_set()):
+            self._last = None
+            try:
+                return result(*submit(self._core, request, self._core.first_try))
+            except Pending:
+                pass
+            except Exception as error:  # noqa: BLE001 (the asker's)
+                return _fail(error)
+        self._last = turn = _Turn(self._last)
+        return self._execute(request, turn)
+
+    async def _execute(self, request: Request[T], turn: _Turn) -> T:
+        try:
+            await turn.wait()
+            return await perform(self._core, request, turn.over.set)
+        finally:
+            turn.over.set()
+
+
 @final
-class DeviceActor(Actor):
-    """A device: starts its context, and again after each fault.
+class DeviceActor(_RequestActor):
+    """A device: starts its context, and again after each fault. It answers all its requests.
 
     The core and all that programs hold of the device stay the same when it is itself started
     again, after it was lost.
     """
 
     def __init__(self, core: DeviceCore) -> None:
-        self._core = core
+        super().__init__(core)
         core.place.add_device(self._cell)
         self._cell.at_end = self._ended
 
@@ -62,6 +116,30 @@ class DeviceActor(Actor):
         await start_part(context)
         if core.standby is not None:
             await start_part(Part(cell, "standby", "Standby", core.standby.run))
+
+    def _check(self, message: Message[Any]) -> None:
+        if not isinstance(message, (Request, DeviceCall)):
+            raise UnhandledMessage(
+                f"{self.ref.path} answers what device.requests makes, such as "
+                f"device.requests.blas.gemm(a, b), not a {type(message).__qualname__}",
+                path=self.ref.path,
+            )
+        require_home(message.name, message.home, self._core.memory)
+
+    @side_by_side(DeviceCall)
+    def call(self, call: DeviceCall[T]) -> Coroutine[Any, Any, T]:
+        """Call a method of the device, in order with the requests if buffers are concerned."""
+        if not call.ordered:
+            return call.function()
+        self._last = turn = _Turn(self._last)
+        return self._call(call, turn)
+
+    async def _call(self, call: DeviceCall[T], turn: _Turn) -> T:
+        try:
+            await turn.wait()
+            return await call.function()
+        finally:
+            turn.over.set()
 
     def _ended(self, failure: BaseException | None) -> None:
         # Nothing is awaited at an actor's end, so a task sees to it that nothing is left.
@@ -81,65 +159,31 @@ async def _run_context(core: DeviceCore, *, task_status: trio.TaskStatus[None]) 
             raise
 
 
-class _Turn:
-    """A request's place in the line of those that wait before their submission."""
-
-    __slots__ = ("before", "over")
-
-    def __init__(self, before: _Turn | None) -> None:
-        self.before = before
-        self.over = trio.Event()
-
-    async def wait(self) -> None:
-        while self.before is not None:
-            await self.before.over.wait()
-            self.before = self.before.before  # callers that have given up have left their places
-
-
 @final
-class LibraryActor(Actor):
-    """A library: carries out the requests it is sent, side by side, in their order.
-
-    What a request raises is the asker's, and no failure of the library.
-    """
+class LibraryActor(_RequestActor):
+    """A library: carries out the requests it is sent."""
 
     def __init__(self, core: DeviceCore, name: str) -> None:
-        self._core = core
+        super().__init__(core)
         self._name = name
-        self._last: _Turn | None = None
         core.place.add_library(name, self._cell)
 
-    @side_by_side(Request)
-    def execute(self, request: Request[T]) -> Coroutine[Any, Any, T]:
-        """Submit a request, at once if it need not wait."""
-        library = library_of(request)
+    def _check(self, message: Message[Any]) -> None:
+        if not isinstance(message, Request):
+            raise UnhandledMessage(
+                f"{self.ref.path} answers requests of device.{self._name}, not a "
+                f"{type(message).__qualname__}",
+                path=self.ref.path,
+            )
+        require_home(message.name, message.home, self._core.memory)
+        library = library_of(message)
         if library != self._name:
-            return _fail(self._not_ours(request.name, library))
-        if self._last is None or (self._last.before is None and self._last.over.is_set()):
-            self._last = None
-            try:
-                return result(*submit(self._core, request, self._core.first_try))
-            except Pending:
-                pass
-            except Exception as error:  # noqa: BLE001 (the asker's)
-                return _fail(error)
-        self._last = turn = _Turn(self._last)
-        return self._execute(request, turn)
-
-    def _not_ours(self, request: str, library: str | None) -> TypeError:
-        whose = "none of the libraries" if library is None else f"device.{library}"
-        where = "" if library is None else f"; send it to device.{library}.ref"
-        return TypeError(
-            f"{request} is a request of {whose}, and was sent to {self.ref.path}, which carries "
-            f"out those of device.{self._name}{where}"
-        )
-
-    async def _execute(self, request: Request[T], turn: _Turn) -> T:
-        try:
-            await turn.wait()
-            return await perform(self._core, request, turn.over.set)
-        finally:
-            turn.over.set()
+            whose = "none of the libraries" if library is None else f"device.{library}"
+            where = "device.ref" if library is None else f"device.{library}.ref"
+            raise TypeError(
+                f"{message.name} is a request of {whose}, and was sent to {self.ref.path}, which "
+                f"carries out those of device.{self._name}; send it to {where}"
+            )
 
 
 async def _fail(error: Exception) -> Any:

@@ -29,7 +29,7 @@ from ._descriptor import Library, LibraryCheck, Requirement
 from ._library import AsRequests, Awaited, Collected, D, DeviceView, LaneSpec
 from ._merged import LARGEST_ITEM, merged
 from ._op import Facade, Identity, RequestsOnly, op, op_like
-from ._origin import name_of, require_made_on
+from ._origin import name_of, require_home, require_made_on
 from ._perform import ImmediatePreparer, perform, result, submit
 from ._request import (
     Answered,
@@ -100,6 +100,7 @@ __all__ = [
     "recorded_call",
     "require_alignment",
     "require_dtype",
+    "require_home",
     "require_int32",
     "require_made_on",
     "require_no_alias",

@@ -24,15 +24,30 @@ def bound(request: Request[T], memory: MemoryMap) -> Request[T]:
     prepare = request.prepare
 
     def prepare_there(preparer: Preparer) -> Submission[T]:
-        if preparer.memory is not memory:
-            raise ValueError(
-                f"{request.name} was made by the requests of {name_of(memory, preparer.memory)}, "
-                f"and sent to {preparer.memory.device}, which cannot carry it out; make one by the "
-                "requests of the device that it is sent to, with what that device has made"
-            )
+        require_home(request.name, memory, preparer.memory)
         return prepare(preparer)
 
-    return Request(request.lane, request.name, prepare_there)
+    return Request(request.lane, request.name, prepare_there, home=memory)
+
+
+def require_home(name: str, made_by: MemoryMap | None, sent_to: MemoryMap) -> None:
+    """Check that a message is for the device that it is sent to.
+
+    Args:
+        name: the name of the call, such as ``"blas.gemm"``.
+        made_by: the memory of the device whose ``requests`` made it; None if nothing in it belongs
+            to a device.
+        sent_to: the memory of the device that is to carry it out.
+
+    Raises:
+        ValueError: they differ.
+    """
+    if made_by is not None and made_by is not sent_to:
+        raise ValueError(
+            f"{name} was made by the requests of {name_of(made_by, sent_to)}, and sent to "
+            f"{sent_to.device}, which cannot carry it out; make one by the requests of the device "
+            "that it is sent to, with what that device has made"
+        )
 
 
 def require_made_on(made: object, device: DeviceView) -> None:

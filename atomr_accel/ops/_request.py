@@ -195,20 +195,21 @@ class Request(Message[T], Generic[T], frozen=True):
         key: identifies the answer if another request performs this one first. Equal keys share one
             answer. Without keys, answers are matched by their order. A request that keeps an
             answer, and so does not ask for it when it is prepared again, needs a key.
+        home: memory of the only device that can carry it out; if None, the buffers decide.
     """
 
     lane: LaneSpec
     name: str
     prepare: Callable[[Preparer], Submission[T]]
     key: Hashable = None
+    home: MemoryMap | None = None
 
     if not TYPE_CHECKING:  # to type checkers, it is nothing to be awaited
 
         def __await__(self) -> NoReturn:
             raise TypeError(
-                f"{self.name} is a request, which is sent and not awaited itself: to its library's "
-                "actor, as in `await device.blas.ref.ask(request)`, or in a batch by "
-                "`batch.perform(request)`"
+                f"{self.name} is a request, which is sent and not awaited itself; write "
+                "`await device.ref.ask(request)`, or `batch.perform(request)` in a batch"
             )
 
 
