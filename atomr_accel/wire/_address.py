@@ -130,12 +130,13 @@ def numpy_at(
     size = dtype.itemsize
     interface = {
         "data": (pointer, read_only),
-        "shape": (*shape, size),
-        "strides": (*(stride * size for stride in strides or strides_of(shape)), 1),
-        "typestr": "|u1",  # NumPy has no words for some dtypes
+        "shape": shape,
+        "strides": tuple(stride * size for stride in strides or strides_of(shape)),
+        # NumPy has no words for some dtypes.
+        "typestr": dtype.str if dtype.isbuiltin == 1 else f"|V{size}",
         "version": 3,
     }
-    array: np.ndarray[Any, Any] = np.asarray(_OwnedMemory(interface, owner)).view(dtype)[..., 0]
+    array: np.ndarray[Any, Any] = np.asarray(_OwnedMemory(interface, owner)).view(dtype)
     return array
 
 

@@ -89,42 +89,16 @@ _READ_ONLY: Final = 1
 _NAME: Final = b"dltensor"
 _VERSIONED_NAME: Final = b"dltensor_versioned"
 
-_new_capsule: Final = ctypes.PYFUNCTYPE(py_object, c_void_p, c_char_p, c_void_p)(
-    ("PyCapsule_New", ctypes.pythonapi)
-)
 _is_valid: Final = ctypes.PYFUNCTYPE(c_int, py_object, c_char_p)(
     ("PyCapsule_IsValid", ctypes.pythonapi)
 )
 _get_pointer: Final = ctypes.PYFUNCTYPE(c_void_p, py_object, c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-# The same with a plain pointer, for a capsule that is being destroyed: references to it must not be
-# taken any more.
-_is_valid_raw: Final = ctypes.PYFUNCTYPE(c_int, c_void_p, c_char_p)(
-    ("PyCapsule_IsValid", ctypes.pythonapi)
+_NUMPY_OPTIONS: Final[dict[str, Any]] = (
+    {"max_version": (1, 0)} if np.lib.NumpyVersion(np.__version__) >= "2.1.0" else {}
 )
-_get_pointer_raw: Final = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-
-_lent: Final[dict[int, Any]] = {}
-"""Objects that consumers hold, by the address of the structure that they got."""
-
-
-def _take_back(managed: int) -> None:
-    """Release the lent object, because the consumer is done. Called in any thread."""
-    _lent.pop(managed, None)
-
-
-def _destroy(capsule: int) -> None:
-    """Drop the object that a deleted capsule lends, if no consumer took it."""
-    for name in (_NAME, _VERSIONED_NAME):
-        if _is_valid_raw(capsule, name):
-            _lent.pop(_get_pointer_raw(capsule, name), None)
-
-
-_deleter: Final = ctypes.CFUNCTYPE(None, c_void_p)(_take_back)
-_destructor: Final = ctypes.CFUNCTYPE(None, c_void_p)(_destroy)
+"""What NumPy's ``__dlpack__`` takes for a versioned capsule, which NumPy 2.0 cannot make."""
 
 
 class NotForNumpy:
@@ -269,7 +243,8 @@ def lend(
         device: DLPack's device.
         owner: an object that is kept alive for as long as the consumer uses the memory.
         read_only: whether the capsule is marked read-only, if the DLPack version has that mark.
-        max_version: the newest version of DLPack that the consumer knows.
+        max_version: the newest version of DLPack that the consumer knows. The capsule has none with
+            NumPy 2.0.
         strides: as in NumPy; C-contiguous if None.
 
     Raises:
@@ -277,30 +252,22 @@ def lend(
     """
     if dtype.name not in _CODES:
         raise BufferError(f"DLPack has no {dtype.name} as it is laid out here")
-    ndim = len(shape)
-    extents = (c_int64 * max(1, 2 * ndim))(*shape, *in_elements(shape, dtype, strides))
-    tensor = _DLTensor(
-        None if 0 in shape else pointer,
-        *device,
-        ndim,
-        _CODES[dtype.name],
-        dtype.itemsize * 8,
-        1,
-        ctypes.cast(extents, POINTER(c_int64)),
-        ctypes.cast(ctypes.addressof(extents) + 8 * ndim, POINTER(c_int64)),
-        0,
-    )
-    deleter = ctypes.cast(_deleter, c_void_p)
-    managed: _Managed | _Versioned
+    # The capsule is NumPy's, of an array that stands in for the memory: the consumer may drop it
+    # while an exception passes, where a deleter written in Python cannot run.
+    known = dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
+    extents = in_elements(shape, dtype, strides)
+    array = numpy_at(pointer, shape, known, owner=owner, strides=extents)
     versioned = max_version is not None and max_version[0] >= 1
-    if versioned:
-        managed = _Versioned(1, 0, None, deleter, _READ_ONLY if read_only else 0, tensor)
-    else:
-        managed = _Managed(tensor, None, deleter)
-    address = ctypes.addressof(managed)
-    _lent[address] = (owner, extents, managed)
-    name = _VERSIONED_NAME if versioned else _NAME
-    return _new_capsule(address, name, ctypes.cast(_destructor, c_void_p))
+    capsule = array.__dlpack__(**_NUMPY_OPTIONS if versioned else {})
+    managed = _managed(capsule)
+    tensor = managed.tensor
+    if 0 in shape:
+        tensor.data = None
+    tensor.device_type, tensor.device_id = device
+    tensor.code = _CODES[dtype.name]
+    if read_only and isinstance(managed, _Versioned):
+        managed.flags |= _READ_ONLY
+    return capsule
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,15 +385,19 @@ def contiguous(array: Any) -> Borrowed:
     raise TypeError(f"an array of {type(array).__name__} is not contiguous; pass a copy that is")
 
 
-def _borrow_capsule(capsule: Any) -> Borrowed:
-    read_only = False
+def _managed(capsule: Any) -> _Managed | _Versioned:
+    """The structure that a capsule owns."""
     if _is_valid(capsule, _VERSIONED_NAME):
-        managed = _Versioned.from_address(_get_pointer(capsule, _VERSIONED_NAME))
-        tensor, read_only = managed.tensor, bool(managed.flags & _READ_ONLY)
-    elif _is_valid(capsule, _NAME):
-        tensor = _Managed.from_address(_get_pointer(capsule, _NAME)).tensor
-    else:
-        raise TypeError("not a DLPack capsule, or one that was consumed")
+        return _Versioned.from_address(_get_pointer(capsule, _VERSIONED_NAME))
+    if _is_valid(capsule, _NAME):
+        return _Managed.from_address(_get_pointer(capsule, _NAME))
+    raise TypeError("not a DLPack capsule, or one that was consumed")
+
+
+def _borrow_capsule(capsule: Any) -> Borrowed:
+    managed = _managed(capsule)
+    tensor = managed.tensor
+    read_only = isinstance(managed, _Versioned) and bool(managed.flags & _READ_ONLY)
     name = _NAMES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if name is None:
         raise Unsupported(

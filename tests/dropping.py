@@ -1,0 +1,68 @@
+"""Lines that raise and drop an array, or its DLPack capsule, meanwhile."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from atomr_accel.wire.interop import borrow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    Take = Callable[[Any], Any]
+
+TAKES: Final[dict[str, Take]] = {
+    "capsule": lambda array: array.__dlpack__(),
+    "versioned": lambda array: array.__dlpack__(max_version=(1, 0)),
+    "numpy": np.from_dlpack,
+    "borrowed": borrow,
+}
+"""What takes an array by DLPack."""
+
+
+def _unpack(take: Take, array: Any) -> Any:
+    first, second = take(array), 1 // 0
+    return first, second
+
+
+def _frame(take: Take, array: Any) -> Any:
+    taken = take(array)
+    raise KeyError(taken)
+
+
+DROPS: Final[dict[str, tuple[Any, Callable[[Take, Any], Any]]]] = {
+    "list": (ZeroDivisionError, lambda take, array: [take(array), 1 // 0]),
+    "call": (ZeroDivisionError, lambda take, array: print(take(array), 1 // 0)),
+    "unpacking": (ZeroDivisionError, _unpack),
+    "set": (TypeError, lambda take, array: {take(array), ()[:], [1]}),
+    "nested": (ZeroDivisionError, lambda take, array: [[take(array)], {0: take(array)}, 1 // 0]),
+    "generator": (ZeroDivisionError, lambda take, array: [1 // 0 for _ in [take(array)]]),
+    "map": (TypeError, lambda take, array: list(map(int, [take(array)], ["x"]))),
+    "refused call": (TypeError, lambda take, array: divmod(take(array))),
+    "refused keyword": (TypeError, lambda take, array: len(take(array), of=1)),
+    "operator": ((TypeError, ValueError), lambda take, array: take(array) @ None),
+    "attribute": (AttributeError, lambda take, array: take(array).nothing),
+    "frame": (KeyError, _frame),
+}
+"""Lines, with the error that each has."""
+
+REFUSED: Final = (RuntimeError, BufferError)
+"""What NumPy raises for a dtype or a device that it does not know."""
+
+
+def failures(array: Any, drops: Iterable[str]) -> list[str]:
+    """Run lines with an array, taken in every way, and return those whose error did not arrive."""
+    failed = []
+    for name, take in TAKES.items():
+        for drop in drops:
+            expected, line = DROPS[drop]
+            try:
+                with suppress(expected, *REFUSED):
+                    line(take, array)
+                    failed.append(f"{drop} of {name}: no error")
+            except Exception as error:
+                failed.append(f"{drop} of {name}: {error!r}")
+    return failed

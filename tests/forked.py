@@ -1,0 +1,35 @@
+"""Functions that may crash the process: they run in a forked child."""
+
+from __future__ import annotations
+
+import os
+import traceback
+import warnings
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def in_child(function: Callable[[], object]) -> None:
+    """Call a function in a forked child, and fail if that crashes or raises."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads, on Python 3.12
+        pid = os.fork()
+    if not pid:
+        _call(function, write)
+    os.close(write)
+    with open(read) as pipe:
+        said = pipe.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == 0, said or f"the child ended with {code}"
+
+
+def _call(function: Callable[[], object], write: int) -> NoReturn:
+    try:
+        function()
+    except BaseException:
+        os.write(write, traceback.format_exc()[-4000:].encode())
+        os._exit(1)
+    os._exit(0)
