@@ -98,6 +98,23 @@ async def test_an_export_is_the_buffer_itself(library: Library, isolation: Isola
 
 
 @program
+async def test_errors_pass_while_views_are_dropped(library: Library, isolation: Isolation) -> None:
+    async with opened(isolation=isolation) as device:
+        ref = await device.put(CONTENT)
+        export = await device.export(ref)
+        for take in (library.from_dlpack, library.view, type(export).__dlpack__):
+            with pytest.raises(ZeroDivisionError):
+                print(take(export), [take(export)], 1 // 0)
+        with pytest.raises((RuntimeError, ValueError)):
+            library.from_dlpack(export) @ library.make(np.ones(7, np.float32))
+        del ref, export
+        collect_garbage()
+        await settled(device)
+        await device.trim()
+        assert used_by(device) == 0
+
+
+@program
 async def test_exports_outlive_faults_and_the_device(library: Library) -> None:
     async with opened(max_restarts=9) as device:
         ref = await device.put(CONTENT)
@@ -173,6 +190,16 @@ def made_here() -> Any:
             return same
 
         @staticmethod
+        def drop(library: str, x: Any) -> Any:
+            take = importlib.import_module(library).from_dlpack
+            return [take(x), x.__dlpack__(), of(library, x), {"x": take(x)}, 1 // 0]
+
+        @staticmethod
+        def misfit(library: str, x: Any) -> Any:
+            take = importlib.import_module(library).from_dlpack
+            return take(x) @ take(x)  # whose shapes do not fit
+
+        @staticmethod
         def fault(library: str) -> None:
             module = importlib.import_module(library)
             if library == "torch":
@@ -194,6 +221,19 @@ async def test_functions_see_the_buffer_and_leave_results_on_the_device(library:
         ref, first = await device.run(F.double, library.name, x)
         assert first == CONTENT[0, 0]
         assert same_bits(await device.get(ref), CONTENT * 2)
+
+
+@program
+async def test_a_functions_error_passes_while_it_drops_arrays(library: Library) -> None:
+    async with opened() as device:
+        for sealed in (False, True):
+            x = await device.put(CONTENT, sealed=sealed)
+            with pytest.raises(ZeroDivisionError):
+                await device.run(F.drop, library.name, x)
+            with pytest.raises((RuntimeError, ValueError)):
+                await device.run(F.misfit, library.name, x)
+            assert same_bits(await device.get(x), CONTENT)
+        assert device.generation == 1
 
 
 @program

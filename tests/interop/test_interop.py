@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +11,14 @@ import trio
 from hypothesis import given
 
 from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale, OutOfMemory, open_device
+from atomr_accel._dtypes import DTYPES
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire.interop import CUDA, DeviceArray, _borrow_capsule, borrow
 
 from ..array_samples import LAYOUTS, arrays, layouts
+from ..dropping import DROPS, REFUSED, failures
+from ..forked import in_child
 from ..harness import (
     Tensor,
     cancelled_at,
@@ -115,6 +119,39 @@ async def test_exports_keep_the_memory_and_stale_ones_refuse(device: Device) -> 
         await device.export(ref)
     assert used_by(device) > used
     del view, export, ref
+    collect_garbage()
+    await device.trim()
+    assert used_by(device) == used
+
+
+@cpu_only
+@on_shared
+async def test_errors_pass_while_exported_arrays_are_dropped(device: Device) -> None:
+    exports = []
+    for dtype in DTYPES.values():
+        for sealed in (False, True):
+            ref = await device.put(np.ones((2, 3), dtype), sealed=sealed)
+            exports += [await device.export(part) for part in (ref, ref.T, ref[1, 2:], ref[:0])]
+
+    def pass_errors() -> None:
+        assert [failures(export, DROPS) for export in exports] == [[]] * len(exports)
+
+    in_child(pass_errors)
+    del exports[:]
+    await device.trim()
+
+
+@cpu_only
+@on_shared
+async def test_a_refused_array_is_given_back(device: Device) -> None:
+    used = used_by(device)
+    for dtype in DTYPES.values():
+        ref = await device.put(np.ones((100, 100), dtype))
+        export = await device.export(ref)
+        with suppress(*REFUSED):
+            np.from_dlpack(export)
+        assert failures(export, ["refused call"]) == []
+        del ref, export
     collect_garbage()
     await device.trim()
     assert used_by(device) == used

@@ -479,6 +479,27 @@ async def test_whatever_a_function_raises_is_an_answer(device: Device, name: str
     await device.close_lane("state")
 
 
+def dropping() -> Any:
+    def drop(x: Any, version: Any) -> Any:
+        from atomr_accel.wire.interop import DeviceArray
+
+        array = DeviceArray(1 << 40, x.shape, np.dtype("bfloat16"), device=0, sealed=True)
+        return [array.__dlpack__(max_version=version), x.__dlpack__(max_version=version), 1 // 0]
+
+    return drop
+
+
+@program
+async def test_an_error_passes_while_a_function_drops_arrays() -> None:
+    """Where the host crashed if it went wrong, so that it is a process."""
+    async with opened(isolation="process") as device:
+        x = await device.put(np.ones((2, 3)))
+        for version in (None, (1, 0)):
+            with pytest.raises(ZeroDivisionError):
+                await device.run(dropping(), x, version)
+        assert device.generation == 1
+
+
 @on_shared
 async def test_a_child_of_a_function_answers_nothing(device: Device) -> None:
     def fork(*, fail: bool) -> int:
