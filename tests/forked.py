@@ -20,16 +20,18 @@ def in_child(function: Callable[[], object]) -> None:
     if not pid:
         _call(function, write)
     os.close(write)
-    with open(read) as pipe:
+    with os.fdopen(read) as pipe:
         said = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code == 0, said or f"the child ended with {code}"
 
 
 def _call(function: Callable[[], object], write: int) -> NoReturn:
+    code = 1
     try:
         function()
-    except BaseException:
-        os.write(write, traceback.format_exc()[-4000:].encode())
-        os._exit(1)
-    os._exit(0)
+        code = 0
+    finally:
+        if code:
+            os.write(write, traceback.format_exc()[-4000:].encode())
+        os._exit(code)

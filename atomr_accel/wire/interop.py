@@ -95,10 +95,10 @@ _is_valid: Final = ctypes.PYFUNCTYPE(c_int, py_object, c_char_p)(
 _get_pointer: Final = ctypes.PYFUNCTYPE(c_void_p, py_object, c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-_NUMPY_OPTIONS: Final[dict[str, Any]] = (
+_VERSIONED_OPTIONS: Final[dict[str, Any]] = (
     {"max_version": (1, 0)} if np.lib.NumpyVersion(np.__version__) >= "2.1.0" else {}
 )
-"""What NumPy's ``__dlpack__`` takes for a versioned capsule, which NumPy 2.0 cannot make."""
+"""Options of NumPy's ``__dlpack__`` for a versioned capsule, which NumPy 2.0 cannot make."""
 
 
 class NotForNumpy:
@@ -258,7 +258,7 @@ def lend(
     extents = in_elements(shape, dtype, strides)
     array = numpy_at(pointer, shape, known, owner=owner, strides=extents)
     versioned = max_version is not None and max_version[0] >= 1
-    capsule = array.__dlpack__(**_NUMPY_OPTIONS if versioned else {})
+    capsule = array.__dlpack__(**_VERSIONED_OPTIONS if versioned else {})
     managed = _managed(capsule)
     tensor = managed.tensor
     if 0 in shape:

@@ -104,7 +104,7 @@ async def test_errors_pass_while_views_are_dropped(library: Library, isolation: 
         export = await device.export(ref)
         for take in (library.from_dlpack, library.view, type(export).__dlpack__):
             with pytest.raises(ZeroDivisionError):
-                print(take(export), [take(export)], 1 // 0)
+                max(take(export), [take(export)], 1 // 0)
         with pytest.raises((RuntimeError, ValueError)):
             library.from_dlpack(export) @ library.make(np.ones(7, np.float32))
         del ref, export
@@ -226,13 +226,12 @@ async def test_functions_see_the_buffer_and_leave_results_on_the_device(library:
 @program
 async def test_a_functions_error_passes_while_it_drops_arrays(library: Library) -> None:
     async with opened() as device:
-        for sealed in (False, True):
-            x = await device.put(CONTENT, sealed=sealed)
-            with pytest.raises(ZeroDivisionError):
-                await device.run(F.drop, library.name, x)
-            with pytest.raises((RuntimeError, ValueError)):
-                await device.run(F.misfit, library.name, x)
-            assert same_bits(await device.get(x), CONTENT)
+        x = await device.put(CONTENT)
+        with pytest.raises(ZeroDivisionError):
+            await device.run(F.drop, library.name, x)
+        with pytest.raises((RuntimeError, ValueError)):
+            await device.run(F.misfit, library.name, x)
+        assert same_bits(await device.get(x), CONTENT)
         assert device.generation == 1
 
 

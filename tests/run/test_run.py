@@ -491,7 +491,7 @@ def dropping() -> Any:
 
 @program
 async def test_an_error_passes_while_a_function_drops_arrays() -> None:
-    """Where the host crashed if it went wrong, so that it is a process."""
+    """The host is a process: it crashed where this went wrong."""
     async with opened(isolation="process") as device:
         x = await device.put(np.ones((2, 3)))
         for version in (None, (1, 0)):
