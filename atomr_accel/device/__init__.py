@@ -1,7 +1,8 @@
 """Devices: supervised contexts behind one stable address."""
 
-from ._device import Device, DeviceStatistics
+from ._device import Device
 from ._open import System, open_device, open_system
+from ._statistics import DeviceStatistics
 from .calls._requests import Requests
 from .data._snapshot import Snapshot, SnapshotStatistics
 from .group._candidate import Candidate, CandidateState, Hints, PlacementPolicy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Never, NoReturn, final, overload
 
 from .._errors import said_of
@@ -11,6 +10,7 @@ from ..arrays import GpuRef, ref_error
 from ..lanes import uninterrupted
 from ..libraries.facades import Libraries
 from ..ops import Awaited, recorded_call
+from ._statistics import DeviceStatistics
 from .batches.batch import Batch
 from .batches.record import Recording
 from .calls._event import Event
@@ -20,57 +20,16 @@ from .data._methods import MemoryMethods, transfers_of
 from .data._progress import TransferStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from ..actors import ActorRef, SupervisorStatistics
-    from ..lanes import Isolation, LaneStatistics, PinnedStatistics
-    from ..memory import MemoryStatistics
-    from ..ops import CacheStatistics, Recent
+    from ..actors import ActorRef
+    from ..lanes import Isolation
+    from ..ops import Recent
     from ..wire import DeviceInfo
     from ._open import System
     from .calls._run import OnDevice
-    from .core import DeviceCore, Startup
-    from .standby._statistics import StandbyStatistics
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceStatistics:
-    """A device at one moment.
-
-    Attributes:
-        state: ``"ready"``, ``"rebuilding"`` or ``"lost"``.
-        generation: the present generation.
-        faults: number of contexts that have failed.
-        last_fault: the last fault in one line, or None.
-        host_pid: the host's process id; None without one.
-        in_flight: number of ops that are not answered yet.
-        memory: use of the device's memory.
-        transfers: the long transfers in progress.
-        pinned: the pool of page-locked arrays.
-        lanes: the open lanes.
-        startup: the time that the present context took to start.
-        standby: the standbys for the next rebuild; None without standbys.
-        supervisor: the device's children, the restarts of its context, and the period in which they
-            count.
-        caches: the caches in the program by name: call templates and plans of each library, such as
-            ``"fft.plans"``.
-    """
-
-    state: str
-    generation: int
-    faults: int
-    last_fault: str | None
-    host_pid: int | None
-    in_flight: int
-    memory: MemoryStatistics
-    transfers: tuple[TransferStatistics, ...]
-    pinned: PinnedStatistics
-    lanes: tuple[LaneStatistics, ...]
-    startup: Startup | None
-    standby: StandbyStatistics | None
-    supervisor: SupervisorStatistics
-    caches: Mapping[str, CacheStatistics]
+    from .core import DeviceCore
 
 
 @final
@@ -110,7 +69,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         self._host_calls = core.host_calls
         self._add_libraries(core)
         self.sparse._transfers = transfers_of(core)
-        self.requests: Final = Requests(core, self)
+        self.requests: Final = Requests(core, self, self)
 
     def __repr__(self) -> str:
         state = self._core.lifecycle.state

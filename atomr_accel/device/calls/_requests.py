@@ -11,6 +11,7 @@ from typing import (
     Final,
     NoReturn,
     ParamSpec,
+    Protocol,
     TypeVar,
     final,
     overload,
@@ -35,18 +36,34 @@ if TYPE_CHECKING:
     from ...libraries.dnn.attention.paged import PagedKVCache
     from ...libraries.dnn.graph.user_graph import GraphPlan
     from ...libraries.dnn.rnn.facade import Rnn
+    from ...libraries.facades import Libraries
     from ...libraries.nvrtc.kernel import Kernel
     from ...libraries.nvrtc.module import Module
     from ...libraries.rng.generator import Generator
     from ...libraries.sparse.direct import SparseLU
     from ...ops import CallRecorder, Facade, Workspaces, WorkspaceSet
-    from .._device import Device, DeviceStatistics
+    from .._statistics import DeviceStatistics
     from ..batches.record import Recording
     from ..core import DeviceCore
+    from ..data._methods import MemoryMethods
     from ..data._snapshot import Snapshot
 
 R = TypeVar("R")
 P = ParamSpec("P")
+
+
+class _Own(Protocol):
+    """The methods that a device has of its own; its class knows of this module."""
+
+    async def run(
+        self,
+        function: Callable[..., Any],
+        *args: object,
+        lane: str = ...,
+        init: Callable[[], object] | None = ...,
+    ) -> Any: ...
+
+    def statistics(self) -> DeviceStatistics: ...
 
 
 @final
@@ -63,12 +80,12 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
     call_mode: Final = AsRequests
     _hidden = frozenset(name for name in (*dir(DeviceView), "ref", "templated") if name[0] != "_")
 
-    def __init__(self, core: DeviceCore, device: Device) -> None:
+    def __init__(self, core: DeviceCore, methods: MemoryMethods, libraries: Libraries[Any]) -> None:
         super().__init__(core)
         # While the device is open its block holds it; a reference from here would be a cycle.
-        self._find_device = weakref.ref(device)
+        self._find_device = weakref.ref(methods)
         self.scratch: Final[MutableMapping[Workspaces, WorkspaceSet]] = core.scratch
-        self._share_libraries(device, self)
+        self._share_libraries(libraries, self)
 
     @overload
     def using(self, made: Fused[Any, P, R]) -> Fused[AsRequests, P, R]: ...
@@ -134,7 +151,11 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
         return self._call("unseal", partial(self._methods.unseal, ref))
 
     def snapshot(
-        self, refs: Iterable[GpuRef], *, to: Device | None = None, out: Snapshot | None = None
+        self,
+        refs: Iterable[GpuRef],
+        *,
+        to: MemoryMethods | None = None,
+        out: Snapshot | None = None,
     ) -> DeviceCall[Snapshot]:
         """Message for ``device.snapshot``."""
         return self._call("snapshot", partial(self._methods.snapshot, refs, to=to, out=out))
@@ -153,7 +174,7 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
         init: Callable[[], object] | None = None,
     ) -> DeviceCall[Any]:
         """Message for ``device.run``. Functions of other lanes wait for it, too."""
-        return self._call("run", partial(self._methods.run, function, *args, lane=lane, init=init))
+        return self._call("run", partial(self._own.run, function, *args, lane=lane, init=init))
 
     def replay(
         self,
@@ -169,12 +190,17 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
 
         async def statistics() -> DeviceStatistics:
             await trio.lowlevel.checkpoint()
-            return self._methods.statistics()
+            return self._own.statistics()
 
         return self._call("statistics", statistics, ordered=False)
 
     @property
-    def _methods(self) -> Device:
+    def _own(self) -> _Own:
+        own: Any = self._methods
+        return own  # type: ignore[no-any-return]
+
+    @property
+    def _methods(self) -> MemoryMethods:
         device = self._find_device()
         if device is None:
             raise DeviceLost(f"{self._core.name} is closed: its 'async with' block was left")
