@@ -105,6 +105,14 @@ class WorldMember(Protocol):
             DeviceLost: the member is lost for good.
         """
 
+    async def start(self) -> None:
+        """Wait until the member takes ops, however often it fails before that.
+
+        Raises:
+            DeviceLost: the member will not come back.
+            LibraryMissing, Unsupported, OutOfMemory: it cannot take ops.
+        """
+
     async def follow(
         self, ready: Callable[[], object], lost: Callable[[Exception], object]
     ) -> None:
@@ -156,8 +164,12 @@ class WorldMember(Protocol):
     def abort(self, number: int, answered: Callable[[], object]) -> None:
         """Leave a communicator, even if ops are in flight."""
 
-    def kill(self) -> bool:
-        """End the member's host, which hangs. Return True if that is possible."""
+    def kill(self, op: str, cause: Exception) -> Exception | None:
+        """End the member's host, which hangs in an op. Then further ops wait for the next host.
+
+        Returns:
+            The fault that has ended the host, or None if that is not possible.
+        """
 
 
 _M_contra = TypeVar("_M_contra", bound=WorldMember, contravariant=True)
@@ -280,6 +292,7 @@ class Engine(Generic[_M]):
         self._work = trio.Event()
         self._changed = trio.Event()
         self._forming = trio.CancelScope()
+        self._starting = trio.CancelScope()
         self._watchers: set[trio.MemorySendChannel[int]] = set()
         self._closed = False
         self.mail: Final = Mail(self)
@@ -349,14 +362,16 @@ class Engine(Generic[_M]):
     async def resize(self, members: Sequence[_M]) -> None:
         """Continue with these members, in the order of their ranks, and wait until all have joined.
 
-        The engine waits for ops in flight, and new calls wait meanwhile. If you are cancelled while
-        ops are in flight, nothing has changed.
+        New members start first, and the world goes on meanwhile. Then the engine waits for ops in
+        flight, and new calls wait. If you are cancelled until then, nothing has changed.
 
         Raises:
             WorldBroken: they never will join.
-            DeviceLost: one of them is lost already; nothing has changed.
+            DeviceLost, LibraryMissing, Unsupported, OutOfMemory: one of them is lost, or cannot
+                take ops; nothing has changed.
         """
         async with self._resizing:
+            await self._start(members)
             self._draining = True
             try:
                 while True:
@@ -372,6 +387,29 @@ class Engine(Generic[_M]):
                 self._draining = False
                 self._change()
             await self.whole()
+
+    async def _start(self, members: Sequence[_M]) -> None:
+        """Wait until new members take ops, or the world has ended."""
+        errors: list[AccelError] = []
+
+        async def start(member: _M) -> None:
+            try:
+                await member.start()
+            except AccelError as error:
+                if not errors:
+                    errors.append(error)
+                self._starting.cancel()
+
+        present = set(map(id, self.present))
+        with trio.CancelScope() as self._starting:
+            if self._closed or self.membership.phase == "over":
+                return
+            async with trio.open_nursery(strict_exception_groups=True) as nursery:
+                for member in members:
+                    if id(member) not in present:
+                        nursery.start_soon(start, member)
+        if errors:
+            raise errors.pop()
 
     def _replace(self, members: Sequence[_M]) -> None:
         """Replace the world's members from the next epoch on."""
@@ -447,6 +485,7 @@ class Engine(Generic[_M]):
     async def _leave_all(self) -> None:
         """Fail waiting calls, end all watchers, and have members leave."""
         self._closed = True
+        self._starting.cancel()
         left = WorldBroken("the world was left", rank=None, epoch=self.membership.epoch)
         self._happen(self.membership.close(left))
         for watcher in list(self._watchers):
@@ -517,6 +556,7 @@ class Engine(Generic[_M]):
                 else:
                     self._nursery.start_soon(self._leave, term)
             case Ended():
+                self._starting.cancel()
                 for watcher in list(self._watchers):
                     watcher.close()
                 self._change()
@@ -640,8 +680,9 @@ class Engine(Generic[_M]):
             with trio.move_on_after(self.deadline or math.inf):
                 if waiting:
                     await left.wait()
-            for member in waiting:  # a host that hangs would keep the meeting's resources
-                self._members[member].kill()
+            late = TimeoutError(f"leaving a world had not ended after {self.deadline} s")
+            for member in [*waiting]:  # a host that hangs would keep the meeting's resources
+                self._members[member].kill("nccl.abort", late)
             await term.meeting.close()
 
     # --- its deadline ----------------------------------------------------------------------
@@ -663,7 +704,7 @@ class Engine(Generic[_M]):
                 oldest = overdue[0][1].name
                 after = trio.current_time() - overdue[0][1].begun
                 why = f"{oldest} had not ended after {after:.3g} s; op_deadline is {deadline} s"
-                await self._blame(term, [op for op, _ in overdue], why)
+                await self._blame(term, [op for op, _ in overdue], oldest, why)
 
     def _under_way(self, term: Term) -> list[tuple[int, CollectiveCall]]:
         """Return the unfinished ops of a term by number, in order. Number 0 is joining."""
@@ -671,10 +712,16 @@ class Engine(Generic[_M]):
             return [(0, CollectiveCall("joining", term.begun, dict.fromkeys(term.sent, 1)))]
         return list(self._calls.items())
 
-    async def _blame(self, term: Term, overdue: Sequence[int], why: str) -> None:
+    async def _blame(self, term: Term, overdue: Sequence[int], oldest: str, why: str) -> None:
         """End the hosts that hang.
 
         These are the hosts that do not answer, or that have not begun ops that others have begun.
+
+        Args:
+            term: the term of the ops.
+            overdue: the numbers of the ops that take too long.
+            oldest: the name of the first of them.
+            why: the reason, for messages.
         """
         begun: dict[int, int] = {}
         all_told = trio.Event()
@@ -712,8 +759,9 @@ class Engine(Generic[_M]):
             name = self._members[member].name
             how = "does not answer" if member not in begun else "has not begun it"
             cause = TimeoutError(f"{why}: {name} {how}")
-            if self._members[member].kill():
-                self._happen(self.membership.lost(member, cause))
+            fault = self._members[member].kill(oldest, cause)
+            if fault is not None:
+                self._happen(self.membership.lost(member, fault))
         self._failed(term.epoch, suspects[0] if suspects else None, cause)
 
 

@@ -27,11 +27,13 @@ REBUILD = 1.0
 """Seconds until a rank that has died is back, at most."""
 
 
-def poisoned(rank: int) -> ContextPoisoned:
+def poisoned(rank: int, cause: Exception | None = None) -> ContextPoisoned:
     """Return the answer to an op of a rank that dies."""
-    return ContextPoisoned(
+    error = ContextPoisoned(
         f"rank {rank} died", generation=1, status=700, status_name="fault", op="op"
     )
+    error.__cause__ = cause
+    return error
 
 
 class Place:
@@ -169,35 +171,48 @@ class Rank:
         if self.lost_for_good:
             raise DeviceLost(f"{self.name} is lost")
 
+    async def start(self) -> None:
+        """Come to life, which takes a while; begin anew after a death meanwhile."""
+        while True:
+            if self.lost_for_good:
+                raise DeviceLost(f"{self.name} is lost")
+            deaths = self.deaths
+            await trio.sleep(0 if self.alive else self.network.random.random() / 20)
+            if self.alive:
+                return
+            if deaths == self.deaths:
+                self._revive()
+                return
+
     async def follow(
         self, ready: Callable[[], object], lost: Callable[[Exception], object]
     ) -> None:
         """Report rebuilds."""
         self.changed = trio.Event()  # what was before is nobody's concern
         while True:
-            if self.lost_for_good:
-                raise DeviceLost(f"{self.name} is lost")
-            if not self.alive:
-                self._revive()
+            await self.start()
+            if self.changed.is_set():
+                self.changed = trio.Event()
             ready()
             await self.changed.wait()
             self.changed = trio.Event()
             lost(poisoned(self.number))
             await trio.sleep(self.network.random.random() * REBUILD)
 
-    def die(self, *, for_good: bool = False) -> None:
+    def die(self, cause: Exception | None = None, *, for_good: bool = False) -> None:
         """Everything in flight is answered, some now and some later."""
+        self.lost_for_good |= for_good
+        self.deaths += 1
         if not self.alive:
             return
-        self.alive, self.lost_for_good = False, for_good
-        self.deaths += 1
+        self.alive = False
         self.joined.clear()
         self.life.cancel()
         for told in self.aborting:
             told()
         for work in self.unanswered:
             if self.network.random.random() < 0.5:
-                work.answered(poisoned(self.number))
+                work.answered(poisoned(self.number, cause))
             else:
                 self.network.nursery.start_soon(self._answer_late, work.answered)
         self.changed.set()
@@ -355,14 +370,11 @@ class Rank:
         if self.current is not None and self.current.number == number:
             self.current.scope.cancel()
 
-    def kill(self) -> bool:
-        """Make the rank die soon."""
-        self.network.nursery.start_soon(self._die_soon)
-        return True
-
-    async def _die_soon(self) -> None:
-        await trio.lowlevel.checkpoint()
-        self.die()
+    def kill(self, op: str, cause: Exception) -> Exception:
+        """Make the rank die."""
+        del op
+        self.die(cause)
+        return cause
 
 
 def _aborted() -> LibraryError:
