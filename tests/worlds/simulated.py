@@ -139,13 +139,14 @@ class Rank:
         stuck_until: until then its lane is kept by other work.
         begins: number of ops that it still begins before its lane hangs.
         deaths: how often it has died.
+        stuck_starting: whether its start does not end.
     """
 
     def __init__(self, network: Network, number: int) -> None:
         self.network = network
         self.number = number
         self.name = f"simulated:{number}"
-        self.alive = self.lost_for_good = False
+        self.alive = self.lost_for_good = self.stuck_starting = False
         self.changed = trio.Event()
         self.deaths = 0
 
@@ -180,7 +181,7 @@ class Rank:
             await trio.sleep(0 if self.alive else self.network.random.random() / 20)
             if self.alive:
                 return
-            if deaths == self.deaths:
+            if deaths == self.deaths and not self.stuck_starting:
                 self._revive()
                 return
 
@@ -399,7 +400,10 @@ def start(engine: Engine[Rank], term: Term, op: int, values: dict[int, int]) -> 
 
 
 class Simulation:
-    """A world of simulated ranks: ``async with Simulation(...) as simulation:``."""
+    """A world of simulated ranks: ``async with Simulation(...) as simulation:``.
+
+    ``more`` ranks are not in it yet.
+    """
 
     def __init__(
         self,
@@ -408,9 +412,10 @@ class Simulation:
         shrinking: str = "never",
         *,
         holds_back: bool = False,
+        more: int = 0,
         **options: Any,
     ) -> None:
-        self._size, self._seed, self._options = size, seed, options
+        self._size, self._more, self._seed, self._options = size, more, seed, options
         self._shrinking, self._holds_back = shrinking, holds_back
 
     async def __aenter__(self) -> Simulation:
@@ -419,8 +424,8 @@ class Simulation:
         self.network = Network(
             self.nursery, self._seed, self._shrinking, holds_back=self._holds_back
         )
-        self.ranks = [Rank(self.network, number) for number in range(self._size)]
-        self.engine = Engine(self.ranks, self.network.meet, **self._options)
+        self.ranks = [Rank(self.network, number) for number in range(self._size + self._more)]
+        self.engine = Engine(self.ranks[: self._size], self.network.meet, **self._options)
         self._run = trio.CancelScope()
         self._left = trio.Event()
         await self.nursery.start(self._serve)
