@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .._errors import AccelError, ContextPoisoned
     from ..arrays import GpuRef
     from ..lanes import HostHandle, Op, Piece, PinnedStatistics, Port
-    from ..memory import Epoch, Slab
+    from ..memory import Block, Epoch, Slab
     from ..ops import LaneSpec
     from ..wire import Message
     from .core import DeviceCore
@@ -106,6 +106,17 @@ class StandbyHosts(Protocol):
 
     def statistics(self) -> StandbyStatistics:
         """A snapshot."""
+
+
+class CollectiveOrder(Protocol):
+    """The order of a device's collectives, for all its members of worlds."""
+
+    @property
+    def unanswered(self) -> dict[int, object]:
+        """The members that submitted the unanswered ones, by sequence number."""
+
+    def block(self) -> Block:
+        """Return the block that every collective writes."""
 
 
 class FunctionCalls(Protocol):

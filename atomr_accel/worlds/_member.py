@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
-from weakref import WeakValueDictionary
 
 import trio
 
@@ -27,39 +26,29 @@ if TYPE_CHECKING:
     from ..device import Device
     from ..device.core import DeviceCore
     from ..lanes import Op
-    from ..memory import Block
+    from ..memory import Block, MemoryMap
     from ..wire import Message
     from ._engine import RankPart
 
 
 @final
-class _CollectiveOrder:
-    """The order of a device's collectives, for all its members of worlds.
+class _MembersOrder:
+    """The value of ``DeviceCore.collectives`` once a device was in a world."""
 
-    Attributes:
-        unanswered: the members that submitted the unanswered ones, in the program's order.
-    """
+    def __init__(self, memory: MemoryMap) -> None:
+        self.unanswered: Final[dict[int, object]] = {}
+        self._memory: Final = memory
+        self._block: Block = block_at(memory, 0, 0)
 
-    def __init__(self, core: DeviceCore) -> None:
-        self.unanswered: Final[dict[int, DeviceMember]] = {}
-        self._block: Block = block_at(core.memory, 0, 0)
-
-    def block(self, core: DeviceCore) -> Block:
-        """Return a block that every collective of a device writes, so they begin in program order.
+    def block(self) -> Block:
+        """Return a block that every collective of the device writes, so they begin in order.
 
         Ranks that began two collectives in different orders would wait for each other forever, even
         if the two were of different worlds.
         """
-        if self._block.epoch is not core.memory.epoch:
-            self._block = block_at(core.memory, 0, 0)
+        if self._block.epoch is not self._memory.epoch:
+            self._block = block_at(self._memory, 0, 0)
         return self._block
-
-
-_orders: Final[WeakValueDictionary[DeviceCore, _CollectiveOrder]] = WeakValueDictionary()
-"""The order of each device that is a member of a world or has unanswered collectives.
-
-It refers to the device, so the members and the ops hold it, and not this dictionary.
-"""
 
 
 @final
@@ -70,10 +59,9 @@ class DeviceMember:
     def __init__(self, device: Device) -> None:
         self.device: Final = device
         self.core: Final[DeviceCore] = device._core
-        order = _orders.get(self.core)
-        if order is None:
-            order = _orders[self.core] = _CollectiveOrder(self.core)
-        self._order: Final = order
+        if self.core.collectives is None:
+            self.core.collectives = _MembersOrder(self.core.memory)
+        self._order: Final = self.core.collectives
 
     @property
     def name(self) -> str:
@@ -208,7 +196,7 @@ class DeviceMember:
         if port is None:
             answered(self.core.lifecycle.why_over(name, self.core.memory.generation - 1))
             return
-        op = self.core.submit(port, name, message, reads, (*writes, self._order.block(self.core)))
+        op = self.core.submit(port, name, message, reads, (*writes, self._order.block()))
         waiting = self._order.unanswered
         waiting[op.seq] = self
 

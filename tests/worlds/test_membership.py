@@ -188,7 +188,7 @@ class DyingHostsThatAreLeft(DyingHosts):
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [DyingHosts, DyingHostsThatAreLeft])
 def test_a_world_is_whole_again_wherever_hosts_die(machine: type[DyingHosts]) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         machine,
         settings=settings(max_examples=sized(100, 2000), stateful_step_count=40, deadline=None),
     )

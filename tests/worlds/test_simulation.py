@@ -301,7 +301,6 @@ def test_resize_whose_new_rank_does_not_start_changes_nothing(how: str) -> None:
                 await trio.sleep(1)
                 await start(engine, term, 1, dict.fromkeys(range(2), 1)).wait()  # it goes on
                 if how == "lost":
-                    ranks[2].die(for_good=True)
                     ranks[3].stuck_starting = False
                     ranks[3].die(for_good=True)
                 elif how == "cancelled":
