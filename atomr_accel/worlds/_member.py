@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..lanes import Op
     from ..memory import Block, MemoryMap
     from ..wire import Message
-    from ._engine import RankPart
+    from ._interfaces import RankPart
 
 
 @final

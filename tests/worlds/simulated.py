@@ -14,7 +14,8 @@ import trio
 
 from atomr_accel import ContextPoisoned, DeviceLost, LibraryError, Unsupported
 from atomr_accel.libraries.nccl.wire.messages import CollectiveStep
-from atomr_accel.worlds._engine import Engine, RankPart
+from atomr_accel.worlds._engine import Engine
+from atomr_accel.worlds._interfaces import RankPart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

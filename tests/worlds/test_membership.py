@@ -1,4 +1,4 @@
-"""The decisions of a world, without I/O: hosts die at any point, and the world is whole again."""
+"""Decisions of a world, without I/O: hosts die at any point, and the world is whole again."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ KILLED = RuntimeError("its host was killed")
 
 
 class DyingHosts(RuleBasedStateMachine):
-    """Hosts are killed, and come back, while a world gathers, joins, works and is resized.
+    """Kills of hosts, which come back, while a world gathers, joins, works and is resized.
 
     Reports of hosts arrive late, and in any order. Members that miss a dead one may say so before
-    its death is reported. Nobody reports a host that dies while it starts.
+    its death is reported. The death of a host that starts is not reported.
     """
 
     shrink = False
@@ -180,7 +180,7 @@ class DyingHosts(RuleBasedStateMachine):
 
 
 class DyingHostsThatAreLeft(DyingHosts):
-    """The same for a world that goes on without the dead."""
+    """Kills of hosts in a world that goes on without the dead."""
 
     shrink = True
 
