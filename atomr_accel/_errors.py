@@ -101,7 +101,7 @@ class ContextPoisoned(AccelError):
 
 
 class KernelHung(ContextPoisoned):
-    """An op ran past the device's ``op_deadline``, and its host was killed."""
+    """An op ran past the ``op_deadline`` of its device or world, and its host was killed."""
 
 
 class GpuRefStale(AccelError):

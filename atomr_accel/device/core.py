@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from ..wire import Affinity, CallByTemplate, DeviceInfo
     from .data._progress import Transfer
     from .parts import (
+        CollectiveOrder,
         ExportedBuffers,
         FunctionCalls,
         PinnedArrays,
@@ -161,6 +162,7 @@ class DeviceCore:
         windows: slabs of other devices that its host has mapped.
         instruments: the instruments of its system; none for a shadow.
         recorder: gets the program's calls, for example for a journal; None without one.
+        collectives: the order of its collectives; None before its first world.
     """
 
     call_mode: Final = Awaited
@@ -169,6 +171,7 @@ class DeviceCore:
     host_calls: FunctionCalls
     windows: SlabWindows
     recorder: CallRecorder | None = None
+    collectives: CollectiveOrder | None = None
 
     def __init__(
         self,

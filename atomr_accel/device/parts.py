@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import numpy as np
     import trio
 
-    from .._errors import AccelError
+    from .._errors import AccelError, ContextPoisoned
     from ..arrays import GpuRef
     from ..lanes import HostHandle, Op, Piece, PinnedStatistics, Port
-    from ..memory import Epoch, Slab
+    from ..memory import Block, Epoch, Slab
     from ..ops import LaneSpec
     from ..wire import Message
     from .core import DeviceCore
@@ -49,6 +49,9 @@ class ServingContext(Protocol):
 
     def fail(self, op: Op) -> None:
         """End the context with a fault, because an op failed that has no waiting caller."""
+
+    def hung(self, op: str, message: str) -> ContextPoisoned:
+        """Kill the host, because an op hangs, and end the context with the fault returned."""
 
     def not_finished(self, op: Op) -> Exception:
         """The error for an op that was in flight at the end, or is submitted after it."""
@@ -103,6 +106,17 @@ class StandbyHosts(Protocol):
 
     def statistics(self) -> StandbyStatistics:
         """A snapshot."""
+
+
+class CollectiveOrder(Protocol):
+    """The order of a device's collectives, for all its members of worlds."""
+
+    @property
+    def unanswered(self) -> dict[int, object]:
+        """The members that submitted the unanswered ones, by sequence number."""
+
+    def block(self) -> Block:
+        """Return the block that every collective writes."""
 
 
 class FunctionCalls(Protocol):

@@ -352,8 +352,9 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
 
         Until the new version has taken over, a failure does not affect the present one. If opening
         or warm-up fails, if the gate fails, if ``rollback`` is called, or if you are cancelled, the
-        present version continues. The new one finishes its requests and is closed. Once the new
-        version has taken over, your cancellation ends only the wait for the version before it.
+        present version continues. The new one finishes its requests and is closed, and errors are
+        raised after that. Once the new version has taken over, your cancellation ends only the wait
+        for the version before it. A version that is still being closed is waited for first.
 
         A request that fails at the new version is passed to the present one if a device's fault
         ended it or if requests are idempotent. The failure still counts for the gate.
@@ -371,7 +372,7 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
             The version's name, after it has taken over and the version before it is closed.
 
         Raises:
-            SwapInProgress: another version is open already.
+            SwapInProgress: another version is being rolled out.
             RolledBack: the version did not take over.
             NameTaken: the present version has this name.
             Closed: the block was left.
@@ -387,12 +388,15 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
             raise ValueError(f"canary must be growing shares between 0 and 1, not {canary!r}")
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._loads.one(factory):
-            if len(self._versions) > 1:
-                other = [*self._versions][-1]
-                raise SwapInProgress(
-                    f"version {other!r} is there beside {self._present.name!r}: wait until one of "
-                    "the two has left"
-                )
+            while self._roll_out is not None or len(self._versions) > 1:
+                if self._roll_out is not None:
+                    raise SwapInProgress(
+                        f"version {self._roll_out.candidate.name!r} is being rolled out beside "
+                        f"{self._present.name!r}: await that load, or call promote() or rollback()"
+                    )
+                await next(
+                    each for each in self._versions.values() if each.retire.is_set()
+                ).gone.wait()
             if name is None:
                 self._numbers += 1
                 name = f"v{self._numbers}"
@@ -400,7 +404,11 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
                 raise NameTaken(f"version {name!r} serves just now; choose another name")
             old = self._present
             roll_out = _RollOut(_Version(name, factory), gate, self._salts.randbytes(8))
-            await self._try(roll_out, warm_up, shadow, canary)
+            try:
+                await self._try(roll_out, warm_up, shadow, canary)
+            except Exception:
+                await roll_out.candidate.gone.wait()
+                raise
             if roll_out.promoted:
                 await old.gone.wait()
                 return name

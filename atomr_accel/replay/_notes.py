@@ -144,8 +144,9 @@ class Notes:
         core = self._core
         if not self._notes_calls():
             return await perform(core, on_any_views(make, facade, args, kwargs))
-        await self._room()
         note = await self._begin(make.__name__, facade, args, kwargs)
+        if note is None:
+            return await perform(core, on_any_views(make, facade, args, kwargs))
         try:
             request = self._told(on_any_views(make, facade, args, kwargs), facade, note)
             result = await perform(core, request, partial(self._place, note))
@@ -229,10 +230,11 @@ class Notes:
         task = trio.lowlevel.current_task()
         if task in self._inside or not self._notes_calls():
             return await method(owner, *args, **kwargs)
-        await self._room()
         name = method.__name__
         args, kwargs = _as_read(name, args, kwargs)
         note = await self._begin(name, owner, *_as_noted(name, args, kwargs))
+        if note is None:
+            return await method(owner, *args, **kwargs)
         self._inside[task] = note, [*task.child_nurseries]
         try:
             result = await method(owner, *args, **kwargs)
@@ -347,15 +349,20 @@ class Notes:
 
     async def _begin(
         self, name: str, facade: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _Note:
-        """Begin the note of an awaited call, and first wait for memory for its copies."""
+    ) -> _Note | None:
+        """Begin the note of an awaited call, once there is room for it and memory for its copies.
+
+        Returns:
+            None if the journal has ended in the meantime; then the call goes on without it.
+        """
+        await self._room()
         for _, ref in refs_in([args, kwargs], ""):
             block = ref._block.base
-            if not self._numbers.of_block(block) and not ref.is_stale:
+            if self._notes_calls() and not self._numbers.of_block(block) and not ref.is_stale:
                 room = await self._core.empty(block.nbytes, np.uint8)
-                if not self._numbers.of_block(block) and not ref.is_stale:
+                if self._notes_calls() and not self._numbers.of_block(block) and not ref.is_stale:
                     self._bring(ref, self._numbers.add_block(block), room)
-        return self._described(name, facade, args, kwargs, None)
+        return self._described(name, facade, args, kwargs, None) if self._notes_calls() else None
 
     def _described(
         self, name: str, facade: Any, args: Any, kwargs: dict[str, Any], program: object

@@ -1,7 +1,7 @@
 """Engine of a world: it forms communicators, sends them ops and reports faults.
 
-``WorldMember`` and ``Bootstrap`` are protocols. A device is one kind of member, and a simulated
-rank in the tests is another. ``Membership`` makes every decision.
+A device is one kind of member, and a simulated rank in the tests is another. ``Membership`` makes
+every decision.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter, deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
 
 import trio
 
@@ -26,6 +26,7 @@ from .._errors import (
     WorldBroken,
 )
 from ._blame import Unfinished, to_blame
+from ._interfaces import WorldMember
 from ._mail import Mail
 from ._membership import (
     Broken,
@@ -38,10 +39,9 @@ from ._membership import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from ..libraries.nccl.wire.messages import CollectiveStep
-    from ..memory import Block
+    from ._interfaces import Bootstrap, Meeting, RankPart
     from ._membership import Effect
 
 _GRACE_SECONDS: Final = 1.0
@@ -59,118 +59,6 @@ _LOOKS: Final = 8
 _numbers: Final = itertools.count(1)
 
 _log = logging.getLogger("atomr_accel.worlds")
-
-
-class Meeting(Protocol):
-    """The means by which the ranks of one communicator find each other."""
-
-    def place_of(self, rank: int) -> tuple[bytes, int]:
-        """Return the bytes by which a rank finds the others, and an address or 0."""
-
-    def abort(self) -> None:
-        """Release ranks that wait in the meeting, as far as the program can do so."""
-
-    async def close(self) -> None:
-        """Release the meeting's resources. All ranks have left it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankPart:
-    """One rank's part of an op.
-
-    Attributes:
-        rank: the rank.
-        steps: the steps that the rank takes, in order.
-        reads: the blocks that it reads.
-        writes: the blocks that it writes.
-    """
-
-    rank: int
-    steps: tuple[CollectiveStep, ...]
-    reads: tuple[Block, ...]
-    writes: tuple[Block, ...]
-
-
-class WorldMember(Protocol):
-    """A device, as a world sees it. Its answers arrive as calls, in any order."""
-
-    @property
-    def name(self) -> str:
-        """Name of the member, for messages."""
-
-    def require_open(self) -> None:
-        """Raise unless the member takes ops now or may take them later.
-
-        Raises:
-            DeviceLost: the member is lost for good.
-        """
-
-    async def follow(
-        self, ready: Callable[[], object], lost: Callable[[Exception], object]
-    ) -> None:
-        """Call ``ready`` whenever the member starts to take ops, and ``lost`` whenever it fails.
-
-        Raises:
-            DeviceLost: the member will not come back.
-        """
-
-    def join(
-        self,
-        number: int,
-        rank: int,
-        size: int,
-        place: tuple[bytes, int],
-        answered: Callable[[Exception | None], object],
-    ) -> None:
-        """Join the communicator with this number."""
-
-    @property
-    def shrinks(self) -> bool:
-        """True if the remaining ranks of a communicator can form a new one; see ``shrink``."""
-
-    def revoke(self, number: int, answered: Callable[[Exception | None], object]) -> None:
-        """Stop the ops in flight of a communicator, and keep it so that it can shrink."""
-
-    def shrink(
-        self,
-        number: int,
-        parent: int,
-        excluded: tuple[int, ...],
-        rank: int,
-        size: int,
-        answered: Callable[[Exception | None], object],
-    ) -> None:
-        """Join the communicator with this number, with the remaining ranks of a revoked one."""
-
-    def collect(
-        self, number: int, name: str, part: RankPart, answered: Callable[[Exception | None], object]
-    ) -> None:
-        """Take part in collectives."""
-
-    def ask_begun(self, number: int, answered: Callable[[int, Exception | None], object]) -> None:
-        """Ask how many ops of the communicator have begun. Joining counts as the first."""
-
-    def waits_elsewhere(self) -> bool:
-        """Return True if the member's oldest unanswered collective is of another world."""
-
-    def abort(self, number: int, answered: Callable[[], object]) -> None:
-        """Leave a communicator, even if ops are in flight."""
-
-    def kill(self) -> bool:
-        """End the member's host, which hangs. Return True if that is possible."""
-
-
-_M_contra = TypeVar("_M_contra", bound=WorldMember, contravariant=True)
-
-
-class Bootstrap(Protocol[_M_contra]):
-    """Lets the members of a communicator meet, in the order of their ranks.
-
-    A world over several machines would use another bootstrap than one over devices.
-    """
-
-    async def __call__(self, members: Sequence[_M_contra], /) -> Meeting:
-        """Return the meeting. Release all resources if this fails or is cancelled."""
 
 
 _M = TypeVar("_M", bound=WorldMember)
@@ -280,6 +168,7 @@ class Engine(Generic[_M]):
         self._work = trio.Event()
         self._changed = trio.Event()
         self._forming = trio.CancelScope()
+        self._starting = trio.CancelScope()
         self._watchers: set[trio.MemorySendChannel[int]] = set()
         self._closed = False
         self.mail: Final = Mail(self)
@@ -349,14 +238,16 @@ class Engine(Generic[_M]):
     async def resize(self, members: Sequence[_M]) -> None:
         """Continue with these members, in the order of their ranks, and wait until all have joined.
 
-        The engine waits for ops in flight, and new calls wait meanwhile. If you are cancelled while
-        ops are in flight, nothing has changed.
+        New members start first, and the world goes on meanwhile. Then the engine waits for ops in
+        flight, and new calls wait. If you are cancelled until then, nothing has changed.
 
         Raises:
             WorldBroken: they never will join.
-            DeviceLost: one of them is lost already; nothing has changed.
+            DeviceLost, LibraryMissing, Unsupported, OutOfMemory: one of them is lost, or cannot
+                take ops; nothing has changed.
         """
         async with self._resizing:
+            await self._start(members)
             self._draining = True
             try:
                 while True:
@@ -372,6 +263,29 @@ class Engine(Generic[_M]):
                 self._draining = False
                 self._change()
             await self.whole()
+
+    async def _start(self, members: Sequence[_M]) -> None:
+        """Wait until new members take ops, or the world has ended."""
+        errors: list[AccelError] = []
+
+        async def start(member: _M) -> None:
+            try:
+                await member.start()
+            except AccelError as error:
+                if not errors:
+                    errors.append(error)
+                self._starting.cancel()
+
+        present = set(map(id, self.present))
+        with trio.CancelScope() as self._starting:
+            if self._closed or self.membership.phase == "over":
+                return
+            async with trio.open_nursery(strict_exception_groups=True) as nursery:
+                for member in members:
+                    if id(member) not in present:
+                        nursery.start_soon(start, member)
+        if errors:
+            raise errors.pop()
 
     def _replace(self, members: Sequence[_M]) -> None:
         """Replace the world's members from the next epoch on."""
@@ -447,6 +361,7 @@ class Engine(Generic[_M]):
     async def _leave_all(self) -> None:
         """Fail waiting calls, end all watchers, and have members leave."""
         self._closed = True
+        self._starting.cancel()
         left = WorldBroken("the world was left", rank=None, epoch=self.membership.epoch)
         self._happen(self.membership.close(left))
         for watcher in list(self._watchers):
@@ -517,6 +432,7 @@ class Engine(Generic[_M]):
                 else:
                     self._nursery.start_soon(self._leave, term)
             case Ended():
+                self._starting.cancel()
                 for watcher in list(self._watchers):
                     watcher.close()
                 self._change()
@@ -640,8 +556,9 @@ class Engine(Generic[_M]):
             with trio.move_on_after(self.deadline or math.inf):
                 if waiting:
                     await left.wait()
-            for member in waiting:  # a host that hangs would keep the meeting's resources
-                self._members[member].kill()
+            late = TimeoutError(f"leaving a world had not ended after {self.deadline} s")
+            for member in [*waiting]:  # a host that hangs would keep the meeting's resources
+                self._members[member].kill("nccl.abort", late)
             await term.meeting.close()
 
     # --- its deadline ----------------------------------------------------------------------
@@ -663,7 +580,7 @@ class Engine(Generic[_M]):
                 oldest = overdue[0][1].name
                 after = trio.current_time() - overdue[0][1].begun
                 why = f"{oldest} had not ended after {after:.3g} s; op_deadline is {deadline} s"
-                await self._blame(term, [op for op, _ in overdue], why)
+                await self._blame(term, [op for op, _ in overdue], oldest, why)
 
     def _under_way(self, term: Term) -> list[tuple[int, CollectiveCall]]:
         """Return the unfinished ops of a term by number, in order. Number 0 is joining."""
@@ -671,10 +588,16 @@ class Engine(Generic[_M]):
             return [(0, CollectiveCall("joining", term.begun, dict.fromkeys(term.sent, 1)))]
         return list(self._calls.items())
 
-    async def _blame(self, term: Term, overdue: Sequence[int], why: str) -> None:
+    async def _blame(self, term: Term, overdue: Sequence[int], oldest: str, why: str) -> None:
         """End the hosts that hang.
 
         These are the hosts that do not answer, or that have not begun ops that others have begun.
+
+        Args:
+            term: the term of the ops.
+            overdue: the numbers of the ops that take too long.
+            oldest: the name of the first of them.
+            why: the reason, for messages.
         """
         begun: dict[int, int] = {}
         all_told = trio.Event()
@@ -712,8 +635,9 @@ class Engine(Generic[_M]):
             name = self._members[member].name
             how = "does not answer" if member not in begun else "has not begun it"
             cause = TimeoutError(f"{why}: {name} {how}")
-            if self._members[member].kill():
-                self._happen(self.membership.lost(member, cause))
+            fault = self._members[member].kill(oldest, cause)
+            if fault is not None:
+                self._happen(self.membership.lost(member, fault))
         self._failed(term.epoch, suspects[0] if suspects else None, cause)
 
 

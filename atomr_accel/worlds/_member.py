@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Final, final
-from weakref import WeakKeyDictionary
 
 import trio
 
@@ -27,26 +26,29 @@ if TYPE_CHECKING:
     from ..device import Device
     from ..device.core import DeviceCore
     from ..lanes import Op
-    from ..memory import Block
+    from ..memory import Block, MemoryMap
     from ..wire import Message
-    from ._engine import RankPart
-
-_unanswered: Final[WeakKeyDictionary[DeviceCore, dict[int, DeviceMember]]] = WeakKeyDictionary()
-"""The members that submitted the unanswered collectives of each device, in the program's order."""
-
-_orders: Final[WeakKeyDictionary[DeviceCore, Block]] = WeakKeyDictionary()
+    from ._interfaces import RankPart
 
 
-def _order(core: DeviceCore) -> Block:
-    """Return a block that every collective of a device writes, so they begin in program order.
+@final
+class _MembersOrder:
+    """The value of ``DeviceCore.collectives`` once a device was in a world."""
 
-    Ranks that began two collectives in different orders would wait for each other forever, even if
-    the two were of different worlds.
-    """
-    found = _orders.get(core)
-    if found is None or found.epoch is not core.memory.epoch:
-        found = _orders[core] = block_at(core.memory, 0, 0)
-    return found
+    def __init__(self, memory: MemoryMap) -> None:
+        self.unanswered: Final[dict[int, object]] = {}
+        self._memory: Final = memory
+        self._block: Block = block_at(memory, 0, 0)
+
+    def block(self) -> Block:
+        """Return a block that every collective of the device writes, so they begin in order.
+
+        Ranks that began two collectives in different orders would wait for each other forever, even
+        if the two were of different worlds.
+        """
+        if self._block.epoch is not self._memory.epoch:
+            self._block = block_at(self._memory, 0, 0)
+        return self._block
 
 
 @final
@@ -57,6 +59,9 @@ class DeviceMember:
     def __init__(self, device: Device) -> None:
         self.device: Final = device
         self.core: Final[DeviceCore] = device._core
+        if self.core.collectives is None:
+            self.core.collectives = _MembersOrder(self.core.memory)
+        self._order: Final = self.core.collectives
 
     @property
     def name(self) -> str:
@@ -67,6 +72,16 @@ class DeviceMember:
         """See ``WorldMember.require_open``."""
         self.core.lifecycle.require_open()
 
+    async def start(self) -> None:
+        """See ``WorldMember.start``."""
+        while True:
+            try:
+                await self.core.open_lane(COLLECTIVES)
+                await self.core.open_lane(ABORTS)
+            except ContextPoisoned:
+                continue  # the device comes back, or is lost, which raises another error
+            return
+
     async def follow(
         self, ready: Callable[[], object], lost: Callable[[Exception], object]
     ) -> None:
@@ -74,8 +89,7 @@ class DeviceMember:
         core = self.core
         with core.lifecycle.watch() as changes:
             while True:
-                await core.open_lane(COLLECTIVES)
-                await core.open_lane(ABORTS)
+                await self.start()
                 try:
                     while True:
                         changes.receive_nowait()
@@ -149,7 +163,7 @@ class DeviceMember:
 
     def waits_elsewhere(self) -> bool:
         """See ``WorldMember.waits_elsewhere``."""
-        oldest = next(iter(_unanswered.get(self.core, {}).values()), self)
+        oldest = next(iter(self._order.unanswered.values()), self)
         return oldest is not self
 
     def abort(self, number: int, answered: Callable[[], object]) -> None:
@@ -161,15 +175,14 @@ class DeviceMember:
         op = self.core.submit(port, "nccl.abort", AbortCommunicator(number))
         op.when_answered(partial(_call, answered))
 
-    def kill(self) -> bool:
+    def kill(self, op: str, cause: Exception) -> Exception | None:
         """See ``WorldMember.kill``."""
         context = self.core.context
         if context is None:
-            return True
+            return cause
         if context.host.pid is None:
-            return False
-        context.host.kill()
-        return True
+            return None
+        return context.hung(op, str(cause))
 
     def _submit(
         self,
@@ -183,8 +196,8 @@ class DeviceMember:
         if port is None:
             answered(self.core.lifecycle.why_over(name, self.core.memory.generation - 1))
             return
-        op = self.core.submit(port, name, message, reads, (*writes, _order(self.core)))
-        waiting = _unanswered.setdefault(self.core, {})
+        op = self.core.submit(port, name, message, reads, (*writes, self._order.block()))
+        waiting = self._order.unanswered
         waiting[op.seq] = self
 
         def tell() -> None:

@@ -97,7 +97,8 @@ class Membership:
 
     Args:
         members: numbers of its devices. A member's rank is its place among those left.
-        shrink: go on without a member whose device has failed, rather than wait for it.
+        shrink: go on without a member whose device has failed, rather than wait for it. The last
+            one is waited for.
 
     Attributes:
         epoch: the number of the present epoch; it grows whenever the world breaks.
@@ -209,17 +210,17 @@ class Membership:
         good = member in self._ready
         self._ready.discard(member)
         left = tuple(other for other in self.members if other != member)
-        if not self.shrinks:
-            return self._break(rank, cause, left, self.members) if good else []
-        if not left:
-            return self._end(rank, cause)
-        return self._break(rank, cause, left, left)
+        if good:
+            self._failures = 0  # that communicator may have failed because of the device
+        if self.shrinks and left:
+            return self._break(rank, cause, left, left)
+        return self._break(rank, cause, left, self.members) if good else []
 
     def gone(self, member: int, cause: Exception) -> list[Effect]:
         """A member's device will not come back."""
         if self.phase == "over" or member not in self.members:
             return []
-        if self.shrinks:
+        if self.shrinks and len(self.members) > 1:
             return self.lost(member, cause)
         self._ready.discard(member)
         return self._end(self.members.index(member), cause)

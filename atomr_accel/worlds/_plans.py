@@ -22,7 +22,7 @@ from ..ops import (
     require_shape,
     require_writable,
 )
-from ._engine import RankPart
+from ._interfaces import RankPart
 
 if TYPE_CHECKING:
     import numpy as np

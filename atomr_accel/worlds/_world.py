@@ -137,10 +137,11 @@ class World(Collectives):
     async def resize(self, devices: Sequence[Device]) -> None:
         """Continue with these devices: more, fewer, or others, in the order of their ranks.
 
-        The world waits for ops in flight, then begins a new epoch. This returns when all ranks have
-        joined it. Calls that have not begun raise ``WorldBroken``, because their lists have another
-        length. So does ``send`` of a buffer that was not received. If you are cancelled, the world
-        is resized nevertheless, unless ops are still in flight.
+        New devices get ready while the world goes on. Then the world waits for ops in flight, and
+        begins a new epoch. This returns when all ranks have joined it. Calls that have not begun
+        raise ``WorldBroken``, because their lists have another length. So does ``send`` of a buffer
+        that was not received. If you are cancelled once no op is in flight, the world is resized
+        nevertheless.
 
         Args:
             devices: as for ``open_world``. A device that is in the world already keeps its buffers;
@@ -151,6 +152,8 @@ class World(Collectives):
             TypeError, ValueError: as for ``open_world``; or devices of another backend than the
                 world's.
             DeviceLost: a device is lost or its block was left. The world continues unchanged.
+            LibraryMissing, Unsupported, OutOfMemory: a new device cannot take collectives. The
+                world continues unchanged.
         """
         found = _checked(devices)
         present = self._engine.present
@@ -424,7 +427,7 @@ async def open_world(
         devices: open devices of one backend, each once. A device's rank is its place among them.
             A device may be in several worlds.
         on_break: what to do when a rank fails. ``"wait"``: wait until its device is back.
-            ``"shrink"``: go on without it; the ranks after it move up.
+            ``"shrink"``: go on without it; the ranks after it move up. The last one is waited for.
         op_deadline: seconds that an op, or leaving the world, may take. Then the hosts that hang
             are killed, and the world breaks. Forming it may take 15 seconds at least, because
             new hosts load the library first. None: for ever.

@@ -177,6 +177,51 @@ async def test_a_version_that_does_not_open_changes_nothing(
     assert new.calls == [1, 1, 2, 1]
 
 
+@pytest.mark.parametrize("how", ["warm_up", "cancelled", "rolled back", "promoted"])
+async def test_a_version_that_is_closed_slowly_is_waited_for(
+    how: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    old, new, last = Model("old"), Model("new"), Model("last")
+    closed: list[Model] = []
+
+    def slow(model: Model) -> Callable[[], Any]:
+        @asynccontextmanager
+        async def factory() -> AsyncIterator[Any]:
+            async with model.factory() as work:
+                yield work
+            with trio.CancelScope(shield=True):
+                await trio.sleep(5)
+            closed.append(model)
+
+        return factory
+
+    async with (
+        open_hot_swap(slow(old), rng=random.Random(1)) as swap,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def load() -> None:
+            with rolled_back("a bad feeling"):
+                await swap.load(slow(new), canary=[0.5])
+
+        if how == "warm_up":
+            new.fails = Bad("cold")
+            with pytest.raises(Bad, match="cold"):
+                await swap.load(slow(new), warm_up=[1])
+            assert closed == [new]
+        elif how == "rolled back":
+            nursery.start_soon(load)
+            await trio.sleep(1)
+            swap.rollback("a bad feeling")
+            await trio.sleep(1)
+        else:
+            with trio.move_on_after(1):
+                await swap.load(slow(new), canary=[] if how == "promoted" else [0.5])
+        assert await swap.load(last.factory, name="last") == "last"
+        assert closed == ([old, new] if how == "promoted" else [new, old])
+        assert await swap(1) == ("last", 1)
+
+
 async def test_through_all_steps(autojump_clock: trio.testing.MockClock) -> None:
     old, new = Model("old"), Model("new", opening=1)
     answers: list[Any] = []

@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ from atomr_accel.replay._entries import CallEntry, DroppedEntry, End, Opaque, de
 from atomr_accel.replay._storage import START, check_chain, digest_of
 from atomr_accel.replay._writer import JournalWriter, WaitingEntry
 
-from ..harness import ROOT, cancelled_at, cpu_only, opened, program, settled
+from ..harness import ROOT, cancelled_at, cpu_only, interrupted_at, opened, program, settled
 from ..seeds import draw
 from .programs import SOURCE, gelu, scaled
 
@@ -297,6 +298,46 @@ async def test_calls_wait_where_writing_is_far_behind_and_other_tasks_do_not() -
         assert done == 3000
     assert len(storage.appended) > 6000
     assert len(await read_journal(storage)) == 3001
+
+
+@program
+async def test_calls_of_others_go_on_unrecorded_wherever_the_journal_is_left(
+    tmp_path: Path,
+) -> None:
+    names = itertools.count()
+    async with opened(isolation="thread") as device:
+
+        async def journal(
+            leave: trio.Event, left: trio.Event, *, task_status: trio.TaskStatus[None]
+        ) -> None:
+            async with open_journal(device, tmp_path / str(next(names)), results=True):
+                task_status.started()
+                await leave.wait()
+            left.set()
+
+        for make in (
+            lambda x: partial(device.get, x),
+            lambda x: partial(device.fill, x, 7),
+            lambda x: partial(device.copy, x),
+        ):
+            for step in itertools.count(1):
+                x = await device.put(np.arange(4.0))  # older than the journal
+                leave, left = trio.Event(), trio.Event()
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(journal, leave, left)
+
+                    async def end(leave: trio.Event = leave, left: trio.Event = left) -> None:
+                        leave.set()
+                        await left.wait()
+
+                    more, got = await interrupted_at(step, make(x), end)
+                    leave.set()
+                assert device._core.recorder is None
+                if isinstance(got, np.ndarray):
+                    assert got.tolist() == [0, 1, 2, 3]
+                if not more:
+                    break
+            assert step > 1
 
 
 # --- what goes wrong -----------------------------------------------------------------------

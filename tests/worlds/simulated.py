@@ -14,7 +14,8 @@ import trio
 
 from atomr_accel import ContextPoisoned, DeviceLost, LibraryError, Unsupported
 from atomr_accel.libraries.nccl.wire.messages import CollectiveStep
-from atomr_accel.worlds._engine import Engine, RankPart
+from atomr_accel.worlds._engine import Engine
+from atomr_accel.worlds._interfaces import RankPart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,11 +28,13 @@ REBUILD = 1.0
 """Seconds until a rank that has died is back, at most."""
 
 
-def poisoned(rank: int) -> ContextPoisoned:
+def poisoned(rank: int, cause: Exception | None = None) -> ContextPoisoned:
     """Return the answer to an op of a rank that dies."""
-    return ContextPoisoned(
+    error = ContextPoisoned(
         f"rank {rank} died", generation=1, status=700, status_name="fault", op="op"
     )
+    error.__cause__ = cause
+    return error
 
 
 class Place:
@@ -137,13 +140,14 @@ class Rank:
         stuck_until: until then its lane is kept by other work.
         begins: number of ops that it still begins before its lane hangs.
         deaths: how often it has died.
+        stuck_starting: whether its start does not end.
     """
 
     def __init__(self, network: Network, number: int) -> None:
         self.network = network
         self.number = number
         self.name = f"simulated:{number}"
-        self.alive = self.lost_for_good = False
+        self.alive = self.lost_for_good = self.stuck_starting = False
         self.changed = trio.Event()
         self.deaths = 0
 
@@ -169,35 +173,48 @@ class Rank:
         if self.lost_for_good:
             raise DeviceLost(f"{self.name} is lost")
 
+    async def start(self) -> None:
+        """Come to life, which takes a while; begin anew after a death meanwhile."""
+        while True:
+            if self.lost_for_good:
+                raise DeviceLost(f"{self.name} is lost")
+            deaths = self.deaths
+            await trio.sleep(0 if self.alive else self.network.random.random() / 20)
+            if self.alive:
+                return
+            if deaths == self.deaths and not self.stuck_starting:
+                self._revive()
+                return
+
     async def follow(
         self, ready: Callable[[], object], lost: Callable[[Exception], object]
     ) -> None:
         """Report rebuilds."""
         self.changed = trio.Event()  # what was before is nobody's concern
         while True:
-            if self.lost_for_good:
-                raise DeviceLost(f"{self.name} is lost")
-            if not self.alive:
-                self._revive()
+            await self.start()
+            if self.changed.is_set():
+                self.changed = trio.Event()
             ready()
             await self.changed.wait()
             self.changed = trio.Event()
             lost(poisoned(self.number))
             await trio.sleep(self.network.random.random() * REBUILD)
 
-    def die(self, *, for_good: bool = False) -> None:
+    def die(self, cause: Exception | None = None, *, for_good: bool = False) -> None:
         """Everything in flight is answered, some now and some later."""
+        self.lost_for_good |= for_good
+        self.deaths += 1
         if not self.alive:
             return
-        self.alive, self.lost_for_good = False, for_good
-        self.deaths += 1
+        self.alive = False
         self.joined.clear()
         self.life.cancel()
         for told in self.aborting:
             told()
         for work in self.unanswered:
             if self.network.random.random() < 0.5:
-                work.answered(poisoned(self.number))
+                work.answered(poisoned(self.number, cause))
             else:
                 self.network.nursery.start_soon(self._answer_late, work.answered)
         self.changed.set()
@@ -355,14 +372,11 @@ class Rank:
         if self.current is not None and self.current.number == number:
             self.current.scope.cancel()
 
-    def kill(self) -> bool:
-        """Make the rank die soon."""
-        self.network.nursery.start_soon(self._die_soon)
-        return True
-
-    async def _die_soon(self) -> None:
-        await trio.lowlevel.checkpoint()
-        self.die()
+    def kill(self, op: str, cause: Exception) -> Exception:
+        """Make the rank die."""
+        del op
+        self.die(cause)
+        return cause
 
 
 def _aborted() -> LibraryError:
@@ -387,7 +401,10 @@ def start(engine: Engine[Rank], term: Term, op: int, values: dict[int, int]) -> 
 
 
 class Simulation:
-    """A world of simulated ranks: ``async with Simulation(...) as simulation:``."""
+    """A world of simulated ranks: ``async with Simulation(...) as simulation:``.
+
+    ``more`` ranks are not in it yet.
+    """
 
     def __init__(
         self,
@@ -396,9 +413,10 @@ class Simulation:
         shrinking: str = "never",
         *,
         holds_back: bool = False,
+        more: int = 0,
         **options: Any,
     ) -> None:
-        self._size, self._seed, self._options = size, seed, options
+        self._size, self._more, self._seed, self._options = size, more, seed, options
         self._shrinking, self._holds_back = shrinking, holds_back
 
     async def __aenter__(self) -> Simulation:
@@ -407,8 +425,8 @@ class Simulation:
         self.network = Network(
             self.nursery, self._seed, self._shrinking, holds_back=self._holds_back
         )
-        self.ranks = [Rank(self.network, number) for number in range(self._size)]
-        self.engine = Engine(self.ranks, self.network.meet, **self._options)
+        self.ranks = [Rank(self.network, number) for number in range(self._size + self._more)]
+        self.engine = Engine(self.ranks[: self._size], self.network.meet, **self._options)
         self._run = trio.CancelScope()
         self._left = trio.Event()
         await self.nursery.start(self._serve)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import weakref
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +13,12 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, WorldBroken
+from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, KernelHung, WorldBroken
+from atomr_accel.device.contexts._prepared import PreparedHost
 from atomr_accel.testing import hang, kill_host, poison
-from atomr_accel.worlds import World, _engine, open_world
+from atomr_accel.testing.garbage import collect_garbage
+from atomr_accel.worlds import World, _bootstrap, _engine, open_world
+from atomr_accel.worlds._member import DeviceMember
 
 from ..harness import cpu_only, descriptors, opened, program, settled, stop_process
 
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from atomr_accel import Device
+    from atomr_accel.worlds._world import OnBreak
 
     from ..harness import Gate
 
@@ -118,6 +125,95 @@ async def test_a_world_shrinks_and_refuses_what_was_called_before() -> None:
             world.rank_of(devices[0])
 
 
+def kill_before(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, mortal: Device, lane: str | None = None
+) -> list[int]:
+    """Kill the host of a device as a function is called for it the first time.
+
+    Args:
+        monkeypatch: replaces the function.
+        owner: the module or class that has it.
+        name: its name.
+        mortal: the device.
+        lane: only if this lane is among its arguments.
+
+    Returns:
+        The process ids of the killed hosts, empty until it happens.
+    """
+    function, killed = getattr(owner, name), list[int]()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        core = mortal._core
+        mine = any(each is core or getattr(each, "core", None) is core for each in args)
+        lanes = {spec.name for each in args if isinstance(each, list) for spec in each}
+        pid = core.host_pid
+        if mine and not killed and pid is not None and (lane is None or lane in lanes):
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, call)
+    return killed
+
+
+POINTS: dict[str, tuple[Any, str, str | None]] = {
+    "starting the lane of collectives": (PreparedHost, "start_lanes", "nccl"),
+    "starting the lane that aborts": (PreparedHost, "start_lanes", "nccl-aborts"),
+    "meeting": (_bootstrap, "mapped", None),
+    "joining": (DeviceMember, "join", None),
+    "leaving": (DeviceMember, "abort", None),
+}
+
+
+@pytest.mark.parametrize("how", ["open", "resize"])
+@pytest.mark.parametrize("point", POINTS)
+@program
+async def test_a_world_is_formed_and_resized_wherever_a_host_is_killed(
+    point: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name, lane = POINTS[point]
+    async with opened(0, isolation="thread") as one, opened(0, isolation="process") as new:
+        killed = kill_before(monkeypatch, owner, name, new, lane)
+        async with open_world([one, new] if how == "open" else [one]) as world:
+            await world.resize([one, new])
+            if point == "leaving":
+                await world.resize([one])
+                await world.resize([one, new])
+            assert len(killed) == 1
+            y = await world.all_reduce(await ones(world))
+            assert (await new.get(y[1])).tolist() == [2.0] * 8
+        assert new.generation == 2
+        await settled(one)
+
+
+@pytest.mark.parametrize("on_break", ["wait", "shrink"])
+@program
+async def test_the_last_rank_is_waited_for(on_break: OnBreak) -> None:
+    async with world_of(2, 1, on_break=on_break) as world:
+        one, other = world.devices
+        await world.resize([other])
+        await kill_host(other)
+        y = await world.all_reduce(await ones(world))
+        assert (await other.get(y[0])).tolist() == [1.0] * 8
+        await world.resize([one, other])
+        assert world.size == 2
+
+
+def test_device_that_was_in_a_world_is_collected() -> None:
+    cores: list[weakref.ref[Any]] = []
+
+    @program
+    async def leave_worlds() -> None:
+        async with world_of(2, 1) as world:
+            await world.barrier()
+            await world.all_reduce(await ones(world))
+            cores.extend(weakref.ref(device._core) for device in world.devices)
+
+    leave_worlds()
+    collect_garbage()
+    assert [core() for core in cores] == [None, None]
+
+
 @program
 async def test_a_rank_that_waits_in_another_world_is_not_blamed(gate: Gate) -> None:
     async with AsyncExitStack() as stack:
@@ -148,6 +244,10 @@ async def test_a_host_that_is_stopped_is_killed_at_the_deadline() -> None:
         with pytest.raises(WorldBroken, match="does not answer") as caught:
             await world.all_reduce(x)
         assert caught.value.rank == 1
+        assert isinstance(caught.value.__cause__, KernelHung)
+        # It is over with that generation, so what follows waits for the next one.
+        assert world.devices[1].generation == 2
+        await world.devices[1].put(1.0)
         assert await anext(epochs) == 2
         y = await world.all_reduce(await ones(world))
         assert (await world.devices[0].get(y[0])).tolist() == [2.0] * 8
@@ -180,7 +280,7 @@ async def test_a_rank_behind_other_work_is_killed_where_others_join_again(
             await trio.testing.wait_all_tasks_blocked()
             await kill_host(third)
             assert await anext(epochs) == 3
-        assert "rank 1 in epoch 2: joining" in (world.statistics().last_break or "")
+        assert "is gone: joining had not ended" in (world.statistics().last_break or "")
         assert (first.generation, second.generation, third.generation) == (1, 2, 2)
         y = await world.all_reduce(await ones(world))
         assert (await first.get(y[0])).tolist() == [3.0] * 8

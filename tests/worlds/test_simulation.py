@@ -14,10 +14,10 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import WorldBroken
+from atomr_accel import DeviceLost, WorldBroken
 
 from ..harness import sized
-from .simulated import Simulation, Work, start
+from .simulated import REBUILD, Simulation, Work, start
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -239,6 +239,87 @@ def test_every_op_is_answered_once_and_right_whoever_dies_leaves_and_joins(
         deaths = [death for death in deaths if death[1] % size][: size - 1]
         sizes = [(after, 0, count) for after, _, count in sizes]
     run(partial(busy, size, deaths=deaths, sizes=sizes, shrink=shrink, **others))
+
+
+@settings(max_examples=sized(20, 400), deadline=None)
+@given(
+    size=st.integers(1, 4),
+    more=st.integers(0, 2),
+    seed=st.integers(0, 1000),
+    deaths=st.lists(st.tuples(AFTER, RANK), max_size=8),
+    shrink=st.booleans(),
+)
+@pytest.mark.slow
+def test_world_opens_and_is_resized_wherever_a_rank_dies_meanwhile(
+    size: int, more: int, seed: int, deaths: list[tuple[float, int]], shrink: bool
+) -> None:
+    async def program() -> None:
+        async with Simulation(
+            size, seed, "works", more=more, shrink=shrink, deadline=DEADLINE
+        ) as simulation:
+            engine, ranks = simulation.engine, simulation.ranks
+
+            async def kill(after: float, number: int) -> None:
+                await trio.sleep(after)
+                ranks[number % len(ranks)].die()
+
+            async with trio.open_nursery() as nursery:
+                for death in deaths:
+                    nursery.start_soon(kill, *death)
+                await engine.whole()
+                await engine.resize([*engine.present, *ranks[size:]])
+            await trio.sleep(2 * REBUILD)
+            term = await engine.whole()
+            assert len(term.members) == size + more or shrink
+            await start(engine, term, 1, dict.fromkeys(term.members, 1)).wait()
+            assert [*simulation.network.results[1].values()] == [len(term.members)] * len(
+                term.members
+            )
+
+    run(program)
+
+
+@pytest.mark.parametrize("how", ["lost", "cancelled", "left", "over"])
+def test_resize_whose_new_rank_does_not_start_changes_nothing(how: str) -> None:
+    async def program() -> None:
+        async with Simulation(2, more=2) as simulation:
+            engine, ranks = simulation.engine, simulation.ranks
+            term = await engine.whole()
+            scope = trio.CancelScope()
+            told: list[Exception] = []
+            ranks[3].stuck_starting = True
+
+            async def resize() -> None:
+                with scope:
+                    try:
+                        await engine.resize(ranks)
+                    except (DeviceLost, WorldBroken) as error:
+                        told.append(error)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(resize)
+                await trio.sleep(1)
+                await start(engine, term, 1, dict.fromkeys(range(2), 1)).wait()  # it goes on
+                if how == "lost":
+                    ranks[3].stuck_starting = False
+                    ranks[3].die(for_good=True)
+                elif how == "cancelled":
+                    scope.cancel()
+                elif how == "left":
+                    await simulation.leave()
+                else:
+                    ranks[1].die(for_good=True)
+            assert [type(error) for error in told] == {
+                "lost": [DeviceLost],
+                "cancelled": [],
+                "left": [WorldBroken],
+                "over": [WorldBroken],
+            }[how]
+            if how in ("lost", "cancelled"):
+                assert await engine.whole() is term
+                await start(engine, term, 2, dict.fromkeys(range(2), 1)).wait()
+
+    run(program)
 
 
 @pytest.mark.slow
@@ -478,7 +559,7 @@ def test_a_rank_that_cannot_be_killed_is_named_as_the_world_ends(
         async with Simulation(3, deadline=8.0) as simulation:
             engine, ranks = simulation.engine, simulation.ranks
             term = await engine.whole()
-            monkeypatch.setattr(ranks[1], "kill", lambda: False)
+            monkeypatch.setattr(ranks[1], "kill", lambda *_: None)
             ranks[1].stuck_until = math.inf
             with pytest.raises(WorldBroken, match="rank 1 of 3 failed in epoch 1"):
                 await start(engine, term, 1, dict.fromkeys(range(3), 1)).wait()
@@ -533,7 +614,7 @@ def test_hanging_rank_is_killed_at_the_deadline_of_leaving() -> None:
             simulation.ranks[1].hung = True
             begun = trio.current_time()
             await simulation.leave()
-            assert trio.current_time() - begun == 8
+            assert trio.current_time() - begun == pytest.approx(8)
             await trio.sleep(1)
             assert [rank.deaths for rank in simulation.ranks] == [0, 1]
             assert simulation.ranks[0].joined == set()

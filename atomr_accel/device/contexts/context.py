@@ -347,19 +347,31 @@ class Context:
                 continue
             # Lanes share streams, so others may only be waiting behind the oldest of them.
             _, op_name = min(overdue)
-            generation = self._generation
+            self.hung(
+                op_name,
+                f"{op_name} had not finished after {deadline} s, the device's op_deadline",
+            )
+            return
+
+    def hung(self, op: str, message: str) -> ContextPoisoned:
+        """Kill the host, because an op hangs, and end the context with a fault at once.
+
+        Returns:
+            The fault that ends the context: this one, or an earlier one.
+        """
+        if self._fault is None:
             self._last_words()
             self._fault = KernelHung(
-                f"generation {generation} of {core.name} is gone: {op_name} had not finished "
-                f"after {deadline} s, the device's op_deadline",
-                generation=generation,
+                f"generation {self._generation} of {self._core.name} is gone: {message}",
+                generation=self._generation,
                 status=_LAUNCH_TIMEOUT,
                 status_name="CUDA_ERROR_LAUNCH_TIMEOUT",
-                op=op_name,
+                op=op,
             )
-            self.host.kill()
-            core.lifecycle.detach(self._fault)
-            raise self._fault
+        self.host.kill()
+        self._core.lifecycle.detach(self._fault)
+        self.report_dead()
+        return self._fault
 
     # --- bringing up -------------------------------------------------------------------
 
