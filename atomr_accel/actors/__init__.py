@@ -21,7 +21,7 @@ from ._policy import AutoShutdown, Backoff, ChildSpec, Intensity, RestartType, S
 from ._supervision import ChildState, SupervisorState
 from ._supervisor import ChildStatistics, Supervisor, SupervisorStatistics, open_supervisor
 from .cell import ActorStatistics
-from .deciders import Decider, Directive, decide_by_type, restart_always
+from .deciders import Decider, Directive, decide_by_type, decide_device_faults, restart_always
 from .instrument import Instrument
 from .messages import Message, handler
 from .service import Call, GetStatistics, Place, Service, serving
@@ -74,6 +74,7 @@ __all__ = [
     "Terminated",
     "UnhandledMessage",
     "decide_by_type",
+    "decide_device_faults",
     "handler",
     "open_supervisor",
     "open_system",

@@ -216,7 +216,8 @@ class ActorRef(metaclass=NoPublicConstructor):
         """Wait until the actor has ended for good.
 
         Returns:
-            The failure that ended it, if one did.
+            The failure that ended it, if one did: a copy with its causes and without tracebacks,
+            which would keep what the actor had at work. The log has the failure itself.
         """
         return await self._cell.wait_ended()
 
@@ -241,7 +242,7 @@ class Terminated(Message[None]):
 
     Attributes:
         ref: the actor that ended.
-        cause: the failure that ended it, if one did.
+        cause: the failure that ended it, if one did: a copy without tracebacks.
     """
 
     ref: ActorRef
@@ -386,9 +387,10 @@ class Actor:
     def watch(self, ref: ActorRef) -> None:
         """Ask for a `Terminated` message when another actor ends for good.
 
-        It comes at once if that has happened, is urgent, and needs no room in the mailbox. If this
-        actor has a handler for `Restarted`, it gets the other's restarts, too. A restart of either
-        does not end the watch.
+        It comes at once if that has happened, is urgent, and needs no room in the mailbox. To watch
+        twice is to watch once. If this actor has a handler for `Restarted`, it gets the other's
+        restarts, too. A restart of either does not end the watch, with one exception: actors below
+        this one end with its life, and their messages with them.
 
         Raises:
             TypeError: this actor has no handler for `Terminated`.
@@ -396,7 +398,7 @@ class Actor:
         self._cell.watch(ref._cell)
 
     def unwatch(self, ref: ActorRef) -> None:
-        """Take back a `watch`. A `Terminated` that is in the mailbox already stays there."""
+        """Take back a `watch`. Messages about it that are in the mailbox are not handled."""
         self._cell.unwatch(ref._cell)
 
     def stop(self) -> None:

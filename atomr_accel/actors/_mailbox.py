@@ -72,6 +72,9 @@ class MailboxStatistics:
     overflow: Overflow
 
 
+NO_CONTEXT: Final = Context()
+
+
 class TellEntry:
     """A message without an asker, with the context variables of its sender."""
 
@@ -80,6 +83,16 @@ class TellEntry:
     def __init__(self, message: Message[Any], context: Context) -> None:
         self.message: Final = message
         self.context: Final = context
+
+
+class Notice(TellEntry):
+    """A message of the runtime's own to an actor that watches another."""
+
+    __slots__ = ("about",)
+
+    def __init__(self, message: Message[Any], about: Owner) -> None:
+        super().__init__(message, NO_CONTEXT)
+        self.about: Final = about
 
 
 class Ask:
@@ -175,7 +188,7 @@ class Line:
     __slots__ = ("entries", "inbox", "withdrawn")
 
     def __init__(self, inbox: Inbox) -> None:
-        self.inbox: Final = inbox
+        self.inbox = inbox
         self.entries: Final[deque[Entry]] = deque()
         self.withdrawn: int = 0
 
@@ -245,7 +258,7 @@ class Inbox:
         self.thread: Final = get_ident()  # where all of this happens
         self.capacity: Final = mailbox.capacity
         self.overflow: Final = mailbox.overflow
-        self.owner: Final = owner
+        self.owner = owner
         self.drops: int = 0
         # With fewer entries than this, a sender may append without asking: the capacity and
         # what was withdrawn, or 0 once it takes none.
@@ -293,11 +306,11 @@ class Inbox:
                 self.waiting = Line(self)
             self.waiting.append(ask)
 
-    def force(self, message: Message[Any]) -> None:
+    def force(self, notice: Notice) -> None:
         """Queue a message of the runtime's own, of which there are few: first, and always."""
         if self.urgent is None:
             self.urgent = Line(self)
-        self.urgent.append(message)
+        self.urgent.append(notice)
         self.wake()
 
     def wake(self) -> None:
@@ -358,7 +371,9 @@ class Inbox:
         left = [entry for line in lines if line is not None for entry in line.left()]
         self.urgent = self.waiting = self.waiting_urgent = None
         self.queue.clear()
-        self.closed = True
+        if not self.closed:  # a part's is closed from the beginning
+            self.closed = True
+            del self.owner, self.line.inbox  # nobody asks for them now, and they refer to this
         self.line.withdrawn = self.limit = 0
         return left
 

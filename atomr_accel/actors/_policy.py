@@ -6,6 +6,7 @@ These values check themselves. `_supervision` applies them.
 from __future__ import annotations
 
 import enum
+import inspect
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -120,7 +121,8 @@ class Supervision:
 
     Attributes:
         strategy: the children that a restart concerns.
-        decider: a function from a failure to a directive. By default, restart.
+        decider: a function from a failure, and the name of the child that failed, to a directive.
+            By default, restart.
         intensity: the number of restarts allowed in a period.
         backoff: the wait before a restart.
         escalation: makes the exception to raise when the supervisor gives up, from its name and the
@@ -138,11 +140,11 @@ class Supervision:
 
     def __post_init__(self) -> None:
         check_member("strategy", self.strategy, Strategy)
-        if not callable(self.decider):
+        if not _takes_two(self.decider):
             raise TypeError(
-                "decider must be a function that takes a failure and returns a "
-                f"Directive, not {self.decider!r}; decide_by_type({{ValueError: "
-                "Directive.STOP}) makes one"
+                "decider must be a function that takes a failure and the name of the child that "
+                f"failed and returns a Directive, not {self.decider!r}; write `def decide(failure, "
+                "child)`, or decide_by_type({ValueError: Directive.STOP})"
             )
         check_instance("intensity", self.intensity, Intensity)
         check_instance("backoff", self.backoff, Backoff)
@@ -152,6 +154,19 @@ class Supervision:
                 f"returns the exception to raise, not {self.escalation!r}"
             )
         check_member("auto_shutdown", self.auto_shutdown, AutoShutdown)
+
+
+def _takes_two(function: object) -> bool:
+    """Return False if an object cannot be called with two arguments, as far as is known."""
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # of a builtin, which does not tell
+        return True
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,8 @@ class _StopAction(enum.Enum):
 
     RESTART = "restart"
     REMOVE = "remove"
+    LEAVE = "leave"
+    """The same, but the child wanted it. This is its own end, and counts if it is significant."""
 
 
 class Child:
@@ -275,6 +277,12 @@ class SupervisionMachine:
             child.mark = _StopAction.REMOVE
         return child.was_up
 
+    def leave(self, name: str) -> None:
+        """A child is about to exit for good because it wants to, whatever its restart type."""
+        child = self.children[name]
+        if child.mark is not _StopAction.REMOVE:
+            child.mark = _StopAction.LEAVE if child.was_up else _StopAction.REMOVE
+
     def stop(self, name: str, now: float) -> list[Action]:
         """A child is to be stopped for good."""
         child = self.children[name]
@@ -307,7 +315,7 @@ class SupervisionMachine:
         if not child.was_up:
             return self._remove(child, failure)  # raised by start_child, whoever stopped it
         try:
-            directive = judge(self.decider, failure)
+            directive = judge(self.decider, failure, name)
         except BaseException as broken:  # noqa: BLE001 (it is raised by the escalation)
             broken.__context__ = failure
             return self._escalate(child, broken, f"the decider failed on child {name!r}")
@@ -317,8 +325,10 @@ class SupervisionMachine:
             return self._forgiven(child, failure, directive, now)
         if child.mark is _StopAction.REMOVE:
             return self._remove(child, failure)
-        if child.spec.restart is RestartType.TEMPORARY or (
-            directive is Directive.STOP and child.mark is None
+        if (
+            child.spec.restart is RestartType.TEMPORARY
+            or child.mark is _StopAction.LEAVE
+            or (directive is Directive.STOP and child.mark is None)
         ):
             report = ReportFailure(name, failure, FailureOutcome.GONE)
             return [report, *self._ended(child, failed=True)]
@@ -351,6 +361,8 @@ class SupervisionMachine:
     def _returned(self, child: Child, now: float) -> list[Action]:
         if child.mark is _StopAction.REMOVE:
             return self._remove(child)
+        if child.mark is _StopAction.LEAVE:
+            return self._ended(child, failed=False)
         if child.mark is _StopAction.RESTART:
             # A temporary child whose first start this cuts short still has a starter.
             if child.spec.restart is RestartType.TEMPORARY and child.was_up:
@@ -365,9 +377,11 @@ class SupervisionMachine:
 
     def _ended(self, child: Child, *, failed: bool) -> list[Action]:
         """The child ended by itself and will not be restarted on that account."""
-        significant = child.spec.significant and child.mark is None
+        left = child.mark is _StopAction.LEAVE
+        significant = child.spec.significant and (left or child.mark is None)
         if (
             not failed
+            and not left
             and child.spec.restart is RestartType.TRANSIENT
             and self.strategy is not Strategy.ONE_FOR_ONE
         ):

@@ -338,10 +338,10 @@ class Supervisor(metaclass=NoPublicConstructor):
     def _is_stopping(self) -> bool:
         return self._machine.state is not SupervisorState.RUNNING
 
-    def _resumes(self, failure: Exception) -> bool:
+    def _resumes(self, name: str, failure: Exception) -> bool:
         """Return True if an actor keeps its state and continues after this failure."""
         try:
-            return judge(self._machine.decider, failure) is Directive.RESUME
+            return judge(self._machine.decider, failure, name) is Directive.RESUME
         except Exception:  # noqa: BLE001
             return False  # the machine will ask again, and escalate what the decider raises
 
@@ -349,8 +349,9 @@ class Supervisor(metaclass=NoPublicConstructor):
         slot = self._slots.get(spec.name)
         return slot is not None and slot.spec is spec
 
-    def _stop_soon(self, name: str) -> None:
-        self._perform(self._machine.stop(name, trio.current_time()))
+    def _leaves(self, name: str) -> None:
+        """An actor is about to end because it wants to."""
+        self._machine.leave(name)
 
     @trio.lowlevel.enable_ki_protection
     async def _close(self) -> None:

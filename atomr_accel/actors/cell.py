@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from threading import get_ident
@@ -12,8 +13,18 @@ import trio
 
 from ._actor import Actor, ActorRef, Restarted, Terminated
 from ._errors import ActorRestarted, ActorStopped, NameTaken, SupervisorStopped, UnhandledMessage
-from ._mailbox import Ask, Entry, Inbox, Mailbox, MailboxStatistics, TellEntry, message_of
+from ._mailbox import (
+    Ask,
+    Entry,
+    Inbox,
+    Mailbox,
+    MailboxStatistics,
+    Notice,
+    TellEntry,
+    message_of,
+)
 from ._policy import ChildSpec, RestartType, Supervision
+from ._records import record_of
 from ._supervision import ChildState
 from ._supervisor import Supervisor, SupervisorStatistics
 from .context import enter, leave
@@ -26,6 +37,8 @@ if TYPE_CHECKING:
     from .system import ActorSystem
 
 _log = logging.getLogger("atomr_accel.actors")
+
+_NO_SUPERVISION: Final = Supervision()
 
 BATCH = 64
 """Messages an actor handles before it lets other tasks run, if no handler of them did."""
@@ -152,6 +165,7 @@ class TreeNode:
             label = f"{self.system.name}:{self.path}" if self.path else self.system.name
             self.supervisor = Supervisor._create(label, self._nursery, self._supervision, self)
         self.children[cell.name] = cell
+        ref = cell.ref
         supervisor = self.supervisor
         try:
             await supervisor._wait_started(supervisor._begin(spec))
@@ -159,7 +173,7 @@ class TreeNode:
             if not supervisor._has(spec):  # it may run still, if Ctrl-C came again and again
                 cell.end()  # unless the supervisor has told us so already
             raise
-        return cell.ref
+        return ref
 
     def elsewhere(self) -> RuntimeError:
         """The error for a call from another thread than the system's."""
@@ -179,9 +193,14 @@ class TreeNode:
         while True:
             if node._nursery is None or (node.supervisor and node.supervisor._is_stopping):
                 return True
-            if not isinstance(node, Cell):
+            if (above := node.above) is None:
                 return False
-            node = node.parent
+            node = above
+
+    @property
+    def above(self) -> TreeNode | None:
+        """The node above this one, if this is not the root."""
+        return None
 
     async def _close_supervisor(self) -> None:
         if self.supervisor is not None:
@@ -224,6 +243,7 @@ class Cell(TreeNode):
         "_halted",
         "_handled",
         "_leaving",
+        "_ref",
         "_restart",
         "_restarting",
         "_type",
@@ -239,7 +259,6 @@ class Cell(TreeNode):
         "inbox",
         "name",
         "parent",
-        "ref",
         "restarts",
         "shown",
     )
@@ -265,7 +284,8 @@ class Cell(TreeNode):
         self._grace = grace
         self.inbox: Final = Inbox(mailbox, self)
         self.inbox.watch(watched=self.system._instruments.wants("message_sent", "ask_ended"))
-        self.ref: Final = ActorRef._create(self)
+        # The ref has the cell, so once it has ended, the cell has the ref only weakly.
+        self._ref: ActorRef | weakref.ref[ActorRef] = ActorRef._create(self)
         self.ended: bool = False
         self._ended: trio.Event | None = None
         # What was asked and is being handled, so that it is answered come what may.
@@ -287,7 +307,8 @@ class Cell(TreeNode):
         self._restarting = False
         self._leaving = False
         self._handled = self._failed = self._unhandled = 0
-        # Dicts for their order: sets would notify in another one in every run.
+        # Dicts for their order: sets would notify in another one in every run. A cell is in
+        # `_watching` until its `Terminated` is taken out of the mailbox, if it is that long.
         self._watchers: dict[Cell, None] | None = None
         self._watching: dict[Cell, None] | None = None
         # For what is more than an actor: called at the end for good, with the failure, and
@@ -296,6 +317,20 @@ class Cell(TreeNode):
         self.shown: Callable[[Condition], Condition] | None = None
         # Raises in the sender, before a message is sent, if the actor could not handle it.
         self.check: Callable[[Message[Any]], None] | None = None
+
+    @property
+    def above(self) -> TreeNode | None:
+        """The parent."""
+        return self.parent
+
+    @property
+    def ref(self) -> ActorRef:
+        """The actor's address."""
+        ref = self._ref() if isinstance(self._ref, weakref.ref) else self._ref
+        if ref is None:  # it had ended, and nobody had its ref any more
+            ref = ActorRef._create(self)
+            self._ref = weakref.ref(ref)
+        return ref
 
     @property
     def kind(self) -> str:
@@ -420,26 +455,35 @@ class Cell(TreeNode):
         for ask in self._undecided:
             ask.fail(self._stopped_error())
         self._undecided.clear()
+        ref = self.ref
         unread: list[Message[Any]] = []
         for entry in self.inbox.close():
             if isinstance(entry, Ask):
                 entry.fail(self._stopped_error())
-            else:
+            elif not isinstance(entry, Notice) or self._is_expected(entry):
                 unread.append(message_of(entry))
         if unread:
-            self.system._dead_letter(self.ref, unread, "it has stopped")
+            self.system._dead_letter(ref, unread, "it has stopped")
+        self._release(ref)
         for watched in self._watching or ():
             if watched._watchers is not None:
                 watched._watchers.pop(self, None)
         for watcher in self._watchers or ():
-            if watcher._watching is not None:
-                watcher._watching.pop(self, None)
-            watcher.inbox.force(Terminated(self.ref, self._failure))
+            watcher.inbox.force(Notice(Terminated(ref, self._failure), self))
         self._watchers = self._watching = None
         if self._ended is not None:
             self._ended.set()
         if self._was_up and self.system._instruments.active:
-            self.system._instruments("actor_stopped", self.ref, self._failure)
+            self.system._instruments("actor_stopped", ref, self._failure)
+
+    def _release(self, ref: ActorRef) -> None:
+        """Let go of what only lives need. Refs may be kept for long, and each keeps the cell."""
+        self._ref = weakref.ref(ref)
+        self._arguments = ((), {})
+        self._supervision = _NO_SUPERVISION
+        self._cause = self.at_end = self.shown = self.check = None
+        if self._failure is not None:
+            self._failure = record_of(self._failure)
 
     # --- one life
 
@@ -469,6 +513,7 @@ class Cell(TreeNode):
                 finally:
                     self._nursery = None
                     await self._close_supervisor()
+                    self._forget_below()
                     nursery.cancel_scope.cancel()
         except BaseException as exc:  # noqa: BLE001
             if failures:
@@ -485,7 +530,7 @@ class Cell(TreeNode):
             current.fail(self._interrupted(restarting=restarting) if failure is None else failure)
             del current, failure  # the traceback has this frame in it
         if self._leaving and self.parent.supervisor is not None:
-            self.parent.supervisor._stop_soon(self.name)
+            self.parent.supervisor._leaves(self.name)
         self.inbox.task = None
         try:
             if len(failures) == 1:
@@ -511,7 +556,7 @@ class Cell(TreeNode):
         """Tell those who watch, and want to know, that it was started again."""
         for watcher in self._watchers or ():
             if watcher._handler_of(Restarted) is not None:
-                watcher.inbox.force(Restarted(self.ref, cause))
+                watcher.inbox.force(Notice(Restarted(self.ref, cause), self))
 
     async def _finish(self, actor: Actor, failures: list[BaseException]) -> None:
         try:
@@ -543,6 +588,10 @@ class Cell(TreeNode):
                 continue
             if inbox.urgent or inbox.waiting:
                 entry = inbox.take()
+                if isinstance(entry, Notice):
+                    if not self._takes(entry):
+                        continue
+                    entry = entry.message
             else:
                 entry = queue.popleft() if queue else None
             if entry is None:
@@ -669,7 +718,7 @@ class Cell(TreeNode):
             self._current = None
             entry.fail(failure)
         assert self.parent.supervisor is not None
-        if not self.parent.supervisor._resumes(failure):
+        if not self.parent.supervisor._resumes(self.name, failure):
             return False
         if not asked:
             self._log_failed(failure)
@@ -691,10 +740,11 @@ class Cell(TreeNode):
     def _stopped_error(self) -> ActorStopped:
         error = ActorStopped(f"{self.path} has stopped", path=self.path)
         # An actor that ended with its parent did not fail itself: the parent's failure is why.
-        node: TreeNode = self
-        while isinstance(node, Cell) and node._failure is None:
-            node = node.parent
-        error.__cause__ = node._failure if isinstance(node, Cell) else None
+        node: TreeNode | None = self
+        while node is not None and error.__cause__ is None:
+            if isinstance(node, Cell):
+                error.__cause__ = node._failure
+            node = node.above
         return error
 
     # --- ends
@@ -733,14 +783,17 @@ class Cell(TreeNode):
                 f"{other.path}; add `@handler async def ...(self, message: "
                 "Terminated) -> None`"
             )
+        if self._watching is None:
+            self._watching = {}
+        elif other in self._watching:
+            return
+        self._watching[other] = None
         if other.ended:
-            self.inbox.force(Terminated(other.ref, other._failure))
+            self.inbox.force(Notice(Terminated(other.ref, other._failure), other))
             return
         if other._watchers is None:
             other._watchers = {}
-        if self._watching is None:
-            self._watching = {}
-        other._watchers[self] = self._watching[other] = None
+        other._watchers[self] = None
 
     def unwatch(self, other: Cell) -> None:
         """Take a ``watch`` back."""
@@ -748,6 +801,31 @@ class Cell(TreeNode):
             del self._watching[other]
             if other._watchers is not None:
                 other._watchers.pop(self, None)
+
+    def _forget_below(self) -> None:
+        """End the watches on actors below this one, which a life takes along when it ends.
+
+        Its next life has others there, and need not hear of those.
+        """
+        for other in [*(self._watching or ())]:
+            node: TreeNode | None = other
+            while node is not None and node is not self:
+                node = node.above
+            if node is self:
+                self.unwatch(other)
+
+    def _is_expected(self, notice: Notice) -> bool:
+        """Return True unless the watch has been taken back since the message was sent."""
+        return self._watching is not None and notice.about in self._watching
+
+    def _takes(self, notice: Notice) -> bool:
+        """Return True if the actor is to handle a message about an actor that it watches."""
+        if not self._is_expected(notice):
+            return False
+        if self._watching is not None and isinstance(notice.message, Terminated):
+            assert isinstance(notice.about, Cell)
+            del self._watching[notice.about]
+        return True
 
 
 # What follows calls the user's code, and Ctrl-C may interrupt that. Handlers, which are

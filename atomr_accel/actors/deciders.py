@@ -6,6 +6,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
+from .._errors import ContextPoisoned, DeviceLost, EventStale, GpuRefStale, OutOfMemory
 from .util import check_member
 
 
@@ -24,12 +25,13 @@ class Directive(enum.Enum):
     """Stop all children and raise in the supervisor's nursery."""
 
 
-Decider: TypeAlias = Callable[[BaseException], Directive]
-"""Maps a failure to a directive. It gets leaves of exception groups, one by one, and
-only `Exception` instances: anything else, such as `KeyboardInterrupt`, escalates."""
+Decider: TypeAlias = Callable[[BaseException, str], Directive]
+"""Maps a failure, and the name of the child that failed, to a directive. It gets leaves of
+exception groups, one by one, and only `Exception` instances: anything else, such as
+`KeyboardInterrupt`, escalates."""
 
 
-def restart_always(failure: BaseException) -> Directive:  # noqa: ARG001 (it is a `Decider`)
+def restart_always(failure: BaseException, child: str) -> Directive:  # noqa: ARG001 (a `Decider`)
     """Return `Directive.RESTART` for any failure: the default decider."""
     return Directive.RESTART
 
@@ -56,13 +58,50 @@ def decide_by_type(
         check_member(f"the directive for {given.__name__}", directive, Directive)
     check_member("default", default, Directive)
 
-    def decide(failure: BaseException) -> Directive:
+    def decide(failure: BaseException, child: str) -> Directive:  # noqa: ARG001 (a `Decider`)
         for base in type(failure).__mro__:
             if base in known:
                 return known[base]
         return default
 
     return decide
+
+
+_by_fault = decide_by_type(
+    {
+        ContextPoisoned: Directive.RESTART,
+        GpuRefStale: Directive.RESTART,
+        EventStale: Directive.RESTART,
+        OutOfMemory: Directive.RESUME,
+        DeviceLost: Directive.STOP,
+    },
+    default=Directive.ESCALATE,
+)
+
+
+def decide_device_faults(failure: BaseException, child: str) -> Directive:
+    """A decider for actors that use a device.
+
+    ==================================================  ============
+    `ContextPoisoned`, `GpuRefStale`, `EventStale`      ``RESTART``: the device is being rebuilt,
+                                                        and the next life makes its buffers again
+    `OutOfMemory`                                       ``RESUME``: what the actor has is intact
+    `DeviceLost`                                        ``STOP``: no restart brings the device back
+    anything else                                       ``ESCALATE``
+    ==================================================  ============
+
+    A decider of your own can treat some children differently, and leave the rest to this one::
+
+        def decide(failure: BaseException, child: str) -> Directive:
+            if child == "cache":
+                return Directive.RESTART
+            return decide_device_faults(failure, child)
+
+    Args:
+        failure: the failure of the child.
+        child: the name of the child, which makes no difference here.
+    """
+    return _by_fault(failure, child)
 
 
 _SEVERITY = (Directive.RESUME, Directive.RESTART, Directive.STOP, Directive.ESCALATE)
@@ -77,13 +116,13 @@ def leaves(failure: BaseException) -> Iterator[BaseException]:
         yield failure
 
 
-def judge(decider: Decider, failure: BaseException) -> Directive:
-    """The most severe directive among those for the failure's leaves."""
+def judge(decider: Decider, failure: BaseException, child: str) -> Directive:
+    """The most severe directive among those for the leaves of a child's failure."""
     worst = 0
     for leaf in leaves(failure):
         if not isinstance(leaf, Exception):
             return Directive.ESCALATE
-        directive = decider(leaf)
+        directive = decider(leaf, child)
         if not isinstance(directive, Directive):
             raise TypeError(
                 f"a decider must return a Directive, not {directive!r} from {decider!r}"

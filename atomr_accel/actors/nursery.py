@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, final
 import trio
 
 from ._errors import ActorStopped
+from ._records import identity
 from .deciders import leaves
 
 if TYPE_CHECKING:
@@ -78,11 +79,11 @@ def _told_once(
     # Its cancellations have been taken out on the way, if it is a group.
     own = [part for part in group.exceptions if part is error or _is_copy(part, _failed(error))]
     rest = [part for part in group.exceptions if part not in own]
-    reasons = {id(cause) for part in rest for cause in _causes(part)}
+    reasons = {identity(cause) for part in rest for cause in _causes(part)}
     if own and all(_only_missed(leaf, reasons) for leaf in leaves(own[0])):
         return group.derive(rest).with_traceback(group.__traceback__)
-    told = set(map(id, leaves(error)))
-    others = [part for part in group.exceptions if told.isdisjoint(map(id, _causes(part)))]
+    told = set(map(identity, leaves(error)))
+    others = [part for part in group.exceptions if told.isdisjoint(map(identity, _causes(part)))]
     if not own or len(others) + 1 == len(group.exceptions):
         return group
     return group.derive([own[0], *others]).with_traceback(group.__traceback__)
@@ -91,7 +92,7 @@ def _told_once(
 def _only_missed(failure: BaseException, reasons: set[int]) -> bool:
     """True if it is the ``ActorStopped`` of an actor that ended for one of these reasons."""
     missed = isinstance(failure, ActorStopped)
-    return missed and not reasons.isdisjoint(map(id, _causes(failure)))
+    return missed and not reasons.isdisjoint(map(identity, _causes(failure)))
 
 
 def _causes(failure: BaseException) -> Iterator[BaseException]:

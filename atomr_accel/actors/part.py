@@ -17,6 +17,7 @@ from ._mailbox import Entry, Mailbox, message_of
 from ._policy import ChildSpec, RestartType, Supervision
 from ._supervision import ChildState
 from .cell import Cell, TreeNode
+from .nursery import PlainNursery
 
 Run = Callable[..., Awaitable[None]]
 
@@ -118,6 +119,68 @@ class Part(Cell):
         finally:
             for child in [*self.children.values()]:
                 child.end()
+
+
+@final
+class Annex(TreeNode):
+    """A second supervisor at an actor's place in the tree, whose children outlast its lives.
+
+    They are shown among the actor's own children, and end when it ends for good.
+
+    Args:
+        owner: the actor.
+    """
+
+    __slots__ = ("_cells", "_over", "_owner")
+
+    def __init__(self, owner: Cell) -> None:
+        super().__init__(owner.system, owner.path, owner._supervision)
+        self.children = owner.children
+        self._owner = owner
+        # Those that the supervisor has not removed. They leave the tree before that.
+        self._cells: dict[str, Cell] = {}
+        self._over = trio.Event()
+
+    @property
+    def above(self) -> TreeNode | None:
+        """The actor."""
+        return self._owner
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Supervise children until ``end`` is called."""
+        with trio.CancelScope(shield=True):
+            async with PlainNursery() as nursery:
+                self._nursery = nursery
+                task_status.started()
+                try:
+                    await self._over.wait()
+                finally:
+                    self._nursery = None
+                    await self._close_supervisor()
+                    nursery.cancel_scope.cancel()
+
+    def end(self) -> None:
+        """Answer whoever waits for the children, and have these leave."""
+        for cell in [*self._cells.values()]:
+            cell.end()
+        self._over.set()
+
+    def child_starting(self, name: str, cause: BaseException | None) -> None:
+        """A child begins a life."""
+        self._cells.setdefault(name, self.children[name]).starting(cause)
+
+    def child_stopping(self, name: str, *, restarting: bool) -> None:
+        """Handle a request to end a child."""
+        self._cells[name].halting(restarting=restarting)
+
+    def child_exited(self, name: str, failure: BaseException | None) -> bool:
+        """Handle the end of a child's life."""
+        return self._cells[name].exited(failure)
+
+    def child_removed(self, name: str) -> None:
+        """A child is gone for good."""
+        self._cells.pop(name).end()
 
 
 async def start_part(part: Part) -> None:

@@ -6,7 +6,8 @@
     ├── context            one life is one generation and one host; ends with a fault
     │   ├── memory, blas   its lanes
     ├── standby            further hosts, prepared
-    └── blas, dnn, ...     the libraries: they carry out what others ask of them
+    └── blas, dnn, ...     the libraries: they carry out what others ask of them, and outlast
+                           a restart of the device by its supervisor, so that requests wait for it
 
 The device answers the requests of all libraries, and those for its own methods. Programs that hold
 the device itself call its methods, which go straight to the lanes.
@@ -19,9 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import trio
 
-from ..actors import Actor, Message, UnhandledMessage
+from ..actors import Actor, Message, RestartType, UnhandledMessage
 from ..actors.messages import side_by_side
-from ..actors.part import Part, start_part
+from ..actors.part import Annex, Part, start_part
 from ..libraries.registry import catalogue
 from ..ops import Pending, Request, perform, require_home, result, submit
 from ._failures import is_passing
@@ -108,12 +109,11 @@ class DeviceActor(_RequestActor):
         if cell.restarts:
             core.lifecycle.renew()
         # First, so that they are there when the context is: it lets all go on who wait.
-        for name in catalogue().facades:
-            core.place.libraries[name] = await self.spawn(LibraryActor, core, name, name=name)
-        core.place.supervisor = cell.supervisor
+        await self._start_libraries()
         context = Part(cell, "context", "Context", partial(_run_context, core))
         core.place.add_context(context)
         await start_part(context)
+        core.place.supervisor = cell.supervisor
         if core.standby is not None:
             await start_part(Part(cell, "standby", "Standby", core.standby.run))
 
@@ -141,8 +141,33 @@ class DeviceActor(_RequestActor):
         finally:
             turn.over.set()
 
+    async def _start_libraries(self) -> None:
+        """Start those that do not run: in the first life all, later those that were stopped."""
+        core, place = self._core, self._core.place
+        nursery = self.system._root._nursery
+        assert nursery is not None
+        if place.annex is None:
+            annex = Annex(self._cell)
+            await nursery.start(annex.run, name=f"{core.name} (libraries)")
+            place.annex = annex
+        for name in catalogue().facades:
+            if name not in place.libraries or place.libraries[name].stopped:
+                place.libraries[name] = await place.annex.spawn(
+                    LibraryActor,
+                    (core, name),
+                    {},
+                    name=name,
+                    restart=RestartType.PERMANENT,
+                    grace=5.0,
+                    significant=False,
+                    mailbox=None,
+                    supervision=None,
+                )
+
     def _ended(self, failure: BaseException | None) -> None:
         # Nothing is awaited at an actor's end, so a task sees to it that nothing is left.
+        if self._core.place.annex is not None:
+            self._core.place.annex.end()
         self._core.lifecycle.end(failure)
         nursery = self.system._root._nursery
         assert nursery is not None

@@ -219,7 +219,7 @@ class Lifecycle:
 
     # --- it is over ----------------------------------------------------------------------
 
-    def decide(self, error: BaseException) -> Directive:
+    def decide(self, error: BaseException, _child: str) -> Directive:
         """Return the directive for a failed context: restart it, or escalate."""
         if self._core.isolation == "thread" or not is_passing(error) or self._starts_in_vain:
             return Directive.ESCALATE

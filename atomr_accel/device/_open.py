@@ -330,7 +330,7 @@ async def opened_devices(
         of = (each for each in devices if each._core.lifecycle.tells_of_the_loss(error))
         device = next(of, None)
         # If the supervisor lets the other devices go on, the error must reach the block here.
-        return device is not None and decider(DeviceLost("")) is Directive.ESCALATE
+        return device is not None and decider(DeviceLost(""), device.ref.name) is Directive.ESCALATE
 
     try:
         async with opened(System, "device", supervision, instruments) as system:
@@ -548,5 +548,5 @@ def _candidates(backend: str) -> list[Backend]:
     return [find_backend(name) for name in (("cuda", "cpu") if backend == "auto" else (backend,))]
 
 
-def _escalate(_error: BaseException) -> Directive:
+def _escalate(_error: BaseException, _child: str) -> Directive:
     return Directive.ESCALATE

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..actors import ActorRef, Supervisor
     from ..actors.cell import Cell, Condition
-    from ..actors.part import Part
+    from ..actors.part import Annex, Part
     from ..lanes import Op, Port
     from ..memory import MemoryMap
     from ..ops import Request
@@ -44,6 +44,7 @@ class DeviceNode:
 
     Attributes:
         cell: the device's own, once it has one.
+        annex: where the libraries' actors are.
         context: that of its contexts, one after the other.
         supervisor: who starts them.
         libraries: the libraries' actors by name.
@@ -61,6 +62,7 @@ class DeviceNode:
         self._ports = ports
         self._rebuilding = rebuilding
         self.cell: Cell | None = None
+        self.annex: Annex | None = None
         self.context: Part | None = None
         self.supervisor: Supervisor | None = None
         self.libraries: Final[dict[str, ActorRef]] = {}

@@ -166,7 +166,7 @@ async def test_resume_keeps_the_state(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_a_decider_that_fails_on_a_message_escalates() -> None:
-    def decider(failure: BaseException) -> Directive:
+    def decider(failure: BaseException, child: str) -> Directive:
         raise ZeroDivisionError
 
     with pytest.raises(SupervisionFailed) as info:
@@ -180,7 +180,7 @@ async def test_a_decider_that_fails_on_a_message_escalates() -> None:
 
 async def test_a_stopped_actor_answers_everyone(caplog: pytest.LogCaptureFixture) -> None:
     log: list[str] = []
-    supervision = Supervision(decider=lambda _: Directive.STOP)
+    supervision = Supervision(decider=lambda *_: Directive.STOP)
     async with open_system("demo", supervision=supervision) as system:
         counter = await system.spawn(Counter, 0, log, name="c")
         errors: list[BaseException] = []
@@ -210,7 +210,7 @@ async def test_a_stopped_actor_answers_everyone(caplog: pytest.LogCaptureFixture
         assert "2 dead letters for /c, the first a Unknown: it has stopped" in caplog.text
 
         assert counter.stopped
-        assert await counter.wait_stopped() is boom
+        assert repr(await counter.wait_stopped()) == repr(boom)
         await counter.stop()
         for urgent in False, True:
             with pytest.raises(ActorStopped, match="/c has stopped"):
@@ -474,7 +474,7 @@ async def test_failures_on_the_way_out_join_the_first() -> None:
             raise Minor("on the way out")
 
     async with open_system(
-        "demo", supervision=Supervision(decider=lambda _: Directive.STOP)
+        "demo", supervision=Supervision(decider=lambda *_: Directive.STOP)
     ) as system:
         messy = await system.spawn(Messy)
         with pytest.raises(Boom):

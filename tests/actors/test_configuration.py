@@ -43,6 +43,10 @@ async def run(*, task_status: Any) -> None:
         (lambda: Supervision(intensity=3), "intensity must be an instance of Intensity"),  # type: ignore[arg-type]
         (lambda: Supervision(backoff=1.0), "backoff must be an instance of Backoff"),  # type: ignore[arg-type]
         (lambda: Supervision(decider=Directive.RESUME), "decider must be a function"),  # type: ignore[arg-type]
+        (
+            lambda: Supervision(decider=lambda failure: Directive.STOP),
+            "write `def decide.failure, child",
+        ),  # type: ignore[arg-type, misc]
         (lambda: Supervision(escalation=KeyError("x")), "escalation must be a function"),  # type: ignore[arg-type]
         (lambda: Supervision(auto_shutdown="any"), "auto_shutdown must be one of"),  # type: ignore[arg-type]
         (lambda: decide_by_type({ValueError: "stop"}), "directive for ValueError must be one of"),  # type: ignore[dict-item]

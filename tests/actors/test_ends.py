@@ -94,7 +94,7 @@ def test_a_told_failure_stays_inside_as_well(
 
 @pytest.mark.parametrize("below", [False, True])
 def test_escalated_actor_leaves_all_the_same(schedule: None, below: bool) -> None:
-    escalating = quick(decider=lambda _: Directive.ESCALATE)
+    escalating = quick(decider=lambda *_: Directive.ESCALATE)
 
     async def main() -> None:
         async with open_system("demo", supervision=escalating) as system:
@@ -189,7 +189,7 @@ def test_failure_caused_by_a_stop_is_raised() -> None:
 
 
 def test_a_failure_beside_an_escalation_is_raised_too() -> None:
-    machine = SupervisionMachine(Supervision(decider=lambda _: Directive.ESCALATE))
+    machine = SupervisionMachine(Supervision(decider=lambda *_: Directive.ESCALATE))
     for name in "ab":
         machine.add(ChildSpec(name, nothing), 0)
         machine.started(name, 0)
@@ -285,7 +285,7 @@ async def test_the_stop_of_one_that_others_need_is_a_failure_of_those() -> None:
 
 async def test_an_end_by_a_failure_is_no_orderly_stop() -> None:
     """The worker fails for good while the system stops, and so does whoever needs it."""
-    stop = quick(decider=lambda failure: Directive.STOP)
+    stop = quick(decider=lambda *_: Directive.STOP)
 
     class Frail(Counter):
         async def stopping(self) -> None:

@@ -202,7 +202,7 @@ def test_a_system_that_gives_up_leaves_its_failure_alone(strict: bool) -> None:
 
 
 def test_a_failing_body_beside_a_failing_system_makes_a_group(strict: bool) -> None:
-    escalating = Supervision(decider=lambda _: Directive.ESCALATE)
+    escalating = Supervision(decider=lambda *_: Directive.ESCALATE)
 
     async def main() -> None:
         async with open_system("demo", supervision=escalating) as system:
@@ -223,7 +223,7 @@ def test_a_failure_that_the_body_was_told_leaves_once(
     strict: bool, depth: int, escalation: Any
 ) -> None:
     """Either the body or the supervisor leaves first with the error."""
-    escalating = Supervision(decider=lambda _: Directive.ESCALATE, escalation=escalation)
+    escalating = Supervision(decider=lambda *_: Directive.ESCALATE, escalation=escalation)
     for turns in range(6):
         error = Boom()
 
@@ -285,7 +285,7 @@ def test_missing_an_actor_that_was_stopped_is_a_failure_of_the_body() -> None:
 
 
 def test_the_bodys_group_of_it_stays_one_and_what_else_failed_is_told() -> None:
-    escalating = Supervision(decider=lambda _: Directive.ESCALATE)
+    escalating = Supervision(decider=lambda *_: Directive.ESCALATE)
     error = Boom()
 
     async def main(more: BaseException | None, wrap: bool) -> None:

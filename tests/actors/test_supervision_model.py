@@ -26,6 +26,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from atomr_accel import (
+    ContextPoisoned,
+    DeviceLost,
+    EventStale,
+    GpuRefStale,
+    KernelHung,
+    OutOfMemory,
+    WorldBroken,
+)
 from atomr_accel.actors import (
     AutoShutdown,
     Backoff,
@@ -38,6 +47,7 @@ from atomr_accel.actors import (
     SupervisionFailed,
     SupervisorState,
     decide_by_type,
+    decide_device_faults,
     open_supervisor,
 )
 from atomr_accel.actors._supervision import (
@@ -54,6 +64,7 @@ from atomr_accel.actors._supervision import (
 )
 
 from ..harness import sized
+from .counter import Boom
 from .supervisions import (
     FAULTS,
     NAMES,
@@ -65,6 +76,11 @@ from .supervisions import (
     nothing,
     specs,
 )
+
+
+def poisoned(kind: type[ContextPoisoned]) -> ContextPoisoned:
+    return kind("fault", generation=1, status=700, status_name="FAULT", op="gemm")
+
 
 QUICK = settings(
     max_examples=sized(150, 500),
@@ -139,6 +155,16 @@ class Otp:
             and self.supervision.strategy is not Strategy.ONE_FOR_ONE
         ):
             self.maybe_shut_down(spec)  # stays listed, to be started with its group
+        else:
+            self.ended(spec)
+
+    def leave(self, name: str, fault: type[Exception] | None) -> None:
+        """It stops itself, which OTP knows only of children that are not restarted."""
+        self.running.remove(name)
+        spec = self.spec(name)
+        assert spec is not None
+        if fault is Worse:
+            self.escalate(spec)
         else:
             self.ended(spec)
 
@@ -268,6 +294,10 @@ class World:
     def ret(self, name: str) -> None:
         self.do(self.machine.exited(name, None, self.now))
 
+    def leave(self, name: str, fault: type[Exception] | None) -> None:
+        self.machine.leave(name)
+        self.do(self.machine.exited(name, None if fault is None else fault(name), self.now))
+
     def stop(self, name: str) -> None:
         self.do(self.machine.stop(name, self.now))
 
@@ -316,6 +346,11 @@ class MachineAgainstOtp(RuleBasedStateMachine):
     @rule(data=st.data(), faults=SCRIPTS)
     def ret(self, data: st.DataObject, faults: Script) -> None:
         self.both("ret", data.draw(st.sampled_from(self.running())), faults=faults)
+
+    @precondition(lambda self: self.otp.end is None and self.running())
+    @rule(data=st.data(), fault=st.sampled_from([None, *FAULTS]))
+    def leave(self, data: st.DataObject, fault: type[Exception] | None) -> None:
+        self.both("leave", data.draw(st.sampled_from(self.running())), fault)
 
     @precondition(lambda self: self.otp.end is None and self.otp.children)
     @rule(data=st.data())
@@ -643,13 +678,48 @@ def test_decide_by_type_takes_the_nearest_base() -> None:
     decide = decide_by_type(
         {LookupError: Directive.STOP, KeyError: Directive.RESUME}, default=Directive.ESCALATE
     )
-    assert decide(KeyError()) is Directive.RESUME
-    assert decide(IndexError()) is Directive.STOP
-    assert decide(ValueError()) is Directive.ESCALATE
+    assert decide(KeyError(), "a") is Directive.RESUME
+    assert decide(IndexError(), "a") is Directive.STOP
+    assert decide(ValueError(), "a") is Directive.ESCALATE
+
+
+@given(fault=st.sampled_from(FAULTS), name=NAMES)
+def test_a_decider_learns_which_child_failed(fault: type[Exception], name: str) -> None:
+    asked: list[tuple[BaseException, str]] = []
+
+    def decide(failure: BaseException, child: str) -> Directive:
+        asked.append((failure, child))
+        return Directive.STOP
+
+    machine = SupervisionMachine(Supervision(decider=decide))
+    for each in "abcd":
+        machine.add(ChildSpec(each, nothing), 0)
+        machine.started(each, 0)
+    failures = [fault("one"), fault("two")]
+    machine.exited(name, ExceptionGroup("both", failures), 0)
+    assert asked == [(failure, name) for failure in failures]
+
+
+@pytest.mark.parametrize(
+    ("failure", "directive"),
+    [
+        (poisoned(ContextPoisoned), Directive.RESTART),
+        (poisoned(KernelHung), Directive.RESTART),
+        (GpuRefStale("freed"), Directive.RESTART),
+        (EventStale("gone"), Directive.RESTART),
+        (OutOfMemory("full", requested=8), Directive.RESUME),
+        (DeviceLost("gone"), Directive.STOP),
+        (WorldBroken("left", rank=1, epoch=2), Directive.ESCALATE),
+        (Boom(), Directive.ESCALATE),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.value,
+)
+def test_decide_device_faults(failure: Exception, directive: Directive) -> None:
+    assert decide_device_faults(failure, "a") is directive
 
 
 def test_a_decider_must_decide() -> None:
-    machine = SupervisionMachine(Supervision(decider=lambda _: "restart"))  # type: ignore[arg-type, return-value]
+    machine = SupervisionMachine(Supervision(decider=lambda *_: "restart"))  # type: ignore[arg-type, return-value]
     machine.add(ChildSpec("a", nothing), 0)
     machine.started("a", 0)
     *_, last = machine.exited("a", Restart(), 0)

@@ -281,7 +281,7 @@ async def test_escalation_makes_the_exception() -> None:
         return Lost(name)
 
     with pytest.raises(Lost) as info:
-        async with family("ab", decider=lambda _: Directive.ESCALATE, escalation=escalation) as (
+        async with family("ab", decider=lambda *_: Directive.ESCALATE, escalation=escalation) as (
             _,
             children,
             log,
@@ -318,7 +318,7 @@ async def test_an_escalation_makes_an_exception() -> None:
 
 
 async def test_a_decider_that_fails_is_escalated() -> None:
-    def decider(failure: BaseException) -> Directive:
+    def decider(failure: BaseException, child: str) -> Directive:
         raise ZeroDivisionError
 
     with pytest.raises(SupervisionFailed) as info:
@@ -338,7 +338,7 @@ async def test_signals_escalate_as_themselves(signal: type[BaseException]) -> No
 
     log: list[str] = []
     with pytest.RaisesGroup(Boom, signal):
-        async with family("a", decider=lambda _: Directive.RESUME) as (supervisor, _, log):
+        async with family("a", decider=lambda *_: Directive.RESUME) as (supervisor, _, log):
             await supervisor.start_child(ChildSpec("b", run))
             await trio.sleep_forever()
     assert log == ["-a"]
@@ -354,7 +354,7 @@ async def test_the_worst_leaf_of_a_group_decides() -> None:
 
 
 async def test_resume_restarts_the_child_alone_and_counts() -> None:
-    async with family("ab", strategy=Strategy.ONE_FOR_ALL, decider=lambda _: Directive.RESUME) as (
+    async with family("ab", strategy=Strategy.ONE_FOR_ALL, decider=lambda *_: Directive.RESUME) as (
         supervisor,
         children,
         log,
@@ -625,7 +625,7 @@ async def test_supervisor_starts_nothing_once_it_stops(autojump_clock: Any) -> N
 @pytest.mark.parametrize("how", ["finish", "fail"])
 async def test_the_end_of_a_significant_child_ends_the_supervisor(how: str) -> None:
     log: list[str] = []
-    async with open_supervisor("top", decider=lambda _: Directive.STOP) as supervisor:
+    async with open_supervisor("top", decider=lambda *_: Directive.STOP) as supervisor:
         child = Child(log, "s")
         for name, spec in {
             "a": ChildSpec("a", Child(log, "a").run),

@@ -36,6 +36,7 @@ from .counter import (
     Fail,
     Get,
     Hang,
+    Quit,
     quick,
 )
 
@@ -213,15 +214,15 @@ async def test_death_watch() -> None:
         refs["a"].tell(Fail(ValueError()))  # a restart is no end
         await wait_all_tasks_blocked()
         assert mourner.gone == []
-        boom = Boom()
+        boom = Boom("at a")
         refs["a"].tell(Fail(boom))
         await refs["c"].stop()
         await refs["b"].stop()
         await wait_all_tasks_blocked()
-        assert mourner.gone == [("/a", boom), ("/b", None)]
+        assert repr(mourner.gone) == repr([("/a", boom), ("/b", None)])
         mourner.watch(refs["a"])  # late is early enough
         await wait_all_tasks_blocked()
-        assert mourner.gone[2:] == [("/a", boom)]
+        assert repr(mourner.gone[2:]) == repr([("/a", boom)])
 
         mourner.watch(refs["d"])
         await watcher.stop()
@@ -241,6 +242,32 @@ async def test_watching_takes_a_handler() -> None:
             TypeError, match="Counter must have a handler for Terminated, because it watches"
         ):
             _instance(ref).watch(ref)
+
+
+@pytest.mark.parametrize("restart", [RestartType.TRANSIENT, RestartType.TEMPORARY])
+@pytest.mark.parametrize("strategy", Strategy)
+async def test_a_significant_actor_that_stops_itself_ends_its_parent(
+    restart: RestartType, strategy: Strategy
+) -> None:
+    async with open_system("demo") as system:
+        group = await system.spawn(
+            Group, restart=RestartType.TRANSIENT, supervision=quick(strategy=strategy)
+        )
+        other = await system.spawn(Counter, supervisor=group)
+        job = await system.spawn(Counter, supervisor=group, restart=restart, significant=True)
+        assert await job.ask(Quit()) == "bye"
+        await wait_all_tasks_blocked()
+        assert (job.stopped, other.stopped, group.stopped) == (True, True, True)
+
+
+@pytest.mark.parametrize("restart", [RestartType.TRANSIENT, RestartType.TEMPORARY])
+async def test_a_significant_actor_that_is_stopped_leaves_its_parent(restart: RestartType) -> None:
+    async with open_system("demo") as system:
+        group = await system.spawn(Group, restart=RestartType.TRANSIENT)
+        job = await system.spawn(Counter, supervisor=group, restart=restart, significant=True)
+        await job.stop()
+        await wait_all_tasks_blocked()
+        assert (job.stopped, group.stopped) == (True, False)
 
 
 async def test_wait_stopped_waits_for_the_end() -> None:

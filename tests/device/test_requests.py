@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from atomr_accel import GpuRef, GpuRefStale, open_system
-from atomr_accel.actors import Actor, Backoff, Directive, Message, Supervision, handler
+from atomr_accel.actors import Actor, Backoff, Directive, Message, Strategy, Supervision, handler
 from atomr_accel.libraries.blas.checks import LANE
 from atomr_accel.libraries.nccl.lanes import ABORTS, COLLECTIVES
 from atomr_accel.libraries.registry import catalogue
@@ -256,7 +256,7 @@ async def test_the_error_of_an_actor_goes_with_the_message(
 ) -> None:
     # What is logged refers to the error, and pytest keeps it.
     monkeypatch.setattr(logging.getLogger("atomr_accel.actors"), "disabled", True)
-    judged = Supervision(decider=lambda _: directive, backoff=Backoff(base=0.0))
+    judged = Supervision(decider=lambda *_: directive, backoff=Backoff(base=0.0))
     async with open_system("app", supervision=judged) as system:
         device = await system.open_device(0, backend=BACKEND)
         await device.get(await device.put(np.ones(100)))
@@ -291,3 +291,22 @@ async def test_answers_belong_to_what_was_asked(device: Device) -> None:
 
     submitter: Any = device.blas._device
     assert await perform(submitter, Request(LANE, "all", prepare)) == "abc"
+
+
+@program
+async def test_questions_wait_while_a_supervisor_restarts_the_device() -> None:
+    together = Supervision(strategy=Strategy.ONE_FOR_ALL, backoff=Backoff(base=0.0))
+    async with open_system("app", supervision=together) as system:
+        lender = await system.spawn(Lender)
+        device = await system.open_device(0, backend=BACKEND)
+        a = await device.put(np.eye(4), sealed=True)
+        library = device.blas.ref
+        await lender.stop()
+        failing = await system.spawn(Lender)
+        with suppress(KeyError):
+            await failing.ask(Borrow(a))
+        # The device is being stopped, to be started again with its sibling.
+        product = await library.ask(device.requests.blas.gemm(a, a))
+        assert (await device.get(product)).trace() == 4.0
+        assert device.ref.statistics().restarts == 1
+        assert device.blas.ref is library

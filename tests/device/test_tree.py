@@ -409,7 +409,7 @@ async def test_a_lost_device_is_restarted_by_the_programs_supervisor() -> None:
 
 @program
 async def test_a_decider_that_gives_the_device_up_loses_it_and_nothing_else() -> None:
-    supervision = Supervision(decider=lambda _: Directive.STOP)
+    supervision = Supervision(decider=lambda *_: Directive.STOP)
     async with open_system("app", supervision=supervision) as system:
         device = await open_in(system, max_restarts=0)
         watcher = await system.spawn(Watcher, device.ref)

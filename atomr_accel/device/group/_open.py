@@ -90,7 +90,7 @@ async def open_devices(
         raise TypeError(f"utilization must be a function of a device, not {said_of(utilization)}")
     chosen_by = policy_of(policy)
 
-    def decide(error: BaseException) -> Directive:
+    def decide(error: BaseException, _child: str) -> Directive:
         return on_loss if isinstance(error, DeviceLost) else Directive.ESCALATE
 
     async with opened_devices(numbers, settings, decide, instruments, stacklevel=6) as opened:
