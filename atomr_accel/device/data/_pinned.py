@@ -136,8 +136,9 @@ class Pinned:
         return piece
 
     def drop(self, piece: Piece) -> None:
-        """Give back what ``take`` has given."""
-        del self._pieces[piece.address]
+        """Give back what ``take`` has given, unless it was given back."""
+        if self._pieces.get(piece.address) is piece:
+            del self._pieces[piece.address]
         piece.release()
 
     def drop_soon(self, piece: Piece) -> None:

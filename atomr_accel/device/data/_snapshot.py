@@ -181,7 +181,8 @@ class _OnHost:
             self.pinned.drop(self.piece)
 
     def __del__(self) -> None:
-        # In any thread, in the middle of anything: the program's own does the rest.
+        # In any thread, in the middle of anything: the program's own does the rest. ``bytes`` keeps
+        # the memory from being reused until this object really is gone.
         if not self._closed:
             self.pinned.drop_soon(self.piece)
 
