@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 import msgspec
@@ -56,7 +55,7 @@ class Block(msgspec.Struct, eq=False, weakref=True):
         readers: sequence numbers of the ops in flight that read the block; None before the first.
         piece: the memory, which returns to its slab once nothing has the piece; see ``piece_of``.
         retired: former pieces, kept until no op in flight touches the block.
-        grip: what the block's ``Hold`` objects share, while there are any.
+        kept: the pieces that each ``Hold`` keeps, with ``_HELD`` first; empty once it is gone.
         stands_for: the block that this one replaces in a recording, and the offset in that block.
     """
 
@@ -71,7 +70,7 @@ class Block(msgspec.Struct, eq=False, weakref=True):
     readers: set[int] | None = None
     piece: AtEnd | None = None
     retired: list[AtEnd] | None = None
-    grip: weakref.ref[_Grip] | None = None
+    kept: list[list[AtEnd | None]] | None = None
     stands_for: tuple[Block, int] | None = None
 
     @property
@@ -87,16 +86,17 @@ class Block(msgspec.Struct, eq=False, weakref=True):
     @property
     def held(self) -> bool:
         """True if a ``Hold`` keeps the memory from being reused."""
-        return self.grip is not None and self.grip() is not None
+        return any(self.kept or ())
 
     def move(self, onto: Block) -> None:
         """Take the memory of ``onto``, which is left without; present memory is retired."""
         self._give_up()
         self.address, self.size, self.piece = onto.address, onto.size, onto.piece
         onto.size, onto.piece = 0, None
-        grip = None if self.grip is None else self.grip()
-        if grip is not None and self.piece is not None:
-            grip.pieces.append(self.piece)
+        for pieces in self.kept or ():
+            pieces.append(self.piece)
+            if pieces[:1] != [_HELD]:  # the hold is gone, perhaps just now
+                pieces.clear()
 
     def retire(self) -> None:
         """Release the memory as soon as no op in flight touches it, and no hold keeps it."""
@@ -232,14 +232,18 @@ for _name in Block.__struct_fields__:
 setattr(StridedView, "address", property(_no_address))  # noqa: B010 - to type checkers it is a field
 
 
+_HELD: Final = None
+"""First of what a hold keeps, also of a block that has no memory yet."""
+
+
 @final
-class _Grip:
-    """Pieces that the holds of one block keep together."""
+class _Keeping(msgspec.Struct, eq=False, gc=False):
+    """Lets go of what a hold keeps at its end, which comes as that of ``AtEnd`` does."""
 
-    __slots__ = ("__weakref__", "pieces")
+    pieces: list[AtEnd | None]
 
-    def __init__(self, pieces: list[AtEnd]) -> None:
-        self.pieces: Final = pieces
+    def __del__(self) -> None:
+        self.pieces.clear()
 
 
 @final
@@ -249,16 +253,14 @@ class Hold:
     That is all memory which the block has now, or gets until the hold is released or dropped.
     """
 
-    __slots__ = ("_grip",)
+    __slots__ = ("_keeping",)
 
     def __init__(self, block: Block) -> None:
         whole = block.base
-        grip = None if whole.grip is None else whole.grip()
-        if grip is None:
-            grip = _Grip([*(whole.retired or ()), *filter(None, (whole.piece,))])
-            whole.grip = weakref.ref(grip)
-        self._grip: _Grip | None = grip
+        pieces = [_HELD, *(whole.retired or ()), whole.piece]
+        whole.kept = [*filter(None, whole.kept or ()), pieces]
+        self._keeping: _Keeping | None = _Keeping(pieces)
 
     def release(self) -> None:
         """Release it, because the memory is not used any more."""
-        self._grip = None
+        self._keeping = None
