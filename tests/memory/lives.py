@@ -14,10 +14,9 @@ import gc
 import random
 import sys
 import threading
-import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -55,14 +54,12 @@ class Life:
         length: its elements.
         sealed: whether it is read-only.
         piece: its memory, until it is freed.
-        kept: what its holds keep together, while there are any.
     """
 
     value: float
     length: int
     sealed: bool
     piece: Piece | None
-    kept: set[Piece] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -74,19 +71,24 @@ class Handle:
         life: its buffer.
         kind: a word for it.
         block: whether it keeps the buffer as such, so also memory that the buffer gets later.
-        hold: whether it keeps all memory of the buffer.
+        kept: for a hold, the memory that it keeps, freed or not.
     """
 
     thing: Any
     life: Life
     kind: str
     block: bool = True
-    hold: bool = False
+    kept: set[Piece] | None = None
 
 
 def is_closed(handle: Handle) -> bool:
     """Return True for a shared buffer that its finalizer has closed before it was revived."""
-    return handle.kind.startswith("shared") and handle.thing.fd < 0
+    return bool(handle.kind.startswith("shared") and handle.thing.fd < 0)
+
+
+def kept_of(life: Life) -> set[Piece]:
+    """Return what a new hold of a buffer keeps."""
+    return {life.piece} if life.piece is not None else set()
 
 
 class Knot:
@@ -114,13 +116,7 @@ class Lives:
         self.reused = 0
         self._seen: set[int] = set()
         self._number = 0
-        self._base = device.statistics().memory.used
-
-    # --- steps --------------------------------------------------------------------------------
-
-    async def step(self) -> str:
-        """Do one thing and check everything; return its name."""
-        choices: list[tuple[Callable[[], Awaitable[None]], int]] = [
+        self.choices: Final[list[tuple[Callable[[], Awaitable[None]], int]]] = [
             (self.put, 5),
             (self.copy_in_batch, 2),
             (self.seal, 2),
@@ -136,7 +132,21 @@ class Lives:
             (self.tie, 4),
             (self.collect, 3),
         ]
-        functions, weights = zip(*choices, strict=True)
+        self._base = device.statistics().memory.used
+
+    # --- steps --------------------------------------------------------------------------------
+
+    async def warm_up(self) -> None:
+        """Do each thing once, then leave what there is by now out of collections."""
+        await self.put()
+        for step, _ in self.choices:
+            await step()
+        collect_garbage()
+        gc.freeze()
+
+    async def step(self) -> str:
+        """Do one thing and check everything; return its name."""
+        functions, weights = zip(*self.choices, strict=True)
         (function,) = self.chance.choices(functions, weights)
         name: str = function.__name__
         if len(self.handles) >= MOST and name not in ("drop", "tie", "collect"):
@@ -191,9 +201,9 @@ class Lives:
         try:
             await self.device.seal(source.thing)
         except ValueError:
-            assert life.kept, "seal was refused without a hold"
+            assert self.holders(life), "seal was refused without a hold"
         else:
-            assert not life.kept, "seal moved what is held"
+            assert not self.holders(life), "seal moved what is held"
             life.sealed, life.piece = True, Piece(round_size(8 * life.length))
 
     async def share(self) -> None:
@@ -209,8 +219,8 @@ class Lives:
         assert life.piece is not None
         if life.piece.size < alone.size:  # moved alone, now or earlier
             life.piece = alone
-            if life.kept:
-                life.kept.add(alone)
+            for kept in self.holders(life):
+                kept.add(alone)
         self.add(shared, life, "shared")
 
     async def free(self) -> None:
@@ -222,21 +232,20 @@ class Lives:
     async def export(self) -> None:
         found = self.some("ref")
         if found is not None:
-            self.keep(found.life)
-            self.add(await self.device.export(found.thing), found.life, "export", hold=True)
+            export = await self.device.export(found.thing)
+            self.add(export, found.life, "export", kept=kept_of(found.life))
 
     async def array(self) -> None:
         """An array of an export holds as it does, without the ref."""
         found = self.some("export")
         if found is not None:
-            self.add(found.thing.numpy(), found.life, "array", hold=True)
+            self.add(found.thing.numpy(), found.life, "array", kept=found.kept)
 
     async def hold(self) -> None:
         found = self.some("ref")
         if found is not None:
-            self.keep(found.life)
             hold = Hold(found.thing._block)
-            self.add(hold, found.life, "hold", block=False, hold=True)
+            self.add(hold, found.life, "hold", block=False, kept=kept_of(found.life))
 
     async def release(self) -> None:
         found = self.some("hold", usable=False)
@@ -250,6 +259,7 @@ class Lives:
         found = self.some("ref")
         if found is not None:
             snapshot = await self.device.snapshot([found.thing])
+            await snapshot.wait()  # until then the copy keeps its memory
             life = Life(found.life.value, found.life.length, True, None)
             self.add(snapshot, life, "snapshot", block=False)
 
@@ -300,9 +310,9 @@ class Lives:
 
     # --- the model ----------------------------------------------------------------------------
 
-    def keep(self, life: Life) -> None:
-        if life.piece is not None:
-            life.kept.add(life.piece)
+    def holders(self, life: Life) -> list[set[Piece]]:
+        """Return what each hold of a buffer keeps."""
+        return [each.kept for each in self.alive() if each.life is life and each.kept is not None]
 
     def alive(self) -> list[Handle]:
         return [*self.handles, *(each for knot in self.knots for each in knot.handles)]
@@ -311,33 +321,12 @@ class Lives:
         """Compare the device with the model."""
         gc.collect()
         alive = self.alive()
-        lives = {each.life for each in alive}
-        held = {each.life for each in alive if each.hold}
         known = {each.life for each in alive if each.block and not is_closed(each)}
-        for life in lives - held:
-            life.kept.clear()
         pieces = {life.piece for life in known if life.piece is not None}
-        pieces.update(*(life.kept for life in held))
+        pieces.update(*(each.kept for each in alive if each.kept is not None))
         core = self.device._core
         await core.exports.sweep()
         used = self.device.statistics().memory.used - self._base
-        if used != sum(piece.size for piece in pieces):
-            for e in alive:
-                b = (
-                    e.thing._block
-                    if hasattr(e.thing, "_block")
-                    else e.thing.ref._block
-                    if hasattr(e.thing, "ref")
-                    else None
-                )
-                print(
-                    e.kind,
-                    e.life.value,
-                    e.life.length,
-                    e.life.piece and e.life.piece.size,
-                    [p.size for p in e.life.kept],
-                    b is not None and (b.address, b.size, b.piece, b.kept, b.retired),
-                )
         assert used == sum(piece.size for piece in pieces), (used, [p.size for p in pieces])
         snapshots = sum(least_slab(8 * e.life.length) for e in alive if e.kind == "snapshot")
         pinned = self.device.pinned.statistics().over_limit
@@ -351,11 +340,8 @@ class Lives:
             if each.kind in ("ref", "export") and each.life.piece is not None:
                 ref: GpuRef = each.thing if each.kind == "ref" else each.thing.ref
                 spans.add((ref._block.address, ref._block.size))
-            if each.kind in ("hold", "export", "array"):
-                life = each.life
-                if each.kind == "hold":
-                    spans.update(piece.entry for piece in each.thing._keeping.pieces if piece)
-                assert life.kept
+            if each.kind == "hold":
+                spans.update(piece.entry for piece in each.thing._keeping.pieces if piece)
         end = 0
         for address, size in sorted(spans):
             assert address >= end, "two buffers share memory"
@@ -369,15 +355,17 @@ async def live(steps: int, seed: int, report: Callable[[str], None] | None = Non
     """Take ``steps`` random steps on a device of its own; raises at the first fault."""
     async with open_device(0, backend="cpu", isolation="thread", memory_limit=1 << 30) as device:
         lives = Lives(device, seed)
-        began = time.monotonic()
-        for number in range(1, steps + 1):
-            try:
+        try:
+            await lives.warm_up()
+            for number in range(1, steps + 1):
                 name = await lives.step()
-            except AssertionError as error:
-                error.add_note(f"step {number} of seed {seed}: {dict(lives.steps)}")
-                raise
-            if report is not None and number % 5000 == 0:
-                report(f"{number} steps, {time.monotonic() - began:.0f} s, {name}")
+                if report is not None and number % 5000 == 0:
+                    report(f"{number} steps, {name}")
+        except AssertionError as error:
+            error.add_note(f"seed {seed}: {dict(lives.steps)}")
+            raise
+        finally:
+            gc.unfreeze()
         lives.handles.clear()
         lives.knots.clear()
         collect_garbage()
@@ -392,8 +380,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    gc.collect()
-    gc.freeze()  # what is collected again and again is small
     lives = trio.run(live, given.steps, given.seed, print)
     sys.stdout.write(f"{sum(lives.steps.values())} steps, 0 faults: {dict(lives.steps)}\n")
 
