@@ -319,7 +319,7 @@ class Lives:
 
     async def check(self) -> None:
         """Compare the device with the model."""
-        gc.collect()
+        collect_garbage()
         alive = self.alive()
         known = {each.life for each in alive if each.block and not is_closed(each)}
         pieces = {life.piece for life in known if life.piece is not None}
