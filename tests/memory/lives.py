@@ -26,6 +26,8 @@ from atomr_accel import open_device
 from atomr_accel.memory import Hold, least_slab, round_size
 from atomr_accel.testing.garbage import collect_garbage
 
+from ..harness import settled
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -318,7 +320,8 @@ class Lives:
         return [*self.handles, *(each for knot in self.knots for each in knot.handles)]
 
     async def check(self) -> None:
-        """Compare the device with the model."""
+        """Compare the device with the model, once no op in flight has a buffer."""
+        await settled(self.device)
         collect_garbage()
         alive = self.alive()
         known = {each.life for each in alive if each.block and not is_closed(each)}
