@@ -31,7 +31,7 @@ from ..harness import settled
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from atomr_accel import Device, GpuRef
+    from atomr_accel import Device
 
 MOST: Final = 24
 """Handles that are held at a time."""
@@ -104,6 +104,31 @@ class Knot:
     def __del__(self) -> None:
         if self.saved is not None:
             self.saved.extend(self.handles)
+
+
+def alive(handles: list[Handle], knots: list[Knot]) -> list[Handle]:
+    """Return all handles, also those in cycles that were not let go of."""
+    return [*handles, *(each for knot in knots for each in knot.handles)]
+
+
+def in_use(handles: list[Handle]) -> set[Piece]:
+    """Return the memory that some handle keeps."""
+    known = {each.life for each in handles if each.block and not is_closed(each)}
+    pieces = {life.piece for life in known if life.piece is not None}
+    return pieces.union(*(each.kept for each in handles if each.kept is not None))
+
+
+def spans_of(handles: list[Handle]) -> set[tuple[int, int]]:
+    """Return addresses and sizes of the memory of blocks, refs, exports and holds."""
+    spans: set[tuple[int, int]] = set()
+    for each in handles:
+        if each.kind in ("block", "ref", "export") and each.life.piece is not None:
+            ref = each.thing.ref if each.kind == "export" else each.thing
+            block = ref if each.kind == "block" else ref._block
+            spans.add((block.address, block.size))
+        if each.kind == "hold":
+            spans.update(piece.entry for piece in each.thing._keeping.pieces if piece)
+    return spans
 
 
 class Lives:
@@ -314,37 +339,30 @@ class Lives:
 
     def holders(self, life: Life) -> list[set[Piece]]:
         """Return what each hold of a buffer keeps."""
-        return [each.kept for each in self.alive() if each.life is life and each.kept is not None]
-
-    def alive(self) -> list[Handle]:
-        return [*self.handles, *(each for knot in self.knots for each in knot.handles)]
+        return [
+            each.kept
+            for each in alive(self.handles, self.knots)
+            if each.life is life and each.kept is not None
+        ]
 
     async def check(self) -> None:
         """Compare the device with the model, once no op in flight has a buffer."""
         await settled(self.device)
         collect_garbage()
-        alive = self.alive()
-        known = {each.life for each in alive if each.block and not is_closed(each)}
-        pieces = {life.piece for life in known if life.piece is not None}
-        pieces.update(*(each.kept for each in alive if each.kept is not None))
+        handles = alive(self.handles, self.knots)
+        pieces = in_use(handles)
         core = self.device._core
         await core.exports.sweep()
         used = self.device.statistics().memory.used - self._base
         assert used == sum(piece.size for piece in pieces), (used, [p.size for p in pieces])
-        snapshots = sum(least_slab(8 * e.life.length) for e in alive if e.kind == "snapshot")
+        snapshots = sum(least_slab(8 * e.life.length) for e in handles if e.kind == "snapshot")
         pinned = self.device.pinned.statistics().over_limit
         assert pinned == snapshots, (pinned, snapshots)
-        self.check_addresses(alive)
+        self.check_addresses(handles)
 
-    def check_addresses(self, alive: list[Handle]) -> None:
+    def check_addresses(self, handles: list[Handle]) -> None:
         """No two pieces of memory that something keeps overlap."""
-        spans: set[tuple[int, int]] = set()
-        for each in alive:
-            if each.kind in ("ref", "export") and each.life.piece is not None:
-                ref: GpuRef = each.thing if each.kind == "ref" else each.thing.ref
-                spans.add((ref._block.address, ref._block.size))
-            if each.kind == "hold":
-                spans.update(piece.entry for piece in each.thing._keeping.pieces if piece)
+        spans = spans_of(handles)
         end = 0
         for address, size in sorted(spans):
             assert address >= end, "two buffers share memory"

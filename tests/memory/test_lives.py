@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 from collections import deque
 from typing import Any
@@ -9,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from atomr_accel import Device
 from atomr_accel.memory import Hold, MemoryMap, Release, Slab, keep
@@ -17,7 +22,7 @@ from atomr_accel.wire import Message
 
 from .. import seeds
 from ..harness import on_shared, program, sized
-from .lives import live
+from .lives import Handle, Knot, Life, Piece, alive, in_use, kept_of, live, spans_of
 
 
 @pytest.fixture
@@ -152,3 +157,90 @@ async def test_a_snapshot_is_given_back_once(device: Device) -> None:
     revived.clear()
     await trio.testing.wait_all_tasks_blocked()
     assert device.pinned.statistics().over_limit == before
+
+
+class Cycles(RuleBasedStateMachine):
+    """Blocks and holds of a map, tied into cycles that threads collect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        gc.freeze()  # so that collecting the rest is fast
+        self.memory = MemoryMap("test:0")
+        self.memory.bump()
+        for sealed in (False, True):
+            fd = os.memfd_create("test-slab")
+            self.memory.add_slab(Slab(self.memory.new_slab_id(), 8 << 20, fd, sealed))
+        self.handles: list[Handle] = []
+        self.knots: list[Knot] = []
+
+    def block(self, at: int) -> Handle | None:
+        found = [each for each in self.handles if each.kind == "block" and each.life.piece]
+        return found[at % len(found)] if found else None
+
+    @rule(length=st.sampled_from([1, 100, 1000]))
+    def allocate(self, length: int) -> None:
+        block = self.memory.allocate(8 * length)
+        assert block is not None
+        life = Life(0.0, length, False, Piece(block.size))
+        self.handles.append(Handle(block, life, "block"))
+
+    @rule(at=st.integers(0, 9))
+    def hold(self, at: int) -> None:
+        found = self.block(at)
+        if found is not None:
+            hold, kept = Hold(found.thing), kept_of(found.life)
+            self.handles.append(Handle(hold, found.life, "hold", block=False, kept=kept))
+
+    @rule(at=st.integers(0, 9))
+    def free(self, at: int) -> None:
+        found = self.block(at)
+        if found is not None:
+            self.memory.free(found.thing)
+            found.life.piece = None
+
+    @rule(at=st.integers(0, 9))
+    def rebind(self, at: int) -> None:
+        found = self.block(at)
+        if found is not None:
+            onto = self.memory.allocate(8 * found.life.length, sealed=True)
+            assert onto is not None
+            found.life.piece = Piece(onto.size)
+            self.memory.rebind(found.thing, onto)
+            for each in alive(self.handles, self.knots):
+                if each.life is found.life and each.kept is not None:
+                    each.kept.add(found.life.piece)
+
+    @rule(chosen=st.sets(st.integers(0, 9), min_size=1), revived=st.booleans())
+    def tie(self, chosen: set[int], revived: bool) -> None:
+        taken = [each for at, each in enumerate(self.handles) if at in chosen]
+        self.handles[:] = [each for each in self.handles if each not in taken]
+        self.knots.append(Knot(taken, self.handles if revived else None))
+        del taken
+
+    @rule()
+    def collect(self) -> None:
+        def work() -> None:
+            knots.clear()
+            collect_garbage()
+
+        knots, self.knots = self.knots, []
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    @invariant()
+    def the_books_are_exact(self) -> None:
+        handles = alive(self.handles, self.knots)
+        assert self.memory.statistics().used == sum(piece.size for piece in in_use(handles))
+        end = 0
+        for address, size in sorted(spans_of(handles)):
+            assert address >= end
+            end = address + size
+
+    def teardown(self) -> None:
+        gc.unfreeze()
+        self.memory.close()
+
+
+TestCycles = Cycles.TestCase
+TestCycles.settings = settings(max_examples=10, stateful_step_count=20)
