@@ -15,8 +15,8 @@ class AtEnd(msgspec.Struct, eq=False, gc=False):
     """Appends ``entry`` to ``queue`` once, when nothing refers to it any more.
 
     The garbage collector does not track it, and so never finalizes it in a cycle while another
-    finalizer could still use or revive what it stands for. Its end comes by its reference count
-    alone, after the end of all that had it. That may be in any thread, in the middle of anything.
+    finalizer could still use or revive its owners. It ends by its reference count alone, after all
+    of its owners. That may be in any thread, in the middle of anything.
     The program's thread takes the entries out.
 
     Cycles through it would never be collected: neither the entry nor what the queue holds may lead

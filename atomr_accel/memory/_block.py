@@ -238,7 +238,7 @@ _HELD: Final = None
 
 @final
 class _Keeping(msgspec.Struct, eq=False, gc=False):
-    """Lets go of what a hold keeps at its end, which comes as that of ``AtEnd`` does."""
+    """Lets go of the pieces of a hold when the hold is gone. It ends as ``AtEnd`` does."""
 
     pieces: list[AtEnd | None]
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ..array_samples import Array
 
 _begun, _let = threading.Event(), threading.Event()
-"""Of a function that waits in the middle of its work, in a host that is a thread."""
+"""Events of a function that waits in the middle of its work, in a host that is a thread."""
 
 DLPACK = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 DLPACK |= {"float16", "float32", "float64", "complex64", "complex128"}

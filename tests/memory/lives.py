@@ -1,7 +1,7 @@
 """Random lives of buffers whose holders end in cycles, collected by threads.
 
 ``python -m tests.memory.lives --steps 100000`` puts, seals, shares, frees, exports, holds, copies
-and takes snapshots, and ties what it has into cycles. The garbage collector ends these in an order
+and takes snapshots, and ties all of these into cycles. The garbage collector ends these in an order
 of its own, in other threads, and some are revived by a finalizer. A model knows all memory that is
 in use. After each step the device must count the same, buffers in use must not overlap, and
 whatever is read must have the right content.

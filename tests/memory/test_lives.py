@@ -34,7 +34,7 @@ def memory() -> MemoryMap:
 
 
 class Reviver:
-    """Revives what it has when the collector finds it in a cycle."""
+    """Revives its things when the collector finds it in a cycle."""
 
     def __init__(self, things: list[Any], revived: list[Any]) -> None:
         self.things, self.revived = things, revived
