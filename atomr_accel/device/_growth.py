@@ -138,7 +138,7 @@ class SlabGrowth:
             block = self._core.memory.allocate(nbytes, sealed=sealed)
             if block is not None:  # another task has grown it while this one waited
                 return
-            if self._core.memory.dropped or self._core.memory.dropped_holds:
+            if self._core.memory.dropped or self._core.exports.returned:
                 await self._reclaim()
                 return
             self.require_possible(nbytes)
@@ -188,7 +188,7 @@ class SlabGrowth:
 
     async def _reclaim(self) -> None:
         """Release all dropped blocks, in slices, so that the loop is not blocked."""
-        if self._core.memory.dropped_holds:
+        if self._core.exports.returned:
             await self._core.exports.sweep()
         while self._core.memory.dropped:
             self._core.memory.collect(SLICE)

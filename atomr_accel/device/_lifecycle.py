@@ -121,6 +121,7 @@ class Lifecycle:
         """
         core = self._core
         if core.serving is context:
+            core.reaper.quarantine(context.host, core.memory.owners().clear)
             core.memory.bump()
             self._untold = True
             if not self._comes_back:

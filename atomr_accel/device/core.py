@@ -219,7 +219,7 @@ class DeviceCore:
         self.serving: ServingContext | None = None
         self.ports: Mapping[str, Port] = {}
         self.in_flight: Final[dict[int, Op]] = {}
-        self.dropped: Final[deque[tuple[Epoch | None, Release]]] = deque()
+        self.dropped: Final[deque[tuple[Epoch, Release]]] = deque()
         self.lanes: Final[dict[str, tuple[LaneSpec, int]]] = {}
         self.crashes: Final[Counter[str]] = Counter()
         self.info: DeviceInfo | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .._errors import AccelError, ContextPoisoned
     from ..arrays import GpuRef
     from ..lanes import HostHandle, Op, Piece, PinnedStatistics, Port
-    from ..memory import Block, Epoch, Slab
+    from ..memory import AtEnd, Block, Epoch, Slab
     from ..ops import LaneSpec
     from ..wire import Message
     from .core import DeviceCore
@@ -169,8 +169,8 @@ class PinnedArrays(Protocol):
     def drop(self, piece: Piece) -> None:
         """Give back what ``take`` has given."""
 
-    def drop_soon(self, piece: Piece) -> None:
-        """Give back what ``take`` has given; from any thread, in the middle of anything."""
+    def at_end(self, piece: Piece) -> AtEnd:
+        """Return what gives back a piece of ``take`` when it is gone."""
 
     async def keep_unmapping(self, context: ServingContext) -> None:
         """Have the host of a context unmap freed memory, for as long as the context serves."""
@@ -187,6 +187,10 @@ class PinnedArrays(Protocol):
 
 class ExportedBuffers(Protocol):
     """Buffers that the program has mapped."""
+
+    @property
+    def returned(self) -> bool:
+        """True if arrays are gone whose memory ``sweep`` has to make usable again."""
 
     async def export(self, ref: GpuRef) -> Any:
         """Map a buffer in this process."""

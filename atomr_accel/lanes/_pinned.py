@@ -398,7 +398,9 @@ class Piece:
             self._pool._give_back(self)
 
     def release(self) -> None:
-        """Give the piece back."""
+        """Give the piece back; once only, whoever else does so."""
+        if self.released:
+            return
         self.released = True
         if not self._holds:
             self._pool._give_back(self)

@@ -5,7 +5,9 @@ No I/O and no vendor: hosts map what this layer describes.
 
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
+from ._at_end import AtEnd
 from ._block import (
+    SLICE,
     Block,
     BlockView,
     Epoch,
@@ -18,11 +20,12 @@ from ._block import (
 )
 from ._host_handles import Kept, Release, keep
 from ._scope import MemoryScope
-from .map import SLICE, MemoryMap, MemoryStatistics, Slab, least_slab
+from .map import MemoryMap, MemoryStatistics, Slab, least_slab
 
 __all__ = [
     "SLICE",
     "Allocator",
+    "AtEnd",
     "Block",
     "BlockView",
     "Epoch",

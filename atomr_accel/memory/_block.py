@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 import msgspec
 
+from ._at_end import AtEnd
+
 if TYPE_CHECKING:
     from .map import MemoryMap
+
+SLICE: Final = 256
+"""Dropped blocks that are released at a time, which takes a fraction of a millisecond."""
 
 
 @final
@@ -48,8 +53,9 @@ class Block(msgspec.Struct, eq=False, weakref=True):
         sealed: whether the block is read-only for good.
         writer: sequence number of the op in flight that writes the block, or 0.
         readers: sequence numbers of the ops in flight that read the block; None before the first.
-        retired: pieces to release once no op in flight touches the block.
-        holds: number of ``Hold`` objects that keep the memory from being reused.
+        piece: the memory, which returns to its slab once nothing has the piece; see ``piece_of``.
+        retired: former pieces, kept until no op in flight touches the block.
+        kept: the pieces that each ``Hold`` keeps, with ``_HELD`` first; empty once it is gone.
         stands_for: the block that this one replaces in a recording, and the offset in that block.
     """
 
@@ -62,8 +68,9 @@ class Block(msgspec.Struct, eq=False, weakref=True):
     sealed: bool = False
     writer: int = 0
     readers: set[int] | None = None
-    retired: list[tuple[int, int]] | None = None
-    holds: int = 0
+    piece: AtEnd | None = None
+    retired: list[AtEnd] | None = None
+    kept: list[list[AtEnd | None]] | None = None
     stands_for: tuple[Block, int] | None = None
 
     @property
@@ -76,28 +83,45 @@ class Block(msgspec.Struct, eq=False, weakref=True):
         """Offset in the whole block, in bytes."""
         return 0
 
-    def __del__(self) -> None:
-        # The garbage collector may drop the last handle, in any thread, in the middle of anything.
-        # It therefore only notes the block, and the program's thread does the rest. Ops in flight
-        # hold their blocks, so this never comes before the last of them.
-        if self.size:
-            self.memory.dropped.append((self.address, self.size))
-        if self.retired:
-            self.memory.dropped.extend(self.retired)
+    @property
+    def held(self) -> bool:
+        """True if a ``Hold`` keeps the memory from being reused."""
+        return any(self.kept or ())
+
+    def move(self, onto: Block) -> None:
+        """Take the memory of ``onto``, which is left without; present memory is retired."""
+        self._give_up()
+        self.address, self.size, self.piece = onto.address, onto.size, onto.piece
+        onto.size, onto.piece = 0, None
+        for pieces in self.kept or ():
+            pieces.append(self.piece)
+            if pieces[:1] != [_HELD]:  # the hold is gone, perhaps just now
+                pieces.clear()
 
     def retire(self) -> None:
-        """Release the memory as soon as no op in flight touches it."""
-        if self.size:
-            self.retired = [*(self.retired or ()), (self.address, self.size)]
-            self.size = 0
+        """Release the memory as soon as no op in flight touches it, and no hold keeps it."""
+        self._give_up()
         self.settle()
+
+    def _give_up(self) -> None:
+        if self.piece is not None:
+            self.retired = [*(self.retired or ()), self.piece]
+            self.size, self.piece = 0, None
 
     def settle(self) -> None:
         """Release retired pieces if no op uses them any more."""
-        if self.retired and not self.writer and not self.readers and not self.holds:
-            for address, size in self.retired:
-                self.memory.release(address, size)
+        if self.retired and not self.writer and not self.readers:
             self.retired = None
+            self.memory.collect(SLICE)
+
+
+def piece_of(memory: MemoryMap, address: int, size: int) -> AtEnd:
+    """Return what a block and its holds have of some memory.
+
+    The last of them that is gone, in whatever thread and order, notes the memory for
+    ``MemoryMap.collect``. So it is released once, and not before all of them are gone.
+    """
+    return AtEnd(memory.dropped, (address, size))
 
 
 def block_at(memory: MemoryMap, address: object, size: int) -> Block:
@@ -131,9 +155,6 @@ class BlockView(Block, eq=False):
 
     def __hash__(self) -> int:
         return hash(self.base)
-
-    def __del__(self) -> None:
-        """The whole block has its own."""
 
     def retire(self) -> None:
         """Release the whole block as soon as no op in flight touches it."""
@@ -211,26 +232,35 @@ for _name in Block.__struct_fields__:
 setattr(StridedView, "address", property(_no_address))  # noqa: B010 - to type checkers it is a field
 
 
+_HELD: Final = None
+"""First of what a hold keeps, also of a block that has no memory yet."""
+
+
+@final
+class _Keeping(msgspec.Struct, eq=False, gc=False):
+    """Lets go of the pieces of a hold when the hold is gone. It ends as ``AtEnd`` does."""
+
+    pieces: list[AtEnd | None]
+
+    def __del__(self) -> None:
+        self.pieces.clear()
+
+
 @final
 class Hold:
     """Keeps a block's memory from being reused, whatever becomes of its refs.
 
-    Whoever drops it may be in any thread: that is noted, for ``MemoryMap.reclaim_held``.
+    That is all memory which the block has now, or gets until the hold is released or dropped.
     """
 
-    __slots__ = ("_block",)
+    __slots__ = ("_keeping",)
 
     def __init__(self, block: Block) -> None:
-        self._block: Block | None = block.base
-        self._block.holds += 1
+        whole = block.base
+        pieces = [_HELD, *(whole.retired or ()), whole.piece]
+        whole.kept = [*filter(None, whole.kept or ()), pieces]
+        self._keeping: _Keeping | None = _Keeping(pieces)
 
     def release(self) -> None:
-        """Release at once. Only for the program's thread, when the memory is not used any more."""
-        block, self._block = self._block, None
-        if block is not None:
-            block.holds -= 1
-            block.settle()
-
-    def __del__(self) -> None:
-        if self._block is not None:
-            self._block.memory.dropped_holds.append(self._block)
+        """Release it, because the memory is not used any more."""
+        self._keeping = None

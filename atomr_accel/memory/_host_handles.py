@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, final
 
-import msgspec
-
-from ._block import Block, Epoch
+from ._at_end import AtEnd
+from ._block import Block
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from ..wire import Message
+    from ._block import Epoch
     from .map import MemoryMap
 
 
@@ -33,30 +34,23 @@ class Kept(Block, eq=False):
     """An object in the host that belongs to a handle of the program.
 
     Ops that need it name it as read or written, like memory. It has no memory, but like a block it
-    lives until its handle and the last of those ops are gone. It then adds ``release`` to
-    ``let_go``, and the program's own thread sends it to the host.
+    lives until its handle and the last of those ops are gone.
 
     Attributes:
-        let_go: gets the epoch and ``release`` at the end.
-        release: the message that releases the object in the host.
+        release: notes then that the host has to release the object; see ``keep``.
     """
 
-    let_go: deque[tuple[Epoch | None, Release]] = msgspec.field(default_factory=deque)
-    release: Release | None = None
-
-    def __del__(self) -> None:
-        # In any thread, in the middle of anything.
-        if self.release is not None:
-            self.let_go.append((self.epoch, self.release))
+    release: AtEnd | None = None
 
 
-def keep(memory: MemoryMap, let_go: deque[tuple[Epoch | None, Release]], release: Release) -> Kept:
+def keep(memory: MemoryMap, let_go: deque[tuple[Epoch, Release]], release: Release) -> Kept:
     """Return the handle of an object that belongs to the present generation.
 
     Args:
         memory: the map of the device.
-        let_go: gets ``release`` when the handle is gone.
+        let_go: gets ``release`` when the handle is gone. The program's thread sends it to the host.
         release: the message that the host gets then.
     """
     epoch = memory.epoch
-    return Kept(memory, 0, 0, epoch, 0, epoch.generation, let_go=let_go, release=release)
+    at_end = AtEnd(let_go, (epoch, release))
+    return Kept(memory, 0, 0, epoch, 0, epoch.generation, release=at_end)

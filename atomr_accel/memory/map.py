@@ -17,7 +17,8 @@ from .._errors import OutOfMemory
 from ..wire import PLACE, SLAB_SHIFT
 from ._address import LateAddress
 from ._allocator import Allocator, round_size
-from ._block import Block, Epoch, block_at
+from ._at_end import AtEnd
+from ._block import SLICE, Block, Epoch, block_at, piece_of
 from ._scope import note
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ SLAB_BYTES: Final = 64 << 20
 _LARGEST_SLAB: Final = 1 << 30
 _GROWTH_SHARE: Final = 64
 """Divisor for the size of new slabs: 1/64 of the memory in use, because descriptors are limited."""
-
-SLICE: Final = 256
-"""Dropped blocks that are released at a time, which takes a fraction of a millisecond."""
 
 _COUNTED: Final = 8 * SLICE
 """Dropped blocks that are released to be counted as free: a snapshot is taken without a wait."""
@@ -115,7 +113,6 @@ class MemoryMap:
     Attributes:
         device: the device's name.
         dropped: pieces whose last handle is gone, noted by the thread that dropped it.
-        dropped_holds: blocks of which a ``Hold`` is gone, likewise.
         unmapped: slabs that are given up and that the host still has to unmap.
         epoch: the present generation's epoch.
         sealed_epoch: the epoch of sealed blocks, which is always present.
@@ -136,7 +133,6 @@ class MemoryMap:
         self.number: Final = next(_numbers)
         self.limit: Final = limit
         self.dropped: deque[tuple[int, int]] = deque()
-        self.dropped_holds: deque[Block] = deque()
         self.unmapped: list[int] = []
         self.epoch: Epoch = Epoch(0)
         self.sealed_epoch: Epoch = Epoch(0)
@@ -189,6 +185,13 @@ class MemoryMap:
         """Return True if blocks of ``epoch`` are usable."""
         return epoch is self.epoch or epoch is self.sealed_epoch
 
+    def owners(self) -> list[object]:
+        """Return what keeps adopted memory of this generation alive.
+
+        ``bump`` lets go of it, but lanes in this process may use the memory until they have ended.
+        """
+        return [owner for owner in self._dedicated.values() if owner is not None]
+
     def awaits(self, epoch: Epoch) -> bool:
         """Return True if blocks of ``epoch`` become usable once they have content."""
         return epoch.lacking != "" and epoch.generation == self.generation and self.over is None
@@ -213,7 +216,8 @@ class MemoryMap:
             if address is None:
                 return None
         epoch = self.epoch
-        block = Block(self, address, size, epoch, nbytes, epoch.generation, sealed)
+        piece = AtEnd(self.dropped, (address, size))
+        block = Block(self, address, size, epoch, nbytes, epoch.generation, sealed, piece=piece)
         if self.scopes:
             note(self, block)
         return block
@@ -231,8 +235,8 @@ class MemoryMap:
         found = self.allocate(nbytes)
         if found is None:
             return False
-        block.address, block.size, block.nbytes = found.address, found.size, nbytes
-        found.size = 0
+        block.move(found)
+        block.nbytes = nbytes
         return True
 
     def shrink(self, block: Block, nbytes: int) -> None:
@@ -241,6 +245,8 @@ class MemoryMap:
         if block.epoch is self.epoch and size < block.size:
             self.release(block.address + size, block.size - size)
             block.size = size
+            if block.piece is not None:
+                block.piece.entry = block.address, size
         block.nbytes = nbytes
 
     def seal(self, block: Block) -> None:
@@ -250,10 +256,7 @@ class MemoryMap:
 
     def rebind(self, block: Block, onto: Block) -> None:
         """Move ``block`` and all its views to the memory of ``onto``, which is sealed."""
-        address, size = block.address, block.size
-        block.address, block.size = onto.address, onto.size
-        onto.size = 0
-        block.retired = [*(block.retired or ()), (address, size)]
+        block.move(onto)
         self.seal(block)
         block.settle()
 
@@ -280,17 +283,9 @@ class MemoryMap:
     def collect(self, most: int) -> None:
         """Release the blocks whose last ref was dropped, the first ``most`` of them."""
         dropped, release = self.dropped, self.release
-        for _ in range(min(most, len(dropped))):
+        while dropped and most > 0:  # an instrument that hears of a slab may collect, too
+            most -= 1
             release(*dropped.popleft())
-
-    def reclaim_held(self) -> None:
-        """Reuse the memory of blocks whose last ``Hold`` is gone."""
-        while self.dropped_holds:
-            block = self.dropped_holds.popleft()
-            block.holds -= 1
-            block.settle()
-            del block
-        self.collect(SLICE)
 
     @property
     def capacity(self) -> int:
@@ -381,6 +376,7 @@ class MemoryMap:
         if slab.sealed:
             self.sealed_changed()
         block = block_at(self, address, slab.nbytes)
+        block.piece = piece_of(self, address, slab.nbytes)
         block.sealed = slab.sealed
         if nbytes is not None:
             block.nbytes = nbytes

@@ -84,15 +84,15 @@ def _bytes_of(struct: Any) -> bytes:
 class ObjectNumbers:
     """Numbers of the buffers and facades that exist now.
 
-    Attributes:
-        dead: the numbers of buffers that are gone. The last ref may be dropped in any thread.
+    The last ref of a buffer may be dropped in any thread, and the next buffer may then have its
+    identity. So a death is only noted, and an identity counts while its own weak ref lives.
     """
 
     def __init__(self) -> None:
         self._last = 0
         self._blocks: dict[int, tuple[weakref.ref[Block], int]] = {}
         self._handles: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
-        self.dead: Final[deque[int]] = deque()
+        self._gone: Final[deque[tuple[int, int]]] = deque()
 
     def new(self) -> int:
         """Return a new number."""
@@ -102,18 +102,28 @@ class ObjectNumbers:
     def of_block(self, block: Block) -> int:
         """Return the number of some memory, or 0 if it has none."""
         known = self._blocks.get(id(block))
-        return 0 if known is None else known[1]
+        return known[1] if known is not None and known[0]() is block else 0
 
     def add_block(self, block: Block) -> int:
         """Give some memory a number."""
         number, key = self.new(), id(block)
 
         def gone(_ref: object) -> None:
-            del self._blocks[key]  # before another one can have this identity
-            self.dead.append(number)
+            dead.append((key, number))
 
+        dead = self._gone
         self._blocks[key] = weakref.ref(block, gone), number
         return number
+
+    def take_dead(self) -> tuple[int, ...]:
+        """Return the numbers of buffers that are gone, each of them once."""
+        dead = []
+        while self._gone:
+            key, number = self._gone.popleft()
+            if key in self._blocks and self._blocks[key][1] == number:
+                del self._blocks[key]  # else another buffer has this identity by now
+            dead.append(number)
+        return tuple(dead)
 
     def of_handle(self, identity: object) -> int:
         """Return the number of a facade, or 0 if it has none."""

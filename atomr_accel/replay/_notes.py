@@ -465,9 +465,9 @@ class Notes:
         """Note that a call has its place in the program's order."""
         if note.number or not self.open:
             return
-        dead = self._numbers.dead
+        dead = self._numbers.take_dead()
         if dead:
-            self._add(DroppedEntry(tuple([dead.popleft() for _ in range(len(dead))])))
+            self._add(DroppedEntry(dead))
         self.position += 1
         note.number = self.position
         entry = CallEntry(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,14 @@ import pytest
 import trio
 from hypothesis import given
 
-from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale, OutOfMemory, open_device
+from atomr_accel import (
+    ContextPoisoned,
+    DeviceLost,
+    GpuRefSealed,
+    GpuRefStale,
+    OutOfMemory,
+    open_device,
+)
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
@@ -34,9 +43,12 @@ from ..harness import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atomr_accel import Device
+    from atomr_accel import Device, GpuRef
 
     from ..array_samples import Array
+
+_begun, _let = threading.Event(), threading.Event()
+"""Events of a function that waits in the middle of its work, in a host that is a thread."""
 
 DLPACK = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 DLPACK |= {"float16", "float32", "float64", "complex64", "complex128"}
@@ -276,6 +288,43 @@ async def test_exported_memory_returns_without_a_copy(device: Device) -> None:
     assert part.is_stale
     del export
     await device.trim()
+
+
+def _fill_when_let(x: np.ndarray[Any, Any]) -> None:
+    _begun.set()
+    _let.wait()
+    x[:] = 7
+
+
+@cpu_only
+@program
+async def test_adopted_memory_outlives_a_fault_until_its_lanes_have_ended() -> None:
+    """Threads go on after a fault of their context, and write to what their ops were given."""
+    _begun.clear()
+    _let.clear()
+    array = np.zeros(1 << 10)
+    alive = weakref.ref(array)
+
+    async def run(device: Device, ref: GpuRef) -> None:
+        with pytest.raises((ContextPoisoned, DeviceLost)):
+            await device.run(_fill_when_let, ref)
+
+    with pytest.raises(DeviceLost):
+        async with open_device(backend="cpu", isolation="thread") as device:
+            try:
+                ref = await device.adopt(array)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(run, device, ref)
+                    await trio.to_thread.run_sync(_begun.wait)
+                    del ref, array
+                    await poison(device)
+                collect_garbage()
+                assert alive() is not None
+            finally:
+                _let.set()
+            await trio.sleep_forever()
+    collect_garbage()
+    assert alive() is None
 
 
 @cpu_only

@@ -34,8 +34,7 @@ def test_layout_covers_every_byte(steps: list[tuple[int, bool]], cells: int) -> 
         if keep:
             kept.append(block)
         else:
-            memory.release(block.address, block.size)
-            block.size = 0
+            memory.free(block)
     slabs = layout(memory, most=10, cells=cells)
     assert sum(slab.used for slab in slabs) == memory.statistics().used
     for slab in slabs:
@@ -53,8 +52,7 @@ def test_layout_reports_the_state_of_slabs() -> None:
     memory.bump()
     (slab,) = layout(memory, most=10, cells=4)
     assert (slab.kind, slab.used) == ("stale", SLAB // 2)
-    memory.release(held.address, held.size)
-    held.size = 0
+    memory.free(held)
     assert layout(memory, most=10, cells=4) == []
 
 

@@ -306,7 +306,7 @@ async def test_whoever_is_cancelled_leaves_nothing(elsewhere: bool) -> None:
         assert step > 3
         collect_garbage()
         for device in (one, two):
-            device._core.memory.reclaim_held()
+            device._core.memory.collect(1000)
         assert (used_by(one), used_by(two)) == (used, 0)
         assert one.pinned.statistics().used == 0
 

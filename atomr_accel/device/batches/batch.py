@@ -33,7 +33,7 @@ from ..._errors import ContextPoisoned, DeviceLost, OutOfMemory
 from ...arrays import GpuRef
 from ...arrays.expressions import Expression
 from ...lanes import Port, uninterrupted
-from ...memory import Hold
+from ...memory import SLICE, Hold
 from ...ops import LaneSpec, Pending, recorded_call, require_readable
 from ...wire import Copy
 from ..calls._run import check_is_there
@@ -436,7 +436,7 @@ class Batch(Collector):
             return
         if not self._lacking:  # perhaps there is, where ops are answered by now
             self._take_answers()
-        self.memory.reclaim_held()
+        self.memory.collect(SLICE)
         self._lacking = max(self._lacking, self._wanted - self.memory.plain_free)
 
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
@@ -645,7 +645,7 @@ class Batch(Collector):
         self.scratch.clear()
         for pieces in (self._ops, self._made, self._later):
             await _drop(pieces)
-        self.memory.reclaim_held()  # of deferred calls that are not done
+        self.memory.collect(SLICE)  # also of deferred calls that are not done
 
     async def _abandon(self) -> None:
         """Withdraw ops that are not sent, and free the batch's refs."""

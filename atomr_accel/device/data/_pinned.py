@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections import deque
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, final
@@ -16,13 +17,13 @@ from ..._dtypes import as_dtype
 from ..._errors import DeviceLost
 from ...arrays import as_shape
 from ...lanes import HostDied, PinnedPool, uninterrupted
-from ...memory import round_size
+from ...memory import AtEnd, round_size
 from ...wire import MapPinned, StickyFault, UnmapSlabs
 from .._growth import MOST_UNMAPPED
 from ..core import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from numpy.typing import DTypeLike
 
@@ -32,6 +33,30 @@ if TYPE_CHECKING:
     from ..parts import ServingContext
 
 Oversize = Literal["refuse", "exceed"]
+
+
+@final
+class _DroppedPieces(deque[int]):
+    """Addresses of pieces whose snapshots are gone, which wake the program's thread.
+
+    Those of ``take`` are never used twice.
+    """
+
+    def __init__(self, collect: weakref.WeakMethod[Callable[[], None]]) -> None:
+        super().__init__()
+        self._collect = collect
+        self._token = trio.lowlevel.current_trio_token()
+
+    def append(self, address: int) -> None:
+        """Note an address; from any thread, in the middle of anything."""
+        super().append(address)
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._collected, idempotent=True)
+
+    def _collected(self) -> None:
+        collect = self._collect()
+        if collect is not None:
+            collect()
 
 
 @final
@@ -45,8 +70,7 @@ class Pinned:
 
     def __init__(self, core: DeviceCore, limit: int) -> None:
         self._core = core
-        self._token: Final = trio.lowlevel.current_trio_token()
-        self._dropped: Final[deque[Piece]] = deque()
+        self._dropped: Final = _DroppedPieces(weakref.WeakMethod(self._collect))
         self._gave_up = trio.Event()
         self._unmapping: Final = trio.Lock()
         self._pool = PinnedPool(limit, core.memory.new_slab_id, self._note_given_up)
@@ -136,19 +160,20 @@ class Pinned:
         return piece
 
     def drop(self, piece: Piece) -> None:
-        """Give back what ``take`` has given."""
-        del self._pieces[piece.address]
+        """Give back what ``take`` has given, unless it was given back."""
+        if self._pieces.get(piece.address) is piece:
+            del self._pieces[piece.address]
         piece.release()
 
-    def drop_soon(self, piece: Piece) -> None:
-        """Give back what ``take`` has given; from any thread, in the middle of anything."""
-        self._dropped.append(piece)
-        with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._collect, idempotent=True)
+    def at_end(self, piece: Piece) -> AtEnd:
+        """Return what gives back a piece of ``take`` when it is gone, unless it was given back."""
+        return AtEnd(self._dropped, piece.address)
 
     def _collect(self) -> None:
         while self._dropped:
-            self.drop(self._dropped.popleft())
+            piece = self._pieces.get(self._dropped.popleft())
+            if piece is not None:
+                self.drop(piece)
 
     # --- for transfers -------------------------------------------------------------------
 

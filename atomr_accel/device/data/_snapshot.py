@@ -169,21 +169,14 @@ class _OnHost:
     """Page-locked memory of the program that belongs to a snapshot."""
 
     def __init__(self, pinned: PinnedArrays, piece: Piece, nbytes: int) -> None:
-        self._closed = False
+        self._at_end: Final = pinned.at_end(piece)
         self.pinned: Final = pinned
         self.piece: Final = piece
         self.bytes: Final[Bytes] = piece.array((nbytes,), np.dtype(np.uint8))
 
     def close(self) -> None:
-        """Give it back, in the program's thread."""
-        if not self._closed:
-            self._closed = True
-            self.pinned.drop(self.piece)
-
-    def __del__(self) -> None:
-        # In any thread, in the middle of anything: the program's own does the rest.
-        if not self._closed:
-            self.pinned.drop_soon(self.piece)
+        """Give it back; otherwise it is given back once this object is gone."""
+        self.pinned.drop(self.piece)
 
 
 @final

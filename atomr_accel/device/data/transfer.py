@@ -552,10 +552,10 @@ async def seal(core: DeviceCore, ref: GpuRef) -> None:
                 "ref is a variable of a module: sealing moves the content, and kernels would go on "
                 "with what is left behind; seal a copy: device.seal(await device.copy(ref))"
             )
-        if source.holds:
+        if source.held:
             await core.exports.sweep()
             require_readable(ref, core.memory, "ref", strided=True)
-            if source.holds:
+            if source.held:
                 raise ValueError(
                     "ref is exported, or an open batch has calls with it put off: sealing moves "
                     "the content, and would leave those behind; let go of what was exported, and "

@@ -7,6 +7,7 @@ those libraries use. The first export loads the vendor's driver.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
@@ -20,7 +21,7 @@ import trio
 from ..._errors import LibraryError, Unsupported, said_of
 from ...arrays import GpuRef, repeats
 from ...lanes import HostDied, uninterrupted
-from ...memory import Block, Hold, Slab, part_of
+from ...memory import SLICE, AtEnd, Block, Hold, Slab, part_of
 from ...ops import BLOCK_ALIGNMENT, require_readable
 from ...wire import SLAB_SHIFT, Copy, MapPointer, StickyFault, StreamPlan, numpy_at
 from ...wire.control import find_class
@@ -50,22 +51,26 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_left: Final[deque[_DeviceMappings]] = deque()
-"""Views that have outlived their device and of which an array is gone. The next call in any thread
-takes them out and frees their mappings."""
+_left: Final[deque[tuple[_DeviceMappings, int]]] = deque()
+"""Leases that have outlived their device and ended: their views and numbers. The next call in any
+thread takes them out and frees their mappings."""
+
+_lease_numbers: Final = itertools.count()
 
 
 @final
 class _Lease:
     """Objects that an exported array keeps alive: the buffer's memory, and its mapping here."""
 
-    __slots__ = ("__weakref__", "_hold", "block", "slab", "view")
+    __slots__ = ("__weakref__", "_at_end", "_number", "block", "slab", "view")
 
     def __init__(self, view: _DeviceMappings, slab: int, block: Block) -> None:
         self.view: Final = view
         self.slab: Final = slab
         self.block: Block | None = block.base
-        self._hold: Hold | None = Hold(block)
+        self._number: Final = next(_lease_numbers)
+        self._at_end: Final = AtEnd(view.returned, (self._number, Hold(block)))
+        view.leased[self._number] = slab
         view.leases.add(self)
 
     def outlive(self) -> None:
@@ -74,11 +79,8 @@ class _Lease:
         The garbage collector does not see objects that NumPy arrays keep alive, so a reference to
         the device could be part of a cycle that is never freed.
         """
-        self.block = self._hold = None
-
-    def __del__(self) -> None:
-        if self.view.closed:
-            self.view.left.append(self.view)
+        self.block = None
+        self._at_end.queue, self._at_end.entry = _left, (self.view, self._number)
 
 
 @final
@@ -91,6 +93,9 @@ class _DeviceMappings:
     Attributes:
         mapped: the addresses of the mapped slabs.
         leases: objects that exported arrays keep alive.
+        leased: the slabs of leases that are not known to have ended, by their numbers.
+        returned: numbers of leases that have ended, with holds to keep until the work that their
+            arrays' libraries have queued is done.
         closed: whether the device is closed, so that further slabs are not mapped.
     """
 
@@ -101,7 +106,8 @@ class _DeviceMappings:
         self._lock = threading.Lock()
         self.mapped: dict[int, int] = {}
         self.leases: weakref.WeakSet[_Lease] = weakref.WeakSet()
-        self.left: Final = _left
+        self.leased: Final[dict[int, int]] = {}
+        self.returned: Final[deque[tuple[int, Hold]]] = deque()
         self.closed = False
 
     @property
@@ -111,7 +117,7 @@ class _DeviceMappings:
 
     def unused(self) -> list[int]:
         """Return the slabs without exports."""
-        leased = {lease.slab for lease in list(self.leases)}
+        leased = set(self.leased.values())
         return [slab for slab in list(self.mapped) if slab not in leased]
 
     def map(self, slab: Slab, fd: int) -> None:
@@ -492,15 +498,28 @@ class Exports:
         views = set()
         with suppress(IndexError):  # another call looks, too
             while _left:
-                views.add(_left.popleft())
+                view, number = _left.popleft()
+                view.leased.pop(number, None)
+                views.add(view)
         for view in views:
             with suppress(LibraryError):  # the program's own context is broken
                 await self._unmap(view, view.unused())
+        holds = []
+        while self._view.returned:
+            number, hold = self._view.returned.popleft()
+            self._view.leased.pop(number, None)
+            holds.append(hold)
         memory = self._core.memory
         unused = [slab for slab in self._view.unused() if not memory.has_slab(slab)]
-        if unused or memory.dropped_holds:
+        if unused or holds:
             await self._unmap(self._view, unused)
-            memory.reclaim_held()
+        holds.clear()
+        memory.collect(SLICE)
+
+    @property
+    def returned(self) -> bool:
+        """True if arrays are gone whose memory ``sweep`` has to make usable again."""
+        return bool(self._view.returned)
 
     async def close(self) -> None:
         """Unmap slabs without exports. Once all are unmapped, release the device."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, final
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from ...arrays import GpuRef
-from ...memory import Slab, block_at
+from ...memory import SLICE, Slab, block_at
 from ...ops import Request, Submission
 from ...wire import SLAB_SHIFT
 from .lanes import KERNELS
@@ -213,7 +213,7 @@ class Resident:
 
         def prepare(preparer: Preparer) -> Submission[None]:
             # Others are loaded for as long as refs of their variables are not known to be gone.
-            preparer.memory.reclaim_held()
+            preparer.memory.collect(SLICE)
             message = Load(self.number, self._image, self._symbols, contents)
             return Submission(message, (copy.kept,), (), done=done)
 

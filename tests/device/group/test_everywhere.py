@@ -190,5 +190,5 @@ async def test_whoever_is_cancelled_leaves_nothing() -> None:
                 await settled(device)
         assert step > 5
         for device in devices:
-            device._core.memory.reclaim_held()
+            device._core.memory.collect(1000)
             assert used_by(device) == 0
