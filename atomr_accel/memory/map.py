@@ -153,6 +153,7 @@ class MemoryMap:
         self.reserved: int = 0
         self.sealed_changed: Callable[[], None] = _nothing
         self.slab_changed: Callable[[Slab, bool], None] = _nothing
+        self._changes: deque[tuple[Slab, bool]] = deque()  # that are still to be told
 
     def shadow(self) -> MemoryMap:
         """A map for another host of the same device: all it has in common is sealed memory."""
@@ -183,6 +184,7 @@ class MemoryMap:
             del self._dedicated[slab]
             self._stale.append(self._pool_of[slab])
         self.unmapped.clear()  # the next host never mapped them
+        self._tell_changes()
         return self.epoch.generation
 
     def current(self, epoch: Epoch) -> bool:
@@ -276,11 +278,14 @@ class MemoryMap:
             else:
                 self._stale.remove(pool)
                 self._give_up(pool)
+            self._tell_changes()
 
     def collect(self, most: int) -> None:
         """Release the blocks whose last ref was dropped, the first ``most`` of them."""
         dropped, release = self.dropped, self.release
         for _ in range(min(most, len(dropped))):
+            if not dropped:  # an instrument that was told of a slab has collected the rest
+                break
             release(*dropped.popleft())
 
     def reclaim_held(self) -> None:
@@ -357,9 +362,8 @@ class MemoryMap:
         self._slabs[slab.id] = slab
         self._pool_of[slab.id] = pool
         pool.add_slab(slab.id, slab.nbytes)
-        self.slab_changed(slab, True)
-        if slab.sealed:
-            self.sealed_changed()
+        self._changes.append((slab, True))
+        self._tell_changes()
 
     def add_dedicated(self, slab: Slab, owner: object = None, nbytes: int | None = None) -> Block:
         """Add a slab that holds a single buffer and is given up with it.
@@ -377,9 +381,7 @@ class MemoryMap:
         self._slabs[slab.id] = slab
         self._pool_of[slab.id] = pool
         self._dedicated[slab.id] = owner
-        self.slab_changed(slab, True)
-        if slab.sealed:
-            self.sealed_changed()
+        self._changes.append((slab, True))
         block = block_at(self, address, slab.nbytes)
         block.sealed = slab.sealed
         if nbytes is not None:
@@ -388,6 +390,7 @@ class MemoryMap:
             self.seal(block)
         if self.scopes:
             note(self, block)
+        self._tell_changes()
         return block
 
     def abandon(self) -> list[int]:
@@ -398,6 +401,7 @@ class MemoryMap:
         self._plain, self._sealed = Allocator(), Allocator()
         self._stale.clear()
         self.epoch = Epoch(self.generation)
+        self._tell_changes()
         return slabs
 
     def sealed_slabs(self) -> list[Slab]:
@@ -422,19 +426,18 @@ class MemoryMap:
         """The slab a block lies in."""
         return self._slabs[block.address >> SLAB_SHIFT]
 
-    def trim(self) -> list[int]:
-        """Give up what no usable ref needs; returns the slabs that the host must unmap."""
+    def trim(self) -> None:
+        """Give up what no usable ref needs; the host must unmap it then, see ``unmapped``."""
         self.collect(len(self.dropped))
         for pool in self._stale:
             self._give_up(pool)
         self._stale.clear()
-        trimmed, self.unmapped = self.unmapped, []
         for pool in (self._plain, self._sealed):
             for slab in pool.empty_slabs():
                 pool.remove_slab(slab)
                 self._close(slab)
-                trimmed.append(slab)
-        return trimmed
+                self.unmapped.append(slab)
+        self._tell_changes()
 
     def close(self) -> None:
         """Close every descriptor: the memory is free once no host maps it either.
@@ -444,6 +447,7 @@ class MemoryMap:
         self.sealed_epoch = Epoch(self.generation)
         for slab in list(self._slabs):
             self._close(slab)
+        self._tell_changes()
 
     def statistics(self) -> MemoryStatistics:
         """Return the use of the memory at this moment."""
@@ -477,9 +481,18 @@ class MemoryMap:
         given_up = self._slabs.pop(slab)
         if given_up.fd >= 0:
             os.close(given_up.fd)
-        self.slab_changed(given_up, False)
-        if given_up.sealed:
-            self.sealed_changed()
+        self._changes.append((given_up, False))
+
+    def _tell_changes(self) -> None:
+        """Report slabs that were added or removed, once the map is whole again.
+
+        Whoever is told may use the map, and so change it.
+        """
+        while self._changes:
+            slab, added = self._changes.popleft()
+            self.slab_changed(slab, added)
+            if slab.sealed:
+                self.sealed_changed()
 
 
 def _nothing(*_args: object) -> None:
