@@ -283,9 +283,8 @@ class MemoryMap:
     def collect(self, most: int) -> None:
         """Release the blocks whose last ref was dropped, the first ``most`` of them."""
         dropped, release = self.dropped, self.release
-        for _ in range(min(most, len(dropped))):
-            if not dropped:  # an instrument that was told of a slab has collected the rest
-                break
+        while dropped and most > 0:  # an instrument that hears of a slab may collect, too
+            most -= 1
             release(*dropped.popleft())
 
     def reclaim_held(self) -> None:
@@ -486,7 +485,7 @@ class MemoryMap:
     def _tell_changes(self) -> None:
         """Report slabs that were added or removed, once the map is whole again.
 
-        Whoever is told may use the map, and so change it.
+        Instruments that hear of it may use the map, and so change it.
         """
         while self._changes:
             slab, added = self._changes.popleft()

@@ -75,7 +75,7 @@ class Maps(RuleBasedStateMachine):
         self.memory.add_slab(slab)
 
     def is_told(self, slab: Slab, added: bool) -> None:
-        """An instrument is told of a slab, and asks for statistics, which release blocks."""
+        """Ask for statistics, as an instrument may that hears of a slab. That releases blocks."""
         assert self.memory.has_slab(slab.id) == added
         statistics = self.memory.statistics()
         assert statistics.capacity == statistics.used + statistics.free
