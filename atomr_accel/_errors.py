@@ -83,7 +83,8 @@ class ContextPoisoned(AccelError):
         generation: the generation that ended.
         status: the driver's status code, or the host's exit code (negative: a signal).
         status_name: its name, such as ``"CUDA_ERROR_ILLEGAL_ADDRESS"``.
-        op: the oldest op that had not finished where the fault was seen. Faults are
+        op: the oldest op that had not finished where the fault was seen; ``"idle"`` if there was
+            none. If the host died, a function of ``device.run`` comes before other ops. Faults are
             asynchronous, so on a device that runs several ops at once it is a suspect,
             not a verdict.
     """

@@ -48,6 +48,9 @@ class SlabGrowth:
     def __init__(self, core: DeviceCore) -> None:
         self._core: Final = core
         self._growing: Final = trio.Lock()
+        self._asked = trio.Event()
+        self._unmapped = trio.Event()  # of the next round
+        self._unmapping = False
 
     async def grow(self, nbytes: int) -> None:
         """Make room for ``nbytes`` in one piece.
@@ -172,13 +175,47 @@ class SlabGrowth:
             await self.unmap()
 
     async def unmap(self) -> None:
-        """Have the host unmap slabs that went with their only buffer."""
-        context = await self._core.ready()
-        unmapped, self._core.memory.unmapped = self._core.memory.unmapped, []
-        try:
-            await self._unmap(context, unmapped)
-        except (HostDied, StickyFault):
-            context.report_dead()
+        """Wait until the host has unmapped the slabs that are given up by now."""
+        await self._core.ready()
+        await self.unmap_soon().wait()
+
+    def unmap_soon(self) -> trio.Event:
+        """Have the present host unmap the slabs that are given up by now.
+
+        A task of its context sees to it, whatever becomes of the callers, who may belong to other
+        devices.
+
+        Returns:
+            An event that is set once they are unmapped, or the context has ended.
+        """
+        self._asked.set()
+        return self._unmapped
+
+    @property
+    def unmaps(self) -> bool:
+        """True if the host still has slabs mapped that are given up."""
+        return self._unmapping or bool(self._core.memory.unmapped)
+
+    async def keep_unmapping(self, context: ServingContext) -> None:
+        """Have the host of a context unmap slabs, for as long as the context serves."""
+        memory = self._core.memory
+        while True:
+            await self._asked.wait()
+            unmapped, self._unmapped = self._unmapped, trio.Event()
+            slabs, memory.unmapped = memory.unmapped, []
+            self._asked, self._unmapping = trio.Event(), True
+            try:
+                await self._unmap(context, slabs)
+            except (HostDied, StickyFault):
+                context.report_dead()
+            finally:
+                self._unmapping = False
+                unmapped.set()
+
+    def end_unmapping(self) -> None:
+        """Release the tasks that wait for a context which has ended: its mappings go with it."""
+        unmapped, self._unmapped = self._unmapped, trio.Event()
+        unmapped.set()
 
     async def _unmap(self, context: ServingContext, slabs: list[int]) -> None:
         # They are off the map, so the host must unmap them, even if a task is cancelled.
@@ -196,12 +233,15 @@ class SlabGrowth:
 
     async def _trim(self, context: ServingContext) -> None:
         await self._reclaim()
-        trimmed = self._core.memory.trim()
+        self._core.memory.trim()
+        trimmed = [*self._core.memory.unmapped]
+        serves = context is self._core.serving
+        unmapped = self.unmap_soon() if serves and self.unmaps else None
         await self._core.windows.close_guests()
-        if trimmed:
-            await self._unmap(context, trimmed)
-            if self._core.standby is not None:
-                await self._core.standby.unmap(trimmed)
+        if unmapped is not None:
+            await unmapped.wait()
+        if trimmed and self._core.standby is not None:
+            await self._core.standby.unmap(trimmed)
         await self._core.exports.sweep()
 
     async def _create(

@@ -295,8 +295,9 @@ class Lifecycle:
     async def settle(self) -> None:
         """Wait until a device that is over has released everything, as far as possible."""
         with trio.CancelScope(shield=True):
-            await self._core.windows.close_guests()
-            await self._core.reaper.reap_all()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._core.windows.close_guests)
+                nursery.start_soon(self._core.reaper.reap_all)
             await self._core.exports.close()
 
     def tells_of_the_loss(self, error: BaseException) -> bool:

@@ -28,6 +28,10 @@ class LateAddress:
 
     __radd__ = __add__
 
+    def __rshift__(self, bits: int) -> int:
+        """Return the number of the slab, for ``bits`` of an offset in it."""
+        return self.__index__() >> bits
+
     def __index__(self) -> int:
         address = self.block.address
         if not isinstance(address, int):

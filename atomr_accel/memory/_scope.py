@@ -74,7 +74,7 @@ class MemoryScope:
         while scope is not None and not (scope._open and scope._memory is memory):
             scope = scope._outer
         if scope is not None:
-            scope._blocks.add(block)
+            scope._blocks.add(block.base)  # held here only weakly, as a view's own block would be
 
 
 _innermost: Final[ContextVar[MemoryScope | None]] = stays(

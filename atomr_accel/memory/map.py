@@ -149,6 +149,7 @@ class MemoryMap:
         self.reserved: int = 0
         self.sealed_changed: Callable[[], None] = _nothing
         self.slab_changed: Callable[[Slab, bool], None] = _nothing
+        self._changes: deque[tuple[Slab, bool]] = deque()  # that are still to be told
 
     def shadow(self) -> MemoryMap:
         """A map for another host of the same device: all it has in common is sealed memory."""
@@ -179,6 +180,7 @@ class MemoryMap:
             del self._dedicated[slab]
             self._stale.append(self._pool_of[slab])
         self.unmapped.clear()  # the next host never mapped them
+        self._tell_changes()
         return self.epoch.generation
 
     def current(self, epoch: Epoch) -> bool:
@@ -279,6 +281,7 @@ class MemoryMap:
             else:
                 self._stale.remove(pool)
                 self._give_up(pool)
+            self._tell_changes()
 
     def collect(self, most: int) -> None:
         """Release the blocks whose last ref was dropped, the first ``most`` of them."""
@@ -352,9 +355,8 @@ class MemoryMap:
         self._slabs[slab.id] = slab
         self._pool_of[slab.id] = pool
         pool.add_slab(slab.id, slab.nbytes)
-        self.slab_changed(slab, True)
-        if slab.sealed:
-            self.sealed_changed()
+        self._changes.append((slab, True))
+        self._tell_changes()
 
     def add_dedicated(self, slab: Slab, owner: object = None, nbytes: int | None = None) -> Block:
         """Add a slab that holds a single buffer and is given up with it.
@@ -372,9 +374,7 @@ class MemoryMap:
         self._slabs[slab.id] = slab
         self._pool_of[slab.id] = pool
         self._dedicated[slab.id] = owner
-        self.slab_changed(slab, True)
-        if slab.sealed:
-            self.sealed_changed()
+        self._changes.append((slab, True))
         block = block_at(self, address, slab.nbytes)
         block.piece = piece_of(self, address, slab.nbytes)
         block.sealed = slab.sealed
@@ -384,6 +384,7 @@ class MemoryMap:
             self.seal(block)
         if self.scopes:
             note(self, block)
+        self._tell_changes()
         return block
 
     def abandon(self) -> list[int]:
@@ -394,6 +395,7 @@ class MemoryMap:
         self._plain, self._sealed = Allocator(), Allocator()
         self._stale.clear()
         self.epoch = Epoch(self.generation)
+        self._tell_changes()
         return slabs
 
     def sealed_slabs(self) -> list[Slab]:
@@ -418,19 +420,18 @@ class MemoryMap:
         """The slab a block lies in."""
         return self._slabs[block.address >> SLAB_SHIFT]
 
-    def trim(self) -> list[int]:
-        """Give up what no usable ref needs; returns the slabs that the host must unmap."""
+    def trim(self) -> None:
+        """Give up what no usable ref needs; the host must unmap it then, see ``unmapped``."""
         self.collect(len(self.dropped))
         for pool in self._stale:
             self._give_up(pool)
         self._stale.clear()
-        trimmed, self.unmapped = self.unmapped, []
         for pool in (self._plain, self._sealed):
             for slab in pool.empty_slabs():
                 pool.remove_slab(slab)
                 self._close(slab)
-                trimmed.append(slab)
-        return trimmed
+                self.unmapped.append(slab)
+        self._tell_changes()
 
     def close(self) -> None:
         """Close every descriptor: the memory is free once no host maps it either.
@@ -440,6 +441,7 @@ class MemoryMap:
         self.sealed_epoch = Epoch(self.generation)
         for slab in list(self._slabs):
             self._close(slab)
+        self._tell_changes()
 
     def statistics(self) -> MemoryStatistics:
         """Return the use of the memory at this moment."""
@@ -473,9 +475,18 @@ class MemoryMap:
         given_up = self._slabs.pop(slab)
         if given_up.fd >= 0:
             os.close(given_up.fd)
-        self.slab_changed(given_up, False)
-        if given_up.sealed:
-            self.sealed_changed()
+        self._changes.append((given_up, False))
+
+    def _tell_changes(self) -> None:
+        """Report slabs that were added or removed, once the map is whole again.
+
+        Instruments that hear of it may use the map, and so change it.
+        """
+        while self._changes:
+            slab, added = self._changes.popleft()
+            self.slab_changed(slab, added)
+            if slab.sealed:
+                self.sealed_changed()
 
 
 def _nothing(*_args: object) -> None:

@@ -2,11 +2,84 @@
 
 from __future__ import annotations
 
+import signal
+from typing import TYPE_CHECKING
+
 import numpy as np
+import pytest
 import trio
+import trio.testing
 
 from atomr_accel import ContextPoisoned, GpuRefStale, open_device
 from atomr_accel.testing import kill_host
+
+from ..harness import Gate, cpu_only, opened, program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def exits(_x: object) -> None:
+    import os
+
+    os._exit(3)
+
+
+def aborts(_x: object) -> None:
+    import os
+
+    os.abort()
+
+
+def reads_nowhere(_x: object) -> None:
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+@cpu_only
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize(
+    ("function", "status"),
+    [(exits, 3), (aborts, -signal.SIGABRT), (reads_nowhere, -signal.SIGSEGV)],
+)
+@program
+async def test_a_function_that_ends_its_host_is_named(
+    gate: Gate, function: Callable[[object], None], status: int, busy: bool
+) -> None:
+    """Also if an op of another lane was there before it."""
+    async with opened() as device:
+        hold = await gate.kernel(device)
+        x, y = await device.zeros(4, np.float32), await device.zeros(4, np.float32)
+        await device.run(len, y)  # the lane is open
+
+        async def held() -> None:
+            with pytest.raises(ContextPoisoned) as info:
+                await hold(x)
+            assert info.value.op == f"run {function.__name__}"
+
+        async with trio.open_nursery() as nursery:
+            if busy:
+                nursery.start_soon(held)
+                await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(ContextPoisoned) as info:
+                await device.run(function, y)
+        name = f"run {function.__name__}"
+        assert (info.value.op, info.value.status) == (name, status)
+        assert f"(seen at op {name!r})" in str(info.value)
+        assert f"(seen at op {name!r})" in str(device.statistics().last_fault)
+
+
+@cpu_only
+@program
+async def test_a_host_that_ends_without_ops_was_idle() -> None:
+    async with opened() as device:
+        await device.get(await device.zeros(4))
+        await kill_host(device)
+        after = await device.zeros(4)  # waits for the next host, and is not to blame
+        assert "(seen while idle)" in str(device.statistics().last_fault)
+        assert not after.is_stale
 
 
 async def test_a_host_that_dies_while_lanes_open_is_replaced() -> None:

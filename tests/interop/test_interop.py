@@ -21,8 +21,10 @@ from atomr_accel import (
     open_device,
 )
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.device.interop._exports import _of_numpy
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
+from atomr_accel.wire import SLAB_SHIFT
 from atomr_accel.wire.interop import CUDA, DeviceArray, _borrow_capsule, borrow
 
 from ..array_samples import LAYOUTS, arrays, layouts
@@ -450,3 +452,35 @@ async def test_refs_themselves_say_how_to_be_read(device: Device) -> None:
         np.asarray(ref)
     with pytest.raises(GpuRefSealed):
         await device.fill(ref, 1)
+
+
+@cpu_only
+@program
+async def test_memory_stays_mapped_while_an_array_is_copied_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fault ends the buffer meanwhile, and its slab is given up."""
+    async with opened() as device:
+        exports: Any = device._core.exports
+        view = exports._view
+        take, mapped = view.take, list[bool]()
+
+        async def fail() -> None:
+            await kill_host(device)
+            await device.trim()
+
+        def slow(address: int, borrowed: Any) -> None:
+            if not mapped:
+                trio.from_thread.run(fail)
+            mapped.append(address >> SLAB_SHIFT in view.mapped)
+            take(address, borrowed)
+
+        monkeypatch.setattr(view, "take", slow)
+        array = np.arange(1000.0)
+        ref = await exports._take(_of_numpy(array))
+        assert mapped == [True, True]
+        assert (ref.generation, len(view.mapped)) == (2, 1)
+        assert same_bits(await device.get(ref), array)
+        before = used_by(device)
+        await device.free(ref)
+        assert used_by(device) < before

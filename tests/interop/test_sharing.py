@@ -141,6 +141,17 @@ async def test_the_slab_of_a_shared_buffer_has_nothing_else_in_it(device: Device
 
 
 @on_shared
+async def test_a_buffer_without_memory_is_not_shared(device: Device) -> None:
+    async with device.batch() as batch:
+        ref = batch.put(np.ones(1 << 18))
+        for view in (ref, ref[1:], ref[::2]):
+            with pytest.raises(RuntimeError, match="no memory yet: the batch that makes it"):
+                await device.share(view)
+    with await device.share(ref) as shared:
+        assert same_bits(await device.get(await device.adopt(shared)), np.ones(1 << 18))
+
+
+@on_shared
 async def test_sharing_again_shares_the_same_memory(device: Device) -> None:
     ref = await device.put(np.arange(1000), sealed=True)
     half = ref[500:]

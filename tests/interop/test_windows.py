@@ -15,7 +15,9 @@ import trio.testing
 
 from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.lanes import END_SECONDS
 from atomr_accel.testing import kill_host, poison
+from atomr_accel.wire import UnmapSlabs
 
 from ..array_samples import random_bits
 from ..harness import (
@@ -33,7 +35,7 @@ from ..harness import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 MUCH = 1 << 20
 """Size from which a window is opened."""
@@ -117,6 +119,92 @@ async def test_window_keeps_no_memory_that_its_owner_freed() -> None:
         del copy
         await trio.testing.wait_all_tasks_blocked()
         assert slabs_of_host(one) == alone
+
+
+def requests(device: Device, monkeypatch: pytest.MonkeyPatch) -> list[UnmapSlabs]:
+    """Return the list of requests to unmap slabs that a device's host has answered."""
+    context, answered = device._core.serving, list[UnmapSlabs]()
+    assert context is not None
+    request = context.host.request
+
+    async def noted(message: Any, *fds: int, **options: Any) -> Any:
+        answer = await request(message, *fds, **options)
+        if isinstance(message, UnmapSlabs):
+            answered.append(message)
+        return answer
+
+    monkeypatch.setattr(context.host, "request", noted)
+    return answered
+
+
+@program
+async def test_a_trim_that_is_cancelled_at_any_step_leaves_nothing_mapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
+        ref = await one.put(noise(MUCH))
+        by_one, by_two = requests(one, monkeypatch), requests(two, monkeypatch)
+        windows, slabs = set[int](), set[int]()
+        step, goes_on = 1, True
+        while goes_on:
+            copy = await two.copy(ref)
+            slab = two._core.memory.slab_of(copy._block)
+            window = one._core.windows.find(two._core, slab)
+            assert window is not None
+            windows.add(window.number)
+            slabs.add(slab.id)
+            del copy
+            goes_on = await cancelled_at(step, two.trim)
+            step += 1
+        await two.trim()
+        assert step > 3
+        assert {number for request in by_one for number in request.ids} == windows
+        assert {number for request in by_two for number in request.ids} == slabs
+
+
+def test_a_host_that_does_not_answer_holds_up_no_other_device_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither one that needs the memory, nor one that is closed."""
+    clock = trio.testing.MockClock()
+
+    async def main() -> None:
+        go_on, ended = trio.Event(), list[object]()
+
+        async def runs(function: Callable[[], Awaitable[object]]) -> None:
+            await function()
+            ended.append(function)
+
+        async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
+            context = one._core.serving
+            assert context is not None
+            request = context.host.request
+
+            async def silent(message: Any, *fds: int, **options: Any) -> Any:
+                if isinstance(message, UnmapSlabs):
+                    await go_on.wait()
+                return await request(message, *fds, **options)
+
+            monkeypatch.setattr(context.host, "request", silent)
+            ref = await one.put(noise(MUCH))
+            await two.copy(ref)
+            two._core.memory.trim()
+            waits = (two._core.windows.close_guests, two._core.lifecycle.settle)
+            async with trio.open_nursery() as nursery:
+                try:
+                    for wait in waits:
+                        nursery.start_soon(runs, wait)
+                    await trio.testing.wait_all_tasks_blocked()
+                    assert ended == []
+                    clock.jump(END_SECONDS)
+                    await trio.testing.wait_all_tasks_blocked()
+                    assert set(ended) == set(waits)
+                finally:
+                    go_on.set()
+            assert one.generation == 1  # its host was not given up
+            assert same_bits(await one.get(ref), noise(MUCH))
+
+    trio.run(main, clock=clock)
 
 
 @cpu_only

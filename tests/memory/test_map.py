@@ -63,6 +63,7 @@ class Maps(RuleBasedStateMachine):
         super().__init__()
         self.memory = MemoryMap("test:0")
         self.memory.bump()
+        self.memory.slab_changed = self.is_told
         self.held: list[Held] = []
         self.fds: set[int] = set()
         self.seq = 0
@@ -72,6 +73,22 @@ class Maps(RuleBasedStateMachine):
         self.fds.add(fd)
         slab = Slab(self.memory.new_slab_id(), self.memory.growth(nbytes), fd, sealed)
         self.memory.add_slab(slab)
+
+    def is_told(self, slab: Slab, added: bool) -> None:
+        """Ask for statistics, as an instrument may that hears of a slab. That releases blocks."""
+        assert self.memory.has_slab(slab.id) == added
+        statistics = self.memory.statistics()
+        assert statistics.capacity == statistics.used + statistics.free
+
+    @rule(target=buffers, nbytes=st.integers(1, SLABS), sealed=st.booleans())
+    def allocate_alone(self, nbytes: int, sealed: bool) -> Held:
+        fd = os.memfd_create("test-slab")
+        self.fds.add(fd)
+        slab = Slab(self.memory.new_slab_id(), round_size(nbytes), fd, sealed)
+        block = self.memory.add_dedicated(slab)
+        held = Held(ref_of(block, nbytes), self.memory.generation, slab.nbytes, sealed)
+        self.held.append(held)
+        return held
 
     @rule(target=buffers, nbytes=st.integers(0, SLABS), sealed=st.booleans())
     def allocate(self, nbytes: int, sealed: bool) -> Held:
@@ -148,6 +165,13 @@ class Maps(RuleBasedStateMachine):
         self.held.remove(held)
         del held.ref
 
+    @rule(some=st.lists(consumes(buffers), max_size=6))
+    def drop_some(self, some: list[Held]) -> None:
+        """Several handles go before anything looks for them."""
+        for held in some:
+            if held in self.held:
+                self.drop(held)
+
     @rule()
     def bump(self) -> None:
         before = self.memory.generation
@@ -166,7 +190,8 @@ class Maps(RuleBasedStateMachine):
             if held.size and (held.sealed or held.generation == self.memory.generation)
         }
         kept = {held for held in self.held if held.kept}
-        trimmed = set(self.memory.trim())
+        self.memory.trim()
+        trimmed = set(self.memory.unmapped)
         assert not trimmed & used
         remaining = {slab.id for slab in self.memory.sealed_slabs()}
         assert remaining == sealed - trimmed

@@ -15,6 +15,8 @@ from atomr_accel.testing import poison
 from ..harness import interrupted_at, on_shared, opened, program
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atomr_accel import Device, GpuRef
 
 
@@ -48,6 +50,21 @@ async def test_scopes_nest_and_keep_hands_outwards(device: Device) -> None:
             ref = inner.keep(await device.zeros(3))
             lost = await device.zeros(3)
         assert lost.is_stale
+        assert not ref.is_stale
+    assert ref.is_stale
+
+
+@pytest.mark.parametrize(
+    "view", [lambda ref: ref[1:], lambda ref: ref[::2], lambda ref: ref.reshape(2, 5)]
+)
+@on_shared
+async def test_keep_of_a_view_hands_all_of_its_buffer_outwards(
+    device: Device, view: Callable[[GpuRef], GpuRef]
+) -> None:
+    async with device.scope():
+        async with device.scope() as inner:
+            ref = await device.put(np.ones(10))
+            inner.keep(view(ref))
         assert not ref.is_stale
     assert ref.is_stale
 

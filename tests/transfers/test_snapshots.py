@@ -210,6 +210,28 @@ async def test_the_memory_of_a_snapshot_goes_with_it_or_earlier() -> None:
     last.close()
 
 
+@pytest.mark.parametrize("moving", [False, True])
+@program
+async def test_a_closed_snapshot_keeps_no_memory_of_its_peer(gate: Gate, moving: bool) -> None:
+    async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
+        hold = await gate.kernel(one)
+        x = await one.zeros(1 << 18, np.float32)
+        before = two.statistics().memory.used
+        async with trio.open_nursery() as nursery:
+            if moving:
+                nursery.start_soon(hold, x)
+                await trio.testing.wait_all_tasks_blocked()
+            snapshot = await one.snapshot([x], to=two)
+            assert two.statistics().memory.used == before + x.nbytes
+            if not moving:
+                await snapshot.wait()
+            snapshot.close()
+            gate.open()
+        await one.get(x)  # the snapshot's copies were first
+        assert snapshot.statistics().state == "closed"
+        assert two.statistics().memory.used == before
+
+
 @program
 async def test_memory_is_used_again_when_nothing_else_uses_it(gate: Gate) -> None:
     async with opened(isolation="thread") as device:

@@ -97,6 +97,7 @@ class Context:
         self._generation: Final = core.memory.generation
         self._fault: ContextPoisoned | None = None
         self._found: tuple[Fault, str] | None = None
+        self._suspect: str | None = None
         self._dead = trio.Event()
         self._ended = StaggeredEvent()
         self._nursery: trio.Nursery
@@ -130,6 +131,7 @@ class Context:
                         self._run_port(port)
                     info = await self._bring_up()
                     self._attach(info)
+                    self._nursery.start_soon(core.growth.keep_unmapping, self)
                     self._nursery.start_soon(core.pinned.keep_unmapping, self)
                     if self._core.op_deadline is not None:
                         self._nursery.start_soon(self._watch, self._core.op_deadline)
@@ -155,6 +157,7 @@ class Context:
                 await self._end()
             self._shadow = None
             self._over = True
+            core.growth.end_unmapping()
             self._ended.open()
 
     async def _start_host(self) -> HostHandle:
@@ -282,7 +285,7 @@ class Context:
         if isinstance(first, HostDied):
             how = self.host.reason or describe_exit(code)
             if up:
-                where = where if starting else "idle"
+                where = where if starting else self._suspect or self._oldest_op()
                 return self._poison(code or 0, how, f"the host of {name} {how}", where)
             return DeviceUnavailable(
                 f"the host of {name} {how} while it started" + (f" ({where})" if starting else "")
@@ -290,6 +293,19 @@ class Context:
         if up:
             return self._poison(0, type(first).__name__, str(first), "idle")
         return first
+
+    def _oldest_op(self) -> str:
+        """Return the name of the op that may have ended the host; "idle" without one.
+
+        A function of the program is more likely to end its host than what a library does. Its lane
+        runs one at a time, and does so although ops that it follows may be still to be answered.
+        """
+        heads: dict[str, Op] = {}
+        for op in self._core.in_flight.values():
+            if op.sent:
+                heads.setdefault(op.lane, op)
+        suspects = sorted(heads.values(), key=lambda op: (not op.message.pickles, op.seq))
+        return suspects[0].name if suspects else "idle"
 
     def _poison(self, status: int, status_name: str, message: str, op: str) -> ContextPoisoned:
         """Note the fault, once, and have the device refuse everything of this generation.
@@ -555,6 +571,7 @@ class Context:
 
     async def _end_when_dead(self) -> None:
         await self._dead.wait()
+        self._suspect = self._oldest_op()  # before later ones are sent to a host that is gone
         if self._found is not None:
             await self.host.finish()
             fault, op = self._found

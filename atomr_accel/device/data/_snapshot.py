@@ -64,6 +64,10 @@ class SnapshotStatistics:
     seconds: float
 
 
+def _nothing() -> None:
+    """Do nothing more once all copies have arrived."""
+
+
 @final
 @uninterrupted
 class _Moves:
@@ -73,7 +77,7 @@ class _Moves:
         then: called when all have arrived. It returns an error if their data is unusable.
     """
 
-    def __init__(self, then: Callable[[], Exception | None] = lambda: None) -> None:
+    def __init__(self, then: Callable[[], Exception | None] = _nothing) -> None:
         self._then = then
         self._left = 1  # until ``all``
         self._touched = 1  # likewise
@@ -127,8 +131,9 @@ class _Moves:
         self._left -= 1
         if not self._left:
             self._ended = trio.current_time()
+            then, self._then = self._then, _nothing  # which holds what it is about
             if self._failed is None:
-                self._error = self._then()
+                self._error = then()
             self._over.set()
 
     @property
@@ -304,6 +309,7 @@ class Snapshot:
         """Give its memory back, now or once its copies have ended. It is of no use any more."""
         self._closed = True
         self._arrays = self._refs = ()
+        self._source = None
         if self._memory is not None:
             self._memory.close()
             self._memory = None

@@ -449,13 +449,16 @@ class Exports:
         while True:
             ref = await core.empty(borrowed.shape, borrowed.dtype)
             if borrowed.nbytes and not ref.is_stale:
-                await self._map(core.memory.slab_of(ref._block))
+                slab = core.memory.slab_of(ref._block)
+                await self._map(slab)
                 if not ref.is_stale:
-                    hold = Hold(ref._block)
+                    # Until it is written, also if a fault ends its generation.
+                    lease = _Lease(self._view, slab.id, ref._block)
                     try:
                         await self._in_worker(self._view.take, ref._block.address, borrowed)
                     finally:
-                        hold.release()
+                        del lease
+                    await self.sweep()
             if not ref.is_stale:
                 return ref
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final, final
 
 import trio
 
-from ..._errors import DeviceLost, LibraryError, OutOfMemory
-from ...lanes import uninterrupted
+from ..._errors import LibraryError, OutOfMemory
+from ...lanes import END_SECONDS, uninterrupted
 from .mapping import mapped
 
 if TYPE_CHECKING:
@@ -132,8 +131,15 @@ class Windows:
             guest.windows.drop(self._core, slab)
 
     async def close_guests(self) -> None:
-        """Have others unmap what this device has given up."""
-        for guest in list(self._guests):
-            if guest.memory.unmapped and guest.serving is not None:
-                with suppress(DeviceLost):
-                    await guest.growth.unmap()
+        """Have others unmap what this device has given up, and wait as long as that makes sense.
+
+        A host that does not answer is given up by its own device, which may take longer.
+        """
+        unmapped = [
+            guest.growth.unmap_soon()
+            for guest in self._guests
+            if guest.serving is not None and guest.growth.unmaps
+        ]
+        with trio.move_on_after(END_SECONDS):
+            for event in unmapped:
+                await event.wait()

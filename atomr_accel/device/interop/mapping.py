@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ...lanes import HostDied
-from ...wire import MapSlab, StickyFault, UnmapSlabs
+from ...wire import MapSlab, StickyFault
 
 if TYPE_CHECKING:
     from ..core import DeviceCore
@@ -37,6 +37,7 @@ async def mapped(
         except trio.Cancelled:
             if context is core.context:  # it may have mapped it all the same
                 core.memory.unmapped.append(number)
+                core.growth.unmap_soon()
             raise
         if context is core.context:
             return context, number
@@ -45,8 +46,5 @@ async def mapped(
 async def unmap(core: DeviceCore, context: ServingContext, number: int) -> None:
     """Undo ``mapped`` if that host still serves, even if the caller is cancelled."""
     if context is core.context:
-        with trio.CancelScope(shield=True):
-            try:
-                await context.host.request(UnmapSlabs([number]))
-            except (HostDied, StickyFault):
-                context.report_dead()
+        core.memory.unmapped.append(number)
+        await core.growth.unmap_soon().wait()
