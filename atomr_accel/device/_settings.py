@@ -17,7 +17,7 @@ from ..lanes import SanitizerTool
 from ..libraries.registry import catalogue
 from ..memory.map import GRANULARITY
 from ..wire import StreamPlan
-from ..wire.options import LARGEST, count, real, whole
+from ..wire.options import count, real, whole
 from .core import MEMORY_LANE
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ._device import Device
     from .standby._statistics import StandbyMode
 
-_LARGEST_INDEX = 2**31 - 1
+_LARGEST_INT = 2**31 - 1
 
 StreamStrategy = Literal["shared", "per_actor", "pooled", "single"]
 Completion = Literal["polled", "blocking", "hybrid", "callback"]
@@ -83,7 +83,7 @@ def checked_numbers(index: Any, given: dict[str, Any]) -> int:
     if given["memory_limit"] is not None:
         # Less would hold nothing, since memory comes in slabs.
         given["memory_limit"] = count(given["memory_limit"], "memory_limit", GRANULARITY)
-    return whole(index, "index", most=_LARGEST_INDEX)
+    return whole(index, "index", most=_LARGEST_INT)
 
 
 def check_settings(
@@ -181,7 +181,7 @@ def stream_plan(
                 f"priorities names a lane {lane!r}; the lanes are {', '.join(lanes)}, and "
                 "'run.' with the name of a lane of `device.run`"
             )
-        checked[lane] = whole(priority, f"priorities[{lane!r}]", -LARGEST, LARGEST)
+        checked[lane] = whole(priority, f"priorities[{lane!r}]", -(2**31), _LARGEST_INT)
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic must be True or False, not {_said(deterministic)}")
     # With a deadline it must be known of each op whether it is done: several that share an

@@ -274,7 +274,7 @@ def test_options_are_checked_at_once() -> None:
     ):
         with pytest.raises((TypeError, ValueError), match=said):
             open_fair_share(**options)
-    with pytest.raises(ValueError, match="rate > 0"):
+    with pytest.raises(ValueError, match="rate must be at least 1e-100"):
         Budget(rate=0, burst=1)
 
 
