@@ -14,7 +14,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ..wire.options import count, whole
+from ..wire.options import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -194,7 +194,7 @@ def by_length(
         raise ValueError("bounds must be one length to pad to or more, not none")
 
     def bound_of(item: In) -> int:
-        size = whole(length(item), "the length of an item")
+        size = count(length(item), "the length of an item", 0)
         at = bisect.bisect_left(ordered, size)
         if at == len(ordered):
             raise ValueError(f"the item has length {size}, and the longest bucket {ordered[-1]}")

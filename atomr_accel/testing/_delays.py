@@ -6,7 +6,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from ..wire.options import count, whole
+from ..wire.options import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ def lane_delays(microseconds: int, seed: int = 0) -> Iterator[None]:
         microseconds: the longest wait.
         seed: of the pseudo-random times; each lane has its own sequence.
     """
-    microseconds, seed = count(microseconds, "microseconds", 0), whole(seed, "seed")
+    microseconds, seed = count(microseconds, "microseconds", 0), count(seed, "seed", 0)
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = f"{seed}:{microseconds}"
     try:

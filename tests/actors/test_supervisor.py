@@ -714,7 +714,11 @@ async def _noop(*, task_status: trio.TaskStatus[None]) -> None:
             "child 'a': grace must be at least 0, not -1",
         ),
         (lambda: ChildSpec("a", _noop, significant=True), ValueError, "TRANSIENT or TEMPORARY"),
-        (lambda: Intensity(restarts=-1), ValueError, "restarts must be a whole number of at least 0, not -1"),
+        (
+            lambda: Intensity(restarts=-1),
+            ValueError,
+            "restarts must be a whole number of at least 0, not -1",
+        ),
         (lambda: Intensity(within=0), ValueError, "within must be more than 0, not 0"),
         (lambda: Backoff(base=-1), ValueError, "base must be at least 0, not -1"),
         (lambda: Backoff(factor=0.5), ValueError, "factor must be at least 1, not 0.5"),

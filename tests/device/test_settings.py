@@ -60,15 +60,31 @@ async def an_index() -> int:
             )
             for wrong in (0, -1, (2 << 20) - 1)
         ),
-        ({"max_restarts": -1}, ValueError, "max_restarts must be a whole number of at least 0, not -1"),
-        ({"index": None}, TypeError, "index must be a whole number of at most 2147483647, not None"),
+        (
+            {"max_restarts": -1},
+            ValueError,
+            "max_restarts must be a whole number of at least 0, not -1",
+        ),
+        (
+            {"index": None},
+            TypeError,
+            "index must be a whole number of at most 2147483647, not None",
+        ),
         ({"backend": None}, TypeError, "backend must be a name, such as 'auto', not None"),
         ({"backend": 0}, TypeError, "backend must be a name, such as 'auto', not 0, of type int"),
         ({"low_latency": 1}, TypeError, "low_latency must be True or False, not 1, of type int"),
         ({"affinity": "far"}, TypeError, "affinity must be 'near', None or numbers of cores"),
         ({"affinity": 0}, TypeError, "affinity must be 'near', None or numbers of cores, not 0"),
-        ({"affinity": ["0"]}, TypeError, "a core of affinity must be a whole number of at least 0, not '0'"),
-        ({"affinity": [-1]}, ValueError, "a core of affinity must be a whole number of at least 0, not -1"),
+        (
+            {"affinity": ["0"]},
+            TypeError,
+            "a core of affinity must be a whole number of at least 0, not '0'",
+        ),
+        (
+            {"affinity": [-1]},
+            ValueError,
+            "a core of affinity must be a whole number of at least 0, not -1",
+        ),
         ({"affinity": ()}, ValueError, "affinity names no core"),
         ({"affinity": [0], "isolation": "thread"}, ValueError, "it needs isolation='process'"),
         ({"sanitizer": "asan"}, ValueError, "sanitizer must be 'memcheck', 'racecheck', 'sync"),
@@ -101,7 +117,11 @@ async def an_index() -> int:
         ({"priorities": {1: 1}}, TypeError, "a key is 1"),
         ({"priorities": {"blass": 1}}, ValueError, "a lane 'blass'; the lanes are memory, array, "),
         ({"priorities": {"blas": "1"}}, TypeError, r"priorities\['blas'\] must be a whole number"),
-        ({"priorities": {"blas": True}}, TypeError, "must be a whole number from -2147483648 to 2147483647, not True"),
+        (
+            {"priorities": {"blas": True}},
+            TypeError,
+            "must be a whole number from -2147483648 to 2147483647, not True",
+        ),
     ],
 )
 @program

@@ -267,7 +267,10 @@ def test_options_are_checked_at_once() -> None:
     options: Any
     for options, said in (
         ({"capacity": 0}, "capacity must be a whole number of at least 1, not 0"),
-        ({"capacity": 1, "max_waiting": 0}, "max_waiting must be a whole number of at least 1, not 0"),
+        (
+            {"capacity": 1, "max_waiting": 0},
+            "max_waiting must be a whole number of at least 1, not 0",
+        ),
         ({"capacity": 1, "budgets": {"a": 3}}, "the budget of 'a' must be an instance of Budget"),
         ({"capacity": 1, "tenant": str}, "tenant and cost are for a function"),
         ({"capacity": 1, "function": same}, "tenant must be a function"),
