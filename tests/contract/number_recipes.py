@@ -325,22 +325,20 @@ async def _(_bench: Bench, **numbers: Any) -> None:
 
 @recipe("open_device", "System.open_device")
 async def _(_bench: Bench, **numbers: Any) -> None:
-    # No device has this index, so that none is opened for each number: they are checked before.
-    options = {"index": -1, "isolation": "process", **numbers}
-    if "index" in numbers:
-        options["isolation"] = "thread"
+    # There is no such device, so that none is opened for each number: they are checked before.
+    options = {"index": 2**20, "backend": "cuda", **numbers}
     with suppress(DeviceUnavailable):
-        async with atomr_accel.open_device(backend=BACKEND, **options):
+        async with atomr_accel.open_device(**options):
             pass
     async with atomr_accel.open_system("sweep") as system:
         with suppress(DeviceUnavailable):
-            await system.open_device(backend=BACKEND, **options)
+            await system.open_device(**options)
 
 
 @recipe("open_devices")
 async def _(_bench: Bench, **numbers: Any) -> None:
     with suppress(DeviceUnavailable):
-        async with atomr_accel.open_devices([-1], backend=BACKEND, **numbers):
+        async with atomr_accel.open_devices([2**20], backend="cuda", **numbers):
             pass
 
 
