@@ -1,12 +1,12 @@
 """Options of functions, checked in the caller: flags, whole numbers, real numbers.
 
-Each public number of the package goes through ``whole`` or ``real``, and what they return is used
-from there on: a plain int or float. NumPy's scalars, its arrays without dimensions, fractions and
-all else of ``numbers.Real`` are converted, because their arithmetic is not Python's: ``float32``
-turns a clock into 32 bits, and trio hands a deadline to the system as it is. A Decimal is refused,
-as it is beside floats. A string is not a number and ``"no"`` is not a flag, though Python would
-take either for true. A value of the wrong kind raises TypeError, a value out of range raises
-ValueError.
+Every public number of the package passes through ``whole``, ``count`` or ``real``. They return a
+plain int or float. Scalars of NumPy, arrays without dimensions, fractions and other members of
+``numbers.Real`` are converted, because their arithmetic differs from Python's: a ``float32`` rounds
+a clock to 24 bits, and trio hands a deadline to the system unchanged. A Decimal is refused, because
+it does not mix with floats. A string is not a number
+and ``"no"`` is not a flag, though Python would take either for true. A value of the wrong kind
+raises TypeError, a value out of range raises ValueError.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def whole(value: Any, name: str, least: int | None = None, most: int | None = No
 
 
 def count(value: Any, name: str, least: int = 1, most: int | None = None) -> int:
-    """Return how many of something there are, or may be: a whole number in a range.
+    """Return a number of things: a whole number in a range.
 
     Without ``most`` it has to fit 64 bits. Floats are computed of counts, and larger ones would
     not convert.
@@ -124,7 +124,7 @@ def real(
 
 
 def set_fields(made: object, **values: object) -> None:
-    """Set fields of a frozen dataclass to what the checks returned, in its ``__post_init__``."""
+    """Set checked fields of a frozen dataclass, in its ``__post_init__``."""
     for name, value in values.items():
         object.__setattr__(made, name, value)
 

@@ -1,4 +1,4 @@
-"""How each public callable with numeric parameters is called with one of them given."""
+"""Calls of all public callables with numeric parameters, for one number each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Bench:
-    """What recipes share: one device, opened when it is first wanted."""
+    """One device that recipes share, opened by the first of them."""
 
     def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
         self.stack = stack

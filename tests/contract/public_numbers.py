@@ -1,4 +1,4 @@
-"""All numeric parameters of the public callables, found by their annotations."""
+"""Numeric parameters of the public callables, found by their annotations."""
 
 from __future__ import annotations
 

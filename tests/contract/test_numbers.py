@@ -1,4 +1,4 @@
-"""Each number of a public callable is taken or refused where it is given, whatever it is."""
+"""Odd numbers as arguments of public callables."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _said(value: object) -> str:
 
 
 async def _give(bench: Bench, one: PublicCallable, parameter: str, value: object) -> str | None:
-    """Return what is wrong about how a number is taken or refused."""
+    """Return the fault in the answer to a number, if there is one."""
     wrap = CONTAINERS.get((one.name, parameter))
     given: Any = value if wrap is None else wrap(value)
     try:
