@@ -68,8 +68,18 @@ async def _give(bench: Bench, one: PublicCallable, parameter: str, value: object
     return None
 
 
+SLOW: Final = {
+    "Collectives.all_reduce", "Devices.drain", "Devices.resume", "bicgstab", "cg", "gmres", "minres"
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "one", [each for each in CALLABLES if each.name in RECIPES], ids=lambda one: one.name
+    "one",
+    [
+        pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.name in SLOW else [])
+        for each in CALLABLES
+        if each.name in RECIPES
+    ],
 )
 def test_odd_numbers_are_taken_or_refused(one: PublicCallable, tmp_path: Path) -> None:
     async def main() -> list[str]:
