@@ -11,9 +11,10 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import trio
 
+from ..wire.options import count, set_fields
 from ._errors import MailboxFull, MessageDropped
 from .messages import Message
-from .util import check_member, check_whole
+from .util import check_member
 
 
 class Overflow(enum.Enum):
@@ -45,10 +46,8 @@ class Mailbox:
     overflow: Overflow = Overflow.WAIT
 
     def __post_init__(self) -> None:
-        check_whole("the capacity of a mailbox", self.capacity)
+        set_fields(self, capacity=count(self.capacity, "capacity of a mailbox"))
         check_member("overflow", self.overflow, Overflow)
-        if self.capacity < 1:
-            raise ValueError(f"capacity of a mailbox must be at least 1, not {self.capacity!r}")
 
 
 @dataclass(frozen=True, slots=True)

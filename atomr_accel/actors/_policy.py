@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import enum
 import inspect
+import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from ..wire.options import LARGEST, count, real, set_fields, whole
 from .deciders import Decider, restart_always
-from .util import check_instance, check_member, check_number, check_whole
+from .util import check_instance, check_member
 
 
 class Strategy(enum.Enum):
@@ -59,13 +61,11 @@ class Intensity:
     within: float = 60.0
 
     def __post_init__(self) -> None:
-        check_whole("restarts", self.restarts)
-        check_number("within", self.within)
-        if self.restarts < 0 or not self.within > 0:
-            raise ValueError(
-                "Intensity must have restarts >= 0 and within > 0 seconds, not "
-                f"restarts={self.restarts!r}, within={self.within!r}"
-            )
+        set_fields(
+            self,
+            restarts=count(self.restarts, "restarts", 0),
+            within=real(self.within, "within", above=0, infinity=True),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +73,9 @@ class Backoff:
     """Wait between a failure and its restart.
 
     The first restart in the intensity's window waits ``initial`` seconds. The n-th restart after it
-    waits ``base * factor ** (n - 1)``, at most ``maximum``. Each wait is then spread by up to
-    ``jitter`` (a fraction) in both directions. ``rng`` returns floats in [0, 1); pass
-    ``random.Random(seed).random`` to make jitter repeatable.
+    waits ``base * factor ** (n - 1)``, at most ``maximum``, which may be infinite. Each wait is
+    then spread by up to ``jitter`` (a fraction) in both directions. ``rng`` returns floats in
+    [0, 1); pass ``random.Random(seed).random`` to make jitter repeatable.
     """
 
     initial: float = 0.0
@@ -86,31 +86,29 @@ class Backoff:
     rng: Callable[[], float] = field(default=random.random, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("initial", "base", "factor", "maximum", "jitter"):
-            check_number(name, getattr(self, name))
+        set_fields(
+            self,
+            initial=real(self.initial, "initial", least=0),
+            base=real(self.base, "base", least=0),
+            factor=real(self.factor, "factor", least=1),
+            maximum=real(self.maximum, "maximum", least=0, infinity=True),
+            jitter=real(self.jitter, "jitter", least=0, most=1),
+        )
         if not callable(self.rng):
             raise TypeError(
                 f"rng must be a function such as random.Random(3).random, not {self.rng!r}"
             )
-        if min(self.initial, self.base, self.maximum) < 0 or self.factor < 1:
-            raise ValueError(
-                "Backoff must have times >= 0 and factor >= 1, not "
-                f"initial={self.initial!r}, base={self.base!r}, "
-                f"factor={self.factor!r}, maximum={self.maximum!r}"
-            )
-        if not 0 <= self.jitter <= 1:
-            raise ValueError(f"jitter of Backoff must be between 0 and 1, not {self.jitter!r}")
 
     def delay(self, n: int) -> float:
         """Seconds before the ``n``-th restart in a window, counted from 1."""
-        if n <= 1:
+        if whole(n, "n", most=LARGEST) <= 1:
             delay = self.initial
         else:
             try:
                 delay = min(self.base * self.factor ** (n - 2), self.maximum)
             except OverflowError:
                 delay = self.maximum if self.base else 0.0
-        if self.jitter and delay:
+        if self.jitter and 0 < delay < math.inf:
             delay *= 1 + self.jitter * (2 * self.rng() - 1)
         return delay
 
@@ -199,9 +197,8 @@ class ChildSpec:
         if not callable(self.run):
             raise TypeError(f"child {self.name!r}: run must be an async function, not {self.run!r}")
         check_member(f"child {self.name!r}: restart", self.restart, RestartType)
-        check_number(f"child {self.name!r}: grace", self.grace)
-        if not self.grace >= 0:
-            raise ValueError(f"child {self.name!r}: grace must be >= 0 s, not {self.grace!r}")
+        grace = real(self.grace, f"child {self.name!r}: grace", least=0, infinity=True)
+        set_fields(self, grace=grace)
         if self.significant and self.restart is RestartType.PERMANENT:
             raise ValueError(
                 f"child {self.name!r}: a permanent child never ends by itself, so it cannot be "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
+from ..wire.options import real
 from ._actor import Actor, ActorRef, Restarted, Terminated
 from ._errors import ActorRestarted, ActorStopped, NameTaken, SupervisorStopped, UnhandledMessage
 from ._mailbox import (
@@ -131,6 +132,7 @@ class TreeNode:
             supervision = actor_type.supervision
         check_instance("mailbox", mailbox, Mailbox)
         check_instance("supervision", supervision, Supervision)
+        grace = real(grace, "grace", least=0, infinity=True)
         # From here until the supervisor has the child too, nothing is awaited: an actor is in
         # both or in neither.
         await trio.lowlevel.checkpoint_if_cancelled()

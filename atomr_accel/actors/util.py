@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import traceback
 from inspect import Parameter, Signature
-from numbers import Integral, Real
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
@@ -57,18 +56,6 @@ def check_instance(what: str, value: object, kind: type) -> None:
     """Raise a `TypeError` unless it is an instance of the class."""
     if not isinstance(value, kind):
         raise TypeError(f"{what} must be an instance of {kind.__name__}, not {value!r}")
-
-
-def check_number(what: str, value: object) -> None:
-    """Raise a `TypeError` unless it is a number, of seconds or the like."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{what} must be a number, not {value!r}")
-
-
-def check_whole(what: str, value: object) -> None:
-    """Raise a `TypeError` unless it is a whole number."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{what} must be a whole number, not {value!r}")
 
 
 def describe(failure: BaseException) -> str:

@@ -20,6 +20,7 @@ from ..actors import ActorSystem
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_instance
+from ..wire.options import count
 from ._feed import Feed
 from ._running import RunningDashboard, announced, running, started_at
 from ._state import command
@@ -98,6 +99,7 @@ async def open_dashboard(
         OSError: the port is taken.
     """
     check_instance("a dashboard's system", system, ActorSystem)
+    port = count(port, "port", 0, 65535)
     _check_host(host, public=public)
     _check_patterns(patterns or {})
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 import sys
 import warnings
 from contextlib import asynccontextmanager
@@ -40,6 +39,7 @@ from ._settings import (
     DeviceSettings,
     StreamStrategy,
     check_settings,
+    checked_numbers,
     cores_of,
     standby_mode,
     stream_plan,
@@ -404,19 +404,14 @@ async def _open_in(
         )
     given = {**_DEFAULTS, **settings}
     isolation: Isolation = given["isolation"]
+    index = checked_numbers(index, given)
     check_settings(
-        index=index,
         backend=given["backend"],
         isolation=given["isolation"],
-        max_restarts=given["max_restarts"],
-        restart_period=given["restart_period"],
         backoff=given["backoff"],
         standby=given["standby"],
-        standbys=given["standbys"],
         warm_up=given["warm_up"],
         op_deadline=given["op_deadline"],
-        memory_limit=given["memory_limit"],
-        pinned_limit=given["pinned_limit"],
         low_latency=given["low_latency"],
         sanitizer=given["sanitizer"],
     )
@@ -465,7 +460,7 @@ async def _spawn(
     isolation: Isolation = given["isolation"]
     core = DeviceCore(
         backend,
-        operator.index(index),  # NumPy's numbers do not travel to a host
+        index,
         isolation,
         op_deadline=given["op_deadline"],
         plan=plan,
@@ -491,7 +486,7 @@ async def _spawn(
         core.standby = Standby(
             core,
             mode,
-            operator.index(given["standbys"]),
+            given["standbys"],
             None if warm_up is None else lambda shadow, ref: warm_up(Device(shadow, ref)),
         )
     try:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Iterable, Mapping
 from typing import (
     TYPE_CHECKING,
     Any,
     Literal,
-    SupportsFloat,
-    SupportsIndex,
     TypedDict,
     get_args,
 )
@@ -21,6 +17,7 @@ from ..lanes import SanitizerTool
 from ..libraries.registry import catalogue
 from ..memory.map import GRANULARITY
 from ..wire import StreamPlan
+from ..wire.options import count, real, whole
 from .core import MEMORY_LANE
 
 if TYPE_CHECKING:
@@ -31,6 +28,8 @@ if TYPE_CHECKING:
     from ..wire import Affinity
     from ._device import Device
     from .standby._statistics import StandbyMode
+
+_LARGEST_INT = 2**31 - 1
 
 StreamStrategy = Literal["shared", "per_actor", "pooled", "single"]
 Completion = Literal["polled", "blocking", "hybrid", "callback"]
@@ -65,56 +64,61 @@ def lane_names() -> tuple[str, ...]:
     return (MEMORY_LANE, *sorted(catalogue().lanes), "programs", "run")
 
 
+def checked_numbers(index: Any, given: dict[str, Any]) -> int:
+    """Replace the numbers among the settings by plain ints and floats, and return the index.
+
+    NumPy's numbers do not travel to a host, and trio's clock takes none of them.
+
+    Raises:
+        TypeError: no number.
+        ValueError: out of range.
+    """
+    given["restart_period"] = real(given["restart_period"], "restart_period", above=0)
+    for name in ("standbys", "pinned_limit", "stream_pool"):
+        given[name] = count(given[name], name)
+    if given["max_restarts"] is not None:
+        given["max_restarts"] = count(given["max_restarts"], "max_restarts", 0)
+    if given["op_deadline"] is not None:
+        given["op_deadline"] = real(given["op_deadline"], "op_deadline", above=0)
+    if given["memory_limit"] is not None:
+        # Less would hold nothing, since memory comes in slabs.
+        given["memory_limit"] = count(given["memory_limit"], "memory_limit", GRANULARITY)
+    return whole(index, "index", most=_LARGEST_INT)
+
+
 def check_settings(
     *,
-    index: object,
     backend: object,
     isolation: object,
-    max_restarts: object,
-    restart_period: object,
     backoff: object,
     standby: object,
-    standbys: object,
     warm_up: object,
     op_deadline: object,
-    memory_limit: object,
-    pinned_limit: object,
     low_latency: object,
     sanitizer: object,
 ) -> None:
-    """Refuse what ``open_device`` cannot mean.
+    """Refuse what ``open_device`` cannot mean, apart from numbers.
 
     Raises:
         TypeError: a wrong type, such as a number as text.
         ValueError: out of range.
     """
-    _whole_number("index", index, least=None)
     if not isinstance(backend, str):
         raise TypeError(f"backend must be a name, such as 'auto', not {_said(backend)}")
     _one_of("isolation", isolation, ("process", "thread"))
-    if max_restarts is not None:
-        _whole_number("max_restarts", max_restarts, least=0)
-    _seconds("restart_period", restart_period)
     if backoff is not None and not isinstance(backoff, Backoff):
         raise TypeError(f"backoff must be a Backoff, not {_said(backoff)}")
     if standby is not None and not isinstance(standby, bool):
         _one_of("standby", standby, ("auto", "hot", "warm"), beside="a bool or None")
         if standby != "auto" and isolation != "process":
             raise ValueError(f"a {standby} standby is a process, so it needs isolation='process'")
-    _whole_number("standbys", standbys)
     if warm_up is not None:
         if not callable(warm_up):
             raise TypeError(f"warm_up must be an async function of a device, not {_said(warm_up)}")
         if standby != "hot":
             raise ValueError("warm_up is for a hot standby: it needs standby='hot'")
-    if op_deadline is not None:
-        _seconds("op_deadline", op_deadline)
-        if isolation != "process":
-            raise ValueError("op_deadline kills the host, so it needs isolation='process'")
-    if memory_limit is not None:
-        # Less would hold nothing, since memory comes in slabs.
-        _whole_number("memory_limit", memory_limit, least=GRANULARITY, unit=" of bytes")
-    _whole_number("pinned_limit", pinned_limit, unit=" of bytes")
+    if op_deadline is not None and isolation != "process":
+        raise ValueError("op_deadline kills the host, so it needs isolation='process'")
     if not isinstance(low_latency, bool):
         raise TypeError(f"low_latency must be True or False, not {_said(low_latency)}")
     if sanitizer is not None:
@@ -134,7 +138,7 @@ def cores_of(affinity: object, isolation: object) -> Affinity:
         return None if affinity is None else "near"
     if isinstance(affinity, str) or not isinstance(affinity, Iterable):
         raise TypeError(f"affinity must be 'near', None or numbers of cores, not {_said(affinity)}")
-    cores = tuple(_whole_number("a core of affinity", core, least=0) for core in affinity)
+    cores = tuple(count(core, "a core of affinity", 0) for core in affinity)
     if not cores:
         raise ValueError("affinity names no core; None lets hosts run anywhere")
     if isolation != "process":
@@ -145,7 +149,7 @@ def cores_of(affinity: object, isolation: object) -> Affinity:
 def stream_plan(
     *,
     streams: Any,
-    stream_pool: Any,
+    stream_pool: int,
     priorities: Any,
     completion: Any,
     isolation: str,
@@ -163,7 +167,6 @@ def stream_plan(
     if completion is None:
         completion = "hybrid" if isolation == "process" else "blocking"
     _one_of("completion", completion, get_args(Completion))
-    _whole_number("stream_pool", stream_pool)
     if priorities is None:
         priorities = {}
     if not isinstance(priorities, Mapping):
@@ -178,7 +181,7 @@ def stream_plan(
                 f"priorities names a lane {lane!r}; the lanes are {', '.join(lanes)}, and "
                 "'run.' with the name of a lane of `device.run`"
             )
-        checked[lane] = _whole_number(f"priorities[{lane!r}]", priority, least=None)
+        checked[lane] = whole(priority, f"priorities[{lane!r}]", -(2**31), _LARGEST_INT)
     if not isinstance(deterministic, bool):
         raise TypeError(f"deterministic must be True or False, not {_said(deterministic)}")
     # With a deadline it must be known of each op whether it is done: several that share an
@@ -186,31 +189,13 @@ def stream_plan(
     track_each_op = op_deadline is not None
     return StreamPlan(
         streams,
-        operator.index(stream_pool),
+        stream_pool,
         checked,
         completion,
         track_each_op=track_each_op,
         deterministic=deterministic,
         sanitized=sanitized,
     )
-
-
-def _whole_number(name: str, value: object, *, least: int | None = 1, unit: str = "") -> int:
-    """``value`` as an int, of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{name} must be a whole number{unit}, not {_said(value)}")
-    number = operator.index(value)
-    if least is not None and number < least:
-        wanted = "positive" if least == 1 else f"at least {least}"
-        raise ValueError(f"{name} must be {wanted}, not {number}")
-    return number
-
-
-def _seconds(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (SupportsFloat, SupportsIndex)):
-        raise TypeError(f"{name} must be a number of seconds, not {_said(value)}")
-    if not 0 < float(value) < math.inf:
-        raise ValueError(f"{name} must be positive and finite, not {value}")
 
 
 def standby_mode(standby: Any, *, slow_start: bool, isolation: str) -> StandbyMode | None:

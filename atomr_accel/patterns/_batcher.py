@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import (
     AsyncIterator,
@@ -14,9 +15,8 @@ from collections.abc import (
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import count
 from threading import get_ident
-from typing import Any, Generic, TypeVar, Unpack, cast, final, overload
+from typing import Any, Generic, TypeVar, Unpack, final, overload
 
 import outcome
 import trio
@@ -27,9 +27,8 @@ from ..actors.util import (
     NoPublicConstructor,
     check_instance,
     check_member,
-    check_number,
-    check_whole,
 )
+from ..wire.options import count, real, set_fields, whole
 from ._errors import Closed, Dropped, Overloaded, elsewhere
 from ._halving import BatchRun, is_for_one
 from ._observer import Observer, guarded
@@ -102,20 +101,16 @@ class _Settings:
     adaptive: bool
 
     def __post_init__(self) -> None:
-        for name in ("max_size", "max_in_flight", "capacity"):
-            check_whole(name, getattr(self, name))
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        check_number("max_wait", self.max_wait)
-        if not self.max_wait >= 0:
-            raise ValueError(f"max_wait must be zero seconds or more, not {self.max_wait!r}")
+        counts = {
+            name: count(getattr(self, name), name)
+            for name in ("max_size", "max_in_flight", "capacity")
+        }
+        max_wait = real(self.max_wait, "max_wait", least=0, infinity=True)
         check_instance("adaptive", self.adaptive, bool)
-        for size in self.preferred_sizes:
-            check_whole("a preferred size", size)
-            if not 1 <= size <= self.max_size:
-                raise ValueError(
-                    f"preferred sizes must be from 1 to max_size={self.max_size}, not {size}"
-                )
+        sizes = {
+            whole(size, "a preferred size", 1, counts["max_size"]) for size in self.preferred_sizes
+        }
+        set_fields(self, **counts, max_wait=max_wait, preferred_sizes=tuple(sorted(sizes)))
 
     @property
     def target(self) -> int:
@@ -128,14 +123,11 @@ class _Settings:
         return self.preferred_sizes[at - 1] if at else min(waiting, self.max_size)
 
 
-def _real(priority: object) -> float:
-    """Return a priority as a number that compares with all others, or raise."""
-    check_number("priority", priority)
-    # NumPy's numbers are converted, because unsigned ones do not negate: -uint8(1) is 255.
-    number = priority if isinstance(priority, (int, float)) else float(cast("Any", priority))
-    if not number <= math.inf:
-        raise ValueError(f"priority must be a number, not {priority!r}")
-    return number
+def _urgency(priority: float) -> float:
+    """Return minus a priority, a number that compares with all others."""
+    if type(priority) is int:  # such as nanoseconds, which a float would round
+        return -priority
+    return -real(priority, "priority", infinity=True)
 
 
 @final
@@ -165,7 +157,7 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
         self._retry = retry
         self._halve = halve
         self._observer = guarded(observer)
-        self._order = count()
+        self._order = itertools.count()
         self._buckets: dict[Hashable, RequestBucket] = {}
         self._outside = Heap(QueuePlace.OUTSIDE)
         self._queued = 0
@@ -220,7 +212,7 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closing:
             raise self._refusal(self._closed_by)
-        urgency = -_real(priority)
+        urgency = _urgency(priority)
         bucket = self._bucket_for(item)
         now = trio.current_time()
         request = QueuedRequest(item, bucket, trio.lowlevel.current_task(), now)
@@ -265,7 +257,7 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
         given = {
             "max_size": max_size, "max_wait": max_wait, "max_in_flight": max_in_flight,
             "capacity": capacity, "adaptive": adaptive,
-            "preferred_sizes": None if preferred_sizes is None else tuple(sorted(preferred_sizes)),
+            "preferred_sizes": None if preferred_sizes is None else tuple(preferred_sizes),
         }  # fmt: skip
         changed = {name: value for name, value in given.items() if value is not None}
         self._settings = replace(self._settings, **changed)  # type: ignore[arg-type]
@@ -669,7 +661,7 @@ def open_batcher(
         max_wait=max_wait,
         max_in_flight=max_in_flight,
         capacity=capacity,
-        preferred_sizes=tuple(sorted(preferred_sizes)),
+        preferred_sizes=tuple(preferred_sizes),
         adaptive=adaptive,
     )
     kind: type[Batcher[In, Out]] = Batcher

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, final
 
@@ -11,7 +11,8 @@ import trio
 
 from .._errors import LastError
 from ..actors.blocks import opens
-from ..actors.util import NoPublicConstructor, check_number
+from ..actors.util import NoPublicConstructor
+from ..wire.options import real, set_fields
 from ._calls import CallsInProgress, closing, unprotected
 from ._errors import Refused
 from ._latencies import Latencies
@@ -47,10 +48,11 @@ class CascadeStage(Generic[In, Out]):
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"a stage must be a coroutine function, not {self.function!r}")
-        check_number("threshold", self.threshold)
-        check_number("cost", self.cost)
-        if not self.cost >= 0:
-            raise ValueError(f"cost must be at least 0, not {self.cost!r}")
+        set_fields(
+            self,
+            threshold=real(self.threshold, "threshold", infinity=True),
+            cost=real(self.cost, "cost", least=0),
+        )
 
 
 # With slots ``CascadeAnswer[...](...)`` would fail, on Python 3.11.
@@ -182,8 +184,9 @@ class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
                 if no stage has answered.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        limit = self._budget if budget is None else budget
-        _check_budget(limit, self._stages)
+        limit = self._budget
+        if budget is not None:
+            limit = _checked_budget(budget, [one.stage for one in self._stages])
         with self._calls.one(item), LastError() as failed:
             deadline = trio.current_effective_deadline()
             best: CascadeAnswer[Out] | None = None
@@ -217,7 +220,7 @@ class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
                     one.out_of_time += 1
                     skipped.append(stage.name)
                     continue
-                confidence = self._confidence(value)
+                confidence = real(self._confidence(value), "confidence", infinity=True)
                 if best is None or confidence > best.confidence:
                     best = CascadeAnswer(value, confidence, stage.name, 0.0, ())
                 if confidence >= stage.threshold:
@@ -263,11 +266,14 @@ class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
         )
 
 
-def _check_budget(budget: float, stages: list[_RunningStage]) -> None:
-    check_number("budget", budget)
-    least = min(one.stage.cost for one in stages)
-    if not budget >= least:
-        raise ValueError(f"the cheapest stage costs {least:g}, more than the budget of {budget!r}")
+def _checked_budget(budget: float, stages: Sequence[CascadeStage[Any, Any]]) -> float:
+    limit = real(budget, "budget", infinity=True)
+    least = min(stage.cost for stage in stages)
+    if limit < least:
+        raise ValueError(
+            f"budget must be at least {least:g}, which the cheapest stage costs, not {limit:g}"
+        )
+    return limit
 
 
 @opens
@@ -302,11 +308,13 @@ async def open_cascade(
             raise TypeError(f"a cascade must be made of CascadeStage objects, not {stage!r}")
     if not callable(confidence):
         raise TypeError(f"confidence must be a function of an answer, not {confidence!r}")
-    check_number("reserve", reserve)
-    if not reserve >= 0:
-        raise ValueError(f"reserve must be at least 0, not {reserve!r}")
     kind: type[Cascade[In, Out]] = Cascade
-    cascade = kind._create(stages, confidence, budget, reserve, observer)
-    _check_budget(budget, cascade._stages)
+    cascade = kind._create(
+        stages,
+        confidence,
+        _checked_budget(budget, stages),
+        real(reserve, "reserve", least=0),
+        observer,
+    )
     async with closing(cascade._calls):
         yield cascade

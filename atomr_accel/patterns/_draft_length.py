@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
-from ..actors.util import check_number, check_whole
+from ..wire.options import count, real, set_fields
+
+MOST_DRAFTS: Final = 4096
+"""The largest length of drafts: each length up to it is compared."""
 
 
 @final
@@ -34,19 +37,18 @@ class AdaptiveLength:
     memory: float = 50.0
 
     def __post_init__(self) -> None:
-        for name in "maximum", "minimum":
-            check_whole(name, getattr(self, name))
-        check_number("cost", self.cost)
-        check_number("memory", self.memory)
-        if not (0 <= self.minimum <= self.maximum and self.cost >= 0 and self.memory >= 1):
-            raise ValueError(
-                "AdaptiveLength must have 0 <= minimum <= maximum, cost >= 0 and "
-                f"memory >= 1, not minimum={self.minimum}, maximum={self.maximum}, "
-                f"cost={self.cost!r}, memory={self.memory!r}"
-            )
+        maximum = count(self.maximum, "maximum", 0, MOST_DRAFTS)
+        set_fields(
+            self,
+            maximum=maximum,
+            minimum=count(self.minimum, "minimum", 0, maximum),
+            cost=real(self.cost, "cost", least=0),
+            memory=real(self.memory, "memory", least=1, infinity=True),
+        )
 
     def best(self, kept: float) -> int:
         """Return the best number of drafts in a row for this probability; of equals, the least."""
+        kept = real(kept, "kept", least=0, most=1)
 
         def worth(length: int) -> float:
             return sum(kept**n for n in range(length + 1)) / (1 + length * self.cost)

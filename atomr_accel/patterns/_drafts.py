@@ -9,8 +9,9 @@ from typing import Protocol, final
 import numpy as np
 
 from .._errors import said_of
-from ..actors.util import check_whole
+from ..wire.options import count
 from ._cached_text import Following, Prefill
+from ._draft_length import MOST_DRAFTS
 from ._errors import WrongResults
 from ._sampling import ROOT, DraftTree, Logits, Sampling, draw_children
 from ._verdict import Verdict
@@ -177,9 +178,8 @@ class LookupDraft:
     __slots__ = ("_fewest", "_most", "_prompt_only")
 
     def __init__(self, *, most: int = 3, fewest: int = 1, prompt_only: bool = True) -> None:
-        _check_lengths(most, fewest)
-        self._most = most
-        self._fewest = fewest
+        self._most = count(most, "most", most=MOST_DRAFTS)
+        self._fewest = count(fewest, "fewest", most=self._most)
         self._prompt_only = prompt_only
 
     def begin(self, prompt: Sequence[int]) -> DraftText:
@@ -246,8 +246,7 @@ class NGramDraft:
     __slots__ = ("_order",)
 
     def __init__(self, *, order: int = 4) -> None:
-        _check_lengths(order, 2)
-        self._order = order
+        self._order = count(order, "order", 2, MOST_DRAFTS)
 
     def begin(self, prompt: Sequence[int]) -> DraftText:  # noqa: ARG002 (the text has it, too)
         """Drafts for one more text."""
@@ -287,10 +286,3 @@ class _NGramText(_FromText):
             if length <= len(last) and (seen := self._seen.get(last[-length:])):
                 return [token for token, _ in seen.most_common(most)]
         return []
-
-
-def _check_lengths(most: int, fewest: int) -> None:
-    for name, value in ("most", most), ("fewest", fewest):
-        check_whole(name, value)
-    if not 1 <= fewest <= most:
-        raise ValueError(f"an n-gram of {fewest} to {most} tokens cannot be")

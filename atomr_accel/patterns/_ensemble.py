@@ -11,7 +11,8 @@ import trio
 
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
-from ..actors.util import NoPublicConstructor, check_whole
+from ..actors.util import NoPublicConstructor
+from ..wire.options import whole
 from ._calls import CallsInProgress, closing, unprotected
 from ._errors import QuorumMissed
 
@@ -167,10 +168,7 @@ async def open_ensemble(
     for member in (*members, combine):
         if not callable(member):
             raise TypeError(f"members and combine must be functions, not {member!r}")
-    needed = len(members) if quorum is None else quorum
-    check_whole("quorum", needed)
-    if not 1 <= needed <= len(members):
-        raise ValueError(f"quorum must be from 1 to {len(members)}, not {needed}")
+    needed = len(members) if quorum is None else whole(quorum, "quorum", 1, len(members))
     kind: type[Ensemble[In, Out]] = Ensemble
     ensemble = kind._create(members, combine, needed, observer)
     async with closing(ensemble._calls):

@@ -13,10 +13,11 @@ import outcome
 import trio
 
 from ..actors.nursery import PlainNursery
-from ..actors.util import NoPublicConstructor, check_instance, check_whole
+from ..actors.util import NoPublicConstructor, check_instance
+from ..wire.options import count, real
 from ._errors import Closed, Overloaded, elsewhere
 from ._observer import Observer, guarded
-from ._shares import Budget, Shares, WaitingRequest, check_cost, check_path
+from ._shares import MOST, Budget, Shares, WaitingRequest, amount, check_path
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -100,9 +101,13 @@ class Slot(metaclass=NoPublicConstructor):
         waiting = self._waiting
         if waiting is None:
             raise RuntimeError("only a slot that is held can be charged")
-        if not 0 <= waiting.cost + more < math.inf:
-            raise ValueError(f"the slot costs {waiting.cost}, which cannot change by {more!r}")
-        self._share._shares.charge(waiting, more)
+        change = real(more, "more")
+        if not 0 <= waiting.cost + change <= MOST:
+            raise ValueError(
+                f"more must be from {-waiting.cost:g} to {MOST:g} for a slot that costs "
+                f"{waiting.cost:g}, not {change:g}"
+            )
+        self._share._shares.charge(waiting, change)
 
     @trio.lowlevel.enable_ki_protection
     async def __aenter__(self) -> Slot:
@@ -139,12 +144,8 @@ class FairShare(metaclass=NoPublicConstructor):
         max_waiting: int,
         observer: Observer | None,
     ) -> None:
-        for name, value in ("capacity", capacity), ("max_waiting", max_waiting):
-            check_whole(name, value)
-            if value < 1:
-                raise ValueError(f"{name} must be positive, not {value}")
-        self._capacity = capacity
-        self._max_waiting = max_waiting
+        self._capacity = count(capacity, "capacity")
+        self._max_waiting = count(max_waiting, "max_waiting")
         self._shares = Shares(weights, budgets)
         self._observer = guarded(observer)
         self._waiting: dict[WaitingRequest, Slot] = {}
@@ -176,8 +177,7 @@ class FairShare(metaclass=NoPublicConstructor):
             Closed: by the ``async with``: the block was left.
         """
         check_path(tenant)
-        check_cost(cost)
-        slot: Slot = Slot._create(self, tenant, cost, tenant)
+        slot: Slot = Slot._create(self, tenant, amount(cost, "cost"), tenant)
         return slot
 
     def tune(
@@ -192,13 +192,9 @@ class FairShare(metaclass=NoPublicConstructor):
         """
         if get_ident() != self._thread:
             raise elsewhere("fair share", "run_sync(partial(share.tune, ...))")
-        if capacity is not None:
-            check_whole("capacity", capacity)
-            if capacity < 1:
-                raise ValueError(f"capacity must be positive, not {capacity}")
+        slots = self._capacity if capacity is None else count(capacity, "capacity")
         self._shares.weigh(weights or {})
-        if capacity is not None:
-            self._capacity = capacity
+        self._capacity = slots
         self._grant()
 
     def statistics(self) -> FairShareStatistics:
@@ -370,8 +366,7 @@ class FairServer(FairShare, Generic[In, Out]):
 
     async def __call__(self, item: In) -> Out:
         """Call the function when it is the turn of the item's tenant. See `FairShare.slot`."""
-        cost = 1.0 if self._cost is None else self._cost(item)
-        check_cost(cost)
+        cost = 1.0 if self._cost is None else amount(self._cost(item), "cost")
         slot: Slot = Slot._create(self, check_path(self._tenant(item)), cost, item)
         async with slot:
             return await self._function(item)

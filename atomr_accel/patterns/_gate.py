@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ..actors.util import check_number, check_whole
+from ..wire.options import count, real, set_fields
 from ._latencies import Latencies
 from ._members import is_for_member
 
@@ -40,13 +40,11 @@ class Shadow(Generic[In, Out]):
             raise TypeError(
                 f"compare must be a function of an item and two answers, not {self.compare!r}"
             )
-        check_number("share", self.share)
-        check_whole("max_in_flight", self.max_in_flight)
-        if not (0 < self.share <= 1 and self.max_in_flight >= 1):
-            raise ValueError(
-                "Shadow must have 0 < share <= 1 and max_in_flight >= 1, not "
-                f"share={self.share!r}, max_in_flight={self.max_in_flight!r}"
-            )
+        set_fields(
+            self,
+            share=real(self.share, "share", above=0, most=1),
+            max_in_flight=count(self.max_in_flight, "max_in_flight"),
+        )
 
 
 class Outcomes:
@@ -97,21 +95,14 @@ class Gate:
     counts: Callable[[Exception], bool] = is_for_member
 
     def __post_init__(self) -> None:
-        check_whole("minimum", self.minimum)
-        for name in ("error_margin", "latency_quantile", "latency_ratio", "mismatches"):
-            check_number(name, getattr(self, name))
-        if not (
-            self.minimum >= 1
-            and 0 <= self.error_margin <= 1
-            and 0 < self.latency_quantile <= 1
-            and self.latency_ratio > 0
-            and 0 <= self.mismatches <= 1
-        ):
-            raise ValueError(
-                "Gate must have minimum >= 1, 0 <= error_margin <= 1, 0 < "
-                "latency_quantile <= 1, latency_ratio > 0 and 0 <= mismatches <= 1, "
-                f"not {self!r}"
-            )
+        set_fields(
+            self,
+            minimum=count(self.minimum, "minimum"),
+            error_margin=real(self.error_margin, "error_margin", least=0, most=1),
+            latency_quantile=real(self.latency_quantile, "latency_quantile", above=0, most=1),
+            latency_ratio=real(self.latency_ratio, "latency_ratio", above=0, infinity=True),
+            mismatches=real(self.mismatches, "mismatches", least=0, most=1),
+        )
         if not callable(self.counts):
             raise TypeError(f"counts must be a function of an exception, not {self.counts!r}")
 

@@ -15,7 +15,8 @@ import trio
 from ..actors import NameTaken
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
-from ..actors.util import NoPublicConstructor, check_instance, check_number
+from ..actors.util import NoPublicConstructor, check_instance
+from ..wire.options import real
 from ._calls import CallsInProgress, closing
 from ._errors import ReplicaLost, RolledBack, SwapInProgress
 from ._gate import Gate, Outcomes, Shadow
@@ -382,10 +383,9 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         check_instance("gate", gate, Gate)
         if shadow is not None:
             check_instance("shadow", shadow, Shadow)
-        for share in canary:
-            check_number("a share of canary", share)
-        if [*canary] != sorted(canary) or any(not 0 < share < 1 for share in canary):
-            raise ValueError(f"canary must be growing shares between 0 and 1, not {canary!r}")
+        shares = [real(share, "a share of canary", above=0, below=1) for share in canary]
+        if shares != sorted(shares):
+            raise ValueError(f"canary must be shares that grow, not {canary!r}")
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._loads.one(factory):
             while self._roll_out is not None or len(self._versions) > 1:
@@ -405,7 +405,7 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
             old = self._present
             roll_out = _RollOut(_Version(name, factory), gate, self._salts.randbytes(8))
             try:
-                await self._try(roll_out, warm_up, shadow, canary)
+                await self._try(roll_out, warm_up, shadow, shares)
             except Exception:
                 await roll_out.candidate.gone.wait()
                 raise

@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar, final, overload
 
 import trio
 
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
-from ..actors.util import NoPublicConstructor, check_whole
+from ..actors.util import NoPublicConstructor
+from ..wire.options import count, set_fields
 from ._calls import CallsInProgress, NoEnd, RequestTally, closing, unprotected
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
+
+
+_MOST_TASKS: Final = 1 << 16
+"""The largest concurrency of a stage: each has a task of its own from the start."""
 
 
 # With slots ``Stage[...](...)`` would fail, on Python 3.11.
@@ -51,9 +56,7 @@ class Stage(Generic[In, Out]):
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"a stage must be a coroutine function, not {self.function!r}")
-        check_whole("concurrency", self.concurrency)
-        if self.concurrency < 1:
-            raise ValueError(f"concurrency must be positive, not {self.concurrency}")
+        set_fields(self, concurrency=count(self.concurrency, "concurrency", most=_MOST_TASKS))
 
 
 AsStage: TypeAlias = Callable[[In], Awaitable[Out]] | Stage[In, Out]
@@ -548,9 +551,7 @@ async def open_pipeline(
     """
     if not stages:
         raise TypeError("a pipeline wants one stage or more")
-    check_whole("buffer", buffer)
-    if buffer < 0:
-        raise ValueError(f"buffer must be at least 0, not {buffer}")
+    buffer = count(buffer, "buffer", 0)
     checked = tuple(_named(stage, number) for number, stage in enumerate(stages, 1))
     async with PlainNursery() as nursery:
         pipeline: Pipeline[Any, Any] = Pipeline._create(checked, buffer, nursery, observer)

@@ -17,7 +17,8 @@ from ..actors import Backoff, ChildSpec, Intensity, NameTaken, Overflow, Supervi
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.policies import LeastLoaded, PowerOfTwo, RoundRobin
-from ..actors.util import NoPublicConstructor, check_instance, check_member, check_whole
+from ..actors.util import NoPublicConstructor, check_instance, check_member
+from ..wire.options import count
 from ._calls import CallsInProgress, closing
 from ._errors import CircuitOpen, Dropped, Overloaded, ReplicaLost
 from ._latencies import Latencies
@@ -601,14 +602,6 @@ async def open_replica_pool(
         if policy not in policies:
             raise ValueError(f"policy must be one of {', '.join(policies)}, not {policy!r}")
         policy = policies[policy]()
-    for what, number in (
-        ("max_in_flight", max_in_flight),
-        ("capacity", capacity),
-        ("attempts", attempts),
-    ):
-        check_whole(what, number)
-        if number < 1:
-            raise ValueError(f"{what} must be positive, not {number}")
     check_member("overflow", overflow, Overflow)
     if hedge is not None:
         check_instance("hedge", hedge, Hedge)
@@ -621,10 +614,10 @@ async def open_replica_pool(
         pool = kind._create(
             supervisor,
             policy=policy,
-            max_in_flight=max_in_flight,
-            capacity=capacity,
+            max_in_flight=count(max_in_flight, "max_in_flight"),
+            capacity=count(capacity, "capacity"),
             overflow=overflow,
-            attempts=attempts,
+            attempts=count(attempts, "attempts"),
             idempotent=idempotent,
             hedge=hedge,
             breaker=breaker,

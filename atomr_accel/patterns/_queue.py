@@ -14,7 +14,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ..actors.util import check_whole
+from ..wire.options import count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -189,14 +189,12 @@ def by_length(
         A function from an item to its bound. It raises a `ValueError` for an item that is longer
         than all of them, at who asked.
     """
-    ordered = sorted(bounds)
-    for bound in ordered:
-        check_whole("a bound", bound)
-    if not ordered or ordered[0] < 0:
-        raise ValueError(f"arguments of by_length must be lengths to pad to, not {ordered}")
+    ordered = sorted(count(bound, "a bound", 0) for bound in bounds)
+    if not ordered:
+        raise ValueError("bounds must be one length to pad to or more, not none")
 
     def bound_of(item: In) -> int:
-        size = length(item)
+        size = count(length(item), "the length of an item", 0)
         at = bisect.bisect_left(ordered, size)
         if at == len(ordered):
             raise ValueError(f"the item has length {size}, and the longest bucket {ordered[-1]}")

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar, final
 
 import trio
 
-from ..actors.util import NoPublicConstructor, check_number, check_whole
+from ..actors.util import NoPublicConstructor
+from ..wire.options import count, real, set_fields
 from ._members import Factory, MemberFunction
 from ._retry import CircuitBreaker, CircuitState
 
@@ -231,12 +232,9 @@ class Hedge:
     minimum: int = 20
 
     def __post_init__(self) -> None:
-        check_number("quantile", self.quantile)
-        check_number("share", self.share)
-        check_whole("minimum", self.minimum)
-        if not (0 < self.quantile <= 1 and 0 <= self.share <= 1 and self.minimum >= 1):
-            raise ValueError(
-                "Hedge must have 0 < quantile <= 1, 0 <= share <= 1 and minimum >= "
-                f"1, not quantile={self.quantile!r}, share={self.share!r}, "
-                f"minimum={self.minimum!r}"
-            )
+        set_fields(
+            self,
+            quantile=real(self.quantile, "quantile", above=0, most=1),
+            share=real(self.share, "share", least=0, most=1),
+            minimum=count(self.minimum, "minimum"),
+        )

@@ -20,7 +20,8 @@ import trio
 
 from .._errors import ContextPoisoned, DeviceLost, EarlierErrors, GpuRefStale, said_of
 from ..actors import Backoff
-from ..actors.util import check_instance, check_number, check_whole
+from ..actors.util import check_instance
+from ..wire.options import count, real, set_fields
 from ._errors import CircuitOpen, RankFailed
 from ._observer import Observer, guarded
 
@@ -71,15 +72,8 @@ class RetryBudget:
     __slots__ = ("_left", "_ratio", "_reserve")
 
     def __init__(self, *, ratio: float = 0.1, reserve: float = 10.0) -> None:
-        check_number("ratio", ratio)
-        check_number("reserve", reserve)
-        if not (0 <= ratio < math.inf and 0 <= reserve < math.inf):
-            raise ValueError(
-                "RetryBudget must have ratio >= 0 and reserve >= 0, not "
-                f"ratio={ratio!r}, reserve={reserve!r}"
-            )
-        self._ratio = ratio
-        self._reserve = self._left = float(reserve)
+        self._ratio = real(ratio, "ratio", least=0)
+        self._reserve = self._left = real(reserve, "reserve", least=0)
 
     @property
     def left(self) -> float:
@@ -123,10 +117,8 @@ class Retry:
     budget: RetryBudget | None = None
 
     def __post_init__(self) -> None:
-        check_whole("attempts", self.attempts)
+        set_fields(self, attempts=count(self.attempts, "attempts"))
         check_instance("backoff", self.backoff, Backoff)
-        if self.attempts < 1:
-            raise ValueError(f"attempts must be positive, not {self.attempts}")
         if not callable(self.retriable):
             raise TypeError(f"retriable must be a function of an exception, not {self.retriable!r}")
         if self.budget is not None:
@@ -168,7 +160,7 @@ class Retry:
             error: what the attempt raised.
             attempt: its number, counted from 1.
         """
-        if attempt >= self.attempts or not self.retriable(error):
+        if count(attempt, "attempt") >= self.attempts or not self.retriable(error):
             return None
         delay = self.backoff.delay(attempt)
         if trio.current_time() + delay >= trio.current_effective_deadline():
@@ -259,29 +251,20 @@ class CircuitBreaker:
         counts: Callable[[Exception], bool] = is_device_fault,
         observer: Observer | None = None,
     ) -> None:
-        for name, value in ("window", window), ("minimum", minimum), ("probes", probes):
-            check_whole(name, value)
-            if value < 1:
-                raise ValueError(f"{name} must be positive, not {value}")
-        check_number("within", within)
-        check_number("threshold", threshold)
-        if minimum > window:
-            raise ValueError(f"minimum={minimum} is more than the window of {window} outcomes")
-        if not (within > 0 and 0 < threshold <= 1):
+        self._window = count(window, "window")
+        self._within = real(within, "within", above=0, infinity=True)
+        self._minimum = count(minimum, "minimum")
+        if self._minimum > self._window:
             raise ValueError(
-                "CircuitBreaker must have within > 0 seconds and 0 < threshold <= 1, "
-                f"not within={within!r}, threshold={threshold!r}"
+                f"minimum must be at most the window of {window} outcomes, not {minimum}"
             )
+        self._threshold = real(threshold, "threshold", above=0, most=1)
+        self._probes = count(probes, "probes")
         if backoff is None:
             backoff = Backoff(initial=1.0, base=2.0, maximum=30.0, jitter=0.1)
         check_instance("backoff", backoff, Backoff)
         if not callable(counts):
             raise TypeError(f"counts must be a function of an exception, not {counts!r}")
-        self._window = window
-        self._within = within
-        self._minimum = minimum
-        self._threshold = threshold
-        self._probes = probes
         self._backoff = backoff
         self._counts = counts
         self._observer = guarded(observer)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import index
 from typing import Final, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..actors.util import check_number, check_whole
+from ..wire.options import count, real, set_fields, whole
 
 Tokens: TypeAlias = NDArray[np.int64]
 """Numbers of tokens, or of nodes of a tree."""
@@ -50,16 +49,12 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("temperature", self.temperature)
-        check_number("top_p", self.top_p)
-        if not 0 <= self.temperature < np.inf:
-            raise ValueError(f"temperature must be finite and >= 0, not {self.temperature!r}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
-        if self.top_k is not None:
-            check_whole("top_k", self.top_k)
-            if self.top_k < 1:
-                raise ValueError(f"top_k must be positive, not {self.top_k}")
+        set_fields(
+            self,
+            temperature=real(self.temperature, "temperature", least=0),
+            top_k=None if self.top_k is None else count(self.top_k, "top_k"),
+            top_p=real(self.top_p, "top_p", above=0, most=1),
+        )
 
     @property
     def greedy(self) -> bool:
@@ -142,11 +137,10 @@ class DraftTree:
             ValueError: the tree has no such parent.
             TypeError: the token is not a whole number.
         """
-        if not ROOT <= parent < len(self):
-            raise ValueError(f"there is no node {parent} in a tree of {len(self)}")
         node = len(self)
-        self.tokens.append(index(token))
-        self.parents.append(index(parent))
+        token, parent = whole(token, "token"), whole(parent, "parent", ROOT, node - 1)
+        self.tokens.append(token)
+        self.parents.append(parent)
         self._children.setdefault(parent, []).append(node)
         self._depths.append(1 if parent == ROOT else self._depths[parent] + 1)
         self.depth = max(self.depth, self._depths[node])

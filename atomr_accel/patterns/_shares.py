@@ -22,15 +22,20 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from ..actors.util import check_number
+from ..wire.options import real, set_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _KEPT = 1024
 """Maximum number of idle tenants of a group that are remembered: the latest ones."""
+
+_LEAST: Final = 1e-100
+MOST: Final = 1e100
+"""The range of all amounts, so that quotients and their sums are finite. A tag that is infinite
+would end the fairness of its group for good."""
 
 _STALE = 64
 """Number of stale entries that a heap may hold in addition to as many as are live."""
@@ -52,13 +57,7 @@ class Budget:
     burst: float
 
     def __post_init__(self) -> None:
-        check_number("rate", self.rate)
-        check_number("burst", self.burst)
-        if not (0 < self.rate < math.inf and 0 < self.burst < math.inf):
-            raise ValueError(
-                f"Budget must have rate > 0 and burst > 0, not rate={self.rate!r}, "
-                f"burst={self.burst!r}"
-            )
+        set_fields(self, rate=amount(self.rate, "rate"), burst=amount(self.burst, "burst"))
 
 
 class _TokenBucket:
@@ -164,12 +163,12 @@ class Shares:
 
     def weigh(self, weights: Mapping[str, float]) -> None:
         """Change weights, for requests that are begun from now on."""
-        for path, weight in weights.items():
-            check_path(path)
-            check_number(f"the weight of {path!r}", weight)
-            if not 0 < weight < math.inf:
-                raise ValueError(f"the weight of {path!r} must be positive, not {weight!r}")
-        self._weights.update(weights)
+        self._weights.update(
+            {
+                check_path(path): amount(weight, f"the weight of {path!r}")
+                for path, weight in weights.items()
+            }
+        )
         for node in self.nodes():
             node.weight = self._weights.get(node.path, 1.0)
 
@@ -384,8 +383,6 @@ def check_path(path: str) -> str:
     return path
 
 
-def check_cost(cost: float) -> None:
-    """Raise unless it is a number of units of work."""
-    check_number("cost", cost)
-    if not 0 < cost < math.inf:
-        raise ValueError(f"cost must be positive, not {cost!r}")
+def amount(value: float, name: str) -> float:
+    """Return a weight, a rate, or a number of units of work; raise unless it is one."""
+    return real(value, name, least=_LEAST, most=MOST)

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from operator import index
 from typing import TYPE_CHECKING, ClassVar, Final, final
 
 import numpy as np
@@ -16,10 +15,11 @@ import trio
 
 from .._errors import EarlierErrors
 from ..actors.blocks import opens
-from ..actors.util import NoPublicConstructor, check_instance, check_whole
+from ..actors.util import NoPublicConstructor, check_instance
+from ..wire.options import count, whole
 from ._cached_text import Following, Prefill
 from ._calls import CallsInProgress, NoEnd, RequestTally, closing, unprotected
-from ._draft_length import AdaptiveLength, LengthSeen
+from ._draft_length import MOST_DRAFTS, AdaptiveLength, LengthSeen
 from ._drafts import check_drafts
 from ._retry import Retry
 from ._sampling import DraftTree, Logits, Sampling, accept
@@ -425,18 +425,17 @@ class SpeculativeDecoder(metaclass=NoPublicConstructor):
                 tokens than none.
         """
         self._plan.calls.check()
-        text = [*map(_token, prompt)]
+        text = [count(token, "a token of the prompt", 0) for token in prompt]
         if not text:
             raise ValueError("a prompt has one token at least: that of a text's beginning")
         if max_tokens is not None:
-            check_whole("max_tokens", max_tokens)
-            if max_tokens < 0:
-                raise ValueError(f"max_tokens must be at least 0, not {max_tokens}")
+            max_tokens = count(max_tokens, "max_tokens", 0)
         if rng is not None:
             check_instance("rng", rng, np.random.Generator)
         (own,) = (self._rng if rng is None else rng).spawn(1)
         kind: type[Generation] = Generation
-        return kind._create(_Text(self._plan, text, max_tokens, frozenset(map(index, stop)), own))
+        ends = frozenset(whole(token, "a token of stop") for token in stop)
+        return kind._create(_Text(self._plan, text, max_tokens, ends, own))
 
     def statistics(self) -> SpeculativeStatistics:
         """The decoder at this moment."""
@@ -455,19 +454,6 @@ class SpeculativeDecoder(metaclass=NoPublicConstructor):
             retries=counts.retries,
             prefills=counts.prefills,
         )
-
-
-def _token(value: object) -> int:
-    """A token of a prompt."""
-    try:
-        token = index(value)  # type: ignore[arg-type] # or a TypeError
-    except TypeError:
-        token = None
-    if token is None or isinstance(value, bool):
-        raise TypeError(f"a prompt must be of whole numbers, one for each token, not {value!r}")
-    if not 0 <= token <= np.iinfo(np.int64).max:
-        raise ValueError(f"a prompt must be of numbers from 0 up that fit int64, not {token}")
-    return token
 
 
 @opens
@@ -519,14 +505,11 @@ async def open_speculative(
     check_instance("sampling", sampling, Sampling)
     check_instance("retry", retry, Retry)
     if not isinstance(length, AdaptiveLength):
-        check_whole("length", length)
-        if length < 0:
-            raise ValueError(f"length must be at least 0, not {length}")
-    for width in branching:
-        check_whole("branching", width)
-        if width < 1:
-            raise ValueError(f"branching must be of positive numbers, not {branching!r}")
-    plan = _DecoderState(target, draft, sampling, length, tuple(branching), retry, observer)
+        length = count(length, "length", 0, MOST_DRAFTS)
+    if not isinstance(rng, np.random.Generator | None):
+        rng = whole(rng, "rng", 0)
+    widths = tuple(count(width, "a width of branching", most=MOST_DRAFTS) for width in branching)
+    plan = _DecoderState(target, draft, sampling, length, widths, retry, observer)
     decoder: SpeculativeDecoder = SpeculativeDecoder._create(plan, np.random.default_rng(rng))
     try:
         async with closing(plan.calls):

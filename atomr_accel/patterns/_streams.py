@@ -12,7 +12,7 @@ from typing import Final, Protocol, Self
 
 import trio
 
-from ..actors.util import check_whole
+from ..wire.options import count
 from ._errors import MalformedStream
 
 _HEADER: Final = 4
@@ -34,9 +34,8 @@ class _Received:
     """
 
     def __init__(self, stream: trio.abc.ReceiveStream, max_length: int) -> None:
-        check_whole("max_length", max_length)
         self._stream = stream
-        self._max_length = max_length
+        self._max_length = count(max_length, "max_length", 0)
         self._buffer = bytearray()
 
     def __aiter__(self) -> Self:

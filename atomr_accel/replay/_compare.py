@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from .._dtypes import DTYPES
-from ..actors.util import check_number
+from ..wire.options import real
 
 TOLERANCES: Final[Mapping[str, float]] = MappingProxyType(
     {
@@ -52,10 +52,7 @@ def check_tolerance(
 
 
 def _checked(what: str, value: float) -> float:
-    check_number(what, value)
-    if not value >= 0:
-        raise ValueError(f"{what} must be 0 or more, not {value!r}")
-    return float(value)
+    return real(value, what, least=0, infinity=True)
 
 
 @dataclass(frozen=True, slots=True)

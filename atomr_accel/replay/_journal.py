@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, final, get_args
 
 from .. import __version__
 from ..actors.nursery import PlainNursery
-from ..actors.util import check_whole
+from ..wire.options import count
 from ._entries import SCHEMA, Header
 from ._notes import Notes
 from ._reading import storage_of
@@ -108,10 +108,7 @@ def open_journal(
         TypeError, ValueError: a bound is not a positive whole number, or ``when_full`` is another
             word.
     """
-    for name, bound in (("most_entries", most_entries), ("most_bytes", most_bytes)):
-        check_whole(name, bound)
-        if bound < 1:
-            raise ValueError(f"{name} must be positive, not {bound}")
+    most_entries, most_bytes = count(most_entries, "most_entries"), count(most_bytes, "most_bytes")
     if when_full not in get_args(WhenFull):
         raise ValueError(f'when_full must be "refuse" or "drop", not {when_full!r}')
     storage = storage_of(path)

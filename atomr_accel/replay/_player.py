@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from .._errors import AccelError
-from ..actors.util import check_whole
 from ..arrays import GpuRef
 from ..memory import Hold
+from ..wire.options import count
 from ._compare import TOLERANCES, Compared, Deviation, check_tolerance, deviation
 from ._describe import digest
 from ._doubts import Doubts
@@ -187,11 +187,11 @@ async def state_at(
         TypeError: ``number`` is not a whole number.
         ValueError: the journal has no call of this number.
     """
-    check_whole("number", number)
+    number = count(number, "number", 0)
     async with reading(path) as recorded:
         last = recorded.calls[-1].call.number if recorded.calls else 0
-        if not 0 <= number <= last:
-            raise ValueError(f"the journal has calls up to number {last}, and none {number}")
+        if number > last:
+            raise ValueError(f"number must be one of a call, which go up to {last}, not {number}")
         player = Player(recorded, device, functions or {}, inputs or {}, None)
         await player.play(number)
         return {at: ref for at, ref in player.restorer.buffers.items() if not ref.is_stale}

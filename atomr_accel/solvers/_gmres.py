@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..wire.options import whole
+from ..wire.options import count
 from ._iterating import Callback, info_of, norm, ratio
 from ._krylov import started
 from ._operators import LinearSystem, Operator, system
@@ -59,8 +59,8 @@ async def gmres(
         TypeError, ValueError: as ``cg``.
     """
     given = system(device, A, b, M, callback)
-    most = 10 * given.n if maxiter is None else whole(maxiter, "maxiter", least=0)
-    size = _RESTART if restart is None else whole(restart, "restart", least=1)
+    most = 10 * given.n if maxiter is None else count(maxiter, "maxiter", 0)
+    size = _RESTART if restart is None else count(restart, "restart")
     size = max(1, min(size, given.n))
     x, r, tolerance, beta = await started(given, x0, rtol, atol)
     info = info_of(beta, tolerance, most)
@@ -78,7 +78,7 @@ async def gmres(
         update.evaluate(x + given.precondition(update, made), out=x)
         update.evaluate(b - given.multiply(update, x), out=r)
         update.evaluate(norm(r), out=length)
-    for count in range(most):
+    for number in range(most):
         await cycle.replay()
         h = (await device.get(sums)).T
         if not np.isfinite(h).all():
@@ -90,7 +90,7 @@ async def gmres(
         await update.replay()
         beta = float((await device.get(length))[0])
         if callback is not None:
-            callback(count + 1, beta)
+            callback(number + 1, beta)
         if not tolerance < beta < math.inf:
             break
     return x, info_of(beta, tolerance, most)

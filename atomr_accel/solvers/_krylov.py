@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..wire.options import real, whole
+from ..wire.options import count, real
 from ._iterating import Callback, dot, info_of, iterate, norm, progress, ratio
 from ._operators import LinearSystem, Operator, require_ref, system
 
@@ -244,8 +244,8 @@ async def _solve(
 ) -> tuple[GpuRef, int]:
     """Record some steps of the solver that ``begin`` prepares, and replay them."""
     device = given.device
-    most = 10 * given.n if maxiter is None else whole(maxiter, "maxiter", least=0)
-    steps = whole(every, "every", least=1)
+    most = 10 * given.n if maxiter is None else count(maxiter, "maxiter", 0)
+    steps = min(count(every, "every"), max(most, 1))  # it ends there anyway
     x, r, tolerance, size = await started(given, x0, rtol, atol)
     info = info_of(size, tolerance, most)
     if not (info and most and math.isfinite(size)):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.linalg
 
-from ..wire.options import flag, real, whole
+from ..wire.options import count, flag, real
 from ._iterating import Callback
 from ._operators import Operator, applied, require_floats, require_operators
 
@@ -62,7 +62,7 @@ async def lobpcg(
     n, k = X.shape
     require_operators(A, M, n, X.dtype, callback)
     end = flag(largest, "largest")
-    most = _ITERATIONS if maxiter is None else whole(maxiter, "maxiter", least=0)
+    most = _ITERATIONS if maxiter is None else count(maxiter, "maxiter", 0)
     enough = float(np.sqrt(np.finfo(X.dtype).eps)) * n
     enough = enough if tol is None else real(tol, "tol", least=0)
 
@@ -88,7 +88,7 @@ async def lobpcg(
         update.evaluate(made[:, k:], out=space[:, 2 * k :])
     await begin.replay()
     found = np.zeros(k)
-    for count in range(most + 1):
+    for number in range(most + 1):
         await project.replay()
         products, overlaps = [await device.get(each) for each in grams]
         found, weights = _rayleigh_ritz(products, overlaps, k, largest=end)
@@ -99,7 +99,7 @@ async def lobpcg(
         await update.replay()
         worst = float((await device.get(norms)).max())
         if callback is not None:
-            callback(count, worst)
+            callback(number, worst)
         if worst <= enough:
             break
     return found, await device.copy(space[:, :k])

@@ -11,7 +11,8 @@ import trio
 
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
-from ..actors.util import check_instance, check_whole
+from ..actors.util import check_instance
+from ..wire.options import count
 from ._packages import package
 from .host_header import MISDIRECTED, REFUSAL, is_here
 
@@ -111,7 +112,7 @@ async def serve_prometheus(
         OSError: the address cannot be listened on.
     """
     check_instance("host", host, str)
-    check_whole("port", port)
+    port = count(port, "port", 0, 65535)
     page = _Page(metrics, frozenset(name.lower() for name in names))
     async with PlainNursery() as nursery:
         listeners = await trio.open_tcp_listeners(port, host=host)

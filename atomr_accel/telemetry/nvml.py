@@ -16,7 +16,8 @@ import trio
 from .. import DeviceInstrument, System
 from ..actors import Actor, Backoff, Group, Intensity, Message, Supervision, handler
 from ..actors.blocks import opens
-from ..actors.util import NoPublicConstructor, check_number
+from ..actors.util import NoPublicConstructor
+from ..wire.options import real
 from ._gpu_readings import DeviceFault, GpuReading, Xid
 from .nvml_library import NvmlLibrary
 
@@ -282,9 +283,7 @@ async def open_nvml(
         NameTaken: an actor has that name.
         ValueError: ``interval`` is not positive.
     """
-    check_number("interval", interval)
-    if not interval > 0:
-        raise ValueError(f"interval must be a time > 0 in seconds, not {interval!r}")
+    interval = real(interval, "interval", above=0, infinity=True)
     monitor: NvmlMonitor = NvmlMonitor._create()
     group = await system.spawn(Group, name=name, supervisor=supervisor, supervision=_SUPERVISION)
     try:

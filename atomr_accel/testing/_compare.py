@@ -10,7 +10,6 @@ import numpy as np
 import trio
 
 from .._errors import said_of
-from ..actors.util import check_number, check_whole
 from ..arrays import GpuRef
 from ..libraries.nvrtc.kernel import Kernel
 from ..libraries.nvrtc.launching import LaunchWish, geometry
@@ -19,6 +18,7 @@ from ..libraries.nvrtc.texture import Surface, Texture
 from ..libraries.nvrtc.wire.messages import Scalar, StructArgument
 from ..libraries.nvrtc.wire.twins import twin_function, value_of
 from ..ops import perform
+from ..wire.options import count, real, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,14 +105,9 @@ async def compare(
     """
     if not isinstance(kernel, Kernel):
         raise TypeError(f"compare takes a kernel, of device.nvrtc, not {said_of(kernel)}")
-    check_whole("rounds", rounds)
-    if rounds < 1:
-        raise ValueError(f"rounds must be 1 at least, not {rounds}")
-    for name, tolerance in (("rtol", rtol), ("atol", atol)):
-        if tolerance is not None:
-            check_number(name, tolerance)
-            if not tolerance >= 0:
-                raise ValueError(f"{name} must be 0 at least, not {tolerance}")
+    rounds, seed = count(rounds, "rounds"), whole(seed, "seed", 0)
+    rtol = None if rtol is None else real(rtol, "rtol", least=0, infinity=True)
+    atol = None if atol is None else real(atol, "atol", least=0, infinity=True)
     if kernel.twin is None:
         raise ValueError(f"kernel {kernel.name!r} has no function: give one as cpu=")
     wish = LaunchWish(shared, elements, cluster, cooperative)

@@ -6,6 +6,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from ..wire.options import count
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -25,8 +27,7 @@ def lane_delays(microseconds: int, seed: int = 0) -> Iterator[None]:
         microseconds: the longest wait.
         seed: of the pseudo-random times; each lane has its own sequence.
     """
-    if microseconds < 0:
-        raise ValueError(f"microseconds must be at least 0, not {microseconds}")
+    microseconds, seed = count(microseconds, "microseconds", 0), count(seed, "seed", 0)
     before = os.environ.get(_VARIABLE)
     os.environ[_VARIABLE] = f"{seed}:{microseconds}"
     try:

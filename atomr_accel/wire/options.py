@@ -1,7 +1,12 @@
 """Options of functions, checked in the caller: flags, whole numbers, real numbers.
 
-A string is not a number and ``"no"`` is not a flag, though Python would take either for true. A
-value of the wrong kind raises TypeError, a value out of range raises ValueError.
+Every public number of the package passes through ``whole``, ``count`` or ``real``. They return a
+plain int or float. Scalars of NumPy, arrays without dimensions, fractions and other members of
+``numbers.Real`` are converted, because their arithmetic differs from Python's: a ``float32`` rounds
+a clock to 24 bits, and trio hands a deadline to the system unchanged. A Decimal is refused, because
+it does not mix with floats. A string is not a number
+and ``"no"`` is not a flag, though Python would take either for true. A value of the wrong kind
+raises TypeError, a value out of range raises ValueError.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from .._dtypes import is_float
+from .._errors import said_of
 
 LARGEST: Final = 2**63 - 1
 """The largest whole number that messages carry, and that lengths of axes are."""
@@ -49,7 +55,24 @@ def whole(value: Any, name: str, least: int | None = None, most: int | None = No
             f"{name} must be a whole number{_whole_range(least, most)}, not {shown}"
         ) from None
     if (least is not None and number < least) or (most is not None and number > most):
-        raise ValueError(f"{name} must be a whole number{_whole_range(least, most)}, not {number}")
+        limits = _whole_range(least, most)
+        raise ValueError(f"{name} must be a whole number{limits}, not {_digits(number)}")
+    return number
+
+
+def count(value: Any, name: str, least: int = 1, most: int | None = None) -> int:
+    """Return a number of things: a whole number in a range.
+
+    Without ``most`` it has to fit 64 bits. Floats are computed of counts, and larger ones would
+    not convert.
+
+    Raises:
+        TypeError: it is not a whole number.
+        ValueError: it is out of range.
+    """
+    number = whole(value, name, least, most)
+    if number > LARGEST:
+        raise ValueError(f"{name} must be below 2**63, not {_digits(number)}")
     return number
 
 
@@ -59,7 +82,9 @@ def real(
     *,
     least: float | None = None,
     most: float | None = None,
+    above: float | None = None,
     below: float | None = None,
+    infinity: bool = False,
     finite: bool = True,
 ) -> float:
     """Return a real number in a range; True and False are refused.
@@ -69,8 +94,10 @@ def real(
         name: the argument's name.
         least: the smallest allowed value.
         most: the largest allowed value.
+        above: the value that it has to be more than.
         below: the value that it has to be less than.
-        finite: whether infinities and NaN are refused.
+        infinity: whether infinities are allowed, within these limits.
+        finite: whether infinities and NaN are refused. False allows both.
 
     Raises:
         TypeError: it is not a real number.
@@ -78,17 +105,28 @@ def real(
     """
     number = value if type(value) is float else _converted(value, name)
     if (
-        (finite and not math.isfinite(number))
+        (finite and not (math.isfinite(number) or (infinity and math.isinf(number))))
         or (least is not None and not number >= least)
         or (most is not None and not number <= most)
+        or (above is not None and not number > above)
         or (below is not None and not number < below)
     ):
-        limits = ["finite"] if finite and math.isinf(number) else []
+        bounded = infinity or most is not None or below is not None
+        limits = ["finite"] if finite and not bounded and math.isinf(number) else []
+        limits += [] if above is None else [f"more than {above:g}"]
         limits += [] if least is None else [f"at least {least:g}"]
         limits += [] if most is None else [f"at most {most:g}"]
         limits += [] if below is None else [f"below {below:g}"]
-        raise ValueError(f"{name} must be {' and '.join(limits) or 'finite'}, not {number}")
+        otherwise = "a number" if infinity else "finite"
+        given = value if isinstance(value, int | float) else number
+        raise ValueError(f"{name} must be {' and '.join(limits) or otherwise}, not {given}")
     return number
+
+
+def set_fields(made: object, **values: object) -> None:
+    """Set checked fields of a frozen dataclass, in its ``__post_init__``."""
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
 
 
 def _converted(value: Any, name: str) -> float:
@@ -105,7 +143,8 @@ def _converted(value: Any, name: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{name} is too large for a float: {value}") from None
+        shown = _shown(value)
+        raise ValueError(f"{name} must be within the range of floats, not {shown}") from None
 
 
 def _whole_range(least: int | None, most: int | None) -> str:
@@ -117,4 +156,16 @@ def _whole_range(least: int | None, most: int | None) -> str:
 def _shown(value: Any) -> str:
     if type(value).__name__ == "GpuRef":  # hosts do not know the class
         return "a GpuRef; get it from the device first"
-    return f"{value!r} of type {type(value).__name__}"
+    what = said_of(value)
+    if isinstance(value, int):
+        return f"{_digits(value)} of type {what}"
+    try:
+        return what if what.startswith("coroutine") else f"{value!r} of type {what}"
+    except ValueError:  # Python writes no whole number of thousands of digits
+        return f"one of type {what}"
+
+
+def _digits(number: int) -> str:
+    """Write a number for an error message: one that is huge by its size."""
+    bits = number.bit_length()
+    return repr(number) if bits <= 256 else f"one of {bits} bits"

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
-from ..actors.util import check_whole
 from ..arrays import GpuRef
 from ..libraries.nccl.wire.exchange import numbers_of
 from ..libraries.nccl.wire.messages import CollectiveStep, Reduction
@@ -22,6 +20,7 @@ from ..ops import (
     require_shape,
     require_writable,
 )
+from ..wire.options import count, real, whole
 from ._interfaces import RankPart
 
 if TYPE_CHECKING:
@@ -428,15 +427,10 @@ def _reduction(
     if scale is not None:
         if op != "sum":
             raise ValueError(f"scale goes with op='sum' only, not {op!r}")
-        number: object = scale
-        if isinstance(number, bool) or not isinstance(number, Real):
-            raise TypeError(f"scale must be a real number, not {type(scale).__name__}")
+        number = real(scale, "scale", finite=False)
         if dtype.name in _INTEGERS:
             raise TypeError(f"scale goes with floating dtypes, not {dtype.name}")
-        try:
-            scale = float(scale)
-        except OverflowError:
-            raise ValueError("scale is too large for a float") from None
+        scale = number
     return {"reduction": op, "scale": scale}
 
 
@@ -445,10 +439,10 @@ def _table(counts: Sequence[Sequence[int]]) -> list[list[int]]:
         table = [list(row) for row in counts]
     except TypeError:
         raise TypeError(f"counts must be rows of whole numbers, not {counts!r}") from None
-    for giver, row in enumerate(table):
-        for taker, count in enumerate(row):
-            check_whole(f"counts[{giver}][{taker}]", count)
-    return [[int(count) for count in row] for row in table]
+    return [
+        [count(each, f"counts[{giver}][{taker}]", 0) for taker, each in enumerate(row)]
+        for giver, row in enumerate(table)
+    ]
 
 
 def require_rank(rank: int, size: int, name: str) -> int:
@@ -458,10 +452,7 @@ def require_rank(rank: int, size: int, name: str) -> int:
         TypeError: no whole number.
         ValueError: the world has no such rank.
     """
-    check_whole(name, rank)
-    if not 0 <= rank < size:
-        raise ValueError(f"{name} must be a rank from 0 to {size - 1}, not {rank}")
-    return int(rank)
+    return whole(rank, name, 0, size - 1)
 
 
 def _row(plan: CollectivePlan, ref: GpuRef, name: str) -> tuple[int, ...]:

@@ -13,8 +13,8 @@ import trio
 from .._errors import WorldBroken
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
-from ..actors.util import check_number
 from ..device import Device
+from ..wire.options import real
 from . import _plans as plans
 from ._bootstrap import meet
 from ._collectives import Collectives, scratch
@@ -444,9 +444,7 @@ async def open_world(
     if on_break not in ("wait", "shrink"):
         raise ValueError(f"on_break must be 'wait' or 'shrink', not {on_break!r}")
     if op_deadline is not None:
-        check_number("op_deadline", op_deadline)
-        if not op_deadline > 0:
-            raise ValueError(f"op_deadline must be more than 0 seconds, not {op_deadline}")
+        op_deadline = real(op_deadline, "op_deadline", above=0, infinity=True)
     members = [DeviceMember(device) for device in _checked(devices)]
     engine = Engine(members, meet, shrink=on_break == "shrink", deadline=op_deadline)
     async with PlainNursery() as nursery:

@@ -36,8 +36,8 @@ async def run(*, task_status: Any) -> None:
         (lambda: Mailbox(capacity="a"), "capacity of a mailbox must be a whole number"),  # type: ignore[arg-type]
         (lambda: Mailbox(capacity=True), "capacity of a mailbox must be a whole number"),
         (lambda: Intensity(restarts="3"), "restarts must be a whole number"),  # type: ignore[arg-type]
-        (lambda: Intensity(within="1"), "within must be a number"),  # type: ignore[arg-type]
-        (lambda: Backoff(base="1"), "base must be a number"),  # type: ignore[arg-type]
+        (lambda: Intensity(within="1"), "within must be a real number"),  # type: ignore[arg-type]
+        (lambda: Backoff(base="1"), "base must be a real number"),  # type: ignore[arg-type]
         (lambda: Backoff(rng=0.5), "rng must be a function"),  # type: ignore[arg-type]
         (lambda: Supervision(strategy="one_for_one"), "strategy must be one of"),  # type: ignore[arg-type]
         (lambda: Supervision(intensity=3), "intensity must be an instance of Intensity"),  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ async def run(*, task_status: Any) -> None:
         (lambda: decide_by_type({"ValueError": Directive.STOP}), "table of exception classes"),  # type: ignore[dict-item]
         (lambda: decide_by_type({}, default="stop"), "default must be one of"),  # type: ignore[arg-type]
         (lambda: ChildSpec("a", run, restart="never"), "'a': restart must be one of"),  # type: ignore[arg-type]
-        (lambda: ChildSpec("a", run, grace="1"), "'a': grace must be a number"),  # type: ignore[arg-type]
+        (lambda: ChildSpec("a", run, grace="1"), "'a': grace must be a real number"),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_types_are_refused_where_they_are_written(
@@ -78,7 +78,7 @@ def test_enums_are_taken_as_members_only() -> None:
         ({"mailbox": 0}, "mailbox must be an instance of Mailbox, not 0"),
         ({"supervision": "one_for_one"}, "supervision must be an instance of Supervision"),
         ({"name": 3}, "an actor's name must be an instance of str, not 3"),
-        ({"grace": "1"}, "grace must be a number"),
+        ({"grace": "1"}, "grace must be a real number"),
     ],
 )
 async def test_spawn_refuses_wrong_types_and_starts_nothing(

@@ -230,5 +230,7 @@ async def test_room_is_given_to_the_queue_it_is_in() -> None:
 
 
 def test_a_mailbox_holds_something() -> None:
-    with pytest.raises(ValueError, match="capacity of a mailbox must be at least 1, not 0"):
+    with pytest.raises(
+        ValueError, match="capacity of a mailbox must be a whole number of at least 1, not 0"
+    ):
         Mailbox(capacity=0)

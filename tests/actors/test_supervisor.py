@@ -711,14 +711,18 @@ async def _noop(*, task_status: trio.TaskStatus[None]) -> None:
         (
             lambda: ChildSpec("a", _noop, grace=-1),
             ValueError,
-            "child 'a': grace must be >= 0 s, not -1",
+            "child 'a': grace must be at least 0, not -1",
         ),
         (lambda: ChildSpec("a", _noop, significant=True), ValueError, "TRANSIENT or TEMPORARY"),
-        (lambda: Intensity(restarts=-1), ValueError, "restarts=-1"),
-        (lambda: Intensity(within=0), ValueError, "within=0"),
-        (lambda: Backoff(base=-1), ValueError, "base=-1"),
-        (lambda: Backoff(factor=0.5), ValueError, "factor=0.5"),
-        (lambda: Backoff(jitter=2), ValueError, "jitter of Backoff must be between 0 and 1, not 2"),
+        (
+            lambda: Intensity(restarts=-1),
+            ValueError,
+            "restarts must be a whole number of at least 0, not -1",
+        ),
+        (lambda: Intensity(within=0), ValueError, "within must be more than 0, not 0"),
+        (lambda: Backoff(base=-1), ValueError, "base must be at least 0, not -1"),
+        (lambda: Backoff(factor=0.5), ValueError, "factor must be at least 1, not 0.5"),
+        (lambda: Backoff(jitter=2), ValueError, "jitter must be at least 0 and at most 1, not 2"),
         (lambda: Supervisor(), TypeError, r"use open_supervisor\(name\)"),  # type: ignore[call-arg]
     ],
 )

@@ -185,7 +185,12 @@ async def test_retry_can_be_cancelled_during_a_rebuild() -> None:
     [
         (None, {}, TypeError, "retry takes an async function and its arguments, not NoneType"),
         (lambda: 3, {}, TypeError, "retry takes an async function; .* returned 3"),
-        (trio.lowlevel.checkpoint, {"attempts": 0}, ValueError, "attempts must be positive"),
+        (
+            trio.lowlevel.checkpoint,
+            {"attempts": 0},
+            ValueError,
+            "attempts must be a whole number of at least 1, not 0",
+        ),
         (trio.lowlevel.checkpoint, {"attempts": True}, TypeError, "attempts must be a whole"),
         (trio.lowlevel.checkpoint, {"attempts": 1.0}, TypeError, "attempts must be a whole"),
     ],

@@ -77,7 +77,7 @@ async def test_too_many_failures(autojump_clock: trio.testing.MockClock) -> None
 
 @pytest.mark.parametrize("quorum", [0, 3])
 async def test_quorums_are_checked(quorum: int) -> None:
-    with pytest.raises(ValueError, match="quorum must be from 1 to 2"):
+    with pytest.raises(ValueError, match="quorum must be a whole number from 1 to 2"):
         async with open_ensemble(member(1), member(2), combine=total, quorum=quorum):
             pass
     with pytest.raises(TypeError, match="one member or more"):

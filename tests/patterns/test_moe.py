@@ -279,5 +279,5 @@ def test_capacities_that_mean_nothing_are_refused() -> None:
     with pytest.raises(TypeError, match="normalize must be"):
         Gating(normalize="x")  # type: ignore[arg-type]
     for tokens, experts in ((-1, 4), (5, 0)):
-        with pytest.raises(ValueError, match="must be at least"):
+        with pytest.raises(ValueError, match="must be a whole number of at least"):
             Gating().capacity(tokens, experts)

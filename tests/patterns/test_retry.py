@@ -324,11 +324,11 @@ def test_a_budget_bounds_all_retries(calls: list[int], ratio: float, reserve: in
 
 
 def test_retry_refuses_invalid_options() -> None:
-    with pytest.raises(ValueError, match="attempts must be positive"):
+    with pytest.raises(ValueError, match="attempts must be a whole number of at least 1, not 0"):
         Retry(attempts=0)
     with pytest.raises(TypeError, match="backoff must be an instance of Backoff"):
         Retry(backoff=1.0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="more than the window"):
+    with pytest.raises(ValueError, match="minimum must be at most the window of 3 outcomes"):
         CircuitBreaker(window=3, minimum=4)
     with pytest.raises(ValueError, match="threshold"):
         CircuitBreaker(threshold=0)

@@ -221,7 +221,7 @@ def test_trees() -> None:
     assert tree.children(ROOT) == [0, 4]
     assert tree.children(4) == []
     for parent in (5, -2):
-        with pytest.raises(ValueError, match="no node"):
+        with pytest.raises(ValueError, match="parent must be a whole number from -1 to 4, not"):
             tree.add(1, parent)
 
 

@@ -348,7 +348,7 @@ def test_paths_are_names_with_slashes_between(path: str) -> None:
 
 @pytest.mark.parametrize("weight", [0, -1, math.inf, math.nan])
 def test_weights_are_positive(weight: float) -> None:
-    with pytest.raises(ValueError, match="the weight of 'a' must be positive"):
+    with pytest.raises(ValueError, match="the weight of 'a' must be at least 1e-100"):
         Shares({"a": weight}, {})
 
 

@@ -208,7 +208,7 @@ async def test_a_full_journal_drops_the_oldest_entries(
     ("bounds", "error", "told"),
     [
         ({"most_entries": "10"}, TypeError, "most_entries must be a whole number"),
-        ({"most_bytes": 0}, ValueError, "most_bytes must be positive, not 0"),
+        ({"most_bytes": 0}, ValueError, "most_bytes must be a whole number of at least 1, not 0"),
         ({"when_full": "wrap"}, ValueError, 'when_full must be "refuse" or "drop"'),
     ],
 )

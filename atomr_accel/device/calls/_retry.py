@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 import trio
 
 from ..._errors import ContextPoisoned, EarlierErrors, GpuRefStale, said_of
+from ...wire.options import count
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,10 +38,7 @@ async def retry(
             f"retry takes an async function and its arguments, not {said_of(function)}: "
             "`await device.retry(function, x)` calls it, as often as need be"
         )
-    if isinstance(attempts, bool) or not isinstance(attempts, int):
-        raise TypeError(f"attempts must be a whole number, not {attempts!r}")
-    if attempts < 1:
-        raise ValueError(f"attempts must be positive, not {attempts}")
+    attempts = count(attempts, "attempts")
     earlier = EarlierErrors()
     number = core.again.number()
     while True:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, final
 
 from ..._errors import said_of
-from ...actors.util import NoPublicConstructor, check_whole
+from ...actors.util import NoPublicConstructor
 from ...arrays import GpuRef
+from ...wire.options import count, set_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,9 +52,7 @@ class Hints:
         for ref in self.near:
             if not isinstance(ref, GpuRef):
                 raise TypeError(f"near must be GpuRefs, not {said_of(ref)}")
-        check_whole("nbytes", self.nbytes)
-        if self.nbytes < 0:
-            raise ValueError(f"nbytes must be at least 0, not {self.nbytes}")
+        set_fields(self, nbytes=count(self.nbytes, "nbytes", 0))
         if not isinstance(self.key, (str, bytes, int, type(None))):
             raise TypeError(f"key must be text, bytes or a whole number, not {said_of(self.key)}")
 

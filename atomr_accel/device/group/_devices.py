@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, final, overload
 import trio
 
 from ..._errors import DeviceLost, said_of
+from ...wire.options import LARGEST, whole
 from ._candidate import CandidateState, Hints
 from ._everywhere import sealed_everywhere
 from ._policies import policy_of
@@ -249,7 +249,7 @@ class Devices(Sequence["Device"]):
             IndexError: the position does not exist.
             TypeError: ``index`` is not a whole number.
         """
-        place, count = operator.index(index), len(self._devices)
+        place, count = whole(index, "index", -LARGEST, LARGEST), len(self._devices)
         if not -count <= place < count:
             raise IndexError(f"there are {count} devices, so there is none at {place}")
         return place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, SupportsIndex, Unpack
 
 import trio
@@ -11,7 +10,8 @@ from ..._errors import DeviceLost, said_of
 from ...actors import Directive
 from ...actors.blocks import opens
 from ...actors.nursery import PlainNursery
-from ...actors.util import check_member, check_whole
+from ...actors.util import check_member
+from ...wire.options import count, whole
 from .._open import opened_devices
 from ._candidate import Candidate
 from ._devices import Devices, follow
@@ -73,7 +73,7 @@ async def open_devices(
             "open_devices is for programs of trio, and this runs under another event loop; in "
             "asyncio or Jupyter: `async with atomr_accel.from_asyncio(open_device(0)) as gpu:`"
         )
-    numbers = [operator.index(index) for index in indices]
+    numbers = [whole(index, "an index") for index in indices]
     if not numbers:
         raise ValueError("open_devices needs at least one index")
     if len(set(numbers)) < len(numbers):
@@ -83,9 +83,7 @@ async def open_devices(
     check_member("on_loss", on_loss, Directive)
     if on_loss is Directive.RESUME:
         raise ValueError("a device that is lost cannot go on as it is: RESUME is for actors")
-    check_whole("limit", limit)
-    if limit < 1:
-        raise ValueError(f"limit must be positive, not {limit}")
+    limit = count(limit, "limit")
     if utilization is not None and not callable(utilization):
         raise TypeError(f"utilization must be a function of a device, not {said_of(utilization)}")
     chosen_by = policy_of(policy)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, final
 
 from ..._errors import said_of
 from ...actors.policies import LeastLoaded, PowerOfTwo, RoundRobin
-from ...actors.util import check_number, check_whole
+from ...wire.options import count, real
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +57,9 @@ class DataLocality:
         return self._ties.choose([each for each in candidates if seconds[each] == least])
 
 
+_MOST_POINTS: Final = 1 << 16
+
+
 @final
 class ConsistentHash:
     """Sends equal keys to the same device, without giving it much more than its share.
@@ -73,15 +76,8 @@ class ConsistentHash:
     """
 
     def __init__(self, balance: float = 1.25, points: int = 128) -> None:
-        check_number("balance", balance)
-        check_whole("points", points)
-        if not (balance > 1 and points >= 1):
-            raise ValueError(
-                "ConsistentHash must have balance > 1 and points >= 1, not "
-                f"balance={balance!r}, points={points!r}"
-            )
-        self._balance: Final = balance
-        self._points: Final = points
+        self._balance: Final = real(balance, "balance", above=1, infinity=True)
+        self._points: Final = count(points, "points", most=_MOST_POINTS)
         self._keyless: Final = LeastLoaded()
         self._of: dict[str, list[int]] = {}
         self._known: tuple[str, ...] = ()

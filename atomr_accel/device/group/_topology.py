@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final, Literal, cast, final
 
 import numpy as np
 
-from ...actors.util import check_whole
 from ...lanes import HostDied
 from ...wire import AskPeers, Peers, StickyFault
+from ...wire.options import count
 from ._draw import svg_of, text_of
 
 if TYPE_CHECKING:
@@ -161,9 +161,7 @@ class Topology:
             ContextPoisoned, DeviceLost: a device has failed meanwhile. Links that were measured
                 before keep their bandwidth.
         """
-        check_whole("nbytes", nbytes)
-        if nbytes < 1:
-            raise ValueError(f"nbytes must be positive, not {nbytes}")
+        nbytes = count(nbytes, "nbytes")
         for source, target in permutations(self._devices, 2):
             data = await source.zeros(nbytes, np.uint8)
             await source.get(data[:1])  # it is there

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from ...actors.util import check_instance, check_number, check_whole
+from ...actors.util import check_instance
 from ...arrays.expressions import index
+from ...wire.options import count, real, set_fields
 
 if TYPE_CHECKING:
     from ...arrays import GpuRef
@@ -49,19 +50,14 @@ class Gating:
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        check_whole("top_k", self.top_k)
-        check_number("jitter", self.jitter)
-        check_instance("normalize", self.normalize, bool)
-        if self.top_k < 1 or not 0 <= self.jitter < 1:
-            raise ValueError(
-                "Gating must have top_k >= 1 and 0 <= jitter < 1, not "
-                f"top_k={self.top_k!r}, jitter={self.jitter!r}"
-            )
         factor = self.capacity_factor
-        if factor is not None:
-            check_number("capacity_factor", factor)
-            if not 0 < factor < math.inf:
-                raise ValueError(f"capacity_factor must be more than 0, or None, not {factor!r}")
+        set_fields(
+            self,
+            top_k=count(self.top_k, "top_k"),
+            capacity_factor=None if factor is None else real(factor, "capacity_factor", above=0),
+            jitter=real(self.jitter, "jitter", least=0, below=1),
+        )
+        check_instance("normalize", self.normalize, bool)
 
     def capacity(self, tokens: int, experts: int) -> int | None:
         """Return the number of tokens that an expert takes; None if no token is dropped.
@@ -70,14 +66,11 @@ class Gating:
             tokens: the number of tokens.
             experts: the number of experts, one or more.
         """
-        for name, value, least in ("tokens", tokens, 0), ("experts", experts, 1):
-            check_whole(name, value)
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
+        tokens, experts = count(tokens, "tokens", 0), count(experts, "experts")
         if self.capacity_factor is None:
             return None
-        share = math.ceil(self.capacity_factor * self.top_k * tokens / experts)
-        return min(tokens, share)  # no expert is chosen twice for a token
+        share = self.capacity_factor * self.top_k * tokens / experts
+        return math.ceil(min(tokens, share))  # no expert is chosen twice for a token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
