@@ -135,8 +135,8 @@ class Elements(CubPart[D]):
     ) -> Request[GpuRef]:
         """Count elements in bins of one width (``cub::DeviceHistogram::HistogramEven``).
 
-        ``upper`` itself is in no bin, unlike in ``numpy.histogram``, nor is NaN. Of a range so small
-        that CUB's factor, ``bins / (upper - lower)``, overflows, a scaled copy of ``x`` is counted.
+        ``upper`` itself is in no bin, unlike in ``numpy.histogram``, nor is NaN. If the range is so
+        small that CUB's factor, ``bins / (upper - lower)``, overflows, a scaled copy is counted.
 
         Args:
             x: any shape, taken as one row; real, but not bfloat16, of which CUB miscounts.

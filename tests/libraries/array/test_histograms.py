@@ -59,7 +59,7 @@ async def test_elements_are_between_their_edges_at_every_magnitude(
         for each in (None, w):
             with pytest.raises(ValueError, match="Too many bins"):
                 await device.array.histogram(x, bins, weights=each)
-        assert "Too many bins" in str(error)
+        assert "Too many bins" in str(error)  # noqa: PT017 - whether it is raised varies
         return
     for each, sums in ((None, np.ones(len(host))), (w, weights)):
         counts, edges = await fetched(device, await device.array.histogram(x, bins, weights=each))
