@@ -146,7 +146,7 @@ class Normalizations(NormalizationPart[D]):
         def make(last: bool) -> NormGraph:
             builder, shape = Builder(), plane_of(x.shape, last=last)
             channels, ndim = shape[1], len(shape)
-            if training and math.prod(shape) == channels:
+            if training and math.prod(shape) <= channels:
                 raise ValueError(
                     "x must have several values for each channel to train with, not "
                     f"shape {x.shape}"
