@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ._operators import LinearSystem
 
 _ORDINARY: Final = 16
-"""Right sides and residuals between two to this power and its inverse stay as they are."""
+"""Largest exponent, up or down, of right sides and residuals that are not scaled."""
 
 
 @dataclass(frozen=True, slots=True)

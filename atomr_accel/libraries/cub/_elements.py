@@ -169,13 +169,13 @@ class Elements(CubPart[D]):
         values = number(lower, edge, "lower"), number(upper, edge, "upper")
         if not (math.isfinite(lower) and math.isfinite(upper) and lower < upper):
             raise ValueError(f"lower is {lower} and upper {upper}; they must be in order")
-        if edge.kind == "f" and not math.isfinite(float(upper) - float(lower)):
+        if edge.kind not in "iu" and not math.isfinite(float(upper) - float(lower)):
             raise ValueError(
                 f"Too many bins for data range: upper - lower must be finite, not {upper} - {lower}"
             )
         if edge.kind in "iu" and (int(upper) - int(lower)) * bins >= 2**63:
             raise ValueError(f"{bins} bins from {lower} to {upper} are more than 64 bits count")
-        scaled = edge.kind == "f" and (float(upper) - float(lower)) * _STEEPEST <= bins
+        scaled = edge.kind not in "iu" and (float(upper) - float(lower)) * _STEEPEST <= bins
         if scaled:
             given = "float64"
             values = number(lower * _SCALE, edge, "lower"), number(upper * _SCALE, edge, "upper")

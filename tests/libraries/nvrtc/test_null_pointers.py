@@ -1,4 +1,4 @@
-"""None is a null pointer for a kernel, and None for its Python function."""
+"""Null pointers of kernels, which are None to Python functions."""
 
 from __future__ import annotations
 

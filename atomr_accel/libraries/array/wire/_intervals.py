@@ -12,8 +12,7 @@ from ...._dtypes import DTYPES
 STEEPEST: Final = 2.0**1022
 """Largest number of intervals per unit by which distances are multiplied.
 
-Where there are more, distances are divided by the range first, which neither overflows nor loses
-digits.
+With more of them, distances are first divided by the range, which does not overflow.
 """
 
 

@@ -343,7 +343,7 @@ def _partition(job: _Job) -> None:
 
 
 def _keep(job: _Job, at: int, part: Array, dtype: str) -> None:
-    """Write the elements that are kept, and what nobody takes for elements behind them."""
+    """Write the kept elements, and bytes of 0xFF behind them."""
     room = job.array(at, job.sizes[0], dtype)
     room[: len(part)] = part
     room[len(part) :].view(np.uint8)[...] = 0xFF

@@ -243,9 +243,9 @@ class FillCall(CachedCall):
 
 
 def without_images(call: CachedCall) -> CachedCall:
-    """Return what makes the results of a call whose batch is empty, and other calls as they are.
+    """Replace a call whose batch is empty by one that fills its results.
 
-    What a result has for each image is nothing then, and what it sums over images is zero.
+    Sums over images are zeros then; other results have no elements.
     """
     if type(call) is not GraphCall:
         return call
