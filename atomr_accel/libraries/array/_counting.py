@@ -321,8 +321,8 @@ def _places(
     inside = (wide >= low) & (wide <= high)
     whole = _INT32 if count < 2**31 else INT64
     # The last one includes the highest edge.
-    numbers = where(inside & (fraction < count), cast(fraction, whole), constant(count - 1, whole))
-    numbers = steps.evaluate(numbers)
+    last = constant(count - 1, whole)
+    numbers = steps.evaluate(where(inside & (fraction < count), cast(fraction, whole), last))
     begins, nexts = taken(steps, ends, numbers), taken(steps, ends[1:], numbers)
     less = cast(wide < begins, whole)
     more = cast((wide >= nexts) & (numbers != count - 1), whole)

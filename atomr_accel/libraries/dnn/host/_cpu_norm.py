@@ -75,7 +75,7 @@ def _share(x: Array, axes: Axes) -> Array | None:
     large = exponents > np.finfo(x.dtype).maxexp // 2 - 16
     if not large.any():
         return None
-    return np.ldexp(x.dtype.type(1), np.where(large, -exponents, 0))
+    return np.asarray(np.ldexp(x.dtype.type(1), np.where(large, -exponents, 0)))
 
 
 def _backward(axes_of: Callable[[Array, Array], Axes], *, centred: bool = True) -> Any:
