@@ -9,8 +9,8 @@ import numpy as np
 
 from ..wire.options import count
 from ._iterating import Callback, info_of, norm, ratio
-from ._krylov import started
 from ._operators import LinearSystem, Operator, system
+from ._scaled import started
 
 if TYPE_CHECKING:
     from ..arrays import GpuRef
@@ -62,10 +62,11 @@ async def gmres(
     most = 10 * given.n if maxiter is None else count(maxiter, "maxiter", 0)
     size = _RESTART if restart is None else count(restart, "restart")
     size = max(1, min(size, given.n))
-    x, r, tolerance, beta = await started(given, x0, rtol, atol)
+    begun = await started(given, x0, rtol, atol)
+    given, x, r, tolerance, beta = begun.system, begun.x, begun.r, begun.tolerance, begun.size
     info = info_of(beta, tolerance, most)
     if not (info and most and math.isfinite(beta)):
-        return x, info
+        return await begun.solution(x), info
     dtype = b.dtype
     basis = await device.full((size + 1, given.n), 0, dtype)
     sums = await device.full((size, size + 1), 0, dtype)  # a row for each vector
@@ -76,13 +77,13 @@ async def gmres(
     async with device.record(shared=True) as update:
         made = update.blas.gemv(basis[:size], weights, trans=1)
         update.evaluate(x + given.precondition(update, made), out=x)
-        update.evaluate(b - given.multiply(update, x), out=r)
+        update.evaluate(given.b - given.multiply(update, x), out=r)
         update.evaluate(norm(r), out=length)
     for number in range(most):
         await cycle.replay()
         h = (await device.get(sums)).T
         if not np.isfinite(h).all():
-            return x, max(1, most)
+            return await begun.solution(x), max(1, most)
         first = np.zeros(size + 1, dtype)
         first[0] = beta
         y = np.linalg.lstsq(h, first, rcond=None)[0].astype(dtype)
@@ -90,10 +91,10 @@ async def gmres(
         await update.replay()
         beta = float((await device.get(length))[0])
         if callback is not None:
-            callback(number + 1, beta)
+            callback(number + 1, begun.plain(beta))
         if not tolerance < beta < math.inf:
             break
-    return x, info_of(beta, tolerance, most)
+    return await begun.solution(x), info_of(beta, tolerance, most)
 
 
 def _orthogonalize(

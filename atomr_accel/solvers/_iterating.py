@@ -63,13 +63,13 @@ async def progress(device: Device, norm: float, tolerance: float, most: int) -> 
 
 async def iterate(
     device: Device, program: Recording, state: Progress, callback: Callback | None
-) -> float:
+) -> tuple[float, int]:
     """Replay steps until the solver has finished.
 
     The next steps are sent while the program reads the progress of the last ones.
 
     Returns:
-        The residual's norm.
+        The residual's norm, and the number of iterations.
 
     Raises:
         ContextPoisoned, GpuRefStale: a fault. It ends both the read and the steps, and is raised
@@ -96,7 +96,7 @@ async def iterate(
             callback(count, norm)
         seen = count
         if not state.tolerance < norm < math.inf or count >= state.most:
-            return norm
+            return norm, count
 
 
 def info_of(size: float, tolerance: float, most: int) -> int:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..wire.options import count, real
+from ..wire.options import count
 from ._iterating import Callback, dot, info_of, iterate, norm, progress, ratio
-from ._operators import LinearSystem, Operator, require_ref, system
+from ._operators import LinearSystem, Operator, system
+from ._scaled import started
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,9 @@ async def cg(
         The solution, and 0; zeros for a ``b`` of zeros. Without convergence, the latest iterate,
         which may hold NaN, and ``maxiter``, at least 1. That is the case after ``maxiter``
         iterations, or as soon as the residual's norm is NaN or infinite, which a NaN or infinity in
-        ``b`` makes it at once. Neither raises an error.
+        ``b`` makes it at once. It is also the case if ``b - A @ x``, computed in the dtype of
+        ``b``, is not small enough, and beginning again from ``x`` no longer halves it. None of
+        these raises an error.
 
     Raises:
         TypeError: other dtypes, no operator, or a function that does not return a ref.
@@ -66,7 +69,7 @@ async def cg(
     """
     given = system(device, A, b, M, callback)
 
-    async def begin(x: GpuRef, r: GpuRef) -> Step:
+    async def begin(given: LinearSystem, x: GpuRef, r: GpuRef) -> Step:
         rho, p = await _scalar(given, 0.0), await _zeros(given)
 
         def step(program: Recording, state: Progress) -> None:
@@ -122,7 +125,7 @@ async def bicgstab(
     """
     given = system(device, A, b, M, callback)
 
-    async def begin(x: GpuRef, r: GpuRef) -> Step:
+    async def begin(given: LinearSystem, x: GpuRef, r: GpuRef) -> Step:
         shadow = await device.copy(r)
         rho, alpha, omega = [await _scalar(given, value) for value in (1.0, 1.0, 1.0)]
         p, v = await _zeros(given), await _zeros(given)
@@ -186,7 +189,7 @@ async def minres(
     """
     given = system(device, A, b, M, callback)
 
-    async def begin(x: GpuRef, r: GpuRef) -> Step:
+    async def begin(given: LinearSystem, x: GpuRef, r: GpuRef) -> Step:
         # Vectors and numbers of the last step, and of the one before it.
         v, before = r, await _zeros(given)
         w, w_before = await _zeros(given), await _zeros(given)
@@ -229,7 +232,8 @@ async def minres(
 
         return step
 
-    return await _solve(given, x0, rtol, atol, maxiter, callback, every, begin)
+    options = (x0, rtol, atol, maxiter, callback, every)
+    return await _solve(given, *options, begin, follows=M is None)
 
 
 async def _solve(
@@ -241,46 +245,37 @@ async def _solve(
     callback: Callback | None,
     every: int,
     begin: Any,
+    *,
+    follows: bool = True,
 ) -> tuple[GpuRef, int]:
-    """Record some steps of the solver that ``begin`` prepares, and replay them."""
+    """Record some steps of the solver that ``begin`` prepares, and replay them.
+
+    A solver that follows its residual by a recurrence begins again if the residual itself is larger
+    than that and than the tolerance, as long as it halves.
+    """
     device = given.device
     most = 10 * given.n if maxiter is None else count(maxiter, "maxiter", 0)
     steps = min(count(every, "every"), max(most, 1))  # it ends there anyway
-    x, r, tolerance, size = await started(given, x0, rtol, atol)
-    info = info_of(size, tolerance, most)
-    if not (info and most and math.isfinite(size)):
-        return x, info
-    step: Step = await begin(x, r)
-    state = await progress(device, size, tolerance, most)
-    async with device.record(shared=True) as program:
-        for _ in range(steps):
-            state.begin(program)
-            step(program, state)
-    found = await iterate(device, program, state, callback)
-    return x, info_of(found, tolerance, most)
-
-
-async def started(
-    given: LinearSystem, x0: GpuRef | None, rtol: float, atol: float
-) -> tuple[GpuRef, GpuRef, float, float]:
-    """Return the initial solution, its residual, the tolerance and the residual's norm."""
-    device, b = given.device, given.b
-    if x0 is not None:
-        require_ref(device, x0, "x0")
-        if x0.shape != b.shape or x0.dtype is not b.dtype:
-            raise ValueError(
-                f"x0 must be of the shape and dtype of b, {b.shape} and {b.dtype.name}, not "
-                f"{x0.shape} and {x0.dtype.name}"
-            )
-    relative, absolute = real(rtol, "rtol", least=0), real(atol, "atol", least=0)
-    bound = float((await device.get(await device.evaluate(norm(b))))[0])
-    tolerance = max(absolute, relative * bound)
-    if x0 is None or not bound:  # relative to nothing no other solution would be near enough
-        return await _zeros(given), await device.copy(b), tolerance, bound
-    x = await device.copy(x0)
-    r = await given.residual(x)
-    size = float((await device.get(await device.evaluate(norm(r))))[0])
-    return x, r, tolerance, size
+    begun = await started(given, x0, rtol, atol)
+    x, r, tolerance, size = begun.x, begun.r, begun.tolerance, begun.size
+    found, done = size, 0
+    while not size <= tolerance and done < most and math.isfinite(size):
+        step: Step = await begin(begun.system, x, r)
+        state = await progress(device, size, tolerance, most - done)
+        async with device.record(shared=True) as program:
+            for _ in range(steps):
+                state.begin(program)
+                step(program, state)
+        found, taken = await iterate(device, program, state, begun.callback(callback, done))
+        done += taken
+        if not (found <= tolerance and follows):
+            break
+        r = await begun.system.residual(x)
+        found = await begun.norm(r)
+        if not found < size / 2:
+            break
+        size = found
+    return await begun.solution(x), info_of(found, tolerance, most)
 
 
 async def _zeros(given: LinearSystem) -> GpuRef:

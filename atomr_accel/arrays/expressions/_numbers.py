@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._dtypes import as_dtype
+from ..._dtypes import as_dtype, number_kind
 from .promotion import MANY
 
 Number = complex | np.generic
@@ -22,7 +22,8 @@ def number_of(value: Number, dtype: np.dtype[Any] | None = None) -> Known:
     """A number of a dtype, by default of that which NumPy gives it.
 
     Raises:
-        OverflowError: integers that do not hold it, in NumPy's words.
+        OverflowError: integers that do not hold it, in NumPy's words; also infinity.
+        ValueError: NaN as an integer.
         TypeError: device memory cannot hold a value of this type.
     """
     if type(value) is int or (type(value) is float and value):
@@ -47,6 +48,8 @@ def _number(value: Number, dtype: np.dtype[Any] | None) -> Known:
     if dtype is None:
         dtype = as_dtype(number.dtype)
     if number.dtype is not dtype:
+        if dtype.kind in "iu" and number_kind(number.dtype) in ("i", "u", "f"):
+            value = int(value)  # type: ignore[arg-type] # which refuses NaN and infinity
         with np.errstate(all="ignore"):
             # From Python's number, because integers are held against the bounds so.
             number = np.asarray(value, dtype) if isinstance(value, int) else number.astype(dtype)

@@ -439,6 +439,7 @@ def constant(value: Number, dtype: np.dtype[Any] | None = None) -> Expression:
 
     Raises:
         OverflowError: the dtype's integers do not hold the number; the message is NumPy's.
+        ValueError: NaN as an integer.
         TypeError: device memory cannot hold a value of this type.
     """
     number, kind = number_of(value, dtype)

@@ -16,17 +16,18 @@ from ...arrays.expressions.expression import broadcast_constant, where
 from ...arrays.expressions.promotion import FLOAT32, reduced
 from ...ops import D, Request, op
 from ._keys import Chosen, taken
-from ._searching import search
+from ._searching import require_order, search
 from ._top import FP8
 from .choosing import INT64, choose, read_numbers
 from .steps import ArrayPart, CallSteps
-from .wire._intervals import require_intervals
+from .wire._intervals import STEEPEST, require_intervals
 from .wire.indexing import CountHistogram, CountNumbers, RequireIntervals
 
 if TYPE_CHECKING:
     from ...arrays import GpuRef
 
 _FLOAT64: Final = as_dtype(np.float64)
+_COMPLEX128: Final = as_dtype(np.complex128)
 _INT32: Final = as_dtype(np.int32)
 
 
@@ -46,14 +47,14 @@ class Counting(ArrayPart[D]):
 
         Args:
             x: whole numbers from 0 on, in one dimension.
-            weights: the weight of each number; the result is float64 then.
+            weights: the weight of each number, real; the result is float64 then.
             minlength: the smallest size of the result.
             length: the size of the result, if it is known. The call then needs no answer of the
                 device, so it may be in a batch. Negative numbers and numbers of at least ``length``
                 are ignored.
 
         Raises:
-            TypeError: ``x`` does not hold whole numbers.
+            TypeError: ``x`` does not hold whole numbers, or ``weights`` complex ones.
             ValueError: ``x`` has other than one dimension; or it has a negative number, without
                 ``length``.
             Unsupported: in a batch or a recording, without ``length``.
@@ -69,8 +70,15 @@ class Counting(ArrayPart[D]):
         least = operator.index(minlength)
         if least < 0:
             raise ValueError("'minlength' must not be negative")
-        if weights is not None and self._operand(weights, "weights").shape != given.shape:
-            raise ValueError("The weights and list don't have the same length.")
+        if weights is not None:
+            each = self._operand(weights, "weights")
+            if each.shape != given.shape:
+                raise ValueError("The weights and list don't have the same length.")
+            if each.dtype.kind == "c":
+                raise TypeError(
+                    f"Cannot cast array data from {each.dtype!r} to dtype('float64') according to "
+                    "the rule 'safe'"
+                )
 
         def build(steps: CallSteps) -> GpuRef:
             size = least if length is None else operator.index(length)
@@ -142,16 +150,17 @@ class Counting(ArrayPart[D]):
             bins: the number of intervals of equal size, or their edges in increasing order.
             range: the lowest and the highest edge; by default the smallest and the largest element.
             density: whether to return densities, whose integral is 1.
-            weights: the weight of each element.
+            weights: the weight of each element, real or complex.
 
         Returns:
             The counts, and the edges: float16 for elements of float16, but float32 for bfloat16.
 
         Raises:
-            ValueError: no intervals, an invalid range, or weights of another shape. Without
-                ``range``, also elements that are infinite, NaN, or too near to each other for the
-                number of intervals. The device finds these, and they are not raised in a recording
-                on CUDA.
+            ValueError: no intervals, an invalid range, a range wider than the largest number, or
+                weights of another shape. Without ``range``, also elements that are infinite, NaN,
+                or too near to each other or too far apart for the number of intervals; edges on
+                the device that do not increase. The device finds these, and they are not raised in
+                a recording on CUDA.
             TypeError: ``a`` does not hold real numbers.
             Unsupported: CUB, which finds positions among given ``bins``, is not installed.
         """
@@ -180,13 +189,18 @@ class Counting(ArrayPart[D]):
                 else:
                     ends = edges
                 count = ends.size - 1
+                if edges is ends and ends.size > 1 and ends.dtype.kind != "c":
+                    require_order(steps, ends, "histogram", falls=False)
                 numbers = search(steps, ends, x, "right", None)
                 last = ends[-1:]
                 inside = where(x == last, constant(count - 1, INT64), numbers - 1)
                 numbers = steps.evaluate(inside)
             flat = None if weights is None else steps.flat(steps.ref(weights, "weights"))
-            whole = weights is not None and weights.dtype.kind in "biu"
-            summed = reduced("add", weights.dtype) if weights is not None and whole else _FLOAT64
+            kind = "" if weights is None else weights.dtype.kind
+            whole = weights is not None and kind in "biu"
+            summed = _COMPLEX128 if kind == "c" else _FLOAT64
+            if weights is not None and whole:
+                summed = reduced("add", weights.dtype)
             made = self._counted(steps, numbers, flat, count, summed)
             if density:
                 made = _densities(steps, made, ends)
@@ -298,16 +312,17 @@ def _places(
         low = steps.evaluate(constant(float(least), _FLOAT64))
         high = steps.evaluate(constant(float(most), _FLOAT64))
     at = index((count + 1,), 0)
-    line = cast(at, _FLOAT64) * ((high - low) / float(count)) + low
+    place, apart = cast(at, _FLOAT64), high - low
+    steep = apart * STEEPEST <= float(count)
+    line = where(steep, place / float(count) * apart, place * (apart / float(count))) + low
     line = where(at == count, high, line)
     ends = steps.evaluate(cast(line, edge))
-    where_ = (cast(wide, _FLOAT64) - low) * (float(count) / (high - low))
+    fraction = (cast(wide, _FLOAT64) - low) / apart * float(count)
     inside = (wide >= low) & (wide <= high)
-    safe = where(inside, where_, 0.0)
     whole = _INT32 if count < 2**31 else INT64
-    numbers = cast(safe, whole)
-    numbers = where(numbers == count, constant(count - 1, whole), numbers)
-    numbers = steps.evaluate(numbers)
+    # The last one includes the highest edge.
+    last = constant(count - 1, whole)
+    numbers = steps.evaluate(where(inside & (fraction < count), cast(fraction, whole), last))
     begins, nexts = taken(steps, ends, numbers), taken(steps, ends[1:], numbers)
     less = cast(wide < begins, whole)
     more = cast((wide >= nexts) & (numbers != count - 1), whole)

@@ -56,6 +56,7 @@ class Creation(ArrayPart[D]):
             TypeError: an argument is not a real number.
             ZeroDivisionError: ``step`` is 0.
             ValueError: the number of elements is not finite.
+            OverflowError: integers that do not hold the first or the last number.
         """
         first, end = (0, start) if stop is None else (start, stop)
         return self._evaluated(_arange(first, end, step, dtype))
@@ -199,6 +200,7 @@ class Creation(ArrayPart[D]):
         Raises:
             TypeError: no number, or no dtype of device memory.
             OverflowError: integers that do not hold it.
+            ValueError: NaN as an integer.
         """
         value = _number(fill_value, "fill_value")
         kind = as_dtype(np.asarray(value).dtype if dtype is None else dtype)
@@ -222,7 +224,7 @@ class Creation(ArrayPart[D]):
             shape: another shape.
 
         Raises:
-            TypeError, OverflowError: as ``full``.
+            TypeError, OverflowError, ValueError: as ``full``.
         """
         return self._alike(a, fill_value, dtype, shape)
 
@@ -389,12 +391,17 @@ def _arange(start: Any, stop: Any, step: Any, dtype: DTypeLike | None) -> Operan
         raise TypeError("arange() is only supported for booleans when the result has at most 2")
     at = index((count,), 0)
     if kind.kind in "biu":
-        # Computed from the first two as integers, which wrap around.
+        if not count:
+            return broadcast_constant((0,), kind)
+        # Computed from the first two, as integers.
+        first = int(start)
+        delta = int(start + step) - first
+        if kind.kind != "b":
+            for end in (first, first + (count - 1) * delta):
+                constant(end, kind)  # which the dtype has to hold
         wide = as_dtype(np.uint64 if kind.kind == "u" else np.int64)
-        first, second = (int(np.asarray(int(each)).astype(wide)) for each in (start, start + step))
         mask = (1 << 64) - 1
-        bits = (second - first) & mask
-        delta = bits if kind.kind == "u" or bits >> 63 == 0 else bits - (1 << 64)
+        first, delta = (int(np.uint64(each & mask).astype(wide)) for each in (first, delta))
         made = cast(at, wide) * constant(delta, wide) + constant(first, wide)
         return cast(made, kind)
     compute = FLOAT32 if kind in HALVES else kind

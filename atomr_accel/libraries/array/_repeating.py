@@ -227,7 +227,9 @@ class Repeating(ArrayPart[D]):
             constant_values: the new elements with ``"constant"``.
 
         Raises:
-            ValueError: a negative width, or an empty axis, which has no element to repeat.
+            ValueError: a negative width, an empty axis, which has no element to repeat, or NaN for
+                integers.
+            OverflowError: ``constant_values`` that the array's integers do not hold.
             TypeError: widths that are not whole numbers.
         """
         ref = self._ref(array, "array")

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Final, Literal
 
-from ..._dtypes import NAMES
+from ..._dtypes import DTYPES, NAMES
 from ...arrays import GpuRef
 from ...arrays.expressions import Operand
-from ...arrays.expressions.expression import broadcast_constant
+from ...arrays.expressions.expression import broadcast_constant, where
 from ...arrays.expressions.promotion import FLOAT32, common
 from ...ops import D, Request, op
 from ._keys import taken
 from ._top import FP8
 from .choosing import INT64
 from .steps import ArrayPart, CallSteps
+from .wire.indexing import RequireOrder
 
-if TYPE_CHECKING:
-    pass
+_BOOL: Final = DTYPES["bool"]
 
 
 class Searching(ArrayPart[D]):
@@ -53,15 +53,45 @@ class Searching(ArrayPart[D]):
 
         Args:
             x: numbers.
-            bins: the edges of intervals, in increasing order.
+            bins: the edges of intervals, in increasing or decreasing order.
             right: whether they include their ends.
 
         Raises:
-            ValueError, TypeError, Unsupported: as ``searchsorted``.
+            ValueError: other dimensions; or edges in neither order, which the device finds, and
+                which is not raised in a recording on CUDA.
+            TypeError, Unsupported: as ``searchsorted``.
         """
         edges, given = self._ref(bins, "bins"), self._operand(x)
-        side: Literal["left", "right"] = "left" if right else "right"
-        return self._several("digitize", lambda steps: search(steps, edges, given, side, None))
+
+        def build(steps: CallSteps) -> GpuRef:
+            if edges.ndim != 1 or edges.size < 2 or edges.dtype.kind == "c":
+                return search(steps, edges, given, "left" if right else "right", None)
+            falls = require_order(steps, edges, "digitize", falls=True)
+            rising = steps.evaluate(where(falls, edges[::-1], edges))
+            found = search(steps, rising, given, "left" if right else "right", None)
+            return steps.evaluate(where(falls, edges.size - found, found))
+
+        return self._several("digitize", build)
+
+
+def require_order(steps: CallSteps, edges: GpuRef, name: str, *, falls: bool) -> GpuRef:
+    """Have the device check the order of edges.
+
+    Args:
+        steps: the steps of the call.
+        edges: two or more, in one dimension.
+        name: the name of the call.
+        falls: whether a decreasing order is one, too.
+
+    Returns:
+        Whether they decrease, a bool on the device.
+    """
+    flags = steps.output((2,), _BOOL)
+    before, after = edges[:-1], edges[1:]
+    steps.evaluate_all([(after < before).any(), (after > before).any()], (flags[0], flags[1]))
+    message = RequireOrder(flags._addressable_block.address, falls)
+    steps.submit(f"array.{name}", message, [flags._addressable_block], [])
+    return flags[0]
 
 
 def search(

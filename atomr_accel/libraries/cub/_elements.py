@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
-from ...ops import D, op, require_int32
+from ...arrays.expressions import cast
+from ...ops import D, Request, Submission, op, require_int32
 from ...wire.options import whole
+from ..array.evaluate import evaluating
 from ._operators import coded, named
-from .call import CubOutput, CubPart, element, number
+from .call import LANE, CubOutput, CubPart, element, number
 from .wire._spec import BINARY, UNARY, CubSpec
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...arrays import GpuRef
-    from ...ops import Request
+    from ...ops import Preparer
     from ._operators import AnyOperator
+
+_STEEPEST: Final = 2.0**1000
+_SCALE: Final = 2.0**600
+"""By this, subnormal edges become normal ones whose differences have inverses."""
 
 
 class Elements(CubPart[D]):
@@ -129,7 +135,8 @@ class Elements(CubPart[D]):
     ) -> Request[GpuRef]:
         """Count elements in bins of one width (``cub::DeviceHistogram::HistogramEven``).
 
-        ``upper`` itself is in no bin, unlike in ``numpy.histogram``, nor is NaN.
+        ``upper`` itself is in no bin, unlike in ``numpy.histogram``, nor is NaN. If the range is so
+        small that CUB's factor, ``bins / (upper - lower)``, overflows, a scaled copy is counted.
 
         Args:
             x: any shape, taken as one row; real, but not bfloat16, of which CUB miscounts.
@@ -144,7 +151,7 @@ class Elements(CubPart[D]):
 
         Raises:
             TypeError: a dtype that has no histogram.
-            ValueError: no bins, or edges that are not in order.
+            ValueError: no bins, or edges that are not in order, or too far apart for a float64.
             Unsupported: on CUDA, 2**31 elements or more.
         """
         self._require(x=x)
@@ -162,17 +169,39 @@ class Elements(CubPart[D]):
         values = number(lower, edge, "lower"), number(upper, edge, "upper")
         if not (math.isfinite(lower) and math.isfinite(upper) and lower < upper):
             raise ValueError(f"lower is {lower} and upper {upper}; they must be in order")
+        if edge.kind not in "iu" and not math.isfinite(float(upper) - float(lower)):
+            raise ValueError(
+                f"Too many bins for data range: upper - lower must be finite, not {upper} - {lower}"
+            )
         if edge.kind in "iu" and (int(upper) - int(lower)) * bins >= 2**63:
             raise ValueError(f"{bins} bins from {lower} to {upper} are more than 64 bits count")
+        scaled = edge.kind not in "iu" and (float(upper) - float(lower)) * _STEEPEST <= bins
+        if scaled:
+            given = "float64"
+            values = number(lower * _SCALE, edge, "lower"), number(upper * _SCALE, edge, "upper")
         spec = CubSpec("histogram_even", (given, counts, edge.name), levels=int(bins) + 1)
-        return self._request(
-            "cub.histogram_even",
-            spec,
-            [("x", x)],
-            [CubOutput("out", (int(bins),), DTYPES[counts], out)],
-            (x.size,),
-            values=values,
-        )
+
+        def counting(samples: GpuRef) -> Request[GpuRef]:
+            return self._request(
+                "cub.histogram_even",
+                spec,
+                [("x", samples)],
+                [CubOutput("out", (int(bins),), DTYPES[counts], out)],
+                (x.size,),
+                values=values,
+            )
+
+        if not scaled:
+            return counting(x)
+
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            wide = cast(x, DTYPES["float64"]) * _SCALE
+            interpreted = preparer.home.capabilities.python_kernels
+            samples = preparer.perform(evaluating(interpreted, (wide,), None))
+            assert samples is not None  # buffers are given in batches, too
+            return counting(samples).prepare(preparer)
+
+        return Request(LANE, "cub.histogram_even", prepare)
 
 
 def _require_castable(given: str, result: str) -> None:

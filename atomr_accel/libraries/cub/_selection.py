@@ -23,7 +23,8 @@ class Selections(CubPart[D]):
 
     The number of kept elements is known on the device only. So a result has room for all elements,
     and comes with a number, an int64 on the device. ``trim`` waits for the number and returns the
-    part that was written; the rest has undefined content.
+    part that was written. What follows is undefined: whatever was in the memory before, and on the
+    CPU backend bytes of 0xFF, so that no program comes to rely on it.
     """
 
     @op

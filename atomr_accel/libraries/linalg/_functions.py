@@ -100,8 +100,11 @@ class MatrixFunctions(Systems[D], SolverFactorizations[D], Spectra[D]):
         factors, pivots = self._lu(steps, stack, transposed=True)
         # Where there is NaN, vendors may pivot by other elements, and find the matrix singular.
         lost: Any = ufunc("isnan", stack.ref).any(axis=(-2, -1))
-        nan = constant(np.nan, stack.dtype)
-        diagonal = where(lost[..., None], nan, factors.diagonal(0, -2, -1))
+        nan, zero = constant(np.nan, stack.dtype), constant(0, stack.dtype)
+        diagonal: Any = factors.diagonal(0, -2, -1)
+        # One zero decides, also where others have overflowed.
+        singular = (diagonal == zero).any(axis=-1, keepdims=True)
+        diagonal = where(lost[..., None], nan, where(singular, zero, diagonal))
         exchanged = pivots != index(pivots.shape, -1 % len(pivots.shape)) + 1
         one = constant(1, stack.dtype)
         return diagonal, where(exchanged, -one, one).prod(-1)

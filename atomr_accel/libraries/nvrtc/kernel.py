@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ._resident import Resident
 
 
-Argument = GpuRef | complex | np.generic | StructValue | TensorMap | Texture | Surface
+Argument = GpuRef | complex | np.generic | StructValue | TensorMap | Texture | Surface | None
 """An argument of a kernel: a buffer for a pointer, a number for a value (``complex`` includes
 float, int and bool), a struct by value, a tensor map, a texture, a surface."""
 
@@ -110,8 +110,8 @@ class Kernel(Facade[D]):
         Args:
             grid: blocks in x, y, z; one number or up to three. None if ``elements`` is given.
             block: threads of a block in x, y, z.
-            *args: refs for pointers, numbers for values, structs by value. Numbers become the
-                declared type where they fit it.
+            *args: refs for pointers, None for null pointers, numbers for values, structs by value.
+                Numbers become the declared type where they fit it. A ``cpu=`` function gets None.
             shared: bytes of dynamic shared memory. The launch opts in to more than 48 KiB itself.
             elements: smallest number of threads, in x, y, z, from which the grid is computed. If
                 it is 0 along an axis, nothing is launched.

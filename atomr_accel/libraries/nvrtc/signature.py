@@ -21,6 +21,7 @@ from .tensor_map import TensorMap
 from .texture import Surface, Texture
 from .wire._mangled import function_type
 from .wire.messages import (
+    NULL,
     ArrayArgument,
     Scalar,
     StructArgument,
@@ -178,8 +179,8 @@ class Position:
 
     def array(
         self, arg: Any, memory: MemoryMap, reads: list[Block], writes: list[Block]
-    ) -> ArrayArgument:
-        """Convert a buffer to its form in messages.
+    ) -> ArrayArgument | Scalar:
+        """Convert a buffer, or None for a null pointer, to its form in messages.
 
         Args:
             arg: the caller's argument.
@@ -191,6 +192,8 @@ class Position:
             TypeError: it is not a buffer, or is one of another element type.
             ValueError, GpuRefStale, GpuRefSealed: as for all buffers.
         """
+        if arg is None:
+            return NULL
         block = self._check(arg, memory, self._name)
         ref: GpuRef = arg
         parameter = self.parameter
@@ -204,7 +207,8 @@ class Position:
     ) -> ArrayArgument | Scalar | StructArgument | TiledMap | TextureObject | SurfaceObject:
         """Convert a number, struct, tensor map, texture or surface to its form in messages.
 
-        If the type that the kernel declares is unknown, the argument may also be a buffer.
+        If the type that the kernel declares is unknown, the argument may also be a buffer, or None
+        for a null pointer.
 
         Args:
             arg: the caller's argument.
@@ -244,6 +248,8 @@ class Position:
                 f"argument {self._at} must be a scalar, because the kernel declares "
                 f"'{self.parameter.text}', not a GpuRef"
             )
+        if arg is None and self.parameter.dtype is None and self._size in (None, _POINTER):
+            return NULL
         value = self.parameter.scalar(arg, self._at)
         if self._size is not None and value.dtype.itemsize != self._size[0]:
             raise TypeError(

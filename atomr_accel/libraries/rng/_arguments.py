@@ -85,17 +85,24 @@ def positive_shape(value: Any, name: str, _dtype: str) -> float:
     return shape_parameter(converted, name, "float64")
 
 
-def interval(low: Any, high: Any) -> tuple[float, float]:
-    """Return an interval as its start and its length.
+def interval(low: Any, high: Any, dtype: str) -> tuple[float, float]:
+    """Return an interval of a dtype as its start and its length.
 
     Raises:
         TypeError: one of them is not a number.
         ValueError: it ends before it starts.
-        OverflowError: its length is infinite, or NaN.
+        OverflowError: an end is infinite in the dtype, or NaN; or the length is infinite in the
+            dtype of the computation, float64 or float32.
     """
     start, end = real(low, "low", finite=False), real(high, "high", finite=False)
-    if not math.isfinite(end - start):
-        raise OverflowError(f"high - low range exceeds valid bounds: low={start}, high={end}")
+    computed = np.float64 if dtype == "float64" else np.float32
+    with np.errstate(over="ignore"):
+        ends = np.array([start, end]).astype(DTYPES[dtype]).astype(computed)
+        length = computed(end - start)
+    if not (np.isfinite(ends).all() and np.isfinite(length)):
+        raise OverflowError(
+            f"high - low range exceeds valid bounds of {dtype}: low={start}, high={end}"
+        )
     if end < start:
         raise ValueError(f"high must not be less than low: low={start}, high={end}")
     return start, end - start
@@ -298,18 +305,24 @@ def binomial_table(n: int, p: float) -> tuple[int, np.ndarray[Any, np.dtype[np.f
     return first, _summed(np.log((n - k) / (k + 1)) + (math.log(p) - math.log1p(-p)))
 
 
+def most_failures(n: float, p: float) -> float:
+    """Return the largest number of failures before the n-th success worth a mention."""
+    return n * (1 - p) / p + 12 * math.sqrt(n * (1 - p)) / p + 40 / p + 20
+
+
 @lru_cache(8)
-def failures_table(n: float, p: float) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
+def failures_table(n: float, p: float) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]] | None:
     """The distribution function of failures before the n-th success, and where it begins.
 
-    Its tail is that of a geometric distribution, so it takes more room than others.
+    Its tail is that of a geometric distribution, so it takes more room than others: None, if that
+    is too much.
     """
     if p == 1 or n == 0:
         return 0, np.ones(1)
-    mean, deviation = n * (1 - p) / p, math.sqrt(n * (1 - p)) / p
-    first = max(0, math.floor(mean - 12 * deviation - 20))
-    last = math.ceil(mean + 12 * deviation + 40 / p + 20)
-    _require_room(last - first)
+    first = n * (1 - p) / p - 12 * math.sqrt(n * (1 - p)) / p - 20
+    if not most_failures(n, p) - max(0, first) <= _MOST_ENTRIES:
+        return None
+    first, last = max(0, math.floor(first)), math.ceil(most_failures(n, p))
     k = np.arange(first, last, dtype=np.float64)
     return first, _summed(np.log((n + k) / (k + 1)) + math.log1p(-p))
 

@@ -34,7 +34,7 @@ def _each(**checks: Callable[[Any, str, str], float]) -> Callable[..., Parameter
 
 
 CONTINUOUS: Final[dict[str, Callable[..., Parameters]]] = {
-    "uniform": lambda _dtype, low, high: interval(low, high),
+    "uniform": lambda dtype, low, high: interval(low, high, dtype),
     "normal": _each(loc=number, scale=not_negative),
     "lognormal": _each(mean=number, sigma=not_negative),
     "exponential": _each(scale=not_negative),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +20,7 @@ from ._arguments import (
     failures_table,
     hypergeometric_table,
     integer_range,
+    most_failures,
     poisson_table,
     positive_shape,
     trials,
@@ -44,6 +46,8 @@ _RACE: Final = 1 << 16
 """
 
 _MOST_WEIGHED: Final = 1 << 17
+_MOST_EVENTS: Final = 2**63 - 2**36
+"""Largest whole number that distributions reach."""
 _INT64: Final = DTYPES["int64"]
 _FLOAT64: Final = DTYPES["float64"]
 
@@ -170,8 +174,12 @@ class Generator(Choosing[D]):
             low: start of the interval.
             high: its end, not less than ``low``.
             size: shape of the result.
-            dtype: float64 by default.
+            dtype: float64 by default; the narrower ones are computed in float32.
             out: where to put the result.
+
+        Raises:
+            OverflowError: the dtype does not hold an end, or that of the computation not
+                ``high - low``.
         """
         return self._continuous("uniform", "uniform", (low, high), size, dtype, out)
 
@@ -427,7 +435,8 @@ class Generator(Choosing[D]):
     ) -> Request[GpuRef]:
         """The first trial that succeeds; as ``numpy.random.Generator.geometric``.
 
-        By a table as ``negative_binomial``.
+        By a table as ``negative_binomial``; of a small ``p`` by the inverse distribution function,
+        from a logarithm.
 
         Args:
             p: how likely each trial is to succeed, above 0.
@@ -436,12 +445,17 @@ class Generator(Choosing[D]):
             out: where to put the result.
 
         Raises:
-            Unsupported: a ``p`` so small that the table would have more than 2**21 entries.
+            ValueError: the dtype does not hold the numbers.
         """
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            _, table = failures_table(1.0, chance(p))
-            return self._looked_up(preparer, "geometric", 1, table, size, dtype, out)
+            each = chance(p)
+            found = failures_table(1.0, each)
+            if found is not None:
+                return self._looked_up(preparer, "geometric", 1, found[1], size, dtype, out)
+            kind = _holding("geometric", most_failures(1.0, each), dtype, out)
+            law = Distribution("geometric", kind, (math.log1p(-each),))
+            return self._draw(preparer, "geometric", law, size, out)
 
         return Request(LANE, "rng.geometric", prepare)
 
@@ -457,7 +471,8 @@ class Generator(Choosing[D]):
     ) -> Request[GpuRef]:
         """Failures before the n-th success; as ``numpy.random.Generator.negative_binomial``.
 
-        By the inverse distribution function, from a table that goes along with the call.
+        By the inverse distribution function, from a table that goes along with the call. If that
+        would have more than 2**21 entries, as Poisson numbers whose means are gamma variates.
         Computed by kernels of this package.
 
         Args:
@@ -468,12 +483,19 @@ class Generator(Choosing[D]):
             out: where to put the result.
 
         Raises:
-            Unsupported: a table of more than 2**21 entries.
+            ValueError: the dtype does not hold the numbers.
+            Unsupported: of a quasi-random generator, a table of more than 2**21 entries.
         """
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            first, table = failures_table(positive_shape(n, "n", "float64"), chance(p))
-            return self._looked_up(preparer, "negative_binomial", first, table, size, dtype, out)
+            name = "negative_binomial"
+            count, each = positive_shape(n, "n", "float64"), chance(p)
+            found = failures_table(count, each)
+            if found is not None:
+                return self._looked_up(preparer, name, *found, size, dtype, out)
+            kind = _holding(name, most_failures(count, each), dtype, out)
+            law = Distribution(name, kind, (count, (1 - each) / each))
+            return self._draw(preparer, name, law, size, out)
 
         return Request(LANE, "rng.negative_binomial", prepare)
 
@@ -530,10 +552,7 @@ class Generator(Choosing[D]):
         out: GpuRef | None,
     ) -> Submission[GpuRef]:
         """Whole numbers by a table of their distribution function, which begins at ``first``."""
-        kind = NAMES[dtype_of(dtype, out, "int64", whole=True)]
-        last = first + len(table) - 1
-        if last > bounds(kind)[1]:
-            raise ValueError(f"{name} gives numbers up to {last}, which {kind} does not hold")
+        kind = _holding(name, first + len(table) - 1, dtype, out)
         return self._draw(preparer, name, search(kind, first), size, out, table)
 
     @op
@@ -594,3 +613,15 @@ def check_dimensions(dimensions: int) -> int:
     if not 1 <= operator.index(dimensions) <= MOST_DIMENSIONS:
         raise ValueError(f"dimensions must be from 1 to {MOST_DIMENSIONS}, not {dimensions}")
     return operator.index(dimensions)
+
+
+def _holding(name: str, last: float, dtype: DTypeLike | None, out: GpuRef | None) -> str:
+    """Return the dtype for whole numbers up to ``last``.
+
+    Raises:
+        ValueError: it does not hold them.
+    """
+    kind = NAMES[dtype_of(dtype, out, "int64", whole=True)]
+    if last > min(bounds(kind)[1], _MOST_EVENTS):
+        raise ValueError(f"{name} gives numbers up to {last:.0f}, which {kind} does not hold")
+    return kind

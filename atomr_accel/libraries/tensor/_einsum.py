@@ -189,7 +189,11 @@ class Einsum(TensorOperations[D]):
                 case Sum(parts, axes, target):
                     steps.evaluate(_sum([seen(each) for each in parts], axes), seen(target))
                 case CopyStep(source, target):
-                    steps.assign((seen(source), seen(target)))
+                    given, made = seen(source), seen(target)
+                    if given.dtype is made.dtype:
+                        steps.assign((given, made))
+                    else:  # by whichever rule, which the caller chose
+                        steps.evaluate(cast(given, made.dtype), made)
                 case Contraction((a, b, target), (modes_a, modes_b, modes)):
                     steps.do(
                         described.contract(

@@ -11,7 +11,7 @@ from atomr_accel import Device, GpuRefSealed, GpuRefStale, Unsupported, open_dev
 from atomr_accel.libraries.cub._python import translate
 from atomr_accel.testing._faults import poison
 
-from ...harness import AT_ONCE, cpu_only, on_shared, program
+from ...harness import AT_ONCE, ON_CUDA, cpu_only, on_shared, program
 from ..conformance import MARKS, dtype_of
 
 if TYPE_CHECKING:
@@ -311,3 +311,16 @@ async def test_builds_are_there_again_after_a_rebuild() -> None:
         total = await device.cub.reduce(await device.put(F))
         assert await device.get(total) == 15
         assert device.generation == generation + 1
+
+
+@pytest.mark.skipif(ON_CUDA, reason="what was in the memory stays there")
+async def test_what_follows_kept_elements_is_no_number(device: Device) -> None:
+    x = await device.put(np.arange(6.0))
+    flags = await device.put(np.array([1, 0, 0, 1, 0, 0], bool))
+    kept, _ = await device.cub.select_flagged(x, flags)
+    values = await device.get(kept)
+    assert values[:2].tolist() == [0, 3]
+    assert np.isnan(values[2:]).all()
+    ones = await device.put(np.ones(4))
+    kept, _ = await device.cub.unique(ones)
+    assert np.isnan((await device.get(kept))[1:]).all()

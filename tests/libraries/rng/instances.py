@@ -9,6 +9,7 @@ from atomr_accel.libraries.rng.wire._messages import Distribution
 
 from ..conformance import Array
 
+WHOLE_LAWS = ("search", "geometric", "poisson", "negative_binomial")
 FILL = "{t}* out; u64 count; u64 key; u64 first; Params p"
 APPLY = "{t}* out; const uint4* there; u64 count; u64 key; u64 first; Params p"
 SOBOL = (
@@ -27,7 +28,7 @@ def instances(whole: tuple[str, ...] = (*WHOLE, "bool")) -> dict[str, str]:
     """Every kernel for every law and dtype, with its parameters."""
     members: dict[str, str] = {}
     for name, rule in DISTRIBUTIONS.items():
-        integral = name.startswith("integers") or name in ("search", "poisson")
+        integral = name.startswith("integers") or name in WHOLE_LAWS
         for dtype in whole if integral else FLOATS:
             law, t = type_of(a_distribution(name, dtype)), C_TYPES[dtype]
             if rule.until_accepted:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atomr_accel import Device, GpuRefSealed, GpuRefStale, Unsupported
 from atomr_accel.libraries.rng._state import new_state
-from atomr_accel.libraries.rng.wire._distributions import KINDS
+from atomr_accel.libraries.rng.wire._distributions import FLOATS, KINDS
 from atomr_accel.ops import perform
 
+from ...harness import on_shared
 from ..conformance import MARKS
 
 pytestmark = MARKS
@@ -159,7 +164,8 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ("permutation", (np.arange(3),), {}, TypeError, "x must be a GpuRef, .* put it on the device"),
     ("shuffle", (np.ones(3),), {}, TypeError, "x must be a GpuRef"),
     ("geometric", (0.0,), {}, ValueError, r"p must be above 0 and at most 1, not 0\.0"),
-    ("geometric", (1e-9,), {}, Unsupported, "a table of .* entries"),
+    ("geometric", (1e-9,), {"dtype": "int32"}, ValueError, "up to .*, which int32 does not hold"),
+    ("negative_binomial", (2, 1e-30), {}, ValueError, "up to .*, which int64 does not hold"),
     ("geometric", (0.01,), {"dtype": "uint8"}, ValueError, "which uint8 does not hold"),
     ("negative_binomial", (0, 0.5), {}, ValueError, "n must be more than 0"),
     ("hypergeometric", (1.5, 2, 1), {}, TypeError, "ngood must be a whole number"),
@@ -238,6 +244,35 @@ GENERATORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"seed": 2.5}, TypeError, r"not 2\.5"),
     ({"offset": -4}, ValueError, "before its first one: -4"),
 ]
+
+
+@settings(max_examples=60)
+@given(
+    dtype=st.sampled_from(FLOATS),
+    low=st.floats(-1, 1),
+    high=st.floats(-1, 1),
+    power=st.sampled_from([0, 10, 15, 16, 126, 127, 128, 129, 1022, 1023]),
+)
+@on_shared
+async def test_uniform_numbers_are_finite_in_their_dtype(
+    device: Device, dtype: str, low: float, high: float, power: int
+) -> None:
+    low, high = sorted([math.ldexp(low, power), math.ldexp(high, power)])
+    info = ml_dtypes.finfo(dtype)
+    computed = ml_dtypes.finfo("float64" if dtype == "float64" else "float32")
+    try:
+        made = await device.rng.default_rng(1).uniform(low, high, 64, dtype=dtype)
+    except OverflowError as error:
+        assert "exceeds valid bounds" in str(error)  # noqa: PT017 - whether it is raised varies
+        most = float(computed.max)
+        assert max(-low, high) > float(info.max) or not (high / 2 - low / 2) * 2 <= most
+        return
+    x = (await device.get(made)).astype("f8")
+    slack = 4 * float(computed.eps if dtype in ("float32", "float64") else info.eps)
+    slack = slack * max(abs(low), abs(high)) + float(info.smallest_subnormal)
+    assert np.isfinite(x).all()
+    assert (x >= low - slack).all()
+    assert (x <= high + slack).all()
 
 
 @pytest.mark.parametrize(("options", "error", "message"), GENERATORS)

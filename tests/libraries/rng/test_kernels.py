@@ -187,6 +187,20 @@ def test_integers(kernel: Kernels, dtype: str, low: int, span: int) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("p", [1e-3, 1e-6, 1e-12])
+def test_geometric(kernel: Kernels, p: float) -> None:
+    values = kernel.fill(a_distribution("geometric", "int64", (np.log1p(-p),)), N)
+    assert values.min() >= 1
+    check_continuous(values, stats.expon(scale=1 / p), slack=2 * p)
+
+
+@pytest.mark.parametrize(("n", "p"), [(0.7, 1e-4), (1.0, 1e-6), (30.0, 1e-12)])
+def test_negative_binomial(kernel: Kernels, n: float, p: float) -> None:
+    values = kernel.fill(a_distribution("negative_binomial", "int64", (n, (1 - p) / p)), N)
+    assert values.min() >= 0
+    check_continuous(values, stats.gamma(n, scale=1 / p), slack=0.01)
+
+
 @pytest.mark.parametrize("mean", [0.0, 0.01, 3.0, 9.99, 10.0, 50.0, 1e4, 1e9])
 def test_poisson(kernel: Kernels, mean: float) -> None:
     values = kernel.fill(a_distribution("poisson", "int64", (mean,)), N)

@@ -337,3 +337,28 @@ async def test_arguments_that_do_not_fit(device: Device) -> None:
         await einsum(x, [52, 1])
     with pytest.raises(TypeError, match="list of whole numbers"):
         await einsum(x, x)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex")
+@pytest.mark.parametrize("subscripts", ["i,i,i->i", "ij,j", "ij->ji", "ij,kj->ik", "ii->i"])
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [("f8", "?"), ("c16", "f8"), ("f8", "i4"), ("i8", "u1"), ("f8", "f2"), ("c16", "c8")],
+)
+@on_shared
+async def test_conversions_that_are_not_safe(
+    device: Device, subscripts: str, given: str, dtype: str
+) -> None:
+    terms = subscripts.partition("->")[0].split(",")
+    shapes = [(3,) * len(term) for term in terms]
+    arrays = [RNG.integers(0, 4, shape).astype(given) for shape in shapes]
+    refs = [await device.put(each) for each in arrays]
+    made = await device.tensor.einsum(subscripts, *refs, dtype=dtype, casting="unsafe")
+    wanted = np.einsum(subscripts, *arrays, dtype=dtype, casting="unsafe")
+    wanted = wanted.astype(dtype)  # NumPy's views keep the dtype
+    assert made.dtype == wanted.dtype
+    np.testing.assert_array_equal(await device.get(made), wanted)
+    kinds = np.dtype(given).kind + np.dtype(dtype).kind
+    if kinds in ("f?", "cf", "fi"):
+        with pytest.raises(TypeError, match="Cannot cast operand 0"):
+            await device.tensor.einsum(subscripts, *refs, dtype=dtype, casting="same_kind")

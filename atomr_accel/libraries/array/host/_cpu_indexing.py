@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ...._dtypes import DTYPES, is_added, is_inexact
-from ..wire._intervals import require_intervals
+from ..wire._intervals import STEEPEST, edges_between, require_intervals
 from ..wire.indexing import (
     Choose,
     Compact,
@@ -18,6 +18,7 @@ from ..wire.indexing import (
     FindOutside,
     ReadNumbers,
     RequireIntervals,
+    RequireOrder,
     ScanRows,
     Top,
     UploadBytes,
@@ -58,6 +59,7 @@ class CpuIndexing:
             CountHistogram: self._histogram,
             ReadNumbers: self._read_numbers,
             RequireIntervals: self._require_intervals,
+            RequireOrder: self._require_order,
             ScanRows: self._scan,
             Top: self._top,
         }
@@ -159,14 +161,14 @@ class CpuIndexing:
             low, high = self._require_intervals(message)
         edges = array(message.edges, (size + 1,), DTYPES[message.edge])
         with np.errstate(all="ignore"):
-            edges[...] = np.arange(size + 1) * ((high - low) / size) + low
-            edges[-1] = high
+            edges[...] = edges_between(low, high, size)
             wide = np.empty(0)
             if message.count:
                 wide = array(message.given, (message.count,), DTYPES[message.dtype]).astype("f8")
             wide = wide[(wide >= low) & (wide <= high)]
-            number = ((wide - low) * (size / (high - low))).astype(np.int64)
-        number[number == size] = size - 1
+            apart, steep = high - low, size >= (high - low) * STEEPEST
+            number = (wide - low) / apart * size if steep else (wide - low) * (size / apart)
+        number = np.minimum(number, size - 1).astype(np.int64)
         # Edges decide: narrow elements are compared with narrow edges.
         more = (wide >= edges[number + 1]) & (number != size - 1)
         number = number - (wide < edges[number]) + more
@@ -177,6 +179,10 @@ class CpuIndexing:
         low, high = map(float, self._context.array(message.ends, (2,), DTYPES["float64"]))
         require_intervals(low, high, message.size, message.edge)
         return low, high
+
+    def _require_order(self, message: RequireOrder) -> None:
+        self._context.check()
+        message.check(bytes(self._context.bytes_at(message.flags, 2)))
 
     def _distinct(self, message: Distinct) -> int:
         self._context.check()

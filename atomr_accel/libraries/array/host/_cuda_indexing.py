@@ -26,6 +26,7 @@ from ..wire.indexing import (
     FindOutside,
     ReadNumbers,
     RequireIntervals,
+    RequireOrder,
     ScanRows,
     Top,
     UploadBytes,
@@ -91,6 +92,7 @@ class CudaIndexing:
             CountHistogram: self._histogram,
             ReadNumbers: self._read_numbers,
             RequireIntervals: self._require_intervals,
+            RequireOrder: self._require_order,
             ScanRows: self._scan,
             Top: self._top,
         }
@@ -238,6 +240,10 @@ class CudaIndexing:
         if not self._stream.captures:  # a recording cannot ask
             low, high = struct.unpack("<2d", self._read(self._context.pointer(message.ends), 16))
             require_intervals(low, high, message.size, message.edge)
+
+    def _require_order(self, message: RequireOrder) -> None:
+        if not self._stream.captures:  # a recording cannot ask
+            message.check(self._read(self._context.pointer(message.flags), 2))
 
     def _top(self, message: Top) -> None:
         for zeros, launches in tops(message, self._context.pointer):

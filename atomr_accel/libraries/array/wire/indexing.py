@@ -174,6 +174,29 @@ class RequireIntervals(Message, frozen=True):
     size: int
 
 
+class RequireOrder(Message, frozen=True):
+    """Raise if edges are in no order.
+
+    Attributes:
+        flags: address of two bools: whether some edge is less than the one before, or more.
+        falls: whether edges in decreasing order are in order, too.
+    """
+
+    flags: Address
+    falls: bool
+
+    def check(self, flags: bytes) -> None:
+        """Check the flags.
+
+        Raises:
+            ValueError: the edges are in no order.
+        """
+        if self.falls and all(flags):
+            raise ValueError("bins must be monotonically increasing or decreasing")
+        if not self.falls and flags[0]:
+            raise ValueError("`bins` must increase monotonically, when an array")
+
+
 MOST_TOP: Final = 2048
 """Largest number of elements of each row that ``Top`` returns."""
 TOP_ROWS: Final = 512

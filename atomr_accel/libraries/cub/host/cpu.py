@@ -335,12 +335,18 @@ def _partition(job: _Job) -> None:
     if job.spec.algorithm == "three_way_partition":
         second &= _apply(operators[1], x).astype(np.bool_)
     parts = [x[first], x[second], x[~first & ~second]]
-    if job.spec.algorithm in ("select", "select_flagged"):
-        parts = [parts[0], x[:0], x[:0]]
     counts = job.array(5, 2, "int64")
-    for at, part in enumerate(parts):
-        job.array(2 + at, len(part), dtype)[:] = part
+    outs = {"select": 1, "select_flagged": 1, "partition": 2}.get(job.spec.algorithm, 3)
+    for at, part in enumerate(parts[:outs]):
+        _keep(job, 2 + at, part, dtype)
     counts[:] = [len(parts[0]), len(parts[1])]
+
+
+def _keep(job: _Job, at: int, part: Array, dtype: str) -> None:
+    """Write the kept elements, and bytes of 0xFF behind them."""
+    room = job.array(at, job.sizes[0], dtype)
+    room[: len(part)] = part
+    room[len(part) :].view(np.uint8)[...] = 0xFF
 
 
 def _unique_by_key(job: _Job) -> None:
@@ -350,9 +356,9 @@ def _unique_by_key(job: _Job) -> None:
     first = np.ones(count, np.bool_)
     first[1:] = ~_apply(job.spec.operators[0], given[:-1], given[1:]).astype(np.bool_)
     found = int(first.sum())
-    job.array(2, found, keys)[:] = given[first]
+    _keep(job, 2, given[first], keys)
     if values:
-        job.array(3, found, values)[:] = job.array(1, count, values)[first]
+        _keep(job, 3, job.array(1, count, values)[first], values)
     job.array(4, 1, "int64")[0] = found
 
 

@@ -87,7 +87,8 @@ class Builder:
                 (batch + 1, 1, 1, 1).
 
         Raises:
-            ValueError: dimensions that are not positive, or too many; strides that do not fit.
+            ValueError: dimensions after the first that are not positive, or too many; strides that
+                do not fit.
             TypeError: ``dtype`` is not a dtype.
             Unsupported: a dtype that graphs do not have.
         """
@@ -95,10 +96,10 @@ class Builder:
         steps = strides_of(sizes, last=last) if strides is None else _integers(strides, "strides")
         if len(steps) != len(sizes):
             raise ValueError(f"strides {steps} do not fit shape {sizes}: one for each dimension")
-        if not 0 < len(sizes) <= MOST_DIMS or min(sizes) < 1 or min(steps) < 0:
+        if not 0 < len(sizes) <= MOST_DIMS or not _is_batch(sizes) or min(steps) < 0:
             raise ValueError(
-                f"a tensor has 1 to {MOST_DIMS} dimensions of at least 1 and strides of at "
-                f"least 0, not shape {sizes} with strides {steps}"
+                f"a tensor has 1 to {MOST_DIMS} dimensions, of which only the first may be 0, and "
+                f"strides of at least 0, not shape {sizes} with strides {steps}"
             )
         base = -1 if ragged is None else ragged.id
         return self._add(DnnTensor(_known(dtype), sizes, steps, "buffer", base, last))
@@ -211,6 +212,11 @@ class Builder:
     def _add(self, tensor: DnnTensor) -> Symbol:
         self.tensors.append(tensor)
         return Symbol(self, len(self.tensors) - 1)
+
+
+def _is_batch(sizes: tuple[int, ...]) -> bool:
+    """Return whether a shape has elements, or would have with a first dimension that is not 0."""
+    return sizes[0] >= 0 and min(sizes[1:], default=1) > 0
 
 
 def _split(

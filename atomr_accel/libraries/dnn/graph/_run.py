@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar, final
 
 from ...._dtypes import DTYPES
@@ -26,7 +27,7 @@ from ....wire.options import flag
 from ....wire.recent import Recent
 from ..wire._graph import DnnGraph, encode
 from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
-from ..wire.sequence_messages import Clear
+from ..wire.sequence_messages import Clear, ClearAll
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -218,7 +219,7 @@ class FillCall(CachedCall):
     """A call without input elements, because an array has a zero in its shape.
 
     Attributes:
-        byte: value of the result's bytes, if it has any.
+        byte: value of the results' bytes, if they have any.
     """
 
     __slots__ = ("byte",)
@@ -226,14 +227,33 @@ class FillCall(CachedCall):
     def __init__(
         self,
         reads: Iterable[str],
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
+        outputs: Iterable[RunOutput],
+        dtypes: Iterable[np.dtype[Any]],
         byte: int = ZERO,
     ) -> None:
-        super().__init__(
-            [(-1, name) for name in reads], [RunOutput(-1, shape)], [dtype], alignment=1
-        )
+        super().__init__([(-1, name) for name in reads], outputs, dtypes, alignment=1)
         self.byte: Final = byte
+
+    @classmethod
+    def of_one(
+        cls, reads: Iterable[str], shape: tuple[int, ...], dtype: np.dtype[Any], byte: int = ZERO
+    ) -> FillCall:
+        """A call with one result."""
+        return cls(reads, [RunOutput(-1, shape)], [dtype], byte)
+
+
+def without_images(call: CachedCall) -> CachedCall:
+    """Replace a call whose batch is empty by one that fills its results.
+
+    Sums over images are zeros then; other results have no elements.
+    """
+    if type(call) is not GraphCall:
+        return call
+    tensors = call.graph.tensors
+    if not any(0 in tensors[at].shape for at in call.graph.used):
+        return call
+    names = [name for _, name in call.reads]
+    return FillCall(names, call.outputs, [dtype for _, dtype in call.targets])
 
 
 @final
@@ -482,7 +502,7 @@ class DnnPart(Facade[D]):
             if out is not None:
                 plain = False
         if call is None or call.updates or not plain:
-            known, call = call, call or make()
+            known, call = call, call or without_images(make())
             _check(memory, name, call, given, outs)
             if known is None and signature is not None:
                 self._plans.calls.add(signature, call)
@@ -558,13 +578,16 @@ def planning(encoded: bytes) -> Request[tuple[int, str]]:
 
 def _fill(
     preparer: Preparer, call: CachedCall, reads: list[Block], outs: Sequence[GpuRef | None]
-) -> Submission[GpuRef]:
+) -> Submission[Any]:
     assert type(call) is FillCall
-    result = outs[0]
-    if result is None:
-        result = preparer.output(*call.targets[0])
-    block = result._block
-    return Submission(Clear(block.address, result.nbytes, call.byte), reads, (block,), result)
+    made: list[GpuRef] = []
+    for target, out in zip_longest(call.targets, outs):
+        made.append(preparer.output(*target) if out is None else out)
+    blocks = [ref._block for ref in made]
+    parts = [Clear(ref._block.address, ref.nbytes, call.byte) for ref in made]
+    message = parts[0] if len(parts) == 1 else ClearAll(tuple(parts))
+    results = tuple([made[at] for at in call.results])
+    return Submission(message, reads, blocks, results[0] if len(results) == 1 else results)
 
 
 def _update(

@@ -151,7 +151,10 @@ class Graph(Facade[D], GraphOperations):
         """
         called = name or f"input{len(self._inputs)}"
         self._require_free(called, self._inputs)
-        symbol = self._builder.tensor(tuple(shape), dtype, strides, last=channels_last)
+        sizes = tuple(shape)
+        if 0 in sizes:
+            raise ValueError(f"shape must have sizes of at least 1, not {sizes}")
+        symbol = self._builder.tensor(sizes, dtype, strides, last=channels_last)
         self._inputs[called] = symbol
         if strides is not None:
             self._strided.add(called)

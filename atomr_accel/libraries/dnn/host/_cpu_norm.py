@@ -41,11 +41,17 @@ def _forward(axes_of: Callable[[Array, Array], Axes], *, centred: bool = True) -
     ) -> dict[str, Array]:
         del attributes, outputs
         x, scale = inputs["input"], inputs["scale"]
-        axes = axes_of(x, scale)
+        axes, epsilon = axes_of(x, scale), inputs["epsilon"]
+        share = _share(x, axes)
+        if share is not None:
+            x = x * share
+            epsilon = np.maximum(epsilon * share * share, np.finfo(x.dtype).tiny)
         mean = x.mean(axes, keepdims=True) if centred else x.dtype.type(0)
         variance = np.square(x - mean).mean(axes, keepdims=True)
-        inverse = 1 / np.sqrt(variance + inputs["epsilon"])
+        inverse = 1 / np.sqrt(variance + epsilon)
         y = (x - mean) * inverse * scale
+        if share is not None:
+            mean, variance, inverse = mean / share, variance / share / share, inverse * share
         if "bias" in inputs:
             y = y + inputs["bias"]
         results = {"y": y, "mean": mean, "inv_variance": inverse}
@@ -61,6 +67,15 @@ def _forward(axes_of: Callable[[Array, Array], Axes], *, centred: bool = True) -
         return results
 
     return compute
+
+
+def _share(x: Array, axes: Axes) -> Array | None:
+    """Return powers of two by which squares of ``x`` do not overflow; None if none do anyway."""
+    _, exponents = np.frexp(np.abs(x).max(axes, keepdims=True, initial=0))
+    large = exponents > np.finfo(x.dtype).maxexp // 2 - 16
+    if not large.any():
+        return None
+    return np.asarray(np.ldexp(x.dtype.type(1), np.where(large, -exponents, 0)))
 
 
 def _backward(axes_of: Callable[[Array, Array], Axes], *, centred: bool = True) -> Any:

@@ -158,11 +158,11 @@ def _backward(op: str) -> Any:
 
 
 def _max_backward(loss: Array, x: Array, tables: Sequence[_ResampleTable]) -> Array:
-    """Return the gradient. The first of a window's equal maxima gets it, and NaN gets none."""
+    """Return the gradient. The first of a window's equal maxima gets it, or the first NaN."""
     values = _windows(x, tables, -np.inf)
     space = np.arange(math.prod(x.shape[2:]), dtype=np.float64).reshape(1, 1, *x.shape[2:])
     inside = _windows(space, tables, -1.0)
-    found = (values == values.max(-1, keepdims=True)) & (inside >= 0)
+    found = ((values == values.max(-1, keepdims=True)) | np.isnan(values)) & (inside >= 0)
     first = found.argmax(-1)
     elements = np.take_along_axis(np.broadcast_to(inside, values.shape), first[..., None], -1)
     grads = np.where(found.any(-1), loss, 0)

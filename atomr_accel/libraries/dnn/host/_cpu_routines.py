@@ -78,9 +78,9 @@ class CpuRoutines:
         else:
             x = _padded(wide(self._view(message.x, message.x_tensor)), message, -np.inf)
             y = _windows(x, message).max(tuple(range(-dims, 0)))
-            open_ = np.ones(y.shape, bool)  # only the first of equal ones counts
+            open_ = np.ones(y.shape, bool)  # only the first of equal ones, or of NaN, counts
             for tap in _taps(message, dy.shape[2:]):
-                found = open_ & (x[tap] == y)
+                found = open_ & ((x[tap] == y) | np.isnan(x[tap]))
                 gradient[tap] += np.where(found, dy, 0)
                 open_ &= ~found
         inside: tuple[Any, ...] = (

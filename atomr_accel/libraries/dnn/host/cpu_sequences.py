@@ -15,6 +15,7 @@ from ..wire.sequence_messages import (
     Blank,
     Clean,
     Clear,
+    ClearAll,
     Derived,
     Grow,
     Trial,
@@ -55,6 +56,7 @@ class CpuSequences:
             Grow: self._attend,
             Trial: self._attend,
             Clear: self._clear,
+            ClearAll: self._clear_all,
             Dropout: self._dropout,
         }
 
@@ -187,6 +189,10 @@ class CpuSequences:
     def _clear(self, message: Clear) -> None:
         self._context.check()
         self._context.bytes_at(message.target, message.nbytes)[...] = message.byte
+
+    def _clear_all(self, message: ClearAll) -> None:
+        for part in message.parts:
+            self._clear(part)
 
     def _dropout(self, message: Dropout) -> None:
         self._context.check()

@@ -19,6 +19,7 @@ from ..wire.sequence_messages import (
     Blank,
     Clean,
     Clear,
+    ClearAll,
     Derived,
     Grow,
     SequenceUpload,
@@ -96,6 +97,7 @@ class CudaSequences:
             Grow: self._attend,
             Trial: self._attend,
             Clear: self._clear,
+            ClearAll: self._clear_all,
             Dropout: self._dropout,
         }
 
@@ -217,6 +219,10 @@ class CudaSequences:
             "cuMemsetD8Async",
             driver.cuMemsetD8Async(target, message.byte, message.nbytes, stream),
         )
+
+    def _clear_all(self, message: ClearAll) -> None:
+        for part in message.parts:
+            self._clear(part)
 
     def _dropout(self, message: Dropout) -> None:
         count, position = message.count, message.offset

@@ -200,7 +200,7 @@ class DnnConvolutions(DnnPart[D]):
                 )
             )
             shape = (loss.shape[0], weight.shape[1] * whole_number(groups, "groups", 1), *sizes)
-            if min(shape) < 1:
+            if min(shape[1:]) < 1:
                 raise ValueError(f"conv_transpose: the result would have shape {shape}")
             y = builder.node("conv_dgrad", loss=loss, filter=weight, shape=shape, **window)["dx"]
             ids = [loss.id, weight.id]

@@ -39,6 +39,9 @@ class Normalizations(NormalizationPart[D]):
     added to the variance. Gradients take ``grad``, the gradient with respect to the result, and
     return those with respect to ``x``, ``weight`` and ``bias``.
 
+    CUDA squares in the dtype of statistics: results are zeros where squares of ``x`` overflow, from
+    about 1e19 in float32 and bfloat16 on. The CPU backend scales such numbers first.
+
     All methods raise:
         ValueError: shapes, numbers or a layout that do not fit, or aliasing.
         TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
@@ -146,7 +149,7 @@ class Normalizations(NormalizationPart[D]):
         def make(last: bool) -> NormGraph:
             builder, shape = Builder(), plane_of(x.shape, last=last)
             channels, ndim = shape[1], len(shape)
-            if training and math.prod(shape) == channels:
+            if training and math.prod(shape) <= channels:
                 raise ValueError(
                     "x must have several values for each channel to train with, not "
                     f"shape {x.shape}"

@@ -216,7 +216,7 @@ class Activations(DnnPart[D]):
             if 0 in x.shape:
                 if mode in ("max", "min", "absmax") and any(x.shape[each] == 0 for each in axes):
                     raise ValueError(f"x must have elements for {mode}, not shape {x.shape}")
-                return FillCall(["x"], shape, DTYPES[wide], NAN if mode == "mean" else ZERO)
+                return FillCall.of_one(["x"], shape, DTYPES[wide], NAN if mode == "mean" else ZERO)
             before, op, after = _REDUCTIONS[mode]
             builder = Builder()
             if not axes:
@@ -288,7 +288,7 @@ def _pointwise(
             require_shape(ref, x.shape, name)
     require_float(x, "x")
     if 0 in x.shape:
-        return FillCall(arguments, x.shape, x.dtype)
+        return FillCall.of_one(arguments, x.shape, x.dtype)
     builder = Builder()
     # Of any shape: only how many there are counts.
     symbols = {name: builder.tensor((x.size,), x.dtype) for name in names}

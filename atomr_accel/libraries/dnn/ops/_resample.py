@@ -337,12 +337,12 @@ def _last(shape: tuple[int, ...], layout: str | None) -> bool:
     """Return whether channels are last.
 
     Raises:
-        ValueError: the shape is not that of an image, or has no elements.
+        ValueError: the shape is not that of an image, or an image has no elements.
     """
-    if len(shape) - 2 not in _SPACES or 0 in shape:
+    if len(shape) - 2 not in _SPACES or 0 in shape[1:]:
         raise ValueError(
-            f"x must have a batch, channels and one to three dimensions of space, none of "
-            f"them 0, not shape {shape}"
+            f"x must have a batch, channels and one to three dimensions of space, of "
+            f"which only the batch may be 0, not shape {shape}"
         )
     return is_last(layout, len(shape))
 

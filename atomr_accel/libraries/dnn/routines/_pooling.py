@@ -93,6 +93,9 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
     ) -> Request[GpuRef]:
         """Gradient of ``max_pool`` with respect to ``x``. The first of equal elements gets it.
 
+        Where the largest is NaN, the first NaN gets it; on CUDA, cuDNN's routine decides, which
+        may give it to none.
+
         Vendor function: ``cudnnPoolingBackward``.
 
         Args:

@@ -16,6 +16,7 @@ from ....ops import (
 from ..graph._run import LANE, DnnPart
 from ..graph.layout import is_last, logical
 from ..wire._graph import DnnTensor, strides_of
+from ..wire.sequence_messages import Clear
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,20 +73,21 @@ class RoutinePart(DnnPart[D]):
             else:
                 _check_out(name, result, inputs, shape, in_place=in_place)
                 require_writable(result, memory, "out")
+            address = result._block.address
+            if not result.size:  # a batch of none
+                return Submission(Clear(address, 0), blocks, [result._block], result)
             places = [block.address for block in blocks]
-            return Submission(
-                message(places, result._block.address), blocks, [result._block], result
-            )
+            return Submission(message(places, address), blocks, [result._block], result)
 
         return Request(LANE, name, prepare)
 
 
 def image_of(x: Any, layout: str | None) -> DnnTensor:
     """Return the shape and strides of an image as (batch, channels, ...space)."""
-    if len(x.shape) not in _RANKS or 0 in x.shape:
+    if len(x.shape) not in _RANKS or 0 in x.shape[1:]:
         raise ValueError(
-            f"x must have a batch, channels and one to three dimensions of space, none of "
-            f"them 0, not shape {x.shape}"
+            f"x must have a batch, channels and one to three dimensions of space, of "
+            f"which only the batch may be 0, not shape {x.shape}"
         )
     last = is_last(layout, len(x.shape))
     shape = logical(x.shape, last=last)

@@ -45,7 +45,7 @@ def _made(like: DnnTensor, shape: tuple[int, ...], *, last: bool) -> DnnTensor:
 
 def _reshape(inputs: Inputs, attributes: Attributes) -> dict[str, DnnTensor]:
     tensor, shape = _whole("reshape", inputs), attributes["shape"]
-    if not shape or min(shape) < 1 or math.prod(shape) != math.prod(tensor.shape):
+    if not shape or min(shape[1:], default=1) < 1 or math.prod(shape) != math.prod(tensor.shape):
         raise ValueError(f"reshape: {tensor.shape} has not as many elements as {shape}")
     return {"y": _made(tensor, shape, last=False)}
 

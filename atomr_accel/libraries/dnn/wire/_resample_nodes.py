@@ -147,7 +147,7 @@ def _backward(op: str, modes: tuple[str, ...]) -> Infer:
             raise TypeError(
                 f"{name}: input must have the dtype of loss, {loss.dtype}, not {image.dtype}"
             )
-        if len(shape) != space + 2 or min(shape) < 1:
+        if len(shape) != space + 2 or min(shape[1:]) < 1:
             raise ValueError(f"{name}: shape {shape} has not the dimensions of {loss.shape}")
         axes = axes_of(op, shape[2:], attributes)
         expected = (*shape[:2], *(axis.places for axis in axes))

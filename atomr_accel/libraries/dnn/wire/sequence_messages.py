@@ -208,3 +208,9 @@ class Clear(Message, frozen=True):
     target: Address
     nbytes: int
     byte: int = 0
+
+
+class ClearAll(Message, frozen=True):
+    """Fill several pieces of memory."""
+
+    parts: tuple[Clear, ...]

@@ -236,10 +236,18 @@ class ArrayArgument(Message, frozen=True):
 
 
 class Scalar(Message, frozen=True):
-    """A value as an argument, by its bytes."""
+    """A value as an argument, by its bytes.
+
+    Attributes:
+        dtype: the dtype's name; empty for a null pointer.
+    """
 
     data: bytes
     dtype: str
+
+
+NULL: Final = Scalar(bytes(8), "")
+"""A null pointer as an argument."""
 
 
 class StructArgument(Message, frozen=True):

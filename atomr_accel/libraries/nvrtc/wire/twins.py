@@ -80,10 +80,12 @@ def check_count(
         ) from None
 
 
-def value_of(argument: Scalar | StructArgument) -> np.generic:
-    """Convert a number or a struct to the argument of a Python function."""
+def value_of(argument: Scalar | StructArgument) -> np.generic | None:
+    """Convert a number, a struct or a null pointer to the argument of a Python function."""
     if isinstance(argument, StructArgument):
         dtype = np.lib.format.descr_to_dtype(ast.literal_eval(argument.fields))
+    elif not argument.dtype:
+        return None
     else:
         dtype = DTYPES[argument.dtype]
     value: np.generic = np.frombuffer(argument.data, dtype)[0]

@@ -113,8 +113,11 @@ def _sample(
     if distribution.name == "search":
         return _found(rng.random(count), distribution, table)
     a, b = (*distribution.floats, 0.0, 0.0)[:2]
+    if distribution.name == "geometric":
+        return _first_successes(np.log1p(-rng.random(count)), a)
     in_double: dict[str, Callable[[], _Array]] = {
         "poisson": lambda: rng.poisson(a, count),
+        "negative_binomial": lambda: rng.poisson(rng.gamma(a, b, count)),
         "gamma": lambda: rng.gamma(a, b, count),
         "beta": lambda: rng.beta(a, b, count),
         "cauchy": lambda: a + b * rng.standard_cauchy(count),
@@ -148,6 +151,11 @@ def _lifted(drawn: _Array, distribution: Distribution) -> _Array:
 def _found(u: _Array, distribution: Distribution, table: _Array) -> _Array:
     index = np.searchsorted(table, u, side="right")
     return np.minimum(index, distribution.extent - 1) + distribution.low
+
+
+def _first_successes(logs: _Array, each: float) -> _Array:
+    """Return the first successes from logarithms of chances; ``each`` is that of a failure."""
+    return np.maximum(1.0, np.ceil(logs / each)).astype(np.uint64)
 
 
 # --- quasi-random points ------------------------------------------------------------------
@@ -188,6 +196,8 @@ def _quantile(distribution: Distribution, u: _Array, table: _Array) -> _Array:
         steps = 2.0 ** min(digits(distribution.dtype), _BITS)
         return a + b * (np.floor(u * steps) / steps)
     middle = u + 2.0 ** -(_BITS + 1)  # of what each point stands for: never 0 or 1
+    if distribution.name == "geometric":
+        return _first_successes(np.log1p(-middle), a)
     if distribution.name == "exponential":
         return a * -np.log1p(-middle)
     if distribution.name == "cauchy":

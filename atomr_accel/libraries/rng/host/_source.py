@@ -21,9 +21,11 @@ NAMES: Final = {
     "integers32": "Integers32",
     "integers64": "Integers64",
     "search": "Search",
+    "geometric": "Geometric",
     "gamma": "Gamma",
     "beta": "Beta",
     "poisson": "Poisson",
+    "negative_binomial": "NegativeBinomial",
 }
 """Names of distributions in the kernels."""
 

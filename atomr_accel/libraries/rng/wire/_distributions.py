@@ -80,9 +80,11 @@ DISTRIBUTIONS: Final = {
     "integers32": WordUse(),
     "integers64": WordUse(wide=True),
     "search": WordUse(wide=True),
+    "geometric": WordUse(wide=True),
     "gamma": WordUse(until_accepted=True),
     "beta": WordUse(until_accepted=True),
     "poisson": WordUse(until_accepted=True),
+    "negative_binomial": WordUse(until_accepted=True),
 }
 """The distributions as executors know them."""
 

@@ -17,6 +17,7 @@ from atomr_accel.libraries.dnn.host.fallback._fallback import launches
 from atomr_accel.libraries.dnn.wire._graph import DnnGraph
 from atomr_accel.libraries.dnn.wire._resample_nodes import RESAMPLING
 
+from ....harness import ON_CUDA
 from ...conformance import MARKS, dtype_of, eps_of, on_cuda
 from ...host_kernels import compile_kernels, needs_compiler, on_host
 
@@ -266,3 +267,23 @@ async def test_routines_say_nothing_of_infinities(device: Device) -> None:
     assert np.isnan(await device.get(await dnn.avg_pool(image, 2))).all()
     half = await device.put(np.full((1, 1, 2, 2), 65504, np.float16))
     assert (await device.get(await dnn.dropout(half, 0.5, seed=1))).max() in (0, INF)
+
+
+@pytest.mark.skipif(ON_CUDA, reason="cuDNN squares in the dtype of statistics")
+@pytest.mark.parametrize(
+    ("dtype", "power"), [("float32", 66), ("float32", 126), ("bfloat16", 120), ("float64", 1000)]
+)
+async def test_norms_of_numbers_whose_squares_overflow(
+    device: Device, dtype: str, power: int
+) -> None:
+    kind = dtype_of(dtype)
+    signs = np.array([[1, -1, 1, -1], [1, 1, 1, 1]])
+    x = await device.put((signs * [[2.0**power], [1.0]]).astype(kind))
+    w, b = await device.put(np.ones(4, kind)), await device.put(np.zeros(4, kind))
+    normal, mean, inverse = await device.dnn.layer_norm_train(x, w, b)
+    got = (await device.get(normal)).astype("f8")
+    np.testing.assert_array_equal(got, [[1, -1, 1, -1], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(await device.get(mean), [0, 1])
+    assert (await device.get(inverse))[0] == 2.0**-power
+    got = (await device.get(await device.dnn.rms_norm(x, w))).astype("f8")
+    np.testing.assert_allclose(got, signs, rtol=1e-2 if dtype == "bfloat16" else 1e-4)

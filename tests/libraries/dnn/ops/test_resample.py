@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from .... import seeds
+from ....harness import ON_CUDA
 from ...conformance import MARKS, conform
 from ..rows.resample import OPERATIONS
 
@@ -134,3 +135,36 @@ async def test_bad_arguments(device: Any) -> None:
     for error, match, call in calls:
         with pytest.raises(error, match=match):
             await call()
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("max_pool", marks=pytest.mark.skipif(ON_CUDA, reason="cuDNN decides")),
+        "max_pool of parts",
+        "adaptive_max_pool",
+    ],
+)
+@pytest.mark.parametrize(
+    "image", [[np.nan, 1, 2, 0], [0, 1, np.nan, np.nan], [np.nan] * 4, [1, 2, 3, 0]]
+)
+async def test_every_gradient_of_a_largest_arrives(
+    device: Device, way: str, image: list[float]
+) -> None:
+    """The first NaN gets it, where the result came from."""
+    dnn, wanted = device.dnn, np.zeros((1, 1, 2, 2), np.float32)
+    x = await device.put(np.array(image, np.float32).reshape(wanted.shape))
+    wanted.flat[np.argmax(image)] = 7
+    grad = await device.put(np.full((1, 1, 1, 1), 7, np.float32))
+    if way == "adaptive_max_pool":
+        made = await dnn.adaptive_max_pool_grad(grad, x)
+    elif way == "max_pool":
+        made = await dnn.max_pool_grad(grad, await dnn.max_pool(x, 2), x, 2)
+    else:
+        x = await device.put(
+            np.pad(await device.get(x), ((0, 0), (0, 0), (0, 1), (0, 0)), mode="edge")
+        )
+        y = await dnn.max_pool(x, 2, ceil_mode=True)
+        grads = await device.put(np.array([7, 0], np.float32).reshape(y.shape))
+        made = (await dnn.max_pool_grad(grads, y, x, 2, ceil_mode=True))[:, :, :2]
+    np.testing.assert_array_equal(await device.get(made), wanted)

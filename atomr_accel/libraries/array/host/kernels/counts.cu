@@ -68,16 +68,24 @@ binned(u64* counts, E* edges, const T* given, const double* ends, u64 items, u64
   __shared__ u32 mine[SHARED];
   if (ends) low = ends[0], high = ends[1];
   const double apart = high - low, each = apart / (double)size, share = (double)size / apart;
+  // Of a range so small that there are more intervals per unit than a double holds, distances are
+  // divided by it first.
+  const bool steep = !(share < 0x1p1022);
   const auto edge = [=](u64 at) {
-    return at == size ? (E)high : (E)__dadd_rn(__dmul_rn((double)at, each), low);
+    if (at == size) return (E)high;
+    const double from_low =
+        steep ? __dmul_rn((double)at / (double)size, apart) : __dmul_rn((double)at, each);
+    return (E)__dadd_rn(from_low, low);
   };
   const u64 step = (u64)gridDim.x * blockDim.x;
   for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at <= size; at += step)
     edges[at] = edge(at);
   const double most = -low < high ? high : -low;
-  if (Narrow<T>::yes && sizeof(E) == 4 && size < FEW_EDGES && each > most * 0x1p-18) {
+  if (Narrow<T>::yes && sizeof(E) == 4 && size < FEW_EDGES && each > most * 0x1p-18 &&
+      each > 0x1p-120 && apart < 0x1p120) {
     // Edges are so far from each other that a product of floats is one interval off at most, and
-    // that rarely: next to an edge. What is between the ends is so in their dtype, too.
+    // that rarely: next to an edge. What is between the ends is so in their dtype, too. No float
+    // of this overflows or is subnormal.
     __shared__ float line[FEW_EDGES];
     for (u32 at = threadIdx.x; at <= (u32)size; at += blockDim.x) line[at] = (float)edge(at);
     __syncthreads();
@@ -103,7 +111,9 @@ binned(u64* counts, E* edges, const T* given, const double* ends, u64 items, u64
   count_each(mine, counts, items, size, [=](u64 at) {
     const double value = (double)wide(given[at]);
     if (!(value >= low && value <= high)) return size;
-    u64 found = (u64)__dmul_rn(value - low, share);
+    const double apart_from = value - low;
+    u64 found = (u64)(steep ? __dmul_rn(apart_from / apart, (double)size)
+                            : __dmul_rn(apart_from, share));
     if (found >= size) found = size - 1;
     if (value < (double)edge(found)) return found - 1;  // of none before the first
     return found + (u64)(found != size - 1 && value >= (double)edge(found + 1));

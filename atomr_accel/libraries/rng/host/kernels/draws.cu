@@ -264,6 +264,22 @@ template <class T> struct Search {
   }
 };
 
+// The first success, where trials fail with a probability whose logarithm is a.
+template <class T> struct Geometric {
+  typedef T Type;
+  enum { V = 2 };
+  __device__ static T first(double logarithm, const Params& p) {
+    return (T)(u64)fmax(1.0, ceil(logarithm / p.a));
+  }
+  __device__ static void make(const Words& words, const Params& p, T* r) {
+    r[0] = first(log(positive(join(words.w.x, words.w.y))), p);
+    r[1] = first(log(positive(join(words.w.z, words.w.w))), p);
+  }
+  template <class W> __device__ static void point(W w, const Params& p, T& r) {
+    r = first(log1p(-middle(w)), p);
+  }
+};
+
 template <class T, int V> struct alignas(sizeof(T) * V) Pack { T v[V]; };
 
 // A thread for each block of four words, which ``words`` gives.
@@ -411,6 +427,16 @@ template <class T> struct Poisson {
         return;
       }
     }
+  }
+};
+
+// Events whose mean is a gamma variate of shape a and scale b.
+template <class T> struct NegativeBinomial {
+  typedef T Type;
+  __device__ static void make(Chain& chain, u64 at, const Params& p, T& r) {
+    Params events = p;
+    events.a = p.b * exp(log_gamma_variate(p.a, chain));
+    Poisson<T>::make(chain, at, events, r);
   }
 };
 

@@ -198,7 +198,7 @@ __global__ void largest(Y* y, const T* x, Images all, i64 count) {
   }
 }
 
-// Of equal elements of a window the first one gets it, of NaN none.
+// Of equal elements of a window the first one gets it, and the first NaN if there is one.
 template <class A, class Y, class T, class X>
 __global__ void spread_largest(Y* dx, const T* dy, const X* x, Images all, i64 count) {
   const i64 threads = (i64)gridDim.x * blockDim.x;
@@ -211,9 +211,8 @@ __global__ void spread_largest(Y* dx, const T* dy, const X* x, Images all, i64 c
     for (p[0] = first[0]; p[0] < end[0]; ++p[0])
       for (p[1] = first[1]; p[1] < end[1]; ++p[1])
         for (p[2] = first[2]; p[2] < end[2]; ++p[2]) {
-          const A most = best<A>(x, all, n, c, p, found);
-          if (most == most && found[0] == element[0] && found[1] == element[1] &&
-              found[2] == element[2])
+          best<A>(x, all, n, c, p, found);
+          if (found[0] == element[0] && found[1] == element[1] && found[2] == element[2])
             sum += get<A>(dy[at(all.result, n, c, p)]);
         }
     put(dx[at(all.gradient, n, c, element)], sum);
