@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -44,6 +45,11 @@ settings.load_profile("repeatable")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for the seed of all random choices."""
     parser.addoption("--seed", type=int, help="seed of what tests choose by chance; 0 by default")
+    parser.addoption(
+        "--no-skips",
+        action="store_true",
+        help="fail instead of skipping what needs a program or package, those of ELSEWHERE apart",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis looks at its own option
@@ -78,12 +84,37 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     seeds.begin(item.nodeid)
 
 
+ELSEWHERE = re.compile(r"needs (a GPU|PyTorch)|torch'|OpenTelemetry collector|there is a driver")
+"""Reasons to skip that no package of Debian or session of nox takes away."""
+
+
+def _count_skip(config: pytest.Config, report: pytest.TestReport | pytest.CollectReport) -> None:
+    """With ``--no-skips``, make a failure of a skip whose reason could be taken away here."""
+    if not (report.skipped and config.getoption("no_skips") and isinstance(report.longrepr, tuple)):
+        return
+    path, line, reason = report.longrepr
+    if not ELSEWHERE.search(reason):
+        report.outcome = "failed"
+        report.longrepr = f"{path}:{line}: {reason}; --no-skips makes this a failure"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Count modules that skip themselves."""
+    report = yield
+    _count_skip(collector.config, report)
+    return report
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Say how to repeat the random choices of a failed test."""
     report = yield
+    _count_skip(item.config, report)
     if report.failed and seeds.current().drawn:
         again = f"pytest --seed {seeds.run_seed()} '{item.nodeid}'"
         report.sections.append(("seed", f"{seeds.VARIABLE}={seeds.run_seed()}: {again}"))
