@@ -262,12 +262,17 @@ def differential(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting with ruff, and which way imports go with import-linter."""
-    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "lint"))
+    """Check style and formatting with ruff, which way imports go, and what files and pages say.
+
+    Imports are checked by import-linter, the rest by the tests that are marked ``style``.
+    """
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "lint", "test"))
     _python(session, "-m", "ruff", "check", *session.posargs)
     _python(session, "-m", "ruff", "format", "--check")
     imports = "from importlinter.cli import lint_imports_command as main; main()"
     _python(session, "-c", imports, "--no-logo", "--no-cache")
+    style = ("tests/test_repository.py", "tests/docs", "-q", "-m", "style")
+    _python(session, "-m", "pytest", *style, env={"ATOMR_TEST_BACKEND": "cpu"})
 
 
 @nox.session

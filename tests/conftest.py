@@ -150,9 +150,25 @@ def heeded_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture(scope="session", params=["thread", "process"])
+ONE_ISOLATION = tuple(f"libraries/{name}/" for name in ("array", "cub", "cutlass", "tensor"))
+"""Tests of operations: on the CPU backend their numbers do not depend on where the host runs.
+
+What does, such as transfers, faults, order and cancelling, is tested elsewhere in both isolations.
+"""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Choose the isolations of shared devices."""
+    if "shared" in metafunc.fixturenames:
+        where = Path(metafunc.module.__file__).relative_to(Path(__file__).parent).as_posix()
+        once = where.startswith(ONE_ISOLATION) and not ON_CUDA
+        isolations = ["thread"] if once else ["thread", "process"]
+        metafunc.parametrize("shared", isolations, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
-    """A device that tests share, in both isolations; see ``on_shared``."""
+    """A device that tests share; see ``on_shared``."""
     with contextlib.closing(Shared(isolation=request.param)) as device:
         yield device
 

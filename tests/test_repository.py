@@ -64,7 +64,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def by_file(find: Callable[[Path], list[str]], files: Sequence[Path]) -> dict[str, list[str]]:
-    """Return what is found in files, by their names, without those where it is nothing."""
+    """Return findings by module; modules without any are left out."""
     return {name_of(path): found for path in files if (found := find(path))}
 
 
@@ -356,7 +356,7 @@ def vague_patterns(path: Path) -> list[str]:
         for keyword in node.keywords
         if keyword.arg == "match" and isinstance(keyword.value, ast.Constant)
         if isinstance(keyword.value.value, str)
-        if len(re.sub(r"\W", "", keyword.value.value)) <= 5
+        if len(keyword.value.value.replace("\\", "")) <= 5
         if not re.fullmatch(r"\^.*\$", keyword.value.value)
     ]
 

@@ -244,7 +244,7 @@ def test_the_reference_has_what_programs_call_methods_of(reference: str) -> None
 
 
 def parameters_of(thing: object) -> list[inspect.Parameter]:
-    """Return the parameters of what is called, or nothing where it has no signature."""
+    """Return the parameters in the signature of a callable; empty without a signature."""
     with suppress(ValueError, TypeError, NameError):
         return [*inspect.signature(thing).parameters.values()]  # type: ignore[arg-type]
     return []

@@ -413,7 +413,7 @@ async def test_kernels_that_are_no_templates_need_no_names(device: Device) -> No
     x = await device.zeros(1, np.int32)
     await (await module.kernel("a")).launch(1, 1, x)
     assert (await device.get(x)).tolist() == [1]
-    with pytest.raises((CompileError, LibraryMissing), match="name"):
+    with pytest.raises((CompileError, LibraryMissing), match="the source has no kernels: name"):
         await device.nvrtc.compile_module("template <class T> __global__ void t(T x) {}")
 
 
@@ -671,5 +671,5 @@ def test_options_have_names_and_types(tmp_path: Path) -> None:
     ids=str,
 )
 def test_options_of_other_types_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="must"):
+    with pytest.raises(TypeError, match=r"must (be|map) .*, not "):
         CompileOptions(**wrong).flags()
