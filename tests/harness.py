@@ -58,8 +58,11 @@ ON_CUDA: Final = BACKEND == "cuda"
 FULL: Final = "ATOMR_TEST_FULL" in os.environ
 """True if long tests run in full, as in the session ``full``."""
 
-SECONDS: Final = 300 if FULL else 120 if ON_CUDA else 30
-"""Nothing here takes nearly as long: what does hangs."""
+SECONDS: Final = 600 if ON_CUDA else 300 if FULL else 30
+"""Nothing here takes nearly as long: what does hangs.
+
+On CUDA the first call of a kernel waits for its compilation, beside those of all other workers.
+"""
 
 AT_ONCE: Final = Backoff(initial=0.0, base=0.0, maximum=0.0)
 
