@@ -104,7 +104,7 @@ def tests(session: nox.Session) -> None:
     Those that are not slow: ``slow`` is for the others. Without the vendor's wheels, which are
     large: ``headers`` is for those.
     """
-    _run_tests(session, "not slow and not headers")
+    _run_tests(session, marked="not slow and not headers and not style")
 
 
 @nox.session
@@ -113,13 +113,13 @@ def slow(session: nox.Session) -> None:
 
     Examples and the code in pages are among them.
     """
-    _run_tests(session, "slow and not headers")
+    _run_tests(session, marked="slow and not headers and not style")
 
 
 @nox.session(python=["3.12", "3.13"])
 def pythons(session: nox.Session) -> None:
     """Run the tests by later releases of Python than the oldest one, those that are there."""
-    _run_tests(session, "not headers")
+    _run_tests(session, marked="not headers and not style")
 
 
 @nox.session
@@ -128,7 +128,7 @@ def full(session: nox.Session) -> None:
 
     Some of these the session ``slow`` takes by a sample: every fourth line, fewer examples.
     """
-    _run_tests(session, "slow and not headers", ATOMR_TEST_FULL="1")
+    _run_tests(session, marked="slow and not headers and not style", ATOMR_TEST_FULL="1")
 
 
 @nox.session
@@ -142,7 +142,7 @@ def coverage(session: nox.Session) -> None:
     long before pytest-cov would begin to look.
     """
     _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
-    pytest = ("-m", "pytest", "-m", "not headers", *session.posargs)
+    pytest = ("-m", "pytest", "-m", "not headers and not style", *session.posargs)
     _python(session, "-m", "coverage", "run", *pytest, env={"ATOMR_TEST_BACKEND": "cpu"})
     _python(session, "-m", "coverage", "report")
 
@@ -170,8 +170,8 @@ def headers(session: nox.Session) -> None:
     All of them, since some check more once ``cuda-bindings`` is there; ``headers -m headers``
     is just prototypes and kernels.
     """
-    _install(session, "-e", ".[cuda12]", *dependency_groups(PYPROJECT, "test", "headers"))
-    _python(session, "-m", "pytest", *session.posargs, env={"ATOMR_TEST_BACKEND": "cpu"})
+    wheels = ("-e", ".[cuda12]", *dependency_groups(PYPROJECT, "headers"))
+    _run_tests(session, *wheels)
 
 
 @nox.session
@@ -262,12 +262,17 @@ def differential(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and formatting with ruff, and which way imports go with import-linter."""
-    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "lint"))
+    """Check style and formatting with ruff, which way imports go, and what files and pages say.
+
+    Imports are checked by import-linter, the rest by the tests that are marked ``style``.
+    """
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "lint", "test"))
     _python(session, "-m", "ruff", "check", *session.posargs)
     _python(session, "-m", "ruff", "format", "--check")
     imports = "from importlinter.cli import lint_imports_command as main; main()"
     _python(session, "-c", imports, "--no-logo", "--no-cache")
+    style = ("tests/test_repository.py", "tests/docs", "-q", "-m", "style")
+    _python(session, "-m", "pytest", *style, env={"ATOMR_TEST_BACKEND": "cpu"})
 
 
 @nox.session
@@ -304,11 +309,17 @@ def changelog(session: nox.Session) -> None:
     _python(session, "-m", "towncrier", *words)
 
 
-def _run_tests(session: nox.Session, marked: str, **env: str) -> None:
-    """Run the tests of some marks on the CPU backend, on all cores."""
-    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
-    pytest = ("-m", "pytest", "-m", marked, "-n", "auto", "--dist", "worksteal")
-    _python(session, *pytest, *session.posargs, env={"ATOMR_TEST_BACKEND": "cpu", **env})
+def _run_tests(session: nox.Session, *packages: str, marked: str = "", **env: str) -> None:
+    """Run the tests of some marks on the CPU backend, on all cores.
+
+    Bytecode is kept even where the environment says otherwise: without it each worker rewrites the
+    asserts of all tests, and each host of a device compiles the package again.
+    """
+    _install(session, *(packages or ("-e", ".")), *dependency_groups(PYPROJECT, "test"))
+    chosen = ("-m", marked) if marked else ()
+    pytest = ("-m", "pytest", *chosen, "-n", "auto", "--dist", "worksteal")
+    kept = {"ATOMR_TEST_BACKEND": "cpu", "PYTHONDONTWRITEBYTECODE": ""}
+    _python(session, *pytest, *session.posargs, env={**kept, **env})
 
 
 def _install(session: nox.Session, *requirements: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -44,6 +45,11 @@ settings.load_profile("repeatable")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option for the seed of all random choices."""
     parser.addoption("--seed", type=int, help="seed of what tests choose by chance; 0 by default")
+    parser.addoption(
+        "--no-skips",
+        action="store_true",
+        help="fail instead of skipping what needs a program or package, those of ELSEWHERE apart",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis looks at its own option
@@ -78,12 +84,40 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     seeds.begin(item.nodeid)
 
 
+MISSING = re.compile(r"not installed|could not import|here is no C|no Chromium|refuses to be run")
+"""Reasons to skip that name a program or a package."""
+
+ELSEWHERE = re.compile(r"torch'|matplotlib'|OpenTelemetry collector")
+"""Programs and packages among them that neither ``.ci/run`` nor a session installs."""
+
+
+def _count_skip(config: pytest.Config, report: pytest.TestReport | pytest.CollectReport) -> None:
+    """With ``--no-skips``, make a failure of a skip whose reason could be taken away here."""
+    if not (report.skipped and config.getoption("no_skips") and isinstance(report.longrepr, tuple)):
+        return
+    path, line, reason = report.longrepr
+    if MISSING.search(reason) and not ELSEWHERE.search(reason):
+        report.outcome = "failed"
+        report.longrepr = f"{path}:{line}: {reason}; --no-skips makes this a failure"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Count modules that skip themselves."""
+    report = yield
+    _count_skip(collector.config, report)
+    return report
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Say how to repeat the random choices of a failed test."""
     report = yield
+    _count_skip(item.config, report)
     if report.failed and seeds.current().drawn:
         again = f"pytest --seed {seeds.run_seed()} '{item.nodeid}'"
         report.sections.append(("seed", f"{seeds.VARIABLE}={seeds.run_seed()}: {again}"))
@@ -119,9 +153,25 @@ def heeded_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.fixture(scope="session", params=["thread", "process"])
+ONE_ISOLATION = tuple(f"libraries/{name}/" for name in ("array", "cub", "cutlass", "tensor"))
+"""Tests of operations: on the CPU backend their numbers do not depend on where the host runs.
+
+What does, such as transfers, faults, order and cancelling, is tested elsewhere in both isolations.
+"""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Choose the isolations of shared devices."""
+    if "shared" in metafunc.fixturenames:
+        where = Path(metafunc.module.__file__).relative_to(Path(__file__).parent).as_posix()
+        once = where.startswith(ONE_ISOLATION) and not ON_CUDA
+        isolations = ["thread"] if once else ["thread", "process"]
+        metafunc.parametrize("shared", isolations, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def shared(request: pytest.FixtureRequest) -> Iterator[Shared]:
-    """A device that tests share, in both isolations; see ``on_shared``."""
+    """A device that tests share; see ``on_shared``."""
     with contextlib.closing(Shared(isolation=request.param)) as device:
         yield device
 

@@ -58,17 +58,25 @@ ON_CUDA: Final = BACKEND == "cuda"
 FULL: Final = "ATOMR_TEST_FULL" in os.environ
 """True if long tests run in full, as in the session ``full``."""
 
-SECONDS: Final = 300 if FULL else 120 if ON_CUDA else 30
-"""Nothing here takes nearly as long: what does hangs."""
+SECONDS: Final = 600 if ON_CUDA else 300 if FULL else 30
+"""Nothing here takes nearly as long: what does hangs.
+
+On CUDA the first call of a kernel waits for its compilation, beside those of all other workers.
+"""
 
 AT_ONCE: Final = Backoff(initial=0.0, base=0.0, maximum=0.0)
 
 cpu_only: Final = pytest.mark.skipif(ON_CUDA, reason="of the CPU backend")
 
-needs_nvrtc: Final = pytest.mark.skipif(
+_nvrtc_is_here: Final = pytest.mark.skipif(
     not ON_CUDA and importlib.util.find_spec("cuda") is None,
     reason="cuda-bindings is not installed: nothing here compiles CUDA C++",
 )
+
+
+def needs_nvrtc(test: Callable[P, T]) -> Callable[P, T]:
+    """Mark a test that compiles CUDA C++: on the CPU backend the session ``headers`` runs it."""
+    return pytest.mark.headers(_nvrtc_is_here(test))
 
 
 SECOND: Final = int(os.environ.get("ATOMR_TEST_SECOND", "0"))

@@ -16,6 +16,7 @@ import tarfile
 import tomllib
 import zipfile
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -28,11 +29,13 @@ from atomr_accel import open_device
 from .harness import program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "atomr_accel"
 FILES = sorted(PACKAGE.rglob("*.py"))
+TEST_FILES = sorted(ROOT.glob("tests/**/*.py"))
+ALL_FILES = [*FILES, *TEST_FILES]
 
 FOR_USERS = (
     "atomr_accel",
@@ -54,6 +57,17 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def by_file(find: Callable[[Path], list[str]], files: Sequence[Path]) -> dict[str, list[str]]:
+    """Return findings by module; modules without any are left out."""
+    return {name_of(path): found for path in files if (found := find(path))}
+
+
 def public_packages() -> list[str]:
     """The package and those below it whose path has no underscore and that export something."""
     return [
@@ -68,7 +82,7 @@ def public_packages() -> list[str]:
 def imports(path: Path) -> Iterator[tuple[ast.stmt, str]]:
     """The modules that a file imports, wherever in it; ``from x import y`` gives ``x.y``."""
     package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from ((node, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -84,6 +98,7 @@ def part_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+@pytest.mark.style
 @pytest.mark.parametrize("name", public_packages())
 def test_exported_names_exist_once_and_are_documented(name: str) -> None:
     module = importlib.import_module(name)
@@ -106,6 +121,7 @@ def is_described(thing: Any) -> bool:
     return bool(doc.strip()) and not doc.startswith(f"{getattr(thing, '__name__', '')}(")
 
 
+@pytest.mark.style
 @pytest.mark.parametrize("name", public_packages())
 def test_public_methods_say_what_they_do(name: str) -> None:
     module = importlib.import_module(name)
@@ -125,6 +141,7 @@ WIDER = {"open_system"}
 """Names that the package itself offers in a wider form: its systems open devices, too."""
 
 
+@pytest.mark.style
 def test_one_name_means_one_thing() -> None:
     meanings: dict[str, dict[int, str]] = {}
     for package in FOR_USERS:
@@ -134,6 +151,7 @@ def test_one_name_means_one_thing() -> None:
     assert {entry: [*where.values()] for entry, where in meanings.items() if len(where) > 1} == {}
 
 
+@pytest.mark.style
 def test_the_package_itself_only_re_exports() -> None:
     """Lazily, so that type checkers see imports that do not happen."""
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
@@ -149,9 +167,10 @@ def test_the_package_itself_only_re_exports() -> None:
     assert sorted(reexported) == sorted(importlib.import_module(PACKAGE.name).__all__)
 
 
-@pytest.mark.parametrize("path", [*FILES, *sorted(ROOT.glob("tests/**/*.py"))], ids=name_of)
-def test_a_file_stays_readable(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 800
+@pytest.mark.style
+def test_files_stay_readable() -> None:
+    lines = {name_of(path): path.read_text(encoding="utf-8").count("\n") for path in ALL_FILES}
+    assert {name: count for name, count in lines.items() if count > 800} == {}
 
 
 SERVED = {"atomr_accel.dashboard._web", "atomr_accel.dashboard._connections"}
@@ -171,9 +190,12 @@ def statements_of(node: ast.AST) -> list[ast.stmt]:
     return body if isinstance(body, list) else []
 
 
-@pytest.mark.parametrize("path", [*FILES, *sorted(ROOT.glob("tests/**/*.py"))], ids=name_of)
-def test_docstrings_and_notes_begin_with_a_noun_or_a_verb(path: Path) -> None:
-    assert [text for text in notes_in(path) if HEADLESS.match(text)] == []
+@pytest.mark.style
+def test_docstrings_and_notes_begin_with_a_noun_or_a_verb() -> None:
+    def headless(path: Path) -> list[str]:
+        return [text for text in notes_in(path) if HEADLESS.match(text)]
+
+    assert by_file(headless, ALL_FILES) == {}
 
 
 CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
@@ -184,6 +206,7 @@ TWO_MEANINGS = {
 """Class names with several meanings, each with a reason; 12 at most."""
 
 
+@pytest.mark.style
 def test_a_class_name_has_one_meaning_in_the_package() -> None:
     homes: dict[str, list[str]] = {}
     for path in FILES:
@@ -214,7 +237,7 @@ def notes_in(path: Path) -> list[str]:
     """Return the docstrings of a module, of all in it, and the notes below its values."""
     return [
         statement.value.value
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         for statement in statements_of(node)
         if isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)
@@ -234,11 +257,12 @@ def unplain(texts: list[str]) -> list[str]:
     return [each for each in sentences if PHRASES.search(each)]
 
 
-@pytest.mark.parametrize("path", [*FILES, *sorted(ROOT.glob("tests/**/*.py"))], ids=name_of)
-def test_docstrings_use_plain_phrases(path: Path) -> None:
-    assert unplain(notes_in(path)) == []
+@pytest.mark.style
+def test_docstrings_use_plain_phrases() -> None:
+    assert by_file(lambda path: unplain(notes_in(path)), ALL_FILES) == {}
 
 
+@pytest.mark.style
 def test_pages_use_plain_phrases_almost_always() -> None:
     # benchmarks.md is made of the reports of runs.
     pages = [path for path in sorted(ROOT.glob("docs/**/*.md")) if path.stem != "benchmarks"]
@@ -259,7 +283,7 @@ def messages_in(path: Path) -> list[str]:
             str(part.value) if isinstance(part, ast.Constant) else "{}"
             for part in getattr(node.args[0], "values", node.args)
         )
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id in ERRORS
@@ -277,11 +301,15 @@ def has_other_form(message: str) -> bool:
     return bool(OTHER_FORMS.search(message) or STATED.search(first) or twice)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_errors_have_one_form(path: Path) -> None:
-    assert [each for each in messages_in(path) if has_other_form(each)] == []
+@pytest.mark.style
+def test_errors_have_one_form() -> None:
+    def others(path: Path) -> list[str]:
+        return [each for each in messages_in(path) if has_other_form(each)]
+
+    assert by_file(others, FILES) == {}
 
 
+@pytest.mark.style
 @pytest.mark.parametrize(
     "message",
     [
@@ -297,21 +325,46 @@ def test_other_forms_of_errors_are_found(message: str) -> None:
     assert not has_other_form("x must have no axes, not {}; x has shape {}")
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_float_kinds_are_compared_in_one_module(path: Path) -> None:
-    """``dtype.kind`` is "f" or "V" for narrow floats, so ``_dtypes.number_kind`` decides."""
+def kinds_of_narrow_floats(path: Path) -> list[str]:
+    """Return the letters that a module compares with ``dtype.kind``, "f" or "V" among them."""
     text = path.read_text(encoding="utf-8")
     if path.name == "_dtypes.py" or "kind" not in text:
-        return
+        return []
     letters = {
         part.value
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Compare) and re.search(r"\bkind$", ast.unparse(node.left))
         for comparator in node.comparators
         for part in ast.walk(comparator)
         if isinstance(part, ast.Constant) and isinstance(part.value, str)
     }
-    assert not {each for each in letters if {*each} <= {*"biufcmMOSUV"} and {*each} & {*"fV"}}
+    return sorted(each for each in letters if {*each} <= {*"biufcmMOSUV"} and {*each} & {*"fV"})
+
+
+@pytest.mark.style
+def test_float_kinds_are_compared_in_one_module() -> None:
+    """``dtype.kind`` is "f" or "V" for narrow floats, so ``_dtypes.number_kind`` decides."""
+    assert by_file(kinds_of_narrow_floats, FILES) == {}
+
+
+def vague_patterns(path: Path) -> list[str]:
+    """Return the patterns of five letters or fewer by which tests recognize errors and warnings."""
+    return [
+        f"line {keyword.value.lineno}: {keyword.value.value!r}"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "match" and isinstance(keyword.value, ast.Constant)
+        if isinstance(keyword.value.value, str)
+        if len(keyword.value.value.replace("\\", "")) <= 5
+        if not re.fullmatch(r"\^.*\$", keyword.value.value)
+    ]
+
+
+@pytest.mark.style
+def test_errors_are_recognized_by_more_than_a_word() -> None:
+    """Another error may have any short word, too; ``^whole$`` names the whole message."""
+    assert by_file(vague_patterns, TEST_FILES) == {}
 
 
 @pytest.mark.slow
@@ -332,6 +385,7 @@ def test_eager_imports_are_declared_dependencies() -> None:
     assert undeclared == set()
 
 
+@pytest.mark.style
 def test_the_extras_bring_the_vendors_python_of_their_major() -> None:
     """``cuda-python`` is a name for ``cuda-bindings`` of the same version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -422,6 +476,7 @@ def run(program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.style
 def test_every_session_says_what_it_does() -> None:
     tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
     sessions = {
@@ -457,6 +512,7 @@ ELSEWHERE = {"libraries/run": "run", "libraries/programs": "ordering"}
 """Libraries whose tests are those of a promise."""
 
 
+@pytest.mark.style
 def test_package_folders_have_test_folders_of_the_same_name() -> None:
     """In that folder or below it."""
     parts = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
@@ -466,6 +522,7 @@ def test_package_folders_have_test_folders_of_the_same_name() -> None:
     assert {home for home in homes if not any((TESTS / home).rglob("test_*.py"))} == set()
 
 
+@pytest.mark.style
 def test_a_folder_of_tests_has_the_name_of_what_it_is_about() -> None:
     folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
     unknown = {
@@ -477,6 +534,7 @@ def test_a_folder_of_tests_has_the_name_of_what_it_is_about() -> None:
     assert unknown == set()
 
 
+@pytest.mark.style
 def test_contributing_names_every_folder_of_tests() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     _, _, table = text.partition("### Where a test goes")
@@ -486,12 +544,12 @@ def test_contributing_names_every_folder_of_tests() -> None:
     assert {name for name in named if not (TESTS / name).exists()} == set()
 
 
-@pytest.mark.slow
+@pytest.mark.style
 def test_shared_test_code_is_not_in_files_of_tests() -> None:
     sharing = {
         f"{path.relative_to(TESTS)} imports {node.module}"
         for path in TESTS.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ImportFrom)
         if "test_" in f".{node.module}".rpartition(".")[2]
     }

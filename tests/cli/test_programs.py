@@ -155,7 +155,7 @@ async def test_program_runs_next_to_a_system_inside_it() -> None:
             await trio.lowlevel.checkpoint()
             steps.append(system.tree().path)
 
-    with beside_systems(companion), pytest.raises(ValueError, match="body"):
+    with beside_systems(companion), pytest.raises(ValueError, match=r"^body$"):
         async with open_system("watched"):
             raise ValueError("body")
     assert steps == [("body",), "/"]

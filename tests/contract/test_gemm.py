@@ -203,9 +203,9 @@ async def test_results_feed_the_next_call_without_a_copy_to_the_host(device: Dev
 @on_shared
 async def test_scalars_must_be_real_numbers(device: Device, bad: Any) -> None:
     a, out = await device.put(np.eye(2)), await device.put(np.eye(2))
-    with pytest.raises(TypeError, match="alpha"):
+    with pytest.raises(TypeError, match=r"alpha must be (a number|real)"):
         await device.blas.gemm(a, a, alpha=bad)
-    with pytest.raises(TypeError, match="beta"):
+    with pytest.raises(TypeError, match=r"beta must be (a number|real)"):
         await device.blas.gemm(a, a, out=out, beta=bad)
     # The lane has not heard of it.
     assert np.array_equal(await device.get(await device.blas.gemm(a, a)), np.eye(2))

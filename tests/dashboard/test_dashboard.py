@@ -165,7 +165,7 @@ async def test_pages_are_told_of_the_end() -> None:
 @program
 async def test_errors_leave_the_block_as_they_are() -> None:
     async with open_system("s") as system:
-        with pytest.raises(ValueError, match="mine"):
+        with pytest.raises(ValueError, match=r"^mine$"):
             async with open_dashboard(system) as page, looking(page) as looker:
                 await looker.next()
                 raise ValueError("mine")

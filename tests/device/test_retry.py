@@ -111,7 +111,7 @@ async def test_other_errors_are_raised_at_once() -> None:
         raise KeyError("mine")
 
     async with opened(isolation="thread") as device:
-        with pytest.raises(KeyError, match="mine"):
+        with pytest.raises(KeyError, match=r"^'mine'$"):
             await device.retry(wrong)
     assert calls == 1
 

@@ -22,6 +22,7 @@ def named() -> set[str]:
     return set(re.findall(r"`(\w+)", PAGE.read_text(encoding="utf-8")))
 
 
+@pytest.mark.style
 @pytest.mark.parametrize("part", [DnnFlashAttention, Caches, Recurrent, Pooling, DnnRoutines])
 def test_attention_page_names_every_call(part: type) -> None:
     calls = {name for name in vars(part) if not name.startswith("_")}
@@ -29,5 +30,6 @@ def test_attention_page_names_every_call(part: type) -> None:
     assert calls - named() == set()
 
 
+@pytest.mark.style
 def test_attention_page_names_every_option() -> None:
     assert set(AttentionOptions.__annotations__) - named() == set()

@@ -37,12 +37,14 @@ def operations() -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.style
 def test_its_table_is_that_of_the_operations() -> None:
     text = PAGE.read_text(encoding="utf-8")
     table = text.partition("<!-- operations: begin -->\n")[2].partition("\n<!-- operations: end")[0]
     assert table == operations()
 
 
+@pytest.mark.style
 @pytest.mark.parametrize(
     "part", [Activations, DnnConvolutions, UserGraphs, Losses, Normalizations, Resampling]
 )

@@ -25,6 +25,7 @@ from ..harness import ROOT
 PAGE = ROOT / "docs" / "reference" / "libraries.md"
 
 
+@pytest.mark.style
 @pytest.mark.parametrize(
     "facade",
     [Blas, BlasLt, Cub, Cutlass, Fft, Linalg, Rng, Generator, Nvrtc, Sparse, SparseLt, Tensor],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from atomr_accel.telemetry import METRICS
 
 from ..harness import ROOT
 
 
+@pytest.mark.style
 def test_the_page_lists_every_metric() -> None:
     text = (ROOT / "docs/how-to/metrics.md").read_text(encoding="utf-8")
     listed = [line for line in text.splitlines() if line.startswith("| `atomr_accel_")]

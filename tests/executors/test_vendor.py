@@ -183,7 +183,7 @@ def test_failed_block_destroys_its_objects_in_reverse_order() -> None:
         if name == "second":
             raise RuntimeError("undoing fails, too")
 
-    with pytest.raises(ValueError, match="why"), undone_on_error() as made:
+    with pytest.raises(ValueError, match=r"^why$"), undone_on_error() as made:
         for name in ("first", "second", "third"):
             made.callback(undo, name)
         raise ValueError("why")

@@ -199,7 +199,7 @@ async def test_a_call_template_in_use_is_kept_when_others_come(device: Device) -
 
 def test_layouts_are_whole_numbers() -> None:
     for place in (0, 1, 2, 4, 5, 6):
-        with pytest.raises(TypeError, match="float"):
+        with pytest.raises(TypeError, match="must be a whole number"):
             layout(place, 4.0)
     made = layout(0, np.int64(4))
     assert is_dataclass(made)

@@ -112,7 +112,7 @@ async def test_a_get_has_no_value_before_its_batch_has_ended_well(
         async with device.batch() as batch:
             later = batch.get(x)
             for read in (lambda: later.value, lambda: np.mean(later), lambda: batch.put(later)):
-                with pytest.raises((RuntimeError, TypeError), match="block"):
+                with pytest.raises((RuntimeError, TypeError), match="the batch's block"):
                     read()
             assert "no value before" in repr(later)
             if how == "block":
@@ -314,7 +314,7 @@ async def test_an_error_comes_at_the_end_and_names_its_op(device: Device) -> Non
     assert reached
     assert "in a batch, at kernel mix" in info.value.__notes__
     assert square.is_stale
-    with pytest.raises(GpuRefStale, match="freed"):
+    with pytest.raises(GpuRefStale, match=r"^ref was freed"):
         await device.get(square)
     assert np.all(await device.get(out) == 8)  # the other two took place
 
@@ -330,7 +330,7 @@ async def test_an_error_comes_at_the_end_and_names_its_op(device: Device) -> Non
 async def test_wrong_arguments_raise_where_they_are_given(device: Device) -> None:
     a, b = await device.zeros((2, 3), np.float32), await device.zeros((2, 3), np.float32)
     kernel = await adder(device)
-    with pytest.raises(ValueError, match="3"):
+    with pytest.raises(ValueError, match="the inner dimensions differ"):
         async with device.batch() as batch:
             kept = batch.blas.gemm(a, b, trans_b=True)
             batch.blas.gemm(a, b)
@@ -361,7 +361,7 @@ async def test_an_exception_in_the_block_gives_everything_up(device: Device, gat
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, x)
         await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(KeyError, match="mine"):
+        with pytest.raises(KeyError, match=r"^'mine'$"):
             async with device.batch() as batch:
                 for _ in range(40):
                     batch.launch(kernel, 1, 4, y, 1.0)

@@ -62,7 +62,7 @@ async def test_a_slot_that_is_free_is_had_at_once() -> None:
                 second.charge(-6)
             with pytest.raises(RuntimeError, match="one turn"):
                 await first.__aenter__()
-        with pytest.raises(RuntimeError, match="held"):
+        with pytest.raises(RuntimeError, match="slot that is held can be charged"):
             second.charge(1)
         assert share.statistics().serving == 0
 

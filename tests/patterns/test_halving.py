@@ -246,7 +246,7 @@ async def test_results_that_cannot_be_listed_are_an_error_of_the_function() -> N
         return Rows() if items == [1] else Torn(items)
 
     async with open_batcher(tear, max_size=1) as batcher:
-        with pytest.raises(OSError, match="torn"):
+        with pytest.raises(OSError, match=r"^torn$"):
             await batcher(1)
         assert await batcher(2) == 2
     assert batcher.statistics().running == 0

@@ -165,7 +165,7 @@ async def test_a_version_that_does_not_open_changes_nothing(
             await swap.load(new.factory)
         assert await swap(1) == ("old", 1)
         new.fails_to_open, new.fails = None, Bad("cold")
-        with pytest.raises(Bad, match="cold"):
+        with pytest.raises(Bad, match=r"^cold$"):
             await swap.load(new.factory, warm_up=[1])
         assert await swap(1) == ("old", 1)
         await trio.testing.wait_all_tasks_blocked()
@@ -206,7 +206,7 @@ async def test_a_version_that_is_closed_slowly_is_waited_for(
 
         if how == "warm_up":
             new.fails = Bad("cold")
-            with pytest.raises(Bad, match="cold"):
+            with pytest.raises(Bad, match=r"^cold$"):
                 await swap.load(slow(new), warm_up=[1])
             assert closed == [new]
         elif how == "rolled back":

@@ -85,7 +85,7 @@ async def test_call_ended_by_a_fault_is_tried_again() -> None:
 @on_mock_clock
 async def test_an_error_of_the_function_is_its_answer() -> None:
     flaky = Flaky(ValueError("no"))
-    with pytest.raises(ValueError, match="no"):
+    with pytest.raises(ValueError, match=r"^no$"):
         await Retry(attempts=5)(flaky, 1)
     assert len(flaky.times) == 1
     again = Retry(attempts=2, retriable=lambda error: isinstance(error, ValueError))
@@ -401,7 +401,7 @@ async def test_a_circuit_opens_and_says_when_it_tries_again() -> None:
 async def test_users_errors_are_answers() -> None:
     breaker = CircuitBreaker(minimum=1, threshold=0.05)
     for _ in range(10):
-        with pytest.raises(ValueError, match="mine"):
+        with pytest.raises(ValueError, match=r"^mine$"):
             await call(breaker, ValueError("mine"))
     assert state_of(breaker) is CircuitState.CLOSED
     assert breaker.statistics().outcomes == 10

@@ -393,7 +393,7 @@ async def test_a_model_that_fails_to_close(caplog: pytest.LogCaptureFixture) -> 
 
     target = ToyModel(4)
     small = ToyModel(5)
-    with pytest.raises(OSError, match="stuck"):
+    with pytest.raises(OSError, match=r"^stuck$"):
         async with open_speculative(prefill, ModelDraft(small)) as decoder:
             async for _ in decoder.generate([1, 2]):
                 break

@@ -444,7 +444,7 @@ async def test_a_journal_that_ended_before_its_first_record_says_so(tmp_path: Pa
 async def test_an_error_of_the_program_is_not_hidden_by_one_of_the_journal(tmp_path: Path) -> None:
     storage = SqliteStorage(tmp_path / "journal")
     async with opened(isolation="thread") as device:
-        with pytest.raises(LookupError, match="mine"):
+        with pytest.raises(LookupError, match=r"^mine$"):
             async with open_journal(device, storage):
                 connection, storage._connection = storage._connection, None
                 raise LookupError("mine")

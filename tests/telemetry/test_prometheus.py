@@ -234,7 +234,7 @@ async def test_server_listens_to_this_machine_only_and_stops_with_its_block() ->
         await connect()
     with pytest.raises(OSError, match="connect"):
         await connect()
-    with pytest.raises(TypeError, match="port"):
+    with pytest.raises(TypeError, match="port must be a whole number"):
         async with serve_prometheus(Metrics(), port="9464"):  # type: ignore[arg-type]
             pass
 

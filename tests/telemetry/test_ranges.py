@@ -51,13 +51,15 @@ async def test_launches_are_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_the_package_itself() -> None:
     pytest.importorskip("nvtx")
-    async with opened(backend="cpu") as device:
+    async with opened(backend="cpu", isolation="thread") as device:
+        a = await device.put(np.eye(4, dtype=np.float32))
         with mark_ranges(device):
-            await device.put(np.ones(4))
+            products = [await device.blas.gemm(a, a) for _ in range(4)]  # the last by a template
+        assert all([(await device.get(each) == np.eye(4)).all() for each in products])
 
 
 async def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvtx", None)
     async with opened(backend="cpu") as device:
-        with pytest.raises(LibraryMissing, match="nvtx"), mark_ranges(device):
+        with pytest.raises(LibraryMissing, match="nvtx is not installed"), mark_ranges(device):
             pass

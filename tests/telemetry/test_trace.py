@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -91,28 +92,28 @@ async def test_timeline_shows_lanes_and_ops(tmp_path: Path) -> None:
 
 
 async def test_ops_that_do_not_finish_are_there(tmp_path: Path) -> None:
-    path = tmp_path / "run.pftrace"
+    path, fifo = tmp_path / "run.pftrace", tmp_path / "fifo"
+    os.mkfifo(fifo)
     async with opened(backend="cpu") as device:
         with pytest.raises(ZeroDivisionError):
             async with trace(device.system, tmp_path / "other"):
                 raise ZeroDivisionError
         with trio.CancelScope() as scope:
             async with trace(device, path, timed=False), trio.open_nursery() as nursery:
-                nursery.start_soon(device.run, _sleep)
-                with trio.move_on_after(0.3):
-                    await trio.sleep_forever()
+                nursery.start_soon(device.run, _hold, str(fifo))
+                end = await trio.to_thread.run_sync(os.open, fifo, os.O_WRONLY)  # it has begun
                 scope.cancel()
+        os.close(end)
     timeline = read(path, messages)
     assert [(one.name, one.told) for one in timeline.open] == [
-        ("run _sleep", {"outcome": "not finished"})
+        ("run _hold", {"outcome": "not finished"})
     ]
     assert read(tmp_path / "other", messages).open == []
 
 
-def _sleep() -> None:
-    import time
-
-    time.sleep(1)
+def _hold(path: str) -> None:
+    with open(path, "rb") as held:  # noqa: PTH123 (hosts have no imports of this module)
+        held.read()
 
 
 _KILLED = """

@@ -180,7 +180,7 @@ async def test_invalid_collective_sends_nothing() -> None:
                 await world.all_reduce([a, b], out=out)
         with pytest.raises(ValueError, match=r"x\[1\] must be on the device of rank 1.* rank 0"):
             await world.all_reduce([a, a])
-        with pytest.raises(ValueError, match="scale"):
+        with pytest.raises(ValueError, match=r"^scale (must be|is too large)"):
             await world.all_reduce([a, b], scale=10**400)
         with pytest.raises(TypeError, match="colors must be a list"):
             async with world.split(None):  # type: ignore[arg-type]

@@ -351,5 +351,5 @@ async def test_leaving_a_world_leaves_nothing() -> None:
             async with open_world(devices) as world:
                 await world.barrier()
         assert descriptors() <= before
-        with pytest.raises(WorldBroken, match="left"):
+        with pytest.raises(WorldBroken, match="the world was left"):
             await world.barrier()

@@ -87,7 +87,7 @@ async def test_open_devices_refuses_invalid_options(
 
 @program
 async def test_an_error_of_the_block_leaves_it_as_it_is() -> None:
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(KeyError, match=r"^'mine'$"):
         async with group():
             raise KeyError("mine")
 

@@ -6,10 +6,10 @@ import pytest
 
 from atomr_accel.executors.compiler import compile_cubin
 
-pytest.importorskip("cuda.bindings.driver")
+from ...harness import needs_nvrtc
 
 
-@pytest.mark.headers
+@needs_nvrtc
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
 def test_the_kernels_compile(capability: tuple[int, int]) -> None:
     from atomr_accel.libraries.blas.host.cuda_handle import _KERNELS as BLAS
@@ -26,7 +26,7 @@ def test_the_kernels_compile(capability: tuple[int, int]) -> None:
         assert lowered
 
 
-@pytest.mark.headers
+@needs_nvrtc
 def test_compiling_writes_to_no_object_of_python() -> None:
     """An empty log is one byte; ``b" " * 1`` is the one that every program uses."""
     image, _, log = compile_cubin('extern "C" __global__ void f() {}', "f", (), (9, 0))

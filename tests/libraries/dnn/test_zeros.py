@@ -165,9 +165,9 @@ async def test_reductions(
 async def test_empty_arguments_are_checked_like_others(device: Device) -> None:
     x, y = await device.empty((0, 3), np.float32), await device.empty((1, 3), np.float32)
     whole = await device.empty((0, 3), np.int32)
-    with pytest.raises(TypeError, match="int32"):
+    with pytest.raises(TypeError, match=r"x must have dtype .*, not int32"):
         await device.dnn.relu(whole)
-    with pytest.raises(TypeError, match="int32"):
+    with pytest.raises(TypeError, match=r"x must have dtype .*, not int32"):
         await device.dnn.reduce(whole, "sum")
     with pytest.raises(ValueError, match=r"\(1, 3\)"):
         await device.dnn.relu_grad(y, x)

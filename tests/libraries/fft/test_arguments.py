@@ -90,7 +90,7 @@ async def test_bad_input_is_refused_before_anything_is_sent(
 async def test_frequencies_of_nothing(device: Device) -> None:
     with pytest.raises(ValueError, match="n must be at least 1, not 0"):
         await device.fft.fftfreq(0)
-    with pytest.raises(TypeError, match="float"):
+    with pytest.raises(TypeError, match="n must be a whole number"):
         await device.fft.rfftfreq(2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="d must not be zero"):
         await device.fft.fftfreq(4, 0)

@@ -413,7 +413,7 @@ async def test_kernels_that_are_no_templates_need_no_names(device: Device) -> No
     x = await device.zeros(1, np.int32)
     await (await module.kernel("a")).launch(1, 1, x)
     assert (await device.get(x)).tolist() == [1]
-    with pytest.raises((CompileError, LibraryMissing), match="name"):
+    with pytest.raises((CompileError, LibraryMissing), match="the source has no kernels: name"):
         await device.nvrtc.compile_module("template <class T> __global__ void t(T x) {}")
 
 
@@ -614,7 +614,7 @@ def test_parts_are_linked() -> None:
             find(source, "k", parts=(LinkInput(source=wrong or "\n"),))
     with pytest.raises(CompileError, match=r"part part0\.cu does not compile"):
         find(source, "k", parts=(LinkInput(source="nonsense"),))
-    with pytest.raises(Unsupported, match="nothing is linked for a device"):
+    with pytest.raises(Unsupported, match=r"release of NVRTC that knows the device \(compute_"):
         _program.compile_module(Compile(source, ("k",), parts=(LinkInput(source=other),)), (99, 0))
     with _compiler.NvrtcProgram(other + PLAIN, "a.cu") as compiling:
         compiling.compile("it", ("--gpu-architecture=sm_90", *_compiler.LINKABLE))
@@ -671,5 +671,5 @@ def test_options_have_names_and_types(tmp_path: Path) -> None:
     ids=str,
 )
 def test_options_of_other_types_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="must"):
+    with pytest.raises(TypeError, match=r"must (be|map) .*, not "):
         CompileOptions(**wrong).flags()

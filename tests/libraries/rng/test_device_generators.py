@@ -11,7 +11,7 @@ from atomr_accel.libraries.nvrtc.host._program import compile_module
 from atomr_accel.libraries.nvrtc.host.includes import vendor_headers
 from atomr_accel.libraries.nvrtc.wire.messages import Compile
 
-pytest.importorskip("cuda.bindings.nvrtc")
+from ...harness import needs_nvrtc
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "libraries.md"
 
@@ -32,7 +32,7 @@ extern "C" __global__ void draw(float* x, unsigned* counts, double* y, unsigned 
 STATES = ("curandStatePhilox4_32_10_t", "curandStateXORWOW_t", "curandStateMRG32k3a_t")
 
 
-@pytest.mark.headers
+@needs_nvrtc
 @pytest.mark.slow
 @pytest.mark.parametrize("state", [*STATES, "the one of the page"])
 def test_a_kernel_that_draws_compiles(state: str) -> None:

@@ -44,9 +44,9 @@ async def test_put_matrix_comes_back(device: Device, form: str, index: Any) -> N
 async def test_matrices_of_scipy_alone_are_put(device: Device) -> None:
     with pytest.raises(TypeError, match="takes dense ones"):
         await device.sparse.put(np.eye(3))
-    with pytest.raises(TypeError, match="lil"):
+    with pytest.raises(TypeError, match="not lil_array"):
         await device.sparse.put(MATRIX.tolil())
-    with pytest.raises(TypeError, match="int64"):
+    with pytest.raises(TypeError, match="the array is int64"):
         await device.sparse.put(MATRIX.astype(np.int64))
     bad = MATRIX.copy()
     bad.indices[0] = 7
@@ -85,7 +85,7 @@ async def test_matrices_of_padded_rows_are_multiplied_as_they_are(device: Device
         await put(MATRIX, 2)
     with pytest.raises(ValueError, match="rows and columns"):
         await device.sparse.put_sliced_ell(sparse.csr_array((0, 3)))
-    with pytest.raises(TypeError, match="int8"):
+    with pytest.raises(TypeError, match="dtype is int8"):
         await put(MATRIX, 1, dtype=np.int8)
     turned: Any = MATRIX * 1j
     for call in (put, device.sparse.put_sliced_ell):
@@ -136,11 +136,11 @@ async def test_views_of_a_matrix(device: Device) -> None:
     assert (coo.T.row, coo.T.col) == (coo.col, coo.row)
     with pytest.raises(AttributeError, match="indptr"):
         _ = coo.indptr
-    with pytest.raises(AttributeError, match="row"):
+    with pytest.raises(AttributeError, match="a csr matrix has indptr and indices, and no row"):
         _ = a.row
     with pytest.raises(TypeError, match=r"device\.sparse\.matmul"):
         _ = a @ a.data
-    with pytest.raises(ValueError, match="bsr"):
+    with pytest.raises(ValueError, match="transpose of a bsr matrix is not a view"):
         _ = (await device.sparse.tobsr(a, (3, 1))).T
     assert "csr 3x3 float64 with 3" in repr(a)
 
@@ -220,7 +220,7 @@ async def test_products_say_what_does_not_fit(device: Device) -> None:
         await multiply(a, x, out=a.data)
     with pytest.raises(ValueError, match="one or two dimensions"):
         await multiply(a, await device.put(np.ones((3, 1, 1))))
-    with pytest.raises(ValueError, match="bsr"):
+    with pytest.raises(ValueError, match="a bsr matrix is multiplied as it is"):
         await multiply(await device.sparse.tobsr(a, (1, 1)), x, trans=1)
     sealed = await device.put(np.ones(3), sealed=True)
     with pytest.raises(GpuRefSealed):
