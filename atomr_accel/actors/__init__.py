@@ -20,7 +20,7 @@ from ._mailbox import Mailbox, MailboxStatistics, Overflow
 from ._policy import AutoShutdown, Backoff, ChildSpec, Intensity, RestartType, Strategy, Supervision
 from ._supervision import ChildState, SupervisorState
 from ._supervisor import ChildStatistics, Supervisor, SupervisorStatistics, open_supervisor
-from .cell import ActorStatistics
+from .condition import ActorStatistics
 from .deciders import Decider, Directive, decide_by_type, decide_device_faults, restart_always
 from .instrument import Instrument
 from .messages import Message, handler

@@ -16,7 +16,8 @@ from .messages import Message, collect_handlers
 from .util import NoPublicConstructor
 
 if TYPE_CHECKING:
-    from .cell import ActorStatistics, Cell
+    from .cell import Cell
+    from .condition import ActorStatistics
     from .system import ActorSystem
 
 R = TypeVar("R")

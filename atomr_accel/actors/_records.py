@@ -15,7 +15,7 @@ _IDENTITY: Final = "_atomr_accel_identity"
 def record_of(failure: BaseException) -> BaseException:
     """Return a copy of a failure and its causes, without tracebacks and contexts.
 
-    A failure whose class does not let itself be copied is returned as it is.
+    A failure of a class that cannot be copied is returned unchanged.
     """
     first = _copy(failure)
     seen = {id(failure): first}

@@ -144,7 +144,7 @@ class _StopAction(enum.Enum):
     RESTART = "restart"
     REMOVE = "remove"
     LEAVE = "leave"
-    """The same, but the child wanted it. This is its own end, and counts if it is significant."""
+    """A stop that the child asked for: its own end, which counts if it is significant."""
 
 
 class Child:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -19,7 +18,6 @@ from ._mailbox import (
     Entry,
     Inbox,
     Mailbox,
-    MailboxStatistics,
     Notice,
     TellEntry,
     message_of,
@@ -27,8 +25,10 @@ from ._mailbox import (
 from ._policy import ChildSpec, RestartType, Supervision
 from ._records import record_of
 from ._supervision import ChildState
-from ._supervisor import Supervisor, SupervisorStatistics
+from ._supervisor import Supervisor
+from .condition import ActorStatistics, Condition
 from .context import enter, leave
+from .hooks import begin, finish, make
 from .logs import fields
 from .messages import LATER, Message
 from .nursery import PlainNursery, plain
@@ -43,44 +43,6 @@ _NO_SUPERVISION: Final = Supervision()
 
 BATCH = 64
 """Messages an actor handles before it lets other tasks run, if no handler of them did."""
-
-
-@dataclass(frozen=True, slots=True)
-class ActorStatistics:
-    """An actor at one moment.
-
-    Attributes:
-        path: the actor's path.
-        kind: the name of its class.
-        state: the state of its life.
-        restarts: restarts so far.
-        handled: messages handled in all its lives, failures not included.
-        failed: messages that a handler failed on.
-        unhandled: messages for which the actor has no handler.
-        mailbox: the mailbox's statistics.
-        children: statistics of its children's supervisor; None without children in this life.
-        generation: present generation of a device or one of its parts, else None.
-    """
-
-    path: str
-    kind: str
-    state: ChildState
-    restarts: int
-    handled: int
-    failed: int
-    unhandled: int
-    mailbox: MailboxStatistics
-    children: SupervisorStatistics | None
-    generation: int | None = None
-
-
-class Condition(NamedTuple):
-    """State of an actor, as a tree shows it."""
-
-    state: ChildState
-    restarts: int
-    depth: int
-    generation: int | None = None
 
 
 class TreeNode:
@@ -496,11 +458,11 @@ class Cell(TreeNode):
         up = False
         self.inbox.task = trio.lowlevel.current_task()
         try:
-            actor = _make(self, self._type, self._arguments)
+            actor = make(self, self._type, self._arguments)
             async with PlainNursery() as nursery:
                 self._nursery = nursery
                 try:
-                    await _begin(actor, self)
+                    await begin(actor, self)
                     up = self._was_up = True
                     task_status.started(self.ref)
                     self._has_started()
@@ -564,7 +526,7 @@ class Cell(TreeNode):
         try:
             deadline = trio.current_time() + self._grace
             with trio.CancelScope(shield=True, deadline=deadline) as scope:
-                await _finish(actor)
+                await finish(actor)
         except BaseException as exc:  # noqa: BLE001
             self._failing(unprompted=not self._halted)
             failures.append(exc)  # raised by `run`
@@ -832,24 +794,3 @@ class Cell(TreeNode):
 
 # What follows calls the user's code, and Ctrl-C may interrupt that. Handlers, which are
 # called without a frame between, are marked likewise where they are defined.
-
-
-@trio.lowlevel.disable_ki_protection
-def _make(cell: Cell, actor_type: type[Actor], arguments: tuple[Any, Any]) -> Actor:
-    actor = actor_type.__new__(actor_type)
-    actor._cell = cell  # before __init__, so that it has the ref at hand
-    args, kwargs = arguments
-    actor.__init__(*args, **kwargs)  # type: ignore[misc]
-    return actor
-
-
-@trio.lowlevel.disable_ki_protection
-async def _begin(actor: Actor, cell: Cell) -> None:
-    if cell.restarts:
-        await actor.restarting(cell._cause)
-    await actor.started()
-
-
-@trio.lowlevel.disable_ki_protection
-async def _finish(actor: Actor) -> None:
-    await actor.stopping()

@@ -161,7 +161,7 @@ class Annex(TreeNode):
                     nursery.cancel_scope.cancel()
 
     def end(self) -> None:
-        """Answer whoever waits for the children, and have these leave."""
+        """End the children, and answer all who wait for them."""
         for cell in [*self._cells.values()]:
             cell.end()
         self._over.set()

@@ -15,7 +15,7 @@ import trio
 
 from ._actor import Actor, ActorRef
 from ._policy import RestartType
-from .cell import Condition
+from .condition import Condition
 from .messages import Message, collect_handlers, handler, side_by_side
 from .nursery import PlainNursery
 from .system import ActorSystem

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..actors import ActorRef, Supervisor
-    from ..actors.cell import Cell, Condition
+    from ..actors.cell import Cell
+    from ..actors.condition import Condition
     from ..actors.part import Annex, Part
     from ..lanes import Op, Port
     from ..memory import MemoryMap

@@ -29,6 +29,10 @@ async def run(*, task_status: Any) -> None:
     task_status.started()
 
 
+def _without_child(_failure: BaseException) -> Directive:
+    return Directive.STOP
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -44,9 +48,9 @@ async def run(*, task_status: Any) -> None:
         (lambda: Supervision(backoff=1.0), "backoff must be an instance of Backoff"),  # type: ignore[arg-type]
         (lambda: Supervision(decider=Directive.RESUME), "decider must be a function"),  # type: ignore[arg-type]
         (
-            lambda: Supervision(decider=lambda failure: Directive.STOP),
+            lambda: Supervision(decider=_without_child),  # type: ignore[arg-type]
             "write `def decide.failure, child",
-        ),  # type: ignore[arg-type, misc]
+        ),
         (lambda: Supervision(escalation=KeyError("x")), "escalation must be a function"),  # type: ignore[arg-type]
         (lambda: Supervision(auto_shutdown="any"), "auto_shutdown must be one of"),  # type: ignore[arg-type]
         (lambda: decide_by_type({ValueError: "stop"}), "directive for ValueError must be one of"),  # type: ignore[dict-item]

@@ -1,4 +1,4 @@
-"""What is left of an actor that has ended: its address and how it ended, and nothing else."""
+"""Remains of ended actors: the address and the failure, nothing else."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def no_collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Keeper(Actor):
-    """Keeps what it is told of an end."""
+    """An actor that keeps the ends it hears of."""
 
     def __init__(self, others: list[ActorRef], kept: list[Terminated]) -> None:
         self.others, self.kept = others, kept

@@ -159,7 +159,7 @@ class Otp:
             self.ended(spec)
 
     def leave(self, name: str, fault: type[Exception] | None) -> None:
-        """It stops itself, which OTP knows only of children that are not restarted."""
+        """A child that stops itself. In OTP only children that are not restarted do."""
         self.running.remove(name)
         spec = self.spec(name)
         assert spec is not None
@@ -719,7 +719,7 @@ def test_decide_device_faults(failure: Exception, directive: Directive) -> None:
 
 
 def test_a_decider_must_decide() -> None:
-    machine = SupervisionMachine(Supervision(decider=lambda *_: "restart"))  # type: ignore[arg-type, return-value]
+    machine = SupervisionMachine(Supervision(decider=lambda *_: "restart"))  # type: ignore[arg-type]
     machine.add(ChildSpec("a", nothing), 0)
     machine.started("a", 0)
     *_, last = machine.exited("a", Restart(), 0)

@@ -26,7 +26,7 @@ from .counter import Block, Boom, Counter, Fail, quick
 
 
 class Watcher(Counter):
-    """Has a child and a grandchild in each life, and counts what it hears of anybody."""
+    """An actor with a child and a grandchild in each life, which counts its messages."""
 
     lives: ClassVar[list[Watcher]] = []
 

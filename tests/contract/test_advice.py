@@ -186,7 +186,9 @@ async def test_a_pool_is_told_how_a_factory_of_a_function_is_written() -> None:
 @pytest.mark.parametrize("limit", [1, 2**20, 2**21 - 1])
 @program
 async def test_a_limit_that_holds_no_slab_is_refused(limit: int) -> None:
-    with pytest.raises(ValueError, match="memory_limit must be at least 2097152, not"):
+    with pytest.raises(
+        ValueError, match="memory_limit must be a whole number of at least 2097152, not"
+    ):
         async with open_device(backend=BACKEND, memory_limit=limit):
             pass
 

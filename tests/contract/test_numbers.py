@@ -83,7 +83,7 @@ SLOW: Final = {
 )
 def test_odd_numbers_are_taken_or_refused(one: PublicCallable, tmp_path: Path) -> None:
     async def main() -> list[str]:
-        wrong = []
+        wrong: list[str] = []
         with trio.fail_after(SECONDS):
             return await sweep(wrong)
 

@@ -92,4 +92,4 @@ def test_arrays_outlive_their_run_and_are_seen_to_by_others() -> None:
     held.clear()
     collect_garbage()
     trio.run(outlive)
-    assert all(not view.leases for view in _exports._left)
+    assert all(not view.leases for view, _ in _exports._left)

@@ -82,7 +82,7 @@ async def test_no_device_has_that_much() -> None:
             await device.empty(1 << 50, np.uint8)
         await device.zeros(3)
     for wrong in (0, -1):
-        with pytest.raises(ValueError, match="memory_limit must be at least"):
+        with pytest.raises(ValueError, match="memory_limit must be a whole number of at least"):
             async with open_device(backend="cpu", memory_limit=wrong):
                 pass
     async with opened(isolation="thread", memory_limit=2 << 20) as device:

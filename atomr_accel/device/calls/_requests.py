@@ -52,7 +52,7 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 
-class _Own(Protocol):
+class _OwnMethods(Protocol):
     """The methods that a device has of its own; its class knows of this module."""
 
     async def run(
@@ -195,7 +195,7 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
         return self._call("statistics", statistics, ordered=False)
 
     @property
-    def _own(self) -> _Own:
+    def _own(self) -> _OwnMethods:
         own: Any = self._methods
         return own  # type: ignore[no-any-return]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from .calls import same
 pytestmark = MARKS
 
 WHOLE = ("int8", "uint8", "int16", "uint32", "int32", "int64", "uint64")
-BOUNDS = st.sampled_from(WHOLE).map(np.iinfo)
+BOUNDS: st.SearchStrategy[Any] = st.sampled_from([np.iinfo(name) for name in WHOLE])
 
 
 @settings(max_examples=40)
@@ -35,11 +36,12 @@ async def test_fillers_are_numbers_of_the_dtype(device: Device, info: Any, value
         if not info.min <= held <= info.max:
             raise OverflowError
     except (ValueError, OverflowError) as error:
-        for call in (
-            lambda: array.pad(ref, 1, constant_values=value),
-            lambda: array.full((3,), value, dtype),
-            lambda: array.full_like(ref, value),
-        ):
+        calls: list[Any] = [
+            partial(array.pad, ref, 1, constant_values=value),
+            partial(array.full, (3,), value, dtype),
+            partial(array.full_like, ref, value),
+        ]
+        for call in calls:
             with pytest.raises(type(error)):
                 await call()
         return
@@ -58,14 +60,15 @@ async def test_fillers_are_numbers_of_the_dtype(device: Device, info: Any, value
 )
 @on_shared
 async def test_ranges_are_within_the_dtype(
-    device: Device, info: Any, edge: str, offset: int, count: int, step: float
+    device: Device, info: Any, edge: str, offset: int, count: int, step: Any
 ) -> None:
-    start, dtype = getattr(info, edge) + offset, info.dtype
+    start: int = getattr(info, edge) + offset
+    dtype = info.dtype
     if isinstance(step, float) and abs(start) > 2**32:  # floats have no such neighbours
         start = offset
     stop = start + count * step
     wanted = [start + at * int(step) for at in range(count)]
-    call = device.array.arange(start, stop, step, dtype)
+    call: Any = device.array.arange(start, stop, step, dtype)
     if any(not info.min <= each <= info.max for each in wanted):
         with pytest.raises(OverflowError, match=r"out of bounds|too large"):
             await call
