@@ -10,10 +10,14 @@ await standby_ready(device)                      # so that the next fault costs 
 await compare(device, kernel, 4, 256, (1000,))   # a kernel and what stands for it on the CPU
 """
 
-from ._compare import Comparison, compare
-from ._delays import lane_delays
-from ._faults import FAULTS, FaultName, hang, kill_host, poison, standby_ready
-from ._module_device import ModuleDevice
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._compare import Comparison, compare
+    from ._delays import lane_delays
+    from ._faults import FAULTS, FaultName, hang, kill_host, poison, standby_ready
+    from ._module_device import ModuleDevice
 
 __all__ = [
     "FAULTS",
@@ -27,3 +31,23 @@ __all__ = [
     "poison",
     "standby_ready",
 ]
+
+# Sessions of pytest load the plugin, and need neither trio nor NumPy for isolated tests.
+_HOME = {
+    "Comparison": "_compare",
+    "ModuleDevice": "_module_device",
+    "compare": "_compare",
+    "lane_delays": "_delays",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME.get(name, '_faults')}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar, final
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
     from .. import Device
+    from ..lanes import Isolation
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@asynccontextmanager
+async def opened(backend: str, isolation: Isolation) -> AsyncIterator[Device]:
+    """Open the device of the fixtures, and say nothing if it is the CPU's."""
+    from .. import CpuFallbackWarning, open_device
+
+    async with AsyncExitStack() as stack:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CpuFallbackWarning)
+            opening = open_device(0, backend=backend, isolation=isolation)
+            device = await stack.enter_async_context(opening)
+        yield device
 
 
 @final

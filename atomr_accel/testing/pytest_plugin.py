@@ -1,4 +1,9 @@
-"""Pytest fixtures for programs that use devices.
+"""Tests in processes of their own, and fixtures for programs that use devices.
+
+    pytest --isolate             # each test in a fork: a fault, hang or abort fails one test
+
+    @pytest.mark.isolated        # or this one, or a class or a module of them
+    def test_faults(): ...
 
     async def test_doubles(device):  # needs pytest-trio
         ...
@@ -14,18 +19,17 @@ per module.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import warnings
-from contextlib import AsyncExitStack, asynccontextmanager
+import sys
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+from ._isolation import IsolatedTests, IsolationHooks, positive_seconds
 
-    from atomr_accel import Device
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from atomr_accel.lanes import Isolation
 
     from ._module_device import ModuleDevice
@@ -45,6 +49,59 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("process", "thread"),
         help="isolation of the device fixtures",
     )
+    group = parser.getgroup("isolate", "tests in processes of their own")
+    try:
+        group.addoption(
+            "--isolate", action="store_true", help="run each test in a process of its own"
+        )
+        group.addoption(
+            "--isolate-timeout",
+            default="300",
+            metavar="SECONDS",
+            help="time that an isolated test may take, 300 seconds by default",
+        )
+    except ValueError as error:
+        raise pytest.UsageError(
+            f"another plugin has options of the same names ({error}): leave one out, with "
+            "-p no:isolate or -p no:atomr_accel.testing.pytest_plugin"
+        ) from None
+    parser.addini(
+        "isolate_late_fixtures",
+        type="args",
+        default=[],
+        help="fixtures of wider scope that isolated tests set up in their own processes",
+    )
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the hooks of isolated tests."""
+    pluginmanager.add_hookspecs(IsolationHooks)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare for isolated tests, and add the fixture of pytest-trio's tests."""
+    config.addinivalue_line(
+        "markers", "isolated(timeout=None): run in a process of its own, for some seconds at most"
+    )
+    if config.getoption("isolate"):
+        if not hasattr(os, "memfd_create"):
+            raise pytest.UsageError("--isolate needs Linux: leave it out")
+        if config.getoption("usepdb") or config.getoption("trace"):
+            raise pytest.UsageError(
+                "--isolate must come without --pdb and --trace: a debugger works in the session's "
+                "own process; leave one of them out"
+            )
+    try:
+        seconds = positive_seconds("--isolate-timeout", config.getoption("isolate_timeout"))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    isolated = IsolatedTests(config, everything=config.getoption("isolate"), seconds=seconds)
+    config.pluginmanager.register(isolated, "isolated_tests")
+    if "pytest_trio" in sys.modules:
+        from . import _trio_fixture as fixtures
+    else:
+        from . import _no_trio_fixture as fixtures
+    config.pluginmanager.register(fixtures, f"{__name__}.device")
 
 
 @pytest.fixture(scope="session")
@@ -59,18 +116,6 @@ def accel_isolation(pytestconfig: pytest.Config) -> Isolation:
     return cast("Isolation", pytestconfig.getoption("--accel-isolation"))
 
 
-@asynccontextmanager
-async def _opened(backend: str, isolation: Isolation) -> AsyncIterator[Device]:
-    from atomr_accel import CpuFallbackWarning, open_device
-
-    async with AsyncExitStack() as stack:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CpuFallbackWarning)
-            opening = open_device(0, backend=backend, isolation=isolation)
-            device = await stack.enter_async_context(opening)
-        yield device
-
-
 @pytest.fixture(scope="module")
 def module_device(accel_backend: str, accel_isolation: Isolation) -> Iterator[ModuleDevice]:
     """A device that is open for all tests of a module, in a thread with a trio run of its own.
@@ -78,29 +123,8 @@ def module_device(accel_backend: str, accel_isolation: Isolation) -> Iterator[Mo
     ``module_device.run(function, *args)`` calls an async function with the device. Tests that use
     it are plain functions, so Hypothesis can call them again and again.
     """
-    from ._module_device import ModuleDevice
+    from ._module_device import ModuleDevice, opened
 
-    device = ModuleDevice(_opened(accel_backend, accel_isolation))
+    device = ModuleDevice(opened(accel_backend, accel_isolation))
     yield device
     device.close()
-
-
-if importlib.util.find_spec("pytest_trio") is not None:
-    from pytest_trio import trio_fixture
-
-    @trio_fixture  # type: ignore[untyped-decorator]
-    async def device(accel_backend: str, accel_isolation: Isolation) -> AsyncIterator[Device]:
-        """An open device, closed after the test."""
-        async with _opened(accel_backend, accel_isolation) as opened:
-            yield opened
-
-else:
-
-    @pytest.fixture
-    def device() -> None:
-        """Fail with the name of the missing package."""
-        pytest.fail(
-            "the fixture `device` needs pytest-trio: pip install pytest-trio. Without it, plain "
-            "tests can use `module_device`",
-            pytrace=False,
-        )

@@ -1,0 +1,257 @@
+"""Processes that do one piece of work, answer with plain values, and may end in any way."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_ABORT_SECONDS: Final = 2.0
+"""How long a process that has taken too long may write down where it is."""
+
+_DEATH_SECONDS: Final = 30.0
+"""How long a killed process may take to end: a driver frees its contexts first."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_libc: Final = ctypes.CDLL(None)
+
+
+class ValueBox:
+    """Plain values that a process leaves for its parent, also if it dies next."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd: Final = os.memfd_create("isolated") if fd is None else fd
+
+    def send(self, kind: str, value: object = None) -> None:
+        """Add a value.
+
+        Raises:
+            TypeError: the value is not made of what JSON has, and tuples.
+        """
+        data = json.dumps([kind, _packed(value)]).encode() + b"\n"
+        while data:
+            data = data[os.write(self.fd, data) :]
+
+    def received(self) -> list[tuple[str, Any]]:
+        """Return all values that came whole."""
+        *lines, _ = _content(self.fd).split(b"\n")
+        return [tuple(json.loads(line, object_hook=_unpacked)) for line in lines]
+
+
+_TUPLE: Final = "()"
+
+
+def _packed(value: object) -> object:
+    # JSON makes lists of tuples, and pytest tells the two apart.
+    if isinstance(value, tuple):
+        return {_TUPLE: [_packed(each) for each in value]}
+    if isinstance(value, list):
+        return [_packed(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _packed(each) for key, each in value.items()}
+    return value
+
+
+def _unpacked(value: dict[str, Any]) -> object:
+    return tuple(value[_TUPLE]) if value.keys() == {_TUPLE} else value
+
+
+@dataclass
+class EndedChild:
+    """What is left of a process.
+
+    Attributes:
+        values: what it sent, each with its kind.
+        status: its exit status; negative: the signal that ended it; None: it could not be ended.
+        late: whether it was ended because its time was up.
+        stacks: Python's stacks at its death, if Python could write them.
+        short_of_memory: whether the kernel has killed processes of this control group meanwhile.
+        seconds: how long it ran.
+    """
+
+    values: list[tuple[str, Any]]
+    status: int | None
+    late: bool
+    stacks: str
+    short_of_memory: bool
+    seconds: float
+
+
+def run_forked(work: Callable[[ValueBox], None], seconds: float) -> EndedChild:
+    """Run a function in a fork of this process.
+
+    Raises:
+        OSError: the process could not be forked.
+    """
+    with _watched() as watch:
+        for stream in sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__:
+            if stream is not None:
+                stream.flush()  # or both processes would write what is in the buffer
+        parent, chance = os.getpid(), random.getstate()
+        with warnings.catch_warnings():
+            # Python warns of forks of a process with threads, as xdist's workers are.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                begin_child(parent, watch.stacks)
+                random.setstate(chance)  # Python draws a new seed in each fork
+                work(watch.box)
+                status = 0
+            except BaseException:  # noqa: BLE001
+                os.write(watch.stacks, traceback.format_exc().encode())
+            finally:
+                os._exit(status)
+        return watch.end(pid, seconds)
+
+
+def run_spawned(command: list[str], data: bytes, seconds: float) -> EndedChild:
+    """Run a program, which gets the descriptors ``box,stacks`` as its last argument.
+
+    Args:
+        command: the program and its arguments.
+        data: its standard input.
+        seconds: how long it may take.
+
+    Raises:
+        OSError: the process could not be started.
+    """
+    import subprocess
+
+    with _watched() as watch, tempfile.TemporaryFile() as stdin:
+        stdin.write(data)
+        stdin.seek(0)
+        fds = watch.box.fd, watch.stacks
+        process = subprocess.Popen(
+            [*command, ",".join(map(str, fds))],
+            stdin=stdin,
+            stdout=watch.stacks,
+            stderr=watch.stacks,
+            pass_fds=fds,
+            start_new_session=True,
+        )
+        ended = watch.end(process.pid, seconds)
+        process.returncode = ended.status or 0  # it was waited for here
+        return ended
+
+
+def begin_child(parent: int, stacks: int) -> None:
+    """Make this process one that ends with its parent, and whose death says where it was."""
+    with suppress(PermissionError):  # it leads a session already
+        os.setsid()  # a group of its own, which ends with it
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)
+    with suppress(OSError):  # if memory runs out, the kernel shall take this process
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    faulthandler.enable(stacks)
+
+
+class _FollowedChild:
+    """A process's way to be followed by its parent."""
+
+    def __init__(self, box: ValueBox, stacks: int) -> None:
+        self.box = box
+        self.stacks = stacks
+        self._kills = _kernel_kills()
+        self._began = time.monotonic()
+
+    def end(self, pid: int, seconds: float) -> EndedChild:
+        """Wait for a process, end it and its group after some seconds, and say how it went."""
+        ended = False
+        try:
+            ended = _wait(pid, seconds)
+        finally:
+            late = not ended
+            ended = ended or _abort(pid)
+            _kill_group(pid)  # also those that a test has left behind
+            ended = ended or _wait(pid, _DEATH_SECONDS)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if ended else None
+        return EndedChild(
+            values=self.box.received(),
+            status=status,
+            late=late,
+            stacks=_content(self.stacks).decode(errors="replace"),
+            short_of_memory=_kernel_kills() > self._kills,
+            seconds=time.monotonic() - self._began,
+        )
+
+
+@contextmanager
+def _watched() -> Iterator[_FollowedChild]:
+    box = ValueBox()
+    try:
+        stacks = os.memfd_create("stacks")
+        try:
+            yield _FollowedChild(box, stacks)
+        finally:
+            os.close(stacks)
+    finally:
+        os.close(box.fd)
+
+
+def _wait(pid: int, seconds: float) -> bool:
+    """Wait for a process and leave it to be waited for; return whether it ended in time."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:  # a kernel that has none
+        waiter = threading.Thread(
+            target=os.waitid, args=(os.P_PID, pid, os.WEXITED | os.WNOWAIT), daemon=True
+        )
+        waiter.start()
+        waiter.join(min(seconds, threading.TIMEOUT_MAX))
+        return not waiter.is_alive()
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(min(seconds * 1000, 2**31 - 1)))
+    finally:
+        os.close(fd)
+
+
+def _abort(pid: int) -> bool:
+    """Have a process write down where it is, and end; return whether it did."""
+    with suppress(OSError):
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGABRT)
+    return _wait(pid, _ABORT_SECONDS)
+
+
+def _kill_group(pid: int) -> None:
+    for kill in os.killpg, os.kill:  # before it has begun its group, it is alone
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def _content(fd: int) -> bytes:
+    return os.pread(fd, os.fstat(fd).st_size, 0)
+
+
+def _kernel_kills() -> int:
+    """Return the number of this control group's processes killed for want of memory, if known."""
+    with suppress(OSError, ValueError, IndexError):
+        group = Path("/proc/self/cgroup").read_text(encoding="utf-8").split("::", 1)[1].strip()
+        events = Path(f"/sys/fs/cgroup{group}/memory.events").read_text(encoding="utf-8")
+        counts = dict(line.split() for line in events.splitlines())
+        return int(counts["oom_kill"])
+    return 0
