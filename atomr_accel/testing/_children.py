@@ -6,6 +6,7 @@ import ctypes
 import faulthandler
 import json
 import os
+import posix
 import random
 import resource
 import select
@@ -37,8 +38,8 @@ _libc: Final = ctypes.CDLL(None)
 class ValueBox:
     """Plain values that a process leaves for its parent, also if it dies next."""
 
-    def __init__(self, fd: int | None = None) -> None:
-        self.fd: Final = os.memfd_create("isolated") if fd is None else fd
+    def __init__(self, fd: int) -> None:
+        self.fd: Final = fd
 
     def send(self, kind: str, value: object = None) -> None:
         """Add a value.
@@ -83,6 +84,8 @@ class EndedChild:
         status: its exit status; negative: the signal that ended it; None: it could not be ended.
         late: whether it was ended because its time was up.
         stacks: Python's stacks at its death, if Python could write them.
+        output: what a program had not yet read of its captured output and errors; empty for forks,
+            whose capture this process can read.
         short_of_memory: whether the kernel has killed processes of this control group meanwhile.
         seconds: how long it ran.
     """
@@ -91,6 +94,7 @@ class EndedChild:
     status: int | None
     late: bool
     stacks: str
+    output: tuple[str, str]
     short_of_memory: bool
     seconds: float
 
@@ -101,7 +105,7 @@ def run_forked(work: Callable[[ValueBox], None], seconds: float) -> EndedChild:
     Raises:
         OSError: the process could not be forked.
     """
-    with _watched() as watch:
+    with _followed() as child:
         for stream in sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__:
             if stream is not None:
                 stream.flush()  # or both processes would write what is in the buffer
@@ -113,43 +117,45 @@ def run_forked(work: Callable[[ValueBox], None], seconds: float) -> EndedChild:
         if pid == 0:
             status = 1
             try:
-                begin_child(parent, watch.stacks)
+                begin_child(parent, child.stacks)
                 random.setstate(chance)  # Python draws a new seed in each fork
-                work(watch.box)
+                work(child.box)
                 status = 0
             except BaseException:  # noqa: BLE001
-                os.write(watch.stacks, traceback.format_exc().encode())
+                os.write(child.stacks, traceback.format_exc().encode())
             finally:
-                os._exit(status)
-        return watch.end(pid, seconds)
+                posix._exit(status)  # os._exit may have been replaced by a test
+        return child.end(pid, seconds)
 
 
-def run_spawned(command: list[str], data: bytes, seconds: float) -> EndedChild:
-    """Run a program, which gets the descriptors ``box,stacks`` as its last argument.
+def run_spawned(command: list[str], data: bytes, seconds: float, *, shown: bool) -> EndedChild:
+    """Run a program. Its last argument names the descriptors ``box,stacks,output,errors``.
 
     Args:
         command: the program and its arguments.
         data: its standard input.
         seconds: how long it may take.
+        shown: whether it writes where this process writes, and not among the stacks.
 
     Raises:
         OSError: the process could not be started.
     """
     import subprocess
 
-    with _watched() as watch, tempfile.TemporaryFile() as stdin:
+    with _followed() as child, tempfile.TemporaryFile() as stdin:
         stdin.write(data)
         stdin.seek(0)
-        fds = watch.box.fd, watch.stacks
+        fds = child.box.fd, child.stacks, *child.output
+        stream = None if shown else child.stacks
         process = subprocess.Popen(
             [*command, ",".join(map(str, fds))],
             stdin=stdin,
-            stdout=watch.stacks,
-            stderr=watch.stacks,
+            stdout=stream,
+            stderr=stream,
             pass_fds=fds,
             start_new_session=True,
         )
-        ended = watch.end(process.pid, seconds)
+        ended = child.end(process.pid, seconds)
         process.returncode = ended.status or 0  # it was waited for here
         return ended
 
@@ -160,18 +166,19 @@ def begin_child(parent: int, stacks: int) -> None:
         os.setsid()  # a group of its own, which ends with it
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
-        os._exit(1)
+        posix._exit(1)
     with suppress(OSError):  # if memory runs out, the kernel shall take this process
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     faulthandler.enable(stacks)
 
 
 class _FollowedChild:
-    """A process's way to be followed by its parent."""
+    """A process, and the descriptors of files in memory that it writes."""
 
-    def __init__(self, box: ValueBox, stacks: int) -> None:
-        self.box = box
+    def __init__(self, box: int, stacks: int, *output: int) -> None:
+        self.box = ValueBox(box)
         self.stacks = stacks
+        self.output = output
         self._kills = _kernel_kills()
         self._began = time.monotonic()
 
@@ -190,23 +197,22 @@ class _FollowedChild:
             values=self.box.received(),
             status=status,
             late=late,
-            stacks=_content(self.stacks).decode(errors="replace"),
+            stacks=_text(self.stacks),
+            output=(_text(self.output[0]), _text(self.output[1])),
             short_of_memory=_kernel_kills() > self._kills,
             seconds=time.monotonic() - self._began,
         )
 
 
 @contextmanager
-def _watched() -> Iterator[_FollowedChild]:
-    box = ValueBox()
+def _followed() -> Iterator[_FollowedChild]:
+    fds: list[int] = []
     try:
-        stacks = os.memfd_create("stacks")
-        try:
-            yield _FollowedChild(box, stacks)
-        finally:
-            os.close(stacks)
+        fds.extend(os.memfd_create(name) for name in ("values", "stacks", "output", "errors"))
+        yield _FollowedChild(*fds)
     finally:
-        os.close(box.fd)
+        for fd in fds:
+            os.close(fd)
 
 
 def _wait(pid: int, seconds: float) -> bool:
@@ -245,6 +251,10 @@ def _kill_group(pid: int) -> None:
 
 def _content(fd: int) -> bytes:
     return os.pread(fd, os.fstat(fd).st_size, 0)
+
+
+def _text(fd: int) -> str:
+    return _content(fd).decode(errors="replace")
 
 
 def _kernel_kills() -> int:

@@ -164,14 +164,15 @@ class IsolatedTests:
                 self._report(item, "teardown", None, began),
             ]
         reports = self._received(item, ended)
-        phases = [report.when for report in reports]
-        if ended.status == 0 and not ended.late and phases[-1:] == ["teardown"]:
+        phases = [report for report in reports if type(report) is pytest.TestReport]
+        complete = bool(phases) and phases[-1].when == "teardown"
+        if complete and ended.status == 0 and not ended.late:
             return reports
-        when = "setup" if not reports else "call" if phases == ["setup"] else "teardown"
-        if when == "call" and not reports[0].passed:
-            when = "teardown"
-        if phases[-1:] == ["teardown"]:
-            del reports[-1]  # it died after this
+        if complete:
+            reports.remove(phases[-1])  # it died after this
+        when = "setup" if not phases else "teardown"
+        if len(phases) == 1 and phases[0].passed:
+            when = "call"
         self._show_remains(item, when, ended)
         cause = _cause(ended, seconds)
         reports.append(self._report(item, when, cause, began, ended.seconds))
@@ -195,7 +196,8 @@ class IsolatedTests:
         if self._spoiled is None:
             return run_forked(partial(self._in_child, item), seconds)
         self._say_once(item)
-        return run_spawned(_spawn_command(), _spawn_data(item), seconds)
+        shown = self._config.getoption("capture", "no") == "no"
+        return run_spawned(_spawn_command(), _spawn_data(item), seconds, shown=shown)
 
     def _say_once(self, item: pytest.Item) -> None:
         if self._spoiled == "":
@@ -228,6 +230,7 @@ class IsolatedTests:
                 case "report":
                     hook = self._config.hook.pytest_report_from_serializable
                     reports.append(hook(config=self._config, data=value))
+                    self._count_subtest(reports[-1])
                 case "warning":
                     self._tell(Relay.warning(value), item.nodeid)
                 case "stop":
@@ -240,8 +243,16 @@ class IsolatedTests:
                     raise KeyboardInterrupt
         return reports
 
+    def _count_subtest(self, report: pytest.TestReport) -> None:
+        """Have pytest know of a failed subtest, which it counts where the test runs."""
+        subtests = sys.modules.get("_pytest.subtests")  # pytest 8 has none
+        if subtests is not None and isinstance(report, subtests.SubtestReport) and report.failed:
+            counts = self._config.stash[subtests.failed_subtests_key]
+            counts[getattr(report, "id", report.nodeid)] += 1
+
     def _show_remains(self, item: pytest.Item, when: str, ended: EndedChild) -> None:
         out, err = self._capture.read_global_capture() if self._capture else ("", "")
+        out, err = out + ended.output[0], err + ended.output[1]
         for name, text in ("stdout", out), ("stderr", err), ("stacks", _own_frames(ended.stacks)):
             if text:
                 cut = text if len(text) <= _TAIL else f"[...]{text[-_TAIL:]}"
@@ -291,18 +302,18 @@ class IsolatedTests:
             finalizers.clear()  # the session's process calls these
         relay = Relay(self._config, box)
         self.relay_to(relay)
+        listeners = self._config.hook.pytest_runtest_logreport
+        for listener in listeners.get_hookimpls():
+            if listener.plugin is not self:  # they listen in the session's process
+                listeners._remove_plugin(listener.plugin)
         with relay.coverage(), relay.everything_else(item.session):
-            runtestprotocol(item, log=False, nextitem=None)
+            runtestprotocol(item, log=True, nextitem=None)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(
-        self,
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Send a report home as soon as there is one."""
-        report = yield
         if self._relay is not None:
             self._relay.report(report)
-        return report
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -39,7 +40,7 @@ OVERRIDDEN: dict[str, Any] = {
 
 def main() -> None:
     """Run the test that the standard input names."""
-    box, stacks = map(int, sys.argv[1].split(","))
+    box, stacks, *output = map(int, sys.argv[1].split(","))
     told = json.load(sys.stdin)
     begin_child(told["parent"], stacks)
     sys.path[:] = told["path"]
@@ -59,7 +60,7 @@ def main() -> None:
     config = _prepareconfig(arguments)
     vars(config.option).update(options)
     vars(config.option).update(OVERRIDDEN, plugins=[], file_or_dir=arguments[:1])
-    config.pluginmanager.register(OneTest(told["nodeid"], ValueBox(box)))
+    config.pluginmanager.register(OneTest(told["nodeid"], ValueBox(box), output))
     config.hook.pytest_cmdline_main(config=config)
     os._exit(0)  # as forks do: what waits for the interpreter's end is not of the test
 
@@ -67,18 +68,32 @@ def main() -> None:
 class OneTest:
     """Leaves a test alone in its session, and sends home how it went."""
 
-    def __init__(self, nodeid: str, box: ValueBox) -> None:
+    def __init__(self, nodeid: str, box: ValueBox, output: list[int]) -> None:
         self._nodeid = nodeid
         self._box = box
+        self._output = output
         self._relay: Relay | None = None
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Have reports go home."""
+        """Have reports go home, and all that pytest itself would say go nowhere."""
+        config.get_terminal_writer()._file = io.StringIO()
+        self._share_capture(config)
         self._relay = Relay(config, self._box)
         isolated = config.pluginmanager.getplugin("isolated_tests")
         assert isinstance(isolated, IsolatedTests)
         isolated.relay_to(self._relay)
+
+    def _share_capture(self, config: pytest.Config) -> None:
+        """Have pytest capture into files that the session can read if this process dies."""
+        manager = config.pluginmanager.getplugin("capturemanager")
+        capture = getattr(manager, "_global_capturing", None)
+        for stream, fd in zip(("out", "err"), self._output, strict=True):
+            file = getattr(getattr(capture, stream, None), "tmpfile", None)
+            try:
+                os.dup2(fd, file.fileno())  # type: ignore[union-attr] # caught
+            except (AttributeError, OSError):
+                continue  # not a file: pytest captures in another way
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:

@@ -97,11 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     isolated = IsolatedTests(config, everything=config.getoption("isolate"), seconds=seconds)
     config.pluginmanager.register(isolated, "isolated_tests")
-    if "pytest_trio" in sys.modules:
-        from . import _trio_fixture as fixtures
-    else:
-        from . import _no_trio_fixture as fixtures
-    config.pluginmanager.register(fixtures, f"{__name__}.device")
+    trio = "trio" if "pytest_trio" in sys.modules else "no_trio"
+    config.pluginmanager.import_plugin(f"{__package__}._{trio}_fixture")
 
 
 @pytest.fixture(scope="session")
