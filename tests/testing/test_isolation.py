@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+
 import pytest
 
 from ..harness import ROOT, sized
@@ -186,7 +187,8 @@ def test_processes_that_a_test_leaves_behind_end_with_it(alone: pytest.Pytester)
     read, write = os.pipe()
     alone.makepyfile(
         f"""
-        
+        import subprocess
+
         def test():
             subprocess.Popen(["sleep", "1000"], pass_fds=[{write}])
         """
