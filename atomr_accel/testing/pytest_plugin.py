@@ -78,6 +78,13 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(IsolationHooks)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Have ``torch.cuda.is_available()`` ask NVML, after which a process can still be forked."""
+    if early_config.known_args_namespace.isolate:
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare for isolated tests, and add the fixture of pytest-trio's tests."""
     config.addinivalue_line(
