@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _ABORT_SECONDS: Final = 2.0
-"""How long a process that has taken too long may write down where it is."""
+"""Time for a late process to write down its stacks."""
 
 _DEATH_SECONDS: Final = 30.0
-"""How long a killed process may take to end: a driver frees its contexts first."""
+"""Time for a killed process to end: a driver frees its contexts first."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _libc: Final = ctypes.CDLL(None)
@@ -77,15 +77,15 @@ def _unpacked(value: dict[str, Any]) -> object:
 
 @dataclass
 class EndedChild:
-    """What is left of a process.
+    """The remains of a process.
 
     Attributes:
-        values: what it sent, each with its kind.
-        status: its exit status; negative: the signal that ended it; None: it could not be ended.
-        late: whether it was ended because its time was up.
-        stacks: Python's stacks at its death, if Python could write them.
-        output: what a program had not yet read of its captured output and errors; empty for forks,
-            whose capture this process can read.
+        values: all values that it sent, each with its kind.
+        status: its exit status; negative: the signal that ended it; None: the process did not end.
+        late: whether its time was up.
+        stacks: Python's stacks at its death, if Python could write these.
+        output: captured output and errors that a program had not yet read; empty for forks, whose
+            capture this process can read.
         short_of_memory: whether the kernel has killed processes of this control group meanwhile.
         seconds: how long it ran.
     """

@@ -275,7 +275,7 @@ class IsolatedTests:
     def _torn_down(
         self, item: pytest.Item, nextitem: pytest.Item | None, report: pytest.TestReport
     ) -> Iterator[pytest.TestReport]:
-        """Tear down what was set up here and the next test does not need."""
+        """Tear down fixtures of this process that the next test does not need."""
         began = time.time()
         setup_state = item.session._setupstate
         sections = len(item._report_sections)
@@ -352,7 +352,7 @@ def positive_seconds(name: str, value: object) -> float:
     """Return a time limit as a number of seconds.
 
     Raises:
-        ValueError: it is no positive finite number.
+        ValueError: the value must be positive and finite.
     """
     try:
         seconds = float(cast("str", value))

@@ -1,4 +1,4 @@
-"""What a test's process sends to the session's: reports, warnings, coverage, a wish to stop."""
+"""Messages from a test's process to the session's: reports, warnings, coverage, wishes to stop."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Relay:
 
     @contextmanager
     def coverage(self) -> Iterator[None]:
-        """Send the lines that the block has run, if somebody measures."""
+        """Send the lines that the block has run, if coverage is measured."""
         measuring = _measuring()
         if measuring is None:
             yield

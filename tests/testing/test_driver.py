@@ -11,7 +11,7 @@ from atomr_accel.testing import _driver
 
 
 class PretendedDriver:
-    """A driver with two devices, which remembers what it was asked."""
+    """A driver with two devices and given statuses."""
 
     def __init__(self, *, started: bool, current: int = 0, primary: tuple[int, int] = (0, 0)):
         self.started = started
