@@ -161,7 +161,7 @@ def run_spawned(command: list[str], data: bytes, seconds: float, *, shown: bool)
 
 
 def begin_child(parent: int, stacks: int) -> None:
-    """Make this process one that ends with its parent, and whose death says where it was."""
+    """Make this process end with its parent, and write its stacks when it dies."""
     with suppress(PermissionError):  # it leads a session already
         os.setsid()  # a group of its own, which ends with it
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
@@ -235,7 +235,7 @@ def _wait(pid: int, seconds: float) -> bool:
 
 
 def _abort(pid: int) -> bool:
-    """Have a process write down where it is, and end; return whether it did."""
+    """Have a process write down its stacks and end; return whether it ended."""
     with suppress(OSError):
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
     with suppress(ProcessLookupError):

@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from atomr_accel.testing import _children
+
 from ..harness import ROOT, sized
 
 pytest_plugins = ["pytester"]
@@ -113,6 +115,52 @@ def test_a_test_that_cannot_end_is_killed(alone: pytest.Pytester) -> None:
             r'.*test_a.*\.py", line 9 in test_dies',
         ]
     )
+
+
+def test_a_kernel_without_descriptors_of_processes(
+    alone: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(pid: int) -> int:
+        raise OSError(errno.ENOSYS, "no such call")
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    alone.makepyfile(dying("signal.pause()"))
+    isolated(alone, "--isolate-timeout=0.3").assert_outcomes(passed=2, failed=1)
+
+
+@pytest.mark.parametrize(
+    ("short_of_memory", "cause"),
+    [
+        (False, "killed by signal 9 (SIGKILL), as the kernel does when memory is short"),
+        (True, "killed by signal 9 (SIGKILL); the kernel has killed processes here *"),
+    ],
+)
+def test_a_death_for_want_of_memory(
+    alone: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, short_of_memory: bool, cause: str
+) -> None:
+    kills = iter(range(100))
+    monkeypatch.setattr(_children, "_kernel_kills", lambda: next(kills) if short_of_memory else 0)
+    alone.makepyfile(dying("os.kill(os.getpid(), signal.SIGKILL)"))
+    isolated(alone).stdout.fnmatch_lines([cause])
+
+
+def test_a_process_that_cannot_be_killed(
+    alone: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+
+    def never(pid: int, seconds: float) -> bool:
+        left.append(pid)
+        return False
+
+    monkeypatch.setattr(_children, "_wait", never)
+    alone.makepyfile("import signal\ndef test(): signal.pause()")
+    result = isolated(alone, "--isolate-timeout=3")
+    os.waitpid(left[0], 0)
+    outcomes = result.parseoutcomes()
+    outcomes.pop("warnings", None)
+    assert outcomes in ({"failed": 1}, {"errors": 1})  # it may have come to its call
+    result.stdout.fnmatch_lines(["took longer than 3 s and could not be killed: a driver may*"])
 
 
 def test_a_mark_isolates_and_has_its_own_limit(alone: pytest.Pytester) -> None:
