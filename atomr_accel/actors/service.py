@@ -9,17 +9,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, TypedDict
+from dataclasses import replace
+from typing import Any, ClassVar, TypedDict, TypeVar
 
 import trio
 
 from ._actor import Actor, ActorRef
-from ._policy import RestartType
+from ._errors import NameTaken, SupervisorStopped
+from ._policy import ChildSpec, RestartType, Supervision
+from ._supervisor import Supervisor
+from .cell import TreeNode
 from .condition import Condition
 from .messages import Message, collect_handlers, handler, side_by_side
 from .nursery import PlainNursery
+from .part import Part
 from .system import ActorSystem
 from .util import check_instance
+
+S = TypeVar("S", bound="Service")
 
 
 class Call(Message[Any]):
@@ -71,9 +78,15 @@ class Service:
 
     Methods marked with `handler` answer further messages. Unlike those of an actor they run side by
     side, each in a task of its own. Their errors reach the asker and do not fail the service.
+
+    Tasks that are restarted by themselves, such as replicas, are children: see `start_child`.
     """
 
+    supervision: Supervision = Supervision()
+    """How its children are supervised. It is read when its block begins."""
+
     _service_ref: ActorRef | None = None
+    _service_supervisor: Supervisor | None = None
     _service_actor: ClassVar[type[Actor] | None] = None
 
     @property
@@ -99,23 +112,78 @@ class Service:
         task_status.started()
         await trio.sleep_forever()
 
+    async def start_child(self, spec: ChildSpec, *, kind: str = "Child") -> None:
+        """Start a task that is supervised by itself, and wait until it has started.
+
+        It lives until the present life of the service ends, or `stop_child`. If its restarts exceed
+        the intensity of ``supervision``, the service fails. In a place it is below the service in
+        the tree, with a path and a ref to watch. It takes no messages.
+
+        Args:
+            spec: what to start, under a name that no other child has.
+            kind: what the tree calls it.
+
+        Raises:
+            NameTaken: the service has a child of that name.
+            SupervisorStopped: the service does not live at present.
+            BaseException: what the child raised before it had started. It is then not kept.
+        """
+        if self._service_ref is None:
+            if self._service_supervisor is None:
+                raise SupervisorStopped(
+                    f"cannot start {spec.name!r}: this {type(self).__name__} is not running"
+                )
+            await self._service_supervisor.start_child(spec)
+            return
+        cell = self._service_ref._cell
+        if "/" in spec.name:
+            raise ValueError(f"a child's name must be without '/' in a tree, not {spec.name!r}")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if spec.name in cell.children:
+            raise NameTaken(
+                f"there is an actor {cell.path}/{spec.name} already; stop it first, or choose "
+                "another name"
+            )
+        part = Part(cell, spec.name, kind, spec.run)
+        await cell.start(part, replace(spec, run=part.run))
+
+    async def stop_child(self, name: str) -> None:
+        """Stop a child for good, and wait until it has gone.
+
+        Raises:
+            NoSuchChild: no child has this name, or the child had ended.
+            SupervisorStopped: the service does not live at present, so it has no children.
+            BaseException: what the child raised while it was leaving.
+        """
+        supervisor = self._service_supervisor
+        if self._service_ref is not None:
+            supervisor = self._service_ref._cell.supervisor
+        if supervisor is None:
+            raise SupervisorStopped(
+                f"cannot stop {name!r}: this {type(self).__name__} is not running"
+            )
+        await supervisor.stop_child(name)
+
     async def call(self, item: Any, **options: Any) -> Any:  # noqa: ARG002 (of those that do)
         """Answer a `Call`."""
         await trio.lowlevel.checkpoint()
         raise TypeError(f"{type(self).__name__} takes no calls by message, not one with {item!r}")
 
-    async def drain(self) -> None:
+    async def finish(self) -> None:
         """Take no more calls, and wait for those in progress: the block was left normally."""
         await trio.lowlevel.checkpoint()
 
     def ended(self, cause: BaseException | None) -> None:
-        """Refuse all that waits: no other life follows. It may be called more than once.
+        """Refuse all that waits: no other life follows.
+
+        It may be called more than once, and is called before a life is cancelled because an
+        exception left the block.
 
         Args:
             cause: the failure that ended it, or the exception that left its block.
         """
 
-    def load(self) -> int:
+    def depth(self) -> int:
         """Calls that wait or are in progress, for display."""
         return 0
 
@@ -138,6 +206,7 @@ class _ServiceActor(Actor):
 
     def __init__(self, service: Service, left_by: list[BaseException]) -> None:
         self._service = service
+        service._service_ref = self.ref
         self._cell.shown = self._shown
 
         def ended(failure: BaseException | None) -> None:
@@ -147,7 +216,7 @@ class _ServiceActor(Actor):
         self._cell.at_end = ended
 
     def _shown(self, own: Condition) -> Condition:
-        return own._replace(depth=own.depth + self._service.load())
+        return own._replace(depth=own.depth + self._service.depth())
 
     async def started(self) -> None:
         await self.nursery.start(self._service.serve)
@@ -172,20 +241,21 @@ def _answered_by(
 
 @asynccontextmanager
 async def serving(
-    service: Service,
+    service: S,
     *,
     system: ActorSystem | None = None,
     name: str | None = None,
     parent: ActorRef | None = None,
-) -> AsyncIterator[None]:
+) -> AsyncIterator[S]:
     """Run a service for the length of a block, in a place of the tree if one is given.
 
-    Leaving the block drains the service and stops it. If an exception or a cancellation leaves the
-    block, the service is stopped at once. In a place, a failure of the service is its supervisor's,
-    which starts it again or gives up. Without a place, a failure leaves the block.
+    Leaving the block has the service finish its calls, and stops it. If an exception or a
+    cancellation leaves the block, the service is stopped at once. In a place, a failure of the
+    service is its supervisor's, which starts it again or gives up. Without a place, a failure
+    leaves the block.
 
     Args:
-        service: what to run.
+        service: what to run. The block gets it.
         system: the system at whose top it stands.
         name: its name among its siblings. By default, one made from its class's.
         parent: the actor that supervises it, in place of the system.
@@ -194,42 +264,76 @@ async def serving(
         NameTaken: the parent has a child of that name.
         SupervisorStopped: the parent, or the system, does not run.
         TypeError: an argument of a wrong type.
+        ValueError: a name without a system or a parent.
     """
     check_instance("argument of serving", service, Service)
+    where: TreeNode | None = None
     if system is not None:
         check_instance("system", system, ActorSystem)
+        where = system._root
     if parent is not None:
         check_instance("parent", parent, ActorRef)
+        where = parent._cell
+    if where is None and name is not None:
+        raise ValueError(
+            f"name must come with a place, not alone: give system=... or parent=... to {name!r}"
+        )
     left_by: list[BaseException] = []
     try:
-        if system is None and parent is None:
+        if where is None:
             async with PlainNursery() as nursery:
-                await nursery.start(service.serve)
-                yield
-                await service.drain()
-                nursery.cancel_scope.cancel()
+                supervisor = _supervisor_of(service, nursery)
+                try:
+                    await nursery.start(_live_alone, service)
+                    async with _ending(service, left_by):
+                        yield service
+                        await service.finish()
+                finally:
+                    await supervisor._close()
+                    nursery.cancel_scope.cancel()
         else:
-            where = parent._cell if parent is not None else _root(system)
             async with _placed(service, where, name, left_by):
-                yield
+                yield service
     except BaseException as error:
-        left_by.append(error)
+        left_by[:] = [error]  # what a life failed with, in place of the cancellation of the block
         raise
     finally:
+        service._service_supervisor = None
         service.ended(next(iter(left_by), None))
         left_by.clear()  # the traceback has this frame in it
 
 
-def _root(system: ActorSystem | None) -> Any:
-    assert system is not None
-    return system._root
+def _supervisor_of(service: Service, nursery: trio.Nursery) -> Supervisor:
+    """Return the supervisor of the children of a service without a place."""
+    made: Supervisor = Supervisor._create(type(service).__name__, nursery, service.supervision)
+    service._service_supervisor = made
+    return made
+
+
+async def _live_alone(service: Service, *, task_status: trio.TaskStatus[None]) -> None:
+    try:
+        await service.serve(task_status=task_status)
+    except Exception as error:
+        service.ended(error)  # before the block is cancelled for it
+        raise
+
+
+@asynccontextmanager
+async def _ending(service: Service, left_by: list[BaseException]) -> AsyncIterator[None]:
+    """Tell a service what leaves its block, before its life is cancelled."""
+    try:
+        yield
+    except BaseException as error:
+        left_by.append(error)
+        service.ended(error)
+        raise
 
 
 @asynccontextmanager
 async def _placed(
-    service: Service, where: Any, name: str | None, left_by: list[BaseException]
+    service: Service, where: TreeNode, name: str | None, left_by: list[BaseException]
 ) -> AsyncIterator[None]:
-    service._service_ref = ref = await where.spawn(
+    ref = await where.spawn(
         _actor_of(type(service)),
         (service, left_by),
         {},
@@ -238,17 +342,15 @@ async def _placed(
         grace=5.0,
         significant=False,
         mailbox=None,
-        supervision=None,
+        supervision=service.supervision,
     )
     try:
-        yield
-        async with PlainNursery() as nursery:  # a service that has ended for good has nothing left
-            nursery.start_soon(_cancel_at_end, ref, nursery.cancel_scope)
-            await service.drain()
-            nursery.cancel_scope.cancel()
-    except BaseException as error:
-        left_by.append(error)
-        raise
+        async with _ending(service, left_by):
+            yield
+            async with PlainNursery() as nursery:  # one that has ended for good has nothing left
+                nursery.start_soon(_cancel_at_end, ref, nursery.cancel_scope)
+                await service.finish()
+                nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):
             await ref.stop()

@@ -6,14 +6,13 @@ import bisect
 import itertools
 import math
 from collections.abc import (
-    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
     Hashable,
     Iterable,
 )
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any, Generic, TypeVar, Unpack, final, overload
@@ -481,7 +480,7 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
     # --- one life after the other ------------------------------------------------------
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Form and run batches until all requests are answered after `drain`."""
+        """Form and run batches until all requests are answered after `finish`."""
         self._running = self._suspects = 0
         self._alone = trio.Lock()
         self._refuse(self._left_over, None)  # of a life that was cancelled for this one
@@ -501,7 +500,7 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
         """Ask for the item of a `Call`, with its options. See `ask`."""
         return await self.ask(item, **options)
 
-    async def drain(self) -> None:
+    async def finish(self) -> None:
         """Take no more requests, and wait until all are answered."""
         self._closing = True
         self._wake()
@@ -522,7 +521,7 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
             rest += taken
         self._refuse(rest, self._closed_by)
 
-    def load(self) -> int:
+    def depth(self) -> int:
         """Requests that wait or are in batches."""
         return self._queued + self._outside.live + self._taken
 
@@ -669,10 +668,4 @@ def open_batcher(
         function, settings, bucket=bucket, overflow=overflow, retry=retry, halve=halve,
         observer=observer,
     )  # fmt: skip
-    return _opened(batcher, place)
-
-
-@asynccontextmanager
-async def _opened(batcher: Batcher[In, Out], place: Place) -> AsyncIterator[Batcher[In, Out]]:
-    async with serving(batcher, **place):
-        yield batcher
+    return serving(batcher, **place)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 from contextlib import asynccontextmanager
 from threading import get_ident
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import trio
 
 from .._errors import said_of
+from ..actors import Place, Service, serving
 from ._errors import Closed, Refused, elsewhere
 from ._observer import Observer, guarded
 
@@ -138,18 +139,13 @@ class CallsInProgress:
         if self._scopes:
             await self._idle.wait()
 
-    async def end(self, why: BaseException | None) -> None:
-        """Take no further calls, and end those in progress: their callers get ``Closed``.
-
-        It returns when all have left, so that nothing is closed that they still use.
-        """
+    def end(self, why: BaseException | None) -> None:
+        """Take no further calls, and end those in progress: their callers get ``Closed``."""
         self._closing = True
         if not isinstance(why, trio.Cancelled):
             self._why = self._why or why
         for scope in self._scopes:
             scope.cancel()
-        with trio.CancelScope(shield=True):
-            await self.close()
 
     def closed(self, when: str = "is closed: ask it inside its block") -> Closed:
         """Return the error that callers get."""
@@ -243,12 +239,41 @@ class NoEnd:
             raise RuntimeError(said) from error  # noqa: TRY004 (no argument is)
 
 
+class InCallers(Service):
+    """Base of patterns whose calls run in the tasks of their callers.
+
+    Calls have no need of a life of the service: those in progress, and new ones, go on while it is
+    started again. Patterns with tasks of their own have more to say.
+    """
+
+    _calls: CallsInProgress
+
+    async def call(self, item: Any, **options: Any) -> Any:
+        """Answer a `Call`: as a call of this object, or of its ``ask`` if it has one."""
+        return await getattr(self, "ask", self)(item, **options)
+
+    async def finish(self) -> None:
+        """Take no more calls, and wait for those in progress."""
+        await self._calls.close()
+
+    def ended(self, cause: BaseException | None) -> None:
+        """End the calls in progress: their callers get `Closed`."""
+        self._calls.end(cause)
+
+    def depth(self) -> int:
+        """Calls in progress."""
+        return len(self._calls)
+
+
+_S = TypeVar("_S", bound=InCallers)
+
+
 @asynccontextmanager
-async def closing(calls: CallsInProgress) -> AsyncIterator[None]:
-    """The block of a pattern: its end waits for the calls in progress, or ends them."""
+async def serving_callers(pattern: _S, place: Place) -> AsyncIterator[_S]:
+    """The block of a pattern, which it leaves when all callers have left it."""
     try:
-        yield
-        await calls.close()
-    except BaseException as error:
-        await calls.end(error)
-        raise
+        async with serving(pattern, **place):
+            yield pattern
+    finally:
+        with trio.CancelScope(shield=True):  # nothing is closed that they still use
+            await pattern._calls.close()

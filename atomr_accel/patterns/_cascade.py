@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, Unpack, final
 
 import trio
 
 from .._errors import LastError
+from ..actors import Place
 from ..actors.blocks import opens
 from ..actors.util import NoPublicConstructor
 from ..wire.options import real, set_fields
-from ._calls import CallsInProgress, closing, unprotected
+from ._calls import CallsInProgress, InCallers, serving_callers, unprotected
 from ._errors import Refused
 from ._latencies import Latencies
 from ._members import is_fault
@@ -137,7 +138,7 @@ class _RunningStage:
 
 
 @final
-class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
+class Cascade(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
     """Asks one stage after another, as `open_cascade` returns it.
 
     ``await cascade(item)`` makes one request.
@@ -230,6 +231,10 @@ class Cascade(Generic[In, Out], metaclass=NoPublicConstructor):
                 failed.throw()
             return replace(best, cost=spent, skipped=tuple(skipped))
 
+    async def call(self, item: In, **options: Any) -> Out:
+        """Answer a `Call`, within a ``budget`` if it is among the options. See ``ask``."""
+        return (await self.ask(item, **options)).value
+
     async def _ask_stage(self, one: _RunningStage, item: Any) -> Any:
         one.asked += 1
         began = trio.current_time()
@@ -283,6 +288,7 @@ async def open_cascade(
     budget: float = math.inf,
     reserve: float = 0.005,
     observer: Observer | None = None,
+    **place: Unpack[Place],
 ) -> AsyncIterator[Cascade[In, Out]]:
     """Open a cascade: stages that are asked one after the other until one is sure.
 
@@ -300,6 +306,8 @@ async def open_cascade(
             own.
         reserve: how many seconds before a caller's deadline it gets the best answer so far.
         observer: receives the outcomes of requests.
+        **place: ``system=``, ``name=`` and ``parent=``, which make the cascade an actor. It answers
+            ``Call(item)``, and ``Call(item, {"budget": 3.0})``.
     """
     if not stages:
         raise TypeError("a cascade wants one stage or more")
@@ -316,5 +324,5 @@ async def open_cascade(
         real(reserve, "reserve", least=0),
         observer,
     )
-    async with closing(cascade._calls):
+    async with serving_callers(cascade, place):
         yield cascade

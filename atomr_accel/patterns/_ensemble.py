@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Unpack, final
 
 import trio
 
+from ..actors import Place
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor
 from ..wire.options import whole
-from ._calls import CallsInProgress, closing, unprotected
+from ._calls import CallsInProgress, InCallers, serving_callers, unprotected
 from ._errors import QuorumMissed
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class EnsembleStatistics:
 
 
 @final
-class Ensemble(Generic[In, Out], metaclass=NoPublicConstructor):
+class Ensemble(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
     """Asks all members for each request, as `open_ensemble` returns it.
 
     ``await ensemble(item)`` makes one request.
@@ -146,6 +147,7 @@ async def open_ensemble(
     combine: Callable[[list[Part]], Out],
     quorum: int | None = None,
     observer: Observer | None = None,
+    **place: Unpack[Place],
 ) -> AsyncIterator[Ensemble[In, Out]]:
     """Open an ensemble: each request goes to all members, and their answers become one.
 
@@ -162,6 +164,8 @@ async def open_ensemble(
             list may be longer than the quorum, where several answer at the same moment.
         quorum: the number of answers required; by default, all.
         observer: receives the outcomes of requests.
+        **place: ``system=``, ``name=`` and ``parent=``, which make the ensemble an actor. It
+            answers ``Call(item)``.
     """
     if not members:
         raise TypeError("an ensemble wants one member or more")
@@ -171,5 +175,5 @@ async def open_ensemble(
     needed = len(members) if quorum is None else whole(quorum, "quorum", 1, len(members))
     kind: type[Ensemble[In, Out]] = Ensemble
     ensemble = kind._create(members, combine, needed, observer)
-    async with closing(ensemble._calls):
+    async with serving_callers(ensemble, place):
         yield ensemble

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, final, overload
 
 import outcome
 import trio
 
-from ..actors.nursery import PlainNursery
+from ..actors import Place, Service, serving
 from ..actors.util import NoPublicConstructor, check_instance
 from ..wire.options import count, real
 from ._errors import Closed, Overloaded, elsewhere
@@ -127,7 +127,7 @@ class Slot(metaclass=NoPublicConstructor):
         self._share._give_back(self, error)
 
 
-class FairShare(metaclass=NoPublicConstructor):
+class FairShare(Service, metaclass=NoPublicConstructor):
     """Gives tenants turns in proportion to their weights, as `open_fair_share` returns it.
 
     ``async with share.slot("tenant"):`` is one turn.
@@ -306,8 +306,12 @@ class FairShare(metaclass=NoPublicConstructor):
         return error
 
     @trio.lowlevel.enable_ki_protection
-    async def _look_in_time(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Wait until a budget lets a request go, then look again."""
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Wait until a budget lets a request go, then look again.
+
+        Slots that are held, and requests that wait, outlast a life.
+        """
+        self._thread = get_ident()
         task_status.started()
         while True:
             # While no slot is free there is nothing to look for: who gives one back looks.
@@ -328,15 +332,17 @@ class FairShare(metaclass=NoPublicConstructor):
             trio.lowlevel.reschedule(self._clerk)
             self._clerk = None
 
-    async def _drain(self) -> None:
+    async def finish(self) -> None:
+        """Take no more requests, and wait until all have had their turns."""
         self._closing = True
         if not self._shares.root.idle:
             self._idle = trio.Event()
             await self._idle.wait()
 
-    def _abandon(self, error: BaseException | None) -> None:
+    def ended(self, cause: BaseException | None) -> None:
+        """Refuse the requests that wait: there are no more turns."""
         self._closing = True
-        self._closed_by = error
+        self._closed_by = self._closed_by or cause
         for waiting, slot in self._waiting.items():
             self._shares.withdraw(waiting)
             task, slot._task = slot._task, None
@@ -344,6 +350,10 @@ class FairShare(metaclass=NoPublicConstructor):
             if task is not None:
                 trio.lowlevel.reschedule(task, refused)
         self._waiting.clear()
+
+    def depth(self) -> int:
+        """Requests that wait or have a slot."""
+        return self._shares.root.queued + self._shares.root.serving
 
 
 @final
@@ -371,6 +381,10 @@ class FairServer(FairShare, Generic[In, Out]):
         async with slot:
             return await self._function(item)
 
+    async def call(self, item: In) -> Out:
+        """Answer a `Call`."""
+        return await self(item)
+
 
 @overload
 def open_fair_share(
@@ -381,6 +395,7 @@ def open_fair_share(
     budgets: Mapping[str, Budget] = ...,
     max_waiting: int = ...,
     observer: Observer | None = ...,
+    **place: Unpack[Place],
 ) -> AbstractAsyncContextManager[FairShare]: ...
 
 
@@ -395,6 +410,7 @@ def open_fair_share(
     budgets: Mapping[str, Budget] = ...,
     max_waiting: int = ...,
     observer: Observer | None = ...,
+    **place: Unpack[Place],
 ) -> AbstractAsyncContextManager[FairServer[In, Out]]: ...
 
 
@@ -408,6 +424,7 @@ def open_fair_share(
     budgets: Mapping[str, Budget] | None = None,
     max_waiting: int = 1024,
     observer: Observer | None = None,
+    **place: Unpack[Place],
 ) -> AbstractAsyncContextManager[FairShare] | AbstractAsyncContextManager[FairServer[Any, Any]]:
     """Give tenants turns in proportion to their weights.
 
@@ -437,6 +454,8 @@ def open_fair_share(
         max_waiting: the maximum number of waiting requests of each tenant; more raise `Overloaded`.
             So a tenant that floods the queue does not affect the others.
         observer: receives the events of requests. For slots, the items are the tenants.
+        **place: ``system=``, ``name=`` and ``parent=``, which make the fair share an actor. In
+            front of a function, it answers ``Call(item)``.
     """
     for path, budget in (budgets or {}).items():
         check_instance(f"the budget of {path!r}", budget, Budget)
@@ -448,7 +467,7 @@ def open_fair_share(
         if tenant is not None or cost is not None:
             raise TypeError("tenant and cost are for a function: slots are told both")
         share: FairShare = FairShare._create(capacity, **options)
-        return _opened(share)
+        return serving(share, **place)
     if not callable(function):
         raise TypeError(
             f"argument of open_fair_share must be an async function of an item, not {function!r}"
@@ -458,25 +477,5 @@ def open_fair_share(
     if cost is not None and not callable(cost):
         raise TypeError(f"cost must be a function of an item, not {cost!r}")
     kind: type[FairServer[Any, Any]] = FairServer
-    return _opened(kind._create(function, capacity, tenant=tenant, cost=cost, **options))
-
-
-_Share = TypeVar("_Share", bound=FairShare)
-
-
-@asynccontextmanager
-async def _opened(share: _Share) -> AsyncIterator[_Share]:
-    error: BaseException | None = None
-    try:
-        async with PlainNursery() as nursery:
-            share._thread = get_ident()
-            await nursery.start(share._look_in_time)
-            yield share
-            await share._drain()
-            nursery.cancel_scope.cancel()
-    except BaseException as caught:
-        error = caught
-        raise
-    finally:
-        share._abandon(error)
-        del error
+    server = kind._create(function, capacity, tenant=tenant, cost=cost, **options)
+    return serving(server, **place)

@@ -8,16 +8,16 @@ import logging
 import random
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Unpack, final
 
 import trio
 
-from ..actors import NameTaken
+from ..actors import NameTaken, Place
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_instance
 from ..wire.options import real
-from ._calls import CallsInProgress, closing
+from ._calls import CallsInProgress, InCallers, serving_callers
 from ._errors import ReplicaLost, RolledBack, SwapInProgress
 from ._gate import Gate, Outcomes, Shadow
 from ._members import Factory, MemberFunction, check_call, check_factory, is_fault, opened
@@ -126,11 +126,16 @@ class _Version:
     def __init__(self, name: str, factory: Factory[Any, Any]) -> None:
         self.name = name
         self.factory = factory
-        self.member: MemberFunction = MemberFunction("version", name)
-        self.retire: trio.Event = trio.Event()
-        self.gone: trio.Event = trio.Event()
         self.step: Outcomes = Outcomes()
         self.answered = self.failed = self.copies = self.compared = self.mismatches = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a life of the version."""
+        self.member: MemberFunction = MemberFunction("version", self.name)
+        self.retire: trio.Event = trio.Event()
+        self.gone: trio.Event = trio.Event()
+        self.failure: Exception | None = None
 
 
 class _RollOut:
@@ -160,7 +165,7 @@ class _RollOut:
 
 
 @final
-class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
+class HotSwap(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
     """A function whose version can change while it serves, as `open_hot_swap` returns it.
 
     ``await swap(item)`` makes one request.
@@ -170,13 +175,12 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
 
     def __init__(
         self,
-        nursery: trio.Nursery,
         present: _Version,
         idempotent: bool,
         rng: random.Random,
         observer: Observer | None,
     ) -> None:
-        self._nursery = nursery
+        self._nursery: trio.Nursery
         self._present = present
         self._idempotent = idempotent
         self._rng = rng
@@ -186,7 +190,10 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
         self._calls = CallsInProgress("swap", observer)
         self._tally = self._calls.tally
         self._loads = CallsInProgress("swap", None)
-        self._versions = {present.name: present}
+        self._versions: dict[str, _Version] = {}
+        self._up = trio.Event()
+        self._leaving = trio.Event()
+        self._all_gone = trio.Event()
         self._numbers = 1
         self._roll_out: _RollOut | None = None
         self._asked_again = self._promoted = self._rolled_back = 0
@@ -224,22 +231,35 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
             )
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._calls.one(item):
+            await self._until_up()
             version = self._route(key)
             try:
                 result = await self._ask(version, item)
             except Exception as error:
-                # A candidate's error is hidden from callers if the request can run again.
-                candidate = version is not self._present
-                if not candidate or not (self._idempotent or is_fault(error)):
+                # A candidate's error is hidden from callers if the request can run again. So is
+                # the end of the present version, if another life of the swap opens it again.
+                failure: Exception | None = error
+                if version is self._present:
+                    if not isinstance(error, ReplicaLost):
+                        raise
+                    await version.gone.wait()
+                    failure = error.__cause__ = version.failure
+                if not (self._idempotent or (failure is not None and is_fault(failure))):
                     raise
                 self._asked_again += 1
                 self._tally.retry(item, error)
+                await self._until_up()
                 result = await self._ask(self._present, item)
             else:
                 if version is self._present:
                     self._copy_to_candidate(item, result)
             answer: Out = result
             return answer
+
+    async def _until_up(self) -> None:
+        """Wait for the present version, if that is being opened again."""
+        while self._present.member.call is None:
+            await self._up.wait()
 
     def _route(self, key: str | bytes | None) -> _Version:
         roll_out = self._roll_out
@@ -388,6 +408,7 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
             raise ValueError(f"canary must be shares that grow, not {canary!r}")
         await trio.lowlevel.checkpoint_if_cancelled()
         with self._loads.one(factory):
+            await self._until_up()
             while self._roll_out is not None or len(self._versions) > 1:
                 if self._roll_out is not None:
                     raise SwapInProgress(
@@ -562,13 +583,47 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
             return VersionRole.CANDIDATE
         return VersionRole.LEAVING
 
-    # --- lives of versions
+    # --- lives of versions, and of the swap
+
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Open the present version, and serve until all versions are closed after `finish`."""
+        if not self._leaving.is_set():  # else it has failed to close, and there is no more to do
+            if self._present.gone.is_set():
+                self._present.begin()
+            async with PlainNursery() as nursery:
+                self._nursery = nursery
+                await nursery.start(self._live, self._present)
+                try:
+                    task_status.started()
+                    await self._leaving.wait()
+                finally:
+                    if self._roll_out is not None:
+                        self._roll_out.back("the swap itself has failed or was ended")
+                for version in self._versions.values():
+                    version.retire.set()
+        else:
+            task_status.started()
+        self._all_gone.set()
+
+    async def finish(self) -> None:
+        """End roll-outs, take no more requests, wait for those in progress, and close versions."""
+        self._loads.end(None)
+        await self._loads.close()
+        await super().finish()
+        self._leaving.set()
+        await self._all_gone.wait()
+
+    def ended(self, cause: BaseException | None) -> None:
+        """End roll-outs and the requests in progress."""
+        self._loads.end(None)
+        super().ended(cause)
 
     @trio.lowlevel.enable_ki_protection
     async def _live(self, version: _Version, *, task_status: trio.TaskStatus[None]) -> None:
         """Run a version's task, from its opening to its closing."""
         member = version.member
         began = False
+        self._versions[version.name] = version
 
         async def retired() -> None:
             await version.retire.wait()
@@ -578,10 +633,13 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
             async with opened(version.factory, member.what) as call:
                 check_call(call, member.what)
                 member.call = call
+                if version is self._present:
+                    self._up.set()
                 task_status.started()
                 began = True
                 await member.serve(retired)
         except Exception as error:
+            version.failure = error
             if not began or version is self._present:
                 raise  # raised to the caller of load; or the block ends
             roll_out = self._roll_out
@@ -590,6 +648,8 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
             else:
                 _log.exception("%s has failed as it was closed", member.what)
         finally:
+            if version is self._present:
+                self._up = trio.Event()
             del self._versions[version.name]
             version.gone.set()
 
@@ -598,10 +658,11 @@ class HotSwap(Generic[In, Out], metaclass=NoPublicConstructor):
 async def open_hot_swap(
     factory: Factory[In, Out],
     *,
-    name: str = "v1",
+    version: str = "v1",
     idempotent: bool = False,
     rng: random.Random | None = None,
     observer: Observer | None = None,
+    **place: Unpack[Place],
 ) -> AsyncIterator[HotSwap[In, Out]]:
     """Open a function whose version can change while it serves.
 
@@ -620,31 +681,27 @@ async def open_hot_swap(
 
     Args:
         factory: makes the first version. An error of opening it leaves the block.
-        name: the name of the first version.
+        version: the name of the first version.
         idempotent: whether requests may run twice: at the candidate, and after a failure, at the
             present version. Copies for ``Shadow`` are made in any case.
         rng: the random numbers that choose the candidate's requests. Pass ``random.Random(seed)``
             to make the choice repeatable.
         observer: receives the outcomes of requests.
+        **place: ``system=``, ``name=`` and ``parent=``, which make the swap an actor. It answers
+            ``Call(item)``, and ``Call(item, {"key": "ann"})``. If the present version fails, its
+            supervisor opens that again.
     """
     check_factory(factory)
-    async with PlainNursery() as nursery:
-        present = _Version(name, factory)
-        kind: type[HotSwap[In, Out]] = HotSwap
-        swap = kind._create(
-            nursery,
-            present,
-            idempotent,
-            rng or random.Random(),  # noqa: S311 (no secret)
-            observer,
-        )
-        await nursery.start(swap._live, present)
-        try:
-            async with closing(swap._calls):
-                try:
-                    yield swap
-                finally:
-                    await swap._loads.end(None)
-        finally:
-            for version in swap._versions.values():
-                version.retire.set()
+    kind: type[HotSwap[In, Out]] = HotSwap
+    swap = kind._create(
+        _Version(version, factory),
+        idempotent,
+        rng or random.Random(),  # noqa: S311 (no secret)
+        observer,
+    )
+    try:
+        async with serving_callers(swap, place):
+            yield swap
+    finally:
+        with trio.CancelScope(shield=True):
+            await swap._loads.close()

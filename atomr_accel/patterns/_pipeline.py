@@ -9,15 +9,35 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar, final, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    final,
+    overload,
+)
 
 import trio
 
+from ..actors import Place
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor
 from ..wire.options import count, set_fields
-from ._calls import CallsInProgress, NoEnd, RequestTally, closing, unprotected
+from ._calls import (
+    CallsInProgress,
+    InCallers,
+    NoEnd,
+    RequestTally,
+    serving_callers,
+    unprotected,
+)
+from ._errors import Closed
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -31,6 +51,8 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
+
+_BETWEEN: Final = "failed, and is started again"
 
 
 _MOST_TASKS: Final = 1 << 16
@@ -168,14 +190,19 @@ class _Station:
         self.stage = stage
         self.receive = receive
         self.send = send
+        self.finished = self.failed = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a life: nobody works, and nobody waits for the turn to leave."""
         self.intake = trio.Lock()
         self.last = trio.Event()
         self.last.set()
-        self.in_progress = self.finished = self.failed = 0
+        self.in_progress = 0
 
 
 @final
-class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
+class Pipeline(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
     """Stages in a row, each of which works while the others do. ``open_pipeline`` makes one."""
 
     _made_by: ClassVar[str] = "open_pipeline(stage, ...)"
@@ -184,10 +211,10 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
         self,
         stages: tuple[Stage[Any, Any], ...],
         buffer: int,
-        nursery: trio.Nursery,
         observer: Observer | None,
     ) -> None:
-        self._nursery = nursery
+        self._nursery: trio.Nursery | None = None
+        self._left_over: list[_Ticket] = []
         self._calls = CallsInProgress("pipeline", observer)
         self._tally = self._calls.tally
         self._runs: set[_RunState] = set()
@@ -199,9 +226,6 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
             if number < len(stages):
                 send, receive = trio.open_memory_channel[_Ticket](buffer)
             self._stations.append(_Station(stage, here, send))
-        for station in self._stations:
-            for _ in range(station.stage.concurrency):
-                nursery.start_soon(self._work, station, name=f"pipeline/{station.stage.name}")
 
     @trio.lowlevel.enable_ki_protection
     async def __call__(self, item: In) -> Out:
@@ -234,11 +258,14 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
         it ends; other sources, such as files, stay open.
 
         Raises:
-            Closed: the pipeline's block was left.
+            Closed: the pipeline's block was left; or the pipeline failed, and is not yet started
+                again.
         """
         if not hasattr(source, "__aiter__"):
             raise TypeError(f"argument of a run must be an async iterable, not {source!r}")
         self._calls.check()
+        if self._nursery is None:
+            raise self._calls.closed(_BETWEEN)
         state = _RunState(self, self._capacity)
         self._runs.add(state)
         self._nursery.start_soon(self._feed, source, state, name="pipeline/source")
@@ -267,6 +294,57 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
             ),
         )
 
+    # --- one life after the other
+
+    @trio.lowlevel.enable_ki_protection
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Work at the stages. Items in the channels between these outlast a life."""
+        self._fail_rest(None)  # of a life that was cancelled for this one
+        try:
+            async with PlainNursery() as nursery:
+                for station in self._stations:
+                    station.begin()
+                    name = f"pipeline/{station.stage.name}"
+                    for _ in range(station.stage.concurrency):
+                        nursery.start_soon(self._work, station, name=name)
+                self._nursery = nursery
+                task_status.started()
+        except Exception as error:
+            self._fail_rest(error)
+            raise
+        finally:
+            self._nursery = None
+
+    def _fail_rest(self, cause: BaseException | None) -> None:
+        """Fail the items that were in stages, and the runs, as the life of these has ended."""
+        for ticket in self._left_over:
+            ticket.answer(self._failed(cause))
+        self._left_over.clear()
+        for state in [*self._runs]:
+            state.failure = self._failed(cause)
+            state.close()
+
+    def _failed(self, cause: BaseException | None) -> Closed:
+        error = Closed(f"the pipeline {_BETWEEN}")
+        error.__cause__ = cause
+        return error
+
+    async def finish(self) -> None:
+        """Take no more items, end the runs, and wait for the calls in progress."""
+        self._calls.refuse()
+        self._end_runs()
+        await super().finish()
+
+    def ended(self, cause: BaseException | None) -> None:
+        """End the runs and the calls in progress."""
+        super().ended(cause)
+        self._end_runs()
+        self._left_over.clear()
+
+    def depth(self) -> int:
+        """Items inside the pipeline."""
+        return self._tally.in_progress
+
     # --- the stages
 
     @trio.lowlevel.enable_ki_protection
@@ -282,12 +360,16 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
                 before, station.last = station.last, trio.Event()
                 done = station.last
             station.in_progress += 1
-            goes_on = not ticket.gone and await self._at(station, ticket)
-            await before.wait()
-            if goes_on and station.send is not None:
-                await station.send.send(ticket)
-            elif goes_on:
-                ticket.answer()
+            try:
+                goes_on = not ticket.gone and await self._at(station, ticket)
+                await before.wait()
+                if goes_on and station.send is not None:
+                    await station.send.send(ticket)
+                elif goes_on:
+                    ticket.answer()
+            except BaseException:
+                self._left_over.append(ticket)
+                raise
             done.set()
             station.in_progress -= 1
 
@@ -316,17 +398,18 @@ class Pipeline(Generic[In, Out], metaclass=NoPublicConstructor):
     async def _feed(self, source: AsyncIterable[Any], state: _RunState) -> None:
         with state.scope:
             try:
-                async for item in source:
-                    ticket = _Ticket(item, math.inf, self._tally)
-                    state.tickets.append(ticket)
-                    await state.send.send(ticket)
-                    await self._entry.send(ticket)
-            except Exception as error:  # noqa: BLE001 (told in its turn)
-                failed = _Ticket(None, math.inf)
-                failed.answer(error)
-                await state.send.send(failed)
-            finally:
+                try:
+                    async for item in source:
+                        ticket = _Ticket(item, math.inf, self._tally)
+                        state.tickets.append(ticket)
+                        await state.send.send(ticket)
+                        await self._entry.send(ticket)
+                except Exception as error:  # noqa: BLE001 (told in its turn)
+                    failed = _Ticket(None, math.inf)
+                    failed.answer(error)
+                    await state.send.send(failed)
                 state.send.close()
+            finally:
                 if state.closed:
                     state.withdraw()  # it may have been on its way here with one more
                 if inspect.isasyncgen(source):
@@ -343,6 +426,7 @@ class _RunState:
     __slots__ = (
         "closed",
         "consumer",
+        "failure",
         "head",
         "pipeline",
         "receive",
@@ -361,6 +445,7 @@ class _RunState:
         self.head: _Ticket | None = None
         self.consumer: trio.CancelScope | None = None
         self.closed: bool = False
+        self.failure: Closed | None = None  # of the pipeline, which ended the run
 
     def close(self) -> None:
         """End the run: stop reading its source, and withdraw its items from the stages."""
@@ -371,6 +456,7 @@ class _RunState:
         self.closed = True
         if self.consumer is not None:
             self.consumer.cancel()
+        self.send.close()  # last: the consumer is not to take it for the end of the source
 
     def withdraw(self) -> None:
         """Withdraw the run's items from the stages."""
@@ -380,6 +466,9 @@ class _RunState:
 
     def over(self) -> Exception:
         """Return the reason that no further result comes."""
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            return failure
         calls = self.pipeline._calls
         return calls.closed() if calls.closing else StopAsyncIteration()
 
@@ -481,7 +570,12 @@ def _close_dropped(state: _RunState) -> None:
 
 @overload
 def open_pipeline(
-    first: AsStage[In, Out], /, *, buffer: int = 1, observer: Observer | None = None
+    first: AsStage[In, Out],
+    /,
+    *,
+    buffer: int = 1,
+    observer: Observer | None = None,
+    **place: Unpack[Place],
 ) -> AbstractAsyncContextManager[Pipeline[In, Out]]: ...
 @overload
 def open_pipeline(
@@ -491,6 +585,7 @@ def open_pipeline(
     *,
     buffer: int = 1,
     observer: Observer | None = None,
+    **place: Unpack[Place],
 ) -> AbstractAsyncContextManager[Pipeline[In, Out]]: ...
 @overload
 def open_pipeline(
@@ -501,6 +596,7 @@ def open_pipeline(
     *,
     buffer: int = 1,
     observer: Observer | None = None,
+    **place: Unpack[Place],
 ) -> AbstractAsyncContextManager[Pipeline[In, Out]]: ...
 @overload
 def open_pipeline(
@@ -512,6 +608,7 @@ def open_pipeline(
     *,
     buffer: int = 1,
     observer: Observer | None = None,
+    **place: Unpack[Place],
 ) -> AbstractAsyncContextManager[Pipeline[In, Out]]: ...
 @overload
 def open_pipeline(
@@ -524,10 +621,14 @@ def open_pipeline(
     *,
     buffer: int = 1,
     observer: Observer | None = None,
+    **place: Unpack[Place],
 ) -> AbstractAsyncContextManager[Pipeline[In, Out]]: ...
 @opens
 async def open_pipeline(
-    *stages: AsStage[Any, Any], buffer: int = 1, observer: Observer | None = None
+    *stages: AsStage[Any, Any],
+    buffer: int = 1,
+    observer: Observer | None = None,
+    **place: Unpack[Place],
 ) -> AsyncIterator[Pipeline[Any, Any]]:
     """Open a pipeline of one stage or more.
 
@@ -548,21 +649,16 @@ async def open_pipeline(
         stages: coroutine functions of one argument, or ``Stage`` objects, in their order.
         buffer: how many items may wait before each stage.
         observer: receives the outcomes of items.
+        **place: ``system=``, ``name=`` and ``parent=``, which make the pipeline an actor. It
+            answers ``Call(item)``.
     """
     if not stages:
         raise TypeError("a pipeline wants one stage or more")
     buffer = count(buffer, "buffer", 0)
     checked = tuple(_named(stage, number) for number, stage in enumerate(stages, 1))
-    async with PlainNursery() as nursery:
-        pipeline: Pipeline[Any, Any] = Pipeline._create(checked, buffer, nursery, observer)
-        try:
-            async with closing(pipeline._calls):
-                yield pipeline
-                pipeline._calls.refuse()
-                pipeline._end_runs()
-        finally:
-            pipeline._end_runs()
-            nursery.cancel_scope.cancel()
+    pipeline: Pipeline[Any, Any] = Pipeline._create(checked, buffer, observer)
+    async with serving_callers(pipeline, place):
+        yield pipeline
 
 
 def _named(stage: AsStage[Any, Any], number: int) -> Stage[Any, Any]:

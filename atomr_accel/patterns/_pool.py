@@ -8,18 +8,28 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeVar, Unpack, final
 
 import trio
 
 from .._errors import EarlierErrors, LastError
-from ..actors import Backoff, ChildSpec, Intensity, NameTaken, Overflow, Supervisor, open_supervisor
+from ..actors import (
+    Backoff,
+    ChildSpec,
+    Intensity,
+    NameTaken,
+    NoSuchChild,
+    Overflow,
+    Place,
+    Supervision,
+    SupervisorStopped,
+)
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.policies import LeastLoaded, PowerOfTwo, RoundRobin
 from ..actors.util import NoPublicConstructor, check_instance, check_member
 from ..wire.options import count
-from ._calls import CallsInProgress, closing
+from ._calls import CallsInProgress, InCallers, serving_callers
 from ._errors import CircuitOpen, Dropped, Overloaded, ReplicaLost
 from ._latencies import Latencies
 from ._members import Factory, check_call, check_factory, is_fault, is_for_member, opened
@@ -93,7 +103,7 @@ class _PoolWaiter:
 
 
 @final
-class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
+class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
     """Shares requests out among replicas, as `open_replica_pool` returns it.
 
     ``await pool(item)`` makes one request.
@@ -103,7 +113,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervision: Supervision,
         *,
         policy: Policy,
         max_in_flight: int,
@@ -115,7 +125,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         breaker: Callable[[], CircuitBreaker],
         observer: Observer | None,
     ) -> None:
-        self._supervisor = supervisor
+        self.supervision = supervision
         self._policy = policy
         self._max_in_flight = max_in_flight
         self._capacity = capacity
@@ -127,6 +137,7 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         self._calls = CallsInProgress("pool", observer)
         self._tally = self._calls.tally
         self._replicas: dict[str, Replica] = {}
+        self._adding: set[str] = set()
         self._numbers = 0
         # Those who wait for a replica with room, first come, first served. The first is woken
         # when there may be one, and chooses in its own task; who comes later does not overtake.
@@ -368,7 +379,14 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
                 then not added.
         """
         replica = self._enlist(factory, name)
-        await self._open(replica)
+        self._adding.add(replica.name)
+        try:
+            await self._open(replica)
+        except BaseException:
+            del self._replicas[replica.name]
+            raise
+        finally:
+            self._adding.discard(replica.name)
         return replica.name
 
     def _enlist(self, factory: Factory[In, Out], name: str | None = None) -> Replica:
@@ -385,11 +403,26 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
 
     async def _open(self, replica: Replica) -> None:
         spec = ChildSpec(replica.name, partial(self._live, replica))
-        try:
-            await self._supervisor.start_child(spec)
-        except BaseException:
-            del self._replicas[replica.name]
-            raise
+        await self.start_child(spec, kind="Replica")
+
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Open the replicas, and have them supervised.
+
+        Requests that wait for a replica outlast a life.
+        """
+        async with PlainNursery() as nursery:
+            for name, replica in self._replicas.items():
+                if name not in self._adding:  # its caller opens that
+                    nursery.start_soon(self._open, replica)
+        task_status.started()
+        await trio.sleep_forever()
+
+    def ended(self, cause: BaseException | None) -> None:
+        """End the requests in progress, and refuse those that wait."""
+        super().ended(cause)
+        self._left = True
+        for replica in self._replicas.values():
+            replica._notify()  # who waits for its next life waits for nothing
 
     @trio.lowlevel.enable_ki_protection
     async def _live(self, replica: Replica, *, task_status: trio.TaskStatus[None]) -> None:
@@ -510,7 +543,8 @@ class ReplicaPool(Generic[In, Out], metaclass=NoPublicConstructor):
         await self.drain(name)
         self._find(name)
         del self._replicas[name]
-        await self._supervisor.stop_child(name)
+        with suppress(NoSuchChild, SupervisorStopped):  # the life of the pool has ended meanwhile
+            await self.stop_child(name)
 
     def _find(self, name: str) -> Replica:
         self._calls.check_thread()
@@ -551,6 +585,7 @@ async def open_replica_pool(
     backoff: Backoff = _BACKOFF,
     rng: random.Random | None = None,
     observer: Observer | None = None,
+    **place: Unpack[Place],
 ) -> AsyncIterator[ReplicaPool[In, Out]]:
     """Open several replicas of a function, and share the requests out among them.
 
@@ -589,6 +624,9 @@ async def open_replica_pool(
         backoff: the wait before a replica is opened again.
         rng: the random numbers of ``"power_of_two"``.
         observer: receives the outcomes of requests.
+        **place: ``system=``, ``name=`` and ``parent=``, which make the pool an actor, with its
+            replicas below it. It answers ``Call(item)``. Where its replicas fail too often, its
+            supervisor opens all of them again.
 
     Raises:
         Exception: any error of opening a replica.
@@ -609,28 +647,20 @@ async def open_replica_pool(
     makers = [*factories]
     if not makers:
         raise ValueError("a pool wants one replica or more")
-    async with open_supervisor("pool", intensity=intensity, backoff=backoff) as supervisor:
-        kind: type[ReplicaPool[In, Out]] = ReplicaPool
-        pool = kind._create(
-            supervisor,
-            policy=policy,
-            max_in_flight=count(max_in_flight, "max_in_flight"),
-            capacity=count(capacity, "capacity"),
-            overflow=overflow,
-            attempts=count(attempts, "attempts"),
-            idempotent=idempotent,
-            hedge=hedge,
-            breaker=breaker,
-            observer=observer,
-        )
-        replicas = [pool._enlist(factory) for factory in makers]
-        async with PlainNursery() as nursery:
-            for replica in replicas:
-                nursery.start_soon(pool._open, replica)
-        try:
-            async with closing(pool._calls):
-                yield pool
-        finally:
-            pool._left = True
-            for replica in pool._replicas.values():
-                replica._notify()  # who waits for its next life waits for nothing
+    kind: type[ReplicaPool[In, Out]] = ReplicaPool
+    pool = kind._create(
+        Supervision(intensity=intensity, backoff=backoff),
+        policy=policy,
+        max_in_flight=count(max_in_flight, "max_in_flight"),
+        capacity=count(capacity, "capacity"),
+        overflow=overflow,
+        attempts=count(attempts, "attempts"),
+        idempotent=idempotent,
+        hedge=hedge,
+        breaker=breaker,
+        observer=observer,
+    )
+    for factory in makers:
+        pool._enlist(factory)
+    async with serving_callers(pool, place):
+        yield pool

@@ -8,17 +8,25 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack, final
 
 import numpy as np
 import trio
 
 from .._errors import EarlierErrors
+from ..actors import Place
 from ..actors.blocks import opens
 from ..actors.util import NoPublicConstructor, check_instance
 from ..wire.options import count, whole
 from ._cached_text import Following, Prefill
-from ._calls import CallsInProgress, NoEnd, RequestTally, closing, unprotected
+from ._calls import (
+    CallsInProgress,
+    InCallers,
+    NoEnd,
+    RequestTally,
+    serving_callers,
+    unprotected,
+)
 from ._draft_length import MOST_DRAFTS, AdaptiveLength, LengthSeen
 from ._drafts import check_drafts
 from ._retry import Retry
@@ -387,7 +395,7 @@ def _leave_dropped(text: _Text) -> None:
 
 
 @final
-class SpeculativeDecoder(metaclass=NoPublicConstructor):
+class SpeculativeDecoder(InCallers, metaclass=NoPublicConstructor):
     """Generates texts with drafts, as `open_speculative` returns it.
 
     Use ``async for token in decoder.generate(prompt)``.
@@ -397,6 +405,7 @@ class SpeculativeDecoder(metaclass=NoPublicConstructor):
 
     def __init__(self, plan: _DecoderState, rng: np.random.Generator) -> None:
         self._plan = plan
+        self._calls = plan.calls
         self._rng = rng
 
     def generate(
@@ -437,6 +446,15 @@ class SpeculativeDecoder(metaclass=NoPublicConstructor):
         ends = frozenset(whole(token, "a token of stop") for token in stop)
         return kind._create(_Text(self._plan, text, max_tokens, ends, own))
 
+    async def call(self, item: Iterable[int], **options: Any) -> list[int]:
+        """Answer a `Call` with the tokens of a text, all at once. See ``generate``."""
+        async with self.generate(item, **options) as tokens:
+            return [token async for token in tokens]
+
+    def depth(self) -> int:
+        """Texts in progress."""
+        return self._plan.tally.in_progress
+
     def statistics(self) -> SpeculativeStatistics:
         """The decoder at this moment."""
         tally, counts = self._plan.tally, self._plan.counts
@@ -467,6 +485,7 @@ async def open_speculative(
     rng: np.random.Generator | int | None = None,
     retry: Retry | None = None,
     observer: Observer | None = None,
+    **place: Unpack[Place],
 ) -> AsyncIterator[SpeculativeDecoder]:
     """Open a decoder that has several tokens guessed, and judged in one step of the target.
 
@@ -493,6 +512,8 @@ async def open_speculative(
         retry: which errors of models are worth another attempt, and how many; by default
             ``Retry()``: faults of devices, three attempts for each step.
         observer: receives the outcomes of texts. Each step is a start.
+        **place: ``system=``, ``name=`` and ``parent=``, which make the decoder an actor. It answers
+            ``Call(prompt, {"max_tokens": 32})`` with the list of tokens.
     """
     for name, function in ("target", target), ("draft.begin", getattr(draft, "begin", target)):
         if not callable(function):
@@ -512,7 +533,7 @@ async def open_speculative(
     plan = _DecoderState(target, draft, sampling, length, widths, retry, observer)
     decoder: SpeculativeDecoder = SpeculativeDecoder._create(plan, np.random.default_rng(rng))
     try:
-        async with closing(plan.calls):
+        async with serving_callers(decoder, place):
             yield decoder
     finally:
         with ExitStack() as ends:  # each of them, also where a model fails to close one

@@ -39,7 +39,7 @@ class Echo(Service):
 
     def __init__(self) -> None:
         self.lives = 0
-        self.drained = 0
+        self.finished = 0
         self.ends: list[BaseException | None] = []
         self.fail = trio.Event()
         self.open = trio.Event()
@@ -67,13 +67,13 @@ class Echo(Service):
     async def shout(self, message: Shout) -> str:
         return message.text.upper()
 
-    async def drain(self) -> None:
-        self.drained += 1
+    async def finish(self) -> None:
+        self.finished += 1
 
     def ended(self, cause: BaseException | None) -> None:
         self.ends.append(cause)
 
-    def load(self) -> int:
+    def depth(self) -> int:
         return self.waiting
 
     def statistics(self) -> object:
@@ -92,7 +92,7 @@ async def test_a_service_in_a_system_is_an_actor() -> None:
             assert await echo.ref.ask(GetStatistics()) == 1
             with pytest.raises(UnhandledMessage, match="Echo has no handler for Message"):
                 await echo.ref.ask(Message())
-        assert echo.drained == 1
+        assert echo.finished == 1
         assert echo.ref.stopped
         assert not system.tree().children
 
@@ -167,7 +167,7 @@ async def test_the_block_tells_a_service_why_it_ends() -> None:
                 raise OSError("why")
         assert all(isinstance(cause, OSError) for cause in echo.ends)
         assert echo.ends
-        assert echo.drained == 0
+        assert echo.finished == 0
 
 
 async def test_alone_a_service_has_no_ref_and_fails_its_block() -> None:
@@ -218,4 +218,4 @@ async def test_cancelling_the_block_stops_the_service() -> None:
                 await trio.lowlevel.checkpoint()
         assert scope.cancelled_caught
         assert echo.ref.stopped
-        assert echo.drained == 0
+        assert echo.finished == 0

@@ -531,7 +531,8 @@ async def test_a_rolling_restart_keeps_serving(
         assert [worker.lives for worker in workers] == [2, 2, 2]
         assert most_closed <= 1
         if not beside:
-            assert pool._supervisor.statistics().failures == 0
+            assert pool._service_supervisor is not None
+            assert pool._service_supervisor.statistics().failures == 0
 
 
 async def test_a_rolling_restart_ends_where_it_fails(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Final, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Unpack, final
 
 import numpy as np
 import trio
 
 from ..._errors import said_of
+from ...actors import Place
 from ...actors.blocks import opens
 from ...actors.util import NoPublicConstructor, check_instance
-from .._calls import CallsInProgress, closing, unprotected
+from .._calls import CallsInProgress, InCallers, serving_callers, unprotected
 from .._retry import Retry
 from ._exchange import DeviceCopies, Exchange, at_once, naming
 from ._experts import MoeWeights, check_weights, grouped_experts, padded_experts, put_weights
@@ -151,7 +152,7 @@ def _joined(to: Collecting, parts: list[GpuRef], axis: int) -> GpuRef:
 
 
 @final
-class Moe(metaclass=NoPublicConstructor):
+class Moe(InCallers, metaclass=NoPublicConstructor):
     """A layer of experts on several devices, as `open_moe` returns it.
 
     ``await layer(x)`` makes one request.
@@ -319,6 +320,7 @@ async def open_moe(
     retry: Retry | None = None,
     seed: int | None = None,
     observer: Observer | None = None,
+    **place: Unpack[Place],
 ) -> AsyncIterator[Moe]:
     """Open a layer of experts that are spread over devices.
 
@@ -339,6 +341,8 @@ async def open_moe(
         retry: how often a request is tried where a device faults; by default as ``Retry()``.
         seed: of the jitter, where ``gating`` has some.
         observer: receives the outcomes of requests.
+        **place: ``system=``, ``name=`` and ``parent=``, which make the layer an actor. It answers
+            ``Call(x)``. The weights stay on the devices while it is started again.
 
     Raises:
         ValueError: shapes of weights that do not fit, fewer experts than devices or choices.
@@ -378,5 +382,5 @@ async def open_moe(
     for device, mine, its_seed in zip(devices, placed, seeds, strict=True):
         noise = device.rng.default_rng(its_seed) if gating.jitter else None
         moe._ranks.append(_Rank(device, mine, gating, bounds, noise))
-    async with closing(moe._calls):
+    async with serving_callers(moe, place):
         yield moe
