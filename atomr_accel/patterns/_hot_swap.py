@@ -587,22 +587,24 @@ class HotSwap(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Open the present version, and serve until all versions are closed after `finish`."""
-        if not self._leaving.is_set():  # else it has failed to close, and there is no more to do
-            if self._present.gone.is_set():
-                self._present.begin()
-            async with PlainNursery() as nursery:
-                self._nursery = nursery
-                await nursery.start(self._live, self._present)
-                try:
-                    task_status.started()
-                    await self._leaving.wait()
-                finally:
-                    if self._roll_out is not None:
-                        self._roll_out.back("the swap itself has failed or was ended")
-                for version in self._versions.values():
-                    version.retire.set()
-        else:
+        if self._leaving.is_set():  # it failed as it closed, and there is no more to do
             task_status.started()
+            self._all_gone.set()
+            return
+        if self._present.gone.is_set():
+            self._present.begin()
+        async with PlainNursery() as nursery:
+            self._nursery = nursery
+            self._versions[self._present.name] = self._present
+            await nursery.start(self._live, self._present)
+            try:
+                task_status.started()
+                await self._leaving.wait()
+            finally:
+                if self._roll_out is not None:
+                    self._roll_out.back("the swap failed, or was started again")
+            for version in self._versions.values():
+                version.retire.set()
         self._all_gone.set()
 
     async def finish(self) -> None:
@@ -623,7 +625,6 @@ class HotSwap(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
         """Run a version's task, from its opening to its closing."""
         member = version.member
         began = False
-        self._versions[version.name] = version
 
         async def retired() -> None:
             await version.retire.wait()

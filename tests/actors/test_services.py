@@ -11,13 +11,18 @@ from trio.testing import wait_all_tasks_blocked
 from atomr_accel.actors import (
     ActorStopped,
     Call,
+    ChildSpec,
     ChildState,
     GetStatistics,
     Group,
+    Intensity,
     Message,
     NameTaken,
+    NoSuchChild,
     Service,
+    Supervision,
     SupervisionFailed,
+    SupervisorStopped,
     UnhandledMessage,
     handler,
     open_system,
@@ -219,3 +224,88 @@ async def test_cancelling_the_block_stops_the_service() -> None:
         assert scope.cancelled_caught
         assert echo.ref.stopped
         assert echo.finished == 0
+
+
+class Parts(Service):
+    """A service with children, which fail on command."""
+
+    supervision = Supervision(intensity=Intensity(restarts=1, within=60.0))
+
+    def __init__(self) -> None:
+        self.fail = trio.Event()
+        self.lives = self.parts = 0
+
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        self.lives += 1
+        await self.start_child(ChildSpec("part", self.part), kind="Part of it")
+        task_status.started()
+        await trio.sleep_forever()
+
+    async def part(self, *, task_status: trio.TaskStatus[None]) -> None:
+        self.parts += 1
+        task_status.started()
+        await self.fail.wait()
+        self.fail = trio.Event()
+        raise KeyError(self.parts)
+
+
+async def test_children_of_a_service_restart_alone_until_they_fail_too_often(
+    autojump_clock: object,
+) -> None:
+    parts = Parts()
+    async with open_system("test") as system, serving(parts, system=system, name="parts"):
+        (child,) = system.tree().children[0].children
+        assert (child.path, child.kind) == ("/parts/part", "Part of it")
+        with pytest.raises(NameTaken):
+            await parts.start_child(ChildSpec("part", parts.part))
+        with pytest.raises(ValueError, match="must be without '/'"):
+            await parts.start_child(ChildSpec("a/b", parts.part))
+        await parts.start_child(ChildSpec("other", parts.part))
+        await parts.stop_child("other")
+        with pytest.raises(NoSuchChild):
+            await parts.stop_child("other")
+        for lives, restarts in ((1, 1), (2, 0)):
+            parts.fail.set()
+            await trio.sleep(60 * (lives - 1) + 1)
+            tree = system.tree().children[0]
+            assert parts.lives == lives
+            assert [one.restarts for one in tree.children] == [restarts]
+        assert tree.restarts == 1
+
+
+async def test_alone_a_service_has_children_too(autojump_clock: object) -> None:
+    parts = Parts()
+    for change in (parts.start_child(ChildSpec("x", parts.part)), parts.stop_child("x")):
+        with pytest.raises(SupervisorStopped, match="this Parts is not running"):
+            await change
+    with pytest.raises(SupervisionFailed) as caught:
+        async with serving(parts):
+            await parts.start_child(ChildSpec("other", parts.part))
+            await parts.stop_child("other")
+            while True:
+                parts.fail.set()
+                await trio.sleep(1)
+    assert parts.lives == 1
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+async def test_a_child_that_does_not_start_fails_the_life_that_begins() -> None:
+    class Broken(Parts):
+        async def part(self, *, task_status: trio.TaskStatus[None]) -> None:
+            raise OSError("no part")
+
+    async with open_system("test") as system:
+        for place in ({}, {"system": system}):
+            with pytest.raises(OSError, match="no part"):
+                async with serving(Broken(), **place):
+                    raise AssertionError("it must not begin")
+        assert not system.tree().children
+
+
+async def test_the_block_has_the_service_and_a_name_wants_a_place() -> None:
+    echo = Echo()
+    async with serving(echo) as service:
+        assert service is echo
+    with pytest.raises(ValueError, match="name must come with a place"):
+        async with serving(echo, name="echo"):
+            raise AssertionError("it must not begin")
