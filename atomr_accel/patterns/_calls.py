@@ -250,7 +250,8 @@ class InCallers(Service):
 
     async def call(self, item: Any, **options: Any) -> Any:
         """Answer a `Call`: as a call of this object, or of its ``ask`` if it has one."""
-        return await getattr(self, "ask", self)(item, **options)
+        ask: Any = getattr(self, "ask", self)
+        return await ask(item, **options)
 
     async def finish(self) -> None:
         """Take no more calls, and wait for those in progress."""

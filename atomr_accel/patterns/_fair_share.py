@@ -381,9 +381,9 @@ class FairServer(FairShare, Generic[In, Out]):
         async with slot:
             return await self._function(item)
 
-    async def call(self, item: In) -> Out:
-        """Answer a `Call`."""
-        return await self(item)
+    async def call(self, item: In, **options: Any) -> Out:
+        """Answer a `Call`. It has no options."""
+        return await self(item, **options)
 
 
 @overload

@@ -114,6 +114,9 @@ ALL = Supervision(
 )
 
 
+Factory = Callable[[], AbstractAsyncContextManager[Callable[[float], Awaitable[float]]]]
+
+
 async def work(item: float) -> float:
     await trio.sleep(item)
     return item
@@ -122,6 +125,10 @@ async def work(item: float) -> float:
 async def work_on_all(items: list[float]) -> list[float]:
     await trio.sleep(max(items))
     return items
+
+
+def total(answers: list[float]) -> float:
+    return sum(answers)
 
 
 class Slow(ToyModel):
@@ -155,7 +162,7 @@ PATTERNS: dict[str, Callable[..., AbstractAsyncContextManager[Any]]] = {
     "HotSwap": lambda **place: open_hot_swap(lambda: nullcontext(work), **place),
     "Pipeline": lambda **place: open_pipeline(Stage(work, 2), work, **place),
     "Cascade": lambda **place: open_cascade(CascadeStage(work), confidence=float, **place),
-    "Ensemble": lambda **place: open_ensemble(work, combine=sum, **place),
+    "Ensemble": lambda **place: open_ensemble(work, combine=total, **place),
     "FairServer": lambda **place: open_fair_share(work, capacity=2, tenant=str, **place),
     "SpeculativeDecoder": lambda **place: open_speculative(Slow(1), None, **place),
 }
@@ -264,10 +271,11 @@ async def test_replicas_are_below_their_pool_and_restart_alone_or_with_it(
             yield work
             nursery.cancel_scope.cancel()
 
+    factories: list[Factory] = [replica, lambda: nullcontext(work)]
     async with (
         open_system("test") as system,
         open_replica_pool(
-            [replica, lambda: nullcontext(work)],
+            factories,
             intensity=Intensity(restarts=1, within=60),
             system=system,
             name="pool",
