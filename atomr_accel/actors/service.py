@@ -83,7 +83,7 @@ class Service:
     """
 
     supervision: Supervision = Supervision()
-    """How its children are supervised. It is read when its block begins."""
+    """Options for its children's supervisor, read when its block begins."""
 
     _service_ref: ActorRef | None = None
     _service_supervisor: Supervisor | None = None
@@ -305,6 +305,7 @@ async def serving(
 
 def _supervisor_of(service: Service, nursery: trio.Nursery) -> Supervisor:
     """Return the supervisor of the children of a service without a place."""
+    service._service_ref = None  # of an earlier block
     made: Supervisor = Supervisor._create(type(service).__name__, nursery, service.supervision)
     service._service_supervisor = made
     return made

@@ -243,7 +243,8 @@ class HotSwap(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
                     if not isinstance(error, ReplicaLost):
                         raise
                     await version.gone.wait()
-                    failure = error.__cause__ = version.failure
+                    failure = version.failure
+                    error.__cause__ = error.__cause__ or failure
                 if not (self._idempotent or (failure is not None and is_fault(failure))):
                     raise
                 self._asked_again += 1
@@ -672,7 +673,8 @@ async def open_hot_swap(
     one, tries it, and promotes it if it passes its gate. One version answers each request. A
     version that retires finishes the requests that it has begun.
 
-    Versions are not restarted. If the present version's context manager fails, the block fails too.
+    Versions are not restarted by the swap. If the present version's context manager fails, the
+    block fails too; in a place, the swap's supervisor decides.
     A version made by ``open_replica_pool`` restarts its own replicas.
 
     Leaving the block refuses further requests, ends roll-outs, waits for the requests in progress

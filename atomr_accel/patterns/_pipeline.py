@@ -146,8 +146,8 @@ class _Ticket:
         self.scope: trio.CancelScope | None = None
 
     def answer(self, error: Exception | None = None) -> None:
-        """Set the result, or this error instead."""
-        if self.gone:
+        """Set the result, or this error instead. The first one counts."""
+        if self.gone or self.done.is_set():
             return
         self.error = error
         self.done.set()
@@ -194,7 +194,7 @@ class _Station:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a life: nobody works, and nobody waits for the turn to leave."""
+        """Begin a life: the stage is idle, and the next item may leave at once."""
         self.intake = trio.Lock()
         self.last = trio.Event()
         self.last.set()

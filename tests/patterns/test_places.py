@@ -384,3 +384,29 @@ async def test_a_run_of_a_pipeline_is_told_of_a_failure_and_waiting_items_are_no
         await trio.sleep(1)
         assert [number async for number in pipeline.run(numbers())] == [*range(5)]
         assert system.tree().children[0].restarts
+
+
+async def test_an_item_that_failed_and_waits_for_its_turn_has_one_end(
+    autojump_clock: object,
+) -> None:
+    async def slow_or_bad(item: float) -> float:
+        await trio.sleep(item)
+        if item == 1:
+            raise ValueError(item)
+        return item
+
+    async def numbers() -> AsyncIterator[float]:
+        for number in (9, 1):
+            yield number
+
+    async with open_system("test") as system:
+        group = await system.spawn(Group, supervision=ALL)
+        bomb = await system.spawn(Bomb, supervisor=group)
+        async with open_pipeline(Stage(slow_or_bad, 2), parent=group) as pipeline:
+            run = pipeline.run(numbers())
+            await trio.sleep(2)
+            bomb.tell(Explode())
+            with pytest.raises(Closed):
+                await anext(run)
+            statistics = pipeline.statistics()
+            assert (statistics.failed, statistics.refused, statistics.in_progress) == (1, 1, 0)
