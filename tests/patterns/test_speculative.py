@@ -621,9 +621,7 @@ async def test_arguments_that_cannot_be() -> None:
         with pytest.raises(TypeError, match="open_speculative"):
             SpeculativeDecoder()  # type: ignore[call-arg]
     for wrong in ({"maximum": 0}, {"cost": -1}, {"memory": 0}, {"minimum": -1}):
-        with pytest.raises(
-            ValueError, match="AdaptiveLength must have 0 <= minimum <= maximum, cost >= 0 and"
-        ):
+        with pytest.raises(ValueError, match="(minimum|cost|memory) must be"):
             AdaptiveLength(**wrong)
     for make in (lambda: NGramDraft(order=1), lambda: LookupDraft(most=1, fewest=2)):
         with pytest.raises(ValueError, match="n-gram"):
