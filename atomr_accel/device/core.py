@@ -11,7 +11,7 @@ import math
 import weakref
 from collections import Counter, deque
 from dataclasses import dataclass
-from threading import current_thread, get_ident
+from threading import Lock, current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
@@ -106,6 +106,20 @@ class Startup:
     lanes: float
 
 
+_names: Final[set[str]] = set()
+_naming: Final = Lock()
+"""Names of the devices of this process that are open, in any of its threads."""
+
+
+def _new_name(plain: str) -> str:
+    """Return a name that no open device has, such as ``cpu:0``, or ``cpu:0 (2)`` beside that."""
+    with _naming:
+        others = (f"{plain} ({number})" for number in itertools.count(2))
+        name = next(each for each in itertools.chain([plain], others) if each not in _names)
+        _names.add(name)
+    return name
+
+
 @final
 class _SharedParts:
     """Objects that a device shares with its shadows."""
@@ -191,7 +205,9 @@ class DeviceCore:
         self.instruments: Final = Instruments() if instruments is None else instruments
         self.original: Final = original
         self.index: Final = index
-        self.name: Final = f"{backend.name}:{index}"
+        self.name: Final = (
+            _new_name(f"{backend.name}:{index}") if original is None else original.name
+        )
         self.isolation: Final = isolation
         self.op_deadline: Final = op_deadline
         self.plan: Final = plan or StreamPlan()
@@ -208,7 +224,9 @@ class DeviceCore:
         # Ops of both may read the same buffer at the same time, by the numbers they have.
         self._sequence: int = 0 if original is None else self._shared.next_range(original._sequence)
         self.memory: Final[MemoryMap] = (
-            MemoryMap(self.name, memory_limit) if original is None else original.memory.shadow()
+            MemoryMap(self.name, memory_limit, index=index)
+            if original is None
+            else original.memory.shadow()
         )
         self.memory.owner = self
         self.memory.slab_changed = self._slab_changed
@@ -251,6 +269,11 @@ class DeviceCore:
             MEMORY_LANE, {backend.name: backend.memory}, own_thread=True
         )
         self.being_sealed: Final[Counter[Block]] = Counter()
+
+    def give_name_back(self) -> None:
+        """Let the next device have this one's name, because this one is over."""
+        with _naming:
+            _names.discard(self.name)
 
     @property
     def backend(self) -> str:

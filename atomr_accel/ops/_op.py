@@ -28,8 +28,8 @@ from typing import (
 
 import trio
 
+from .._calling import clarify
 from .._other_names import HasOtherNames
-from ..arrays.expressions.calling import clarify
 from ._library import AsRequests, Awaited, Collected, D
 from ._origin import bound
 from ._perform import perform, send

@@ -21,6 +21,7 @@ import outcome
 import trio
 
 from ..actors import Overflow, Place, Service, serving
+from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import (
     NoPublicConstructor,
@@ -570,6 +571,7 @@ def open_batcher(
 ) -> AbstractAsyncContextManager[Batcher[In, Out]]: ...
 
 
+@opens
 def open_batcher(
     function: Callable[..., Awaitable[Collection[Out | Exception]]],
     *,
@@ -585,7 +587,7 @@ def open_batcher(
     halve: Callable[[Exception], bool] = is_for_one,
     observer: Observer | None = None,
     **place: Unpack[Place],
-) -> AbstractAsyncContextManager[Batcher[In, Out]]:
+) -> AsyncIterator[Batcher[In, Out]]:
     """Collect requests, and call a function of a list for many at a time.
 
     Use ``async with open_batcher(function, max_size=32) as batcher:``, and call ``await
@@ -668,4 +670,9 @@ def open_batcher(
         function, settings, bucket=bucket, overflow=overflow, retry=retry, halve=halve,
         observer=observer,
     )  # fmt: skip
-    return serving(batcher, **place)
+    return _opened(batcher, place)
+
+
+async def _opened(batcher: Batcher[In, Out], place: Place) -> AsyncIterator[Batcher[In, Out]]:
+    async with serving(batcher, **place):
+        yield batcher

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import (
     Awaitable,
     Callable,
@@ -18,7 +17,14 @@ from typing import TYPE_CHECKING, Any, final
 import outcome
 import trio
 
-from .._errors import DeviceLost, DeviceUnavailable, EarlierErrors, Unsupported, said_of
+from .._errors import (
+    DeviceLost,
+    DeviceUnavailable,
+    EarlierErrors,
+    Unsupported,
+    is_awaitable,
+    said_of,
+)
 from ._errors import Refused, WrongResults
 from ._queue import QueuedRequest, QueuePlace
 from ._retry import is_transient
@@ -249,7 +255,7 @@ def waiting(requests: Iterable[QueuedRequest]) -> list[QueuedRequest]:
 @trio.lowlevel.disable_ki_protection  # the function is the program's
 async def _called(function: Callable[..., Awaitable[Any]], *args: object) -> Any:
     made = function(*args)
-    if not inspect.isawaitable(made):
+    if not is_awaitable(made):
         raise TypeError(f"a batcher takes an async function; {function!r} returned {said_of(made)}")
     return await made
 

@@ -60,7 +60,7 @@ async def test_functions_are_called_with_the_device() -> None:
             return device.name
 
         assert_type(await gpu.run(name), str)
-        assert (await gpu.run(name)).endswith(":0")
+        assert ":0" in await gpu.run(name)
 
 
 @in_asyncio

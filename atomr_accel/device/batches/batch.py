@@ -30,6 +30,7 @@ import trio
 
 from ..._dtypes import as_dtype
 from ..._errors import ContextPoisoned, DeviceLost, OutOfMemory
+from ...actors.blocks import EntersAsync
 from ...arrays import GpuRef
 from ...arrays.expressions import Expression
 from ...lanes import Port, uninterrupted
@@ -110,8 +111,11 @@ class BatchResult(Generic[T]):
             return "<Later: no value before the batch's block is left, without error>"
         return f"<Later: {self._value[0]!r}>"
 
-    def __array__(self, *_args: object, **_named: object) -> NoReturn:
+    def _refuse(self, *_args: object, **_named: object) -> NoReturn:
         raise TypeError("this is a result of a batch: use `later.value` after the batch's block")
+
+    if not TYPE_CHECKING:  # to type checkers, it is no array and nothing to be awaited
+        __array__ = __await__ = __getitem__ = __iter__ = __len__ = __float__ = _refuse
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -123,7 +127,7 @@ class BatchResult(Generic[T]):
 
 @final
 @uninterrupted
-class Batch(Collector):
+class Batch(EntersAsync, Collector):
     """Collects ops inside ``async with device.batch() as batch:``.
 
     Attributes are the device's libraries, whose methods return refs at once. The refs can be used

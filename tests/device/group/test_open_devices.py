@@ -73,7 +73,7 @@ async def test_all_are_of_the_backend_of_the_first_or_none_is_opened() -> None:
         ({"limit": "1"}, TypeError, "limit"),
         ({"policy": "best"}, ValueError, "policy must be one of"),
         ({"utilization": 0.5}, TypeError, "a function of a device, not float"),
-        ({"colour": 1}, TypeError, "no setting 'colour'"),
+        ({"colour": 1}, TypeError, "unexpected keyword argument 'colour'"),
     ],
 )
 @program
