@@ -11,7 +11,7 @@ from contextlib import (
     _AsyncGeneratorContextManager,
     _GeneratorContextManager,
 )
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, ParamSpec, TypeVar
 
 from .._calling import check_options, clarify
 
@@ -25,9 +25,12 @@ T = TypeVar("T")
 class EntersAsync:
     """Base of objects that are entered by ``async with``, with errors for any other use."""
 
+    _entered_by: ClassVar[str]
+    """The code that enters one, after ``async with``."""
+
     def _how(self) -> str:
         kind = type(self).__name__.lower()
-        return f"a {kind} begins with a block; write: async with ... as {kind}"
+        return f"a {kind} begins with a block; write: async with {self._entered_by}"
 
     if not TYPE_CHECKING:  # to checkers these would be there
 

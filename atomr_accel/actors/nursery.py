@@ -120,3 +120,11 @@ def _is_copy(failure: BaseException, error: BaseException | None) -> bool:
     if not isinstance(failure, BaseExceptionGroup) or not isinstance(error, BaseExceptionGroup):
         return False
     return list(map(id, leaves(failure))) == list(map(id, leaves(error)))
+
+
+def tasks_around() -> Iterator[trio.lowlevel.Task]:
+    """Yield this task, and those that wait for it to end: its nursery's, that one's, and so on."""
+    task: trio.lowlevel.Task | None = trio.lowlevel.current_task()
+    while task is not None:
+        yield task
+        task = None if task.parent_nursery is None else task.parent_nursery.parent_task

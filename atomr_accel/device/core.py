@@ -20,6 +20,7 @@ from .._dtypes import as_dtype
 from .._errors import Unsupported
 from ..actors.instrument import Instruments
 from ..actors.logs import fields
+from ..actors.nursery import tasks_around
 from ..arrays import GpuRef, as_shape
 from ..lanes import (
     NO_RESERVE,
@@ -44,7 +45,7 @@ from .contexts._reaper import Reaper
 from .data._copiers import Copiers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Coroutine, Iterable, Mapping
 
     import numpy as np
     from numpy.typing import DTypeLike
@@ -54,13 +55,14 @@ if TYPE_CHECKING:
     from ..backends import Backend, Capabilities
     from ..lanes import Isolation, MessageTemplate, Sanitizer
     from ..memory import Block, Epoch, Slab
-    from ..ops import CallRecorder, Request, Workspaces, WorkspaceSet
+    from ..ops import CallRecorder, Facade, Request, Workspaces, WorkspaceSet
     from ..wire import Affinity, CallByTemplate, DeviceInfo
     from .data._progress import Transfer
     from .parts import (
         CollectiveOrder,
         ExportedBuffers,
         FunctionCalls,
+        OpenBatch,
         PinnedArrays,
         ServingContext,
         SlabWindows,
@@ -175,6 +177,7 @@ class DeviceCore:
         sanitizer: the sanitizer that its hosts run under, if any.
         windows: slabs of other devices that its host has mapped.
         instruments: the instruments of its system; none for a shadow.
+        open_batches: the innermost batch of this device whose block each task is in.
         recorder: gets the program's calls, for example for a journal; None without one.
         collectives: the order of its collectives; None before its first world.
     """
@@ -249,6 +252,7 @@ class DeviceCore:
             lambda: self.ports,
             lambda: self.lifecycle.state == "rebuilding",
         )
+        self.open_batches: Final[dict[trio.lowlevel.Task, OpenBatch]] = {}
         self.lifecycle: Final = Lifecycle(self)
         self.reserve: Final = Reserve() if original is None else NO_RESERVE
         self.memory.bump()
@@ -395,6 +399,27 @@ class DeviceCore:
                 await trio.lowlevel.checkpoint()
                 if self.serving is context and not context.terminating:
                     return context
+
+    def note_unawaited(self, call: Coroutine[Any, Any, Any], facade: Facade[Any]) -> None:
+        """Have the batch, in whose block an op of the device is called, see that it is awaited."""
+        if not trio.lowlevel.in_trio_task():
+            return
+        batch = self.open_batches.get(trio.lowlevel.current_task())
+        if batch is not None:
+            batch.note_unawaited(call, facade)
+
+    def refuse_in_batch(self, call: str) -> None:
+        """Refuse a call in the block of a batch, or in a task that the block waits for.
+
+        Raises:
+            RuntimeError: it is called there.
+        """
+        if not self.open_batches.keys().isdisjoint(tasks_around()):
+            raise RuntimeError(
+                f"device.{call} must be called outside of a batch's block, because the batch's ops "
+                f"may not have begun, not inside; write: later = batch.{call}(...), and "
+                "later.value after the block"
+            )
 
     def library_ref(self, library: str) -> ActorRef:
         """The actor of a library."""

@@ -7,8 +7,10 @@ still runs; leaving it waits for all of them, and an error raises there.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import math
+import sys
 import weakref
 from collections import deque
 from functools import partial
@@ -44,7 +46,7 @@ from ..data.transfer import ENDED, SMALL, after, as_host_array, bytes_of, room_f
 from .collector import CollectingDevice, Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, MutableSequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableSequence
     from types import TracebackType
 
     from ...lanes import Bytes, HostHandle, Op, Piece
@@ -71,6 +73,12 @@ _FRAMES: Final = 16
 """Divisor for long batches: frames there grow to this share of the ops so far, up to the
 largest."""
 
+
+_CALLS: Final = 64
+"""Calls of the device in a batch's block after which those that have begun are dropped."""
+
+_ONLY_HERE: Final = 2
+"""``sys.getrefcount`` of an object that only a local variable of the caller has."""
 
 _SLICE: Final = 512
 """Number of ops and buffers that are handled in one turn of the loop, at the end of the block."""
@@ -140,6 +148,8 @@ class Batch(EntersAsync, Collector):
     A call outside the block raises ``RuntimeError``.
     """
 
+    _entered_by = "device.batch() as batch"
+
     def __init__(self, device: CollectingDevice) -> None:
         super().__init__(device)
         self._ops: deque[Op] = deque()
@@ -162,6 +172,7 @@ class Batch(EntersAsync, Collector):
         self._ports_unsent: set[Port] = set()
         self._open = False
         self._filling = False
+        self._unawaited: list[tuple[Coroutine[Any, Any, Any], str]] = []
 
     async def __aenter__(self) -> Batch:
         if self._entered:
@@ -171,6 +182,9 @@ class Batch(EntersAsync, Collector):
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._epoch = self.memory.epoch
         self._open = True
+        self._task = trio.lowlevel.current_task()
+        self._around = self._core.open_batches.get(self._task)
+        self._core.open_batches[self._task] = self
         if self.recorder is not None:
             self.recorder.entered(self)
         return self
@@ -553,6 +567,33 @@ class Batch(EntersAsync, Collector):
                 return True
         return False
 
+    def note_unawaited(self, call: Coroutine[Any, Any, Any], facade: Facade[Any]) -> None:
+        """Note a call of the device itself in the block, of which nothing is seen if forgotten."""
+        library = facade._library
+        owner = f"batch.{library}" if library else f"batch.using({type(facade).__name__.lower()})"
+        self._unawaited.append((call, f"{owner}.{call.__name__}(...)"))
+        if len(self._unawaited) == _CALLS:
+            self._unawaited = [each for each in self._unawaited if not _has_begun(each[0])]
+
+    def _look_for_unawaited(self, *, alert: bool) -> None:
+        """Raise if an op of the device was called in the block and not awaited.
+
+        Raises:
+            TypeError: one was.
+        """
+        forgotten: list[str] = []
+        while self._unawaited:
+            call, write = self._unawaited.pop()
+            # Nobody else has it: no variable of the program, and no task that will begin it.
+            if not _has_begun(call) and sys.getrefcount(call) == _ONLY_HERE:
+                call.close()  # or Python warns of it as well
+                forgotten.append(write)
+        if forgotten and alert:
+            raise TypeError(
+                "an op in a batch's block must be awaited or be the batch's, not neither, because "
+                f"then it does nothing; write: {', '.join(reversed(forgotten))}"
+            )
+
     # --- the end ----------------------------------------------------------------------------
 
     async def __aexit__(
@@ -562,8 +603,13 @@ class Batch(EntersAsync, Collector):
         _traceback: TracebackType | None,
     ) -> None:
         self._open = False
+        if self._around is None:
+            del self._core.open_batches[self._task]
+        else:
+            self._core.open_batches[self._task] = self._around
         failure = error
         try:
+            self._look_for_unawaited(alert=error is None)
             if error is None:
                 await self._finish()
             else:
@@ -667,6 +713,10 @@ class Batch(EntersAsync, Collector):
             del block
             if number % _SLICE == 0:
                 await trio.lowlevel.cancel_shielded_checkpoint()
+
+
+def _has_begun(call: Coroutine[Any, Any, Any]) -> bool:
+    return inspect.getcoroutinestate(call) != inspect.CORO_CREATED  # type: ignore[arg-type]
 
 
 async def _drop(pieces: MutableSequence[Any]) -> None:

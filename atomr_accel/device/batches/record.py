@@ -131,6 +131,8 @@ class Recording(EntersAsync, Collector):
     Random numbers drawn in a recording are the same in every replay.
     """
 
+    _entered_by = "device.record(...) as program"
+
     def __init__(
         self, device: CollectingDevice, inputs: tuple[GpuRef, ...], *, shared: bool = False
     ) -> None:

@@ -133,9 +133,13 @@ class MemoryMethods(Arrays[Awaited]):
             GpuRefStale: ``ref`` is of an older generation, or freed.
             ValueError: a ref of another device, ``out`` of another shape or read-only.
             TypeError: ``out`` of another dtype.
+            RuntimeError: called in the block of a batch of this device, or in a task that the block
+                waits for; ``batch.get`` is for that.
             OutOfMemory: the copy on the device does not fit.
         """
         core = self._core
+        if core.open_batches:
+            core.refuse_in_batch("get")
         if isinstance(ref, Expression):
             ref = await perform(core, core.evaluation(ref))
         require_readable(ref, core.memory, "ref", strided=True)
