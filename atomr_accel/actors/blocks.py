@@ -45,7 +45,7 @@ class EntersAsync:
 
 
 class _Unentered:
-    """What a block is before it is entered: nothing yet. Any other use says how to enter it."""
+    """A block before it is entered: any other use raises an error that says how to."""
 
     _with = "async with"
     _told = True  # unless ``__init__`` gets to its end

@@ -434,7 +434,7 @@ def _ref(
 
 
 def no_ref_error(given: object, name: str, expected: str = "a GpuRef") -> TypeError:
-    """Return the error for an argument that must be a ref, or what else is expected there."""
+    """Return the error for an argument that must be a ref, or as ``expected`` says."""
     message = f"{name} must be {expected}, not {said_of(given)}"
     if isinstance(given, Operand):
         how = (

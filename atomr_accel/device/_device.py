@@ -82,7 +82,10 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
     @property
     def name(self) -> str:
-        """Name of the device, such as ``"cuda:0"``."""
+        """Name of the device, such as ``"cuda:0"``.
+
+        A second device of that index has the name ``"cuda:0 (2)"`` while the first is open.
+        """
         return self._core.name
 
     @property

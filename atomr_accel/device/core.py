@@ -45,7 +45,8 @@ from .contexts._reaper import Reaper
 from .data._copiers import Copiers
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
+    from types import CoroutineType
 
     import numpy as np
     from numpy.typing import DTypeLike
@@ -114,7 +115,7 @@ _naming: Final = Lock()
 
 
 def _new_name(plain: str) -> str:
-    """Return a name that no open device has, such as ``cpu:0``, or ``cpu:0 (2)`` beside that."""
+    """Return a free name: ``cpu:0``, or ``cpu:0 (2)`` while a device of that name is open."""
     with _naming:
         others = (f"{plain} ({number})" for number in itertools.count(2))
         name = next(each for each in itertools.chain([plain], others) if each not in _names)
@@ -208,7 +209,7 @@ class DeviceCore:
         self.instruments: Final = Instruments() if instruments is None else instruments
         self.original: Final = original
         self.index: Final = index
-        self.name: Final = (
+        self.name: Final[str] = (
             _new_name(f"{backend.name}:{index}") if original is None else original.name
         )
         self.isolation: Final = isolation
@@ -253,7 +254,7 @@ class DeviceCore:
             lambda: self.lifecycle.state == "rebuilding",
         )
         self.open_batches: Final[dict[trio.lowlevel.Task, OpenBatch]] = {}
-        self.lifecycle: Final = Lifecycle(self)
+        self.lifecycle: Final[Lifecycle] = Lifecycle(self)
         self.reserve: Final = Reserve() if original is None else NO_RESERVE
         self.memory.bump()
         self._backend = backend
@@ -400,7 +401,7 @@ class DeviceCore:
                 if self.serving is context and not context.terminating:
                     return context
 
-    def note_unawaited(self, call: Coroutine[Any, Any, Any], facade: Facade[Any]) -> None:
+    def note_unawaited(self, call: CoroutineType[Any, Any, Any], facade: Facade[Any]) -> None:
         """Have the batch, in whose block an op of the device is called, see that it is awaited."""
         if not trio.lowlevel.in_trio_task():
             return
@@ -414,7 +415,10 @@ class DeviceCore:
         Raises:
             RuntimeError: it is called there.
         """
-        if not self.open_batches.keys().isdisjoint(tasks_around()):
+        for task, depth in tasks_around():
+            batch = self.open_batches.get(task)
+            if batch is None or depth < batch.depth:  # a nursery around the block's
+                continue
             raise RuntimeError(
                 f"device.{call} must be called outside of a batch's block, because the batch's ops "
                 f"may not have begun, not inside; write: later = batch.{call}(...), and "

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+    from types import CoroutineType
 
     import numpy as np
     import trio
@@ -25,9 +26,15 @@ if TYPE_CHECKING:
 
 
 class OpenBatch(Protocol):
-    """A batch in whose block a task is."""
+    """A batch in whose block a task is, or the innermost of several.
 
-    def note_unawaited(self, call: Coroutine[Any, Any, Any], facade: Facade[Any]) -> None:
+    Attributes:
+        depth: number of the task's nurseries around the outermost block.
+    """
+
+    depth: int
+
+    def note_unawaited(self, call: CoroutineType[Any, Any, Any], facade: Facade[Any]) -> None:
         """Note a call of the device itself in the block."""
 
 

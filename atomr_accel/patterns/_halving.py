@@ -55,7 +55,7 @@ def refuse_own(callers: Set[trio.lowlevel.Task]) -> None:
     Raises:
         RuntimeError: this task is one of them, or was started in one and is awaited there.
     """
-    if _inside.get() and not callers.isdisjoint(tasks_around()):
+    if _inside.get() and any(task in callers for task, _ in tasks_around()):
         raise RuntimeError(
             "a batcher's function asks its own batcher, and would wait for ever: its batch has a "
             "place until it returns. Call the function itself, or ask another batcher"

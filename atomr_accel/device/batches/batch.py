@@ -46,8 +46,8 @@ from ..data.transfer import ENDED, SMALL, after, as_host_array, bytes_of, room_f
 from .collector import CollectingDevice, Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableSequence
-    from types import TracebackType
+    from collections.abc import Awaitable, Callable, Iterable, MutableSequence
+    from types import CoroutineType, TracebackType
 
     from ...lanes import Bytes, HostHandle, Op, Piece
     from ...memory import Block
@@ -172,7 +172,7 @@ class Batch(EntersAsync, Collector):
         self._ports_unsent: set[Port] = set()
         self._open = False
         self._filling = False
-        self._unawaited: list[tuple[Coroutine[Any, Any, Any], str]] = []
+        self._unawaited: list[tuple[CoroutineType[Any, Any, Any], str]] = []
 
     async def __aenter__(self) -> Batch:
         if self._entered:
@@ -183,7 +183,8 @@ class Batch(EntersAsync, Collector):
         self._epoch = self.memory.epoch
         self._open = True
         self._task = trio.lowlevel.current_task()
-        self._around = self._core.open_batches.get(self._task)
+        self._around = around = self._core.open_batches.get(self._task)
+        self.depth = len(self._task.child_nurseries) if around is None else around.depth
         self._core.open_batches[self._task] = self
         if self.recorder is not None:
             self.recorder.entered(self)
@@ -567,7 +568,7 @@ class Batch(EntersAsync, Collector):
                 return True
         return False
 
-    def note_unawaited(self, call: Coroutine[Any, Any, Any], facade: Facade[Any]) -> None:
+    def note_unawaited(self, call: CoroutineType[Any, Any, Any], facade: Facade[Any]) -> None:
         """Note a call of the device itself in the block, of which nothing is seen if forgotten."""
         library = facade._library
         owner = f"batch.{library}" if library else f"batch.using({type(facade).__name__.lower()})"
@@ -715,8 +716,8 @@ class Batch(EntersAsync, Collector):
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
 
-def _has_begun(call: Coroutine[Any, Any, Any]) -> bool:
-    return inspect.getcoroutinestate(call) != inspect.CORO_CREATED  # type: ignore[arg-type]
+def _has_begun(call: CoroutineType[Any, Any, Any]) -> bool:
+    return inspect.getcoroutinestate(call) != inspect.CORO_CREATED
 
 
 async def _drop(pieces: MutableSequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What cannot be pickled of a function and its arguments: its name, for the error."""
+"""Names of variables and arguments that cannot be pickled, for the error."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _culprit(
 
 
 def _named(function: Any, args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """Yield what is pickled with a function, each with words for it."""
+    """Yield the objects that are pickled with a function, each with words for it."""
     for at, value in enumerate(args):
         yield f"argument {at} of the function", value
     if isinstance(function, functools.partial):
