@@ -6,6 +6,7 @@ import bisect
 import itertools
 import math
 from collections.abc import (
+    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
