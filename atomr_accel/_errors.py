@@ -325,6 +325,14 @@ class LastError(EarlierErrors):
             del error
 
 
+def is_awaitable(thing: object) -> bool:
+    """Return True if a function that has returned this is an async one.
+
+    Refs and expressions can be awaited as far as Python knows, but only to raise an error.
+    """
+    return inspect.isawaitable(thing) and not hasattr(thing, "_NOT_AWAITED")
+
+
 def said_of(thing: object) -> str:
     """Return a description of an argument of the wrong type, for an error message.
 

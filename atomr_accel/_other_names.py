@@ -9,6 +9,10 @@ from typing import Any, Final
 
 _FETCH = "await device.get(x)"
 _UNNEEDED = "it is not needed, because "
+_GRADIENT = (
+    "there is no automatic differentiation; compute gradients with functions that have them, or "
+    "let another library do it in the device's memory: await device.run(function, x)"
+)
 
 WRITE: Final[dict[str, str]] = {
     # values
@@ -71,6 +75,12 @@ WRITE: Final[dict[str, str]] = {
     "sigmoid": "scipy.special.expit(x)",
     "softmax": "await device.dnn.softmax(x)",
     "tensordot": "await device.tensor.einsum(subscripts, x, y)",
+    # gradients
+    "backward": _GRADIENT,
+    "detach": f"{_UNNEEDED}no history of a buffer is kept",
+    "grad": _GRADIENT,
+    "requires_grad": _GRADIENT,
+    "requires_grad_": _GRADIENT,
     # devices
     "close": f"{_UNNEEDED}the 'async with' block closes the device",
     "compile": "await device.nvrtc.compile(code, name)",
@@ -85,7 +95,7 @@ WRITE: Final[dict[str, str]] = {
 def said(name: str) -> str:
     """Return the advice about a name of the table, as the end of a message."""
     write = WRITE[name]
-    return write if write.startswith(_UNNEEDED) else f"write: {write}"
+    return write if write.startswith((_UNNEEDED, _GRADIENT)) else f"write: {write}"
 
 
 class OtherName:

@@ -120,3 +120,19 @@ def _is_copy(failure: BaseException, error: BaseException | None) -> bool:
     if not isinstance(failure, BaseExceptionGroup) or not isinstance(error, BaseExceptionGroup):
         return False
     return list(map(id, leaves(failure))) == list(map(id, leaves(error)))
+
+
+def tasks_around() -> Iterator[tuple[trio.lowlevel.Task, int]]:
+    """Yield this task, and those that wait for it to end: its nursery's, that one's, and so on.
+
+    With each comes the number of the task's nurseries that are open around the one in question.
+    """
+    task = trio.lowlevel.current_task()
+    depth = len(task.child_nurseries)
+    while True:
+        yield task, depth
+        nursery = task.parent_nursery
+        if nursery is None or nursery.parent_task is None:
+            return
+        task = nursery.parent_task
+        depth = task.child_nurseries.index(nursery)

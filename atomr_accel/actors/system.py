@@ -9,7 +9,6 @@ from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    contextmanager,
 )
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -23,7 +22,7 @@ from ._mailbox import Mailbox
 from ._policy import RestartType, Supervision
 from ._supervision import ChildState
 from ._supervisor import Supervisor, SupervisorStatistics
-from .blocks import opens
+from .blocks import enters, opens
 from .cell import Cell, TreeNode
 from .instrument import Instrument, Instruments
 from .logs import fields
@@ -235,7 +234,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
             children=self._supervisor.statistics(),
         )
 
-    @contextmanager
+    @enters
     def instrumented(self, instrument: Instrument) -> Iterator[None]:
         """Tell an instrument what happens in the system, for the length of a ``with`` block.
 
@@ -350,7 +349,7 @@ Companion = Callable[["ActorSystem"], AbstractAsyncContextManager[object]]
 _companions: list[Companion] = []
 
 
-@contextmanager
+@enters
 def beside_systems(companion: Companion) -> Iterator[None]:
     """Open something beside each system that this process opens while the block runs.
 

@@ -339,6 +339,11 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         kept = None if contiguous else strides
         return _ref(self._block, shape, self.dtype, nbytes, kept, start)
 
+    _NOT_AWAITED = (
+        "a GpuRef is not awaited, because it is a result; leave out `await`, as before all methods "
+        "of a batch or a recording, which return at once"
+    )
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a 0-d GpuRef")
@@ -428,9 +433,9 @@ def _ref(
     return GpuRef(block, shape, dtype, nbytes, strides)
 
 
-def no_ref_error(given: object, name: str) -> TypeError:
-    """Return the error for an argument that must be a ref."""
-    message = f"{name} must be a GpuRef, not {said_of(given)}"
+def no_ref_error(given: object, name: str, expected: str = "a GpuRef") -> TypeError:
+    """Return the error for an argument that must be a ref, or as ``expected`` says."""
+    message = f"{name} must be {expected}, not {said_of(given)}"
     if isinstance(given, Operand):
         how = (
             f"{name} = await device.evaluate({name})"
@@ -452,12 +457,14 @@ def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
         return no_ref_error(ref, name)
     block = ref._block
     if block.memory is not memory:
-        there, here = block.memory, memory.device
-        if there.device == here:
-            here = f"another {here}, which was opened {_order(memory, there)}"
+        there = block.memory
+        wrong = f"{name} must be on {memory.device}, where the op runs, not on {there.said}"
+        if there.over is not None:
+            return ValueError(f"{wrong}, so its buffers are gone; put the data again")
+        if memory.over is not None:
+            return DeviceLost(f"{memory.device} {memory.over}; {name} is on {there.device}")
         return ValueError(
-            f"{name} must be on {here}, where the op runs, not on {there.device}; "
-            "`device.copy`, of the device that the op runs on, brings it there"
+            f"{wrong}; `device.copy`, of the device that the op runs on, brings it there"
         )
     if block.epoch is None:
         return GpuRefStale(f"{name} was freed: {ref!r}")
@@ -475,10 +482,6 @@ def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
 def _is_data(thing: object) -> bool:
     """Return True if ``put`` might accept an object."""
     return hasattr(type(thing), "__array__") or isinstance(thing, (bool, int, float, complex, list))
-
-
-def _order(one: MemoryMap, other: MemoryMap) -> str:
-    return "later" if one.number > other.number else "earlier"
 
 
 def sealed_error(ref: GpuRef, name: str) -> GpuRefSealed:

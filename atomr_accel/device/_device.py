@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Never, NoReturn, final, overload
 
 from .._errors import said_of
+from ..actors.blocks import opens
 from ..arrays import GpuRef, ref_error
 from ..lanes import uninterrupted
 from ..libraries.facades import Libraries
@@ -21,7 +21,6 @@ from .data._progress import TransferStatistics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
 
     from ..actors import ActorRef
     from ..lanes import Isolation
@@ -83,7 +82,10 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
     @property
     def name(self) -> str:
-        """Name of the device, such as ``"cuda:0"``."""
+        """Name of the device, such as ``"cuda:0"``.
+
+        A second device of that index has the name ``"cuda:0 (2)"`` while the first is open.
+        """
         return self._core.name
 
     @property
@@ -318,17 +320,14 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
     # --- watching ------------------------------------------------------------------------
 
-    def watch_generation(self) -> AbstractAsyncContextManager[AsyncIterator[int]]:
+    @opens
+    async def watch_generation(self) -> AsyncIterator[AsyncIterator[int]]:
         """Report every new generation from now on.
 
         ``async with device.watch_generation() as changes:`` gives an async iterator of generation
         numbers, which ends with the device. A number comes as soon as the old generation is over.
         Ops then wait by themselves until the new one is ready.
         """
-        return self._watch()
-
-    @asynccontextmanager
-    async def _watch(self) -> AsyncIterator[AsyncIterator[int]]:
         with self._core.lifecycle.watch() as changes:
             yield changes
 

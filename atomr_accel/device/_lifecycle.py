@@ -279,6 +279,7 @@ class Lifecycle:
         for watcher in list(self._watchers):
             watcher.close()
         memory.close()
+        core.give_name_back()
         core.staging.close(self._end)
         core.reserve.close()
         core.copiers.close()

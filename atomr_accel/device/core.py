@@ -11,7 +11,7 @@ import math
 import weakref
 from collections import Counter, deque
 from dataclasses import dataclass
-from threading import current_thread, get_ident
+from threading import Lock, current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Final, final
 
 import trio
@@ -20,6 +20,7 @@ from .._dtypes import as_dtype
 from .._errors import Unsupported
 from ..actors.instrument import Instruments
 from ..actors.logs import fields
+from ..actors.nursery import tasks_around
 from ..arrays import GpuRef, as_shape
 from ..lanes import (
     NO_RESERVE,
@@ -45,6 +46,7 @@ from .data._copiers import Copiers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from types import CoroutineType
 
     import numpy as np
     from numpy.typing import DTypeLike
@@ -54,13 +56,14 @@ if TYPE_CHECKING:
     from ..backends import Backend, Capabilities
     from ..lanes import Isolation, MessageTemplate, Sanitizer
     from ..memory import Block, Epoch, Slab
-    from ..ops import CallRecorder, Request, Workspaces, WorkspaceSet
+    from ..ops import CallRecorder, Facade, Request, Workspaces, WorkspaceSet
     from ..wire import Affinity, CallByTemplate, DeviceInfo
     from .data._progress import Transfer
     from .parts import (
         CollectiveOrder,
         ExportedBuffers,
         FunctionCalls,
+        OpenBatch,
         PinnedArrays,
         ServingContext,
         SlabWindows,
@@ -104,6 +107,20 @@ class Startup:
     remap: float
     remapped_bytes: int
     lanes: float
+
+
+_names: Final[set[str]] = set()
+_naming: Final = Lock()
+"""Names of the devices of this process that are open, in any of its threads."""
+
+
+def _new_name(plain: str) -> str:
+    """Return a free name: ``cpu:0``, or ``cpu:0 (2)`` while a device of that name is open."""
+    with _naming:
+        others = (f"{plain} ({number})" for number in itertools.count(2))
+        name = next(each for each in itertools.chain([plain], others) if each not in _names)
+        _names.add(name)
+    return name
 
 
 @final
@@ -161,6 +178,7 @@ class DeviceCore:
         sanitizer: the sanitizer that its hosts run under, if any.
         windows: slabs of other devices that its host has mapped.
         instruments: the instruments of its system; none for a shadow.
+        open_batches: the innermost batch of this device whose block each task is in.
         recorder: gets the program's calls, for example for a journal; None without one.
         collectives: the order of its collectives; None before its first world.
     """
@@ -191,7 +209,9 @@ class DeviceCore:
         self.instruments: Final = Instruments() if instruments is None else instruments
         self.original: Final = original
         self.index: Final = index
-        self.name: Final = f"{backend.name}:{index}"
+        self.name: Final[str] = (
+            _new_name(f"{backend.name}:{index}") if original is None else original.name
+        )
         self.isolation: Final = isolation
         self.op_deadline: Final = op_deadline
         self.plan: Final = plan or StreamPlan()
@@ -208,7 +228,9 @@ class DeviceCore:
         # Ops of both may read the same buffer at the same time, by the numbers they have.
         self._sequence: int = 0 if original is None else self._shared.next_range(original._sequence)
         self.memory: Final[MemoryMap] = (
-            MemoryMap(self.name, memory_limit) if original is None else original.memory.shadow()
+            MemoryMap(self.name, memory_limit, index=index)
+            if original is None
+            else original.memory.shadow()
         )
         self.memory.owner = self
         self.memory.slab_changed = self._slab_changed
@@ -231,7 +253,8 @@ class DeviceCore:
             lambda: self.ports,
             lambda: self.lifecycle.state == "rebuilding",
         )
-        self.lifecycle: Final = Lifecycle(self)
+        self.open_batches: Final[dict[trio.lowlevel.Task, OpenBatch]] = {}
+        self.lifecycle: Final[Lifecycle] = Lifecycle(self)
         self.reserve: Final = Reserve() if original is None else NO_RESERVE
         self.memory.bump()
         self._backend = backend
@@ -251,6 +274,11 @@ class DeviceCore:
             MEMORY_LANE, {backend.name: backend.memory}, own_thread=True
         )
         self.being_sealed: Final[Counter[Block]] = Counter()
+
+    def give_name_back(self) -> None:
+        """Let the next device have this one's name, because this one is over."""
+        with _naming:
+            _names.discard(self.name)
 
     @property
     def backend(self) -> str:
@@ -372,6 +400,30 @@ class DeviceCore:
                 await trio.lowlevel.checkpoint()
                 if self.serving is context and not context.terminating:
                     return context
+
+    def note_unawaited(self, call: CoroutineType[Any, Any, Any], facade: Facade[Any]) -> None:
+        """Have the batch, in whose block an op of the device is called, see that it is awaited."""
+        if not trio.lowlevel.in_trio_task():
+            return
+        batch = self.open_batches.get(trio.lowlevel.current_task())
+        if batch is not None:
+            batch.note_unawaited(call, facade)
+
+    def refuse_in_batch(self, call: str) -> None:
+        """Refuse a call in the block of a batch, or in a task that the block waits for.
+
+        Raises:
+            RuntimeError: it is called there.
+        """
+        for task, depth in tasks_around():
+            batch = self.open_batches.get(task)
+            if batch is None or depth < batch.depth:  # a nursery around the block's
+                continue
+            raise RuntimeError(
+                f"device.{call} must be called outside of a batch's block, because the batch's ops "
+                f"may not have begun, not inside; write: later = batch.{call}(...), and "
+                "later.value after the block"
+            )
 
     def library_ref(self, library: str) -> ActorRef:
         """The actor of a library."""

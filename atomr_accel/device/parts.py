@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from types import CoroutineType
 
     import numpy as np
     import trio
@@ -18,10 +19,23 @@ if TYPE_CHECKING:
     from ..arrays import GpuRef
     from ..lanes import HostHandle, Op, Piece, PinnedStatistics, Port
     from ..memory import AtEnd, Block, Epoch, Slab
-    from ..ops import LaneSpec
+    from ..ops import Facade, LaneSpec
     from ..wire import Message
     from .core import DeviceCore
     from .standby._statistics import StandbyStatistics
+
+
+class OpenBatch(Protocol):
+    """A batch in whose block a task is, or the innermost of several.
+
+    Attributes:
+        depth: number of the task's nurseries around the outermost block.
+    """
+
+    depth: int
+
+    def note_unawaited(self, call: CoroutineType[Any, Any, Any], facade: Facade[Any]) -> None:
+        """Note a call of the device itself in the block."""
 
 
 class ServingContext(Protocol):

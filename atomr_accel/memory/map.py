@@ -119,7 +119,8 @@ class MemoryMap:
         scopes: number of open memory scopes.
         limit: bytes that all slabs together may have, if there is a limit.
         owner: the device, for the layer that knows devices.
-        number: a number that grows with every device, to distinguish devices of one name.
+        number: a number that no other device has or had.
+        index: the device's index among those of its backend.
         over: the reason why the device does not come back, once it does not.
         reserved: bytes of the limit that are not for slabs.
         sealed_changed: called when a sealed slab is added or removed.
@@ -128,8 +129,9 @@ class MemoryMap:
 
     owner: object
 
-    def __init__(self, device: str, limit: int | None = None) -> None:
+    def __init__(self, device: str, limit: int | None = None, *, index: int = 0) -> None:
         self.device: Final = device
+        self.index: Final = index
         self.number: Final = next(_numbers)
         self.limit: Final = limit
         self.dropped: deque[tuple[int, int]] = deque()
@@ -151,12 +153,17 @@ class MemoryMap:
         self.slab_changed: Callable[[Slab, bool], None] = _nothing
         self._changes: deque[tuple[Slab, bool]] = deque()  # that are still to be told
 
+    @property
+    def said(self) -> str:
+        """The device's name in an error, which says if that device is over."""
+        return self.device if self.over is None else f"{self.device}, which {self.over}"
+
     def shadow(self) -> MemoryMap:
         """A map for another host of the same device: all it has in common is sealed memory."""
         limit = self.limit
         if limit is not None:
             limit = max(0, limit - self.capacity - self.reserved)
-        shadow = MemoryMap(self.device, limit)
+        shadow = MemoryMap(self.device, limit, index=self.index)
         shadow.epoch = Epoch(self.generation)
         shadow.sealed_epoch = self.sealed_epoch
         shadow._slab_ids = self._slab_ids

@@ -29,7 +29,7 @@ from ._descriptor import Library, LibraryCheck, Requirement
 from ._library import AsRequests, Awaited, Collected, D, DeviceView, LaneSpec
 from ._merged import LARGEST_ITEM, merged
 from ._op import Facade, Identity, RequestsOnly, op, op_like
-from ._origin import name_of, require_home, require_made_on
+from ._origin import require_home, require_made_on
 from ._perform import ImmediatePreparer, perform, result, submit
 from ._request import (
     Answered,
@@ -87,7 +87,6 @@ __all__ = [
     "alignment",
     "copying",
     "merged",
-    "name_of",
     "needs_staging",
     "not_contiguous",
     "on_any_views",

@@ -28,8 +28,8 @@ from typing import (
 
 import trio
 
+from .._calling import clarify
 from .._other_names import HasOtherNames
-from ..arrays.expressions.calling import clarify
 from ._library import AsRequests, Awaited, Collected, D
 from ._origin import bound
 from ._perform import perform, send
@@ -133,6 +133,12 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
                 raise
             return result
 
+        def beside_batch(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
+            coroutine = self._by_mode[Awaited](facade, *args, **kwargs)
+            device: Any = facade._device
+            device.note_unawaited(coroutine, facade)
+            return coroutine
+
         @functools.wraps(make)
         def collected(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
             collector: Any = facade._device
@@ -169,6 +175,7 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
             mode: trio.lowlevel.enable_ki_protection(function)
             for mode, function in zip((Awaited, Collected, AsRequests), functions, strict=True)
         }
+        self._beside_batch: Final = beside_batch
         self.__doc__ = make.__doc__
 
     @overload
@@ -186,7 +193,11 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
     def __get__(self, facade: Facade[Any] | None, owner: Any = None) -> Any:
         if facade is None:
             return self._by_mode[Awaited]  # a plain async function, for help() and docs
-        return MethodType(self._by_mode[facade._device.call_mode], facade)
+        device: Any = facade._device
+        mode = device.call_mode
+        if mode is Awaited and device.open_batches:  # in one, `await` is easily forgotten
+            return MethodType(self._beside_batch, facade)
+        return MethodType(self._by_mode[mode], facade)
 
 
 def op_like(make: Callable[Concatenate[Any, str, P], Request[T]], name: str, doc: str) -> op[P, T]:

@@ -44,7 +44,7 @@ def require_home(name: str, made_by: MemoryMap | None, sent_to: MemoryMap) -> No
     """
     if made_by is not None and made_by is not sent_to:
         raise ValueError(
-            f"{name} was made by the requests of {name_of(made_by, sent_to)}, and sent to "
+            f"{name} was made by the requests of {made_by.said}, and sent to "
             f"{sent_to.device}, which cannot carry it out; make one by the requests of the device "
             "that it is sent to, with what that device has made"
         )
@@ -71,7 +71,7 @@ def require_made_on(made: object, device: DeviceView) -> None:
     if home.memory is not device.memory:
         raise TypeError(
             f"{made!r} must be made by a library of {device.memory.device}, not by "
-            f"one of {name_of(home.memory, device.memory)}; have it made on the "
+            f"one of {home.memory.said}; have it made on the "
             "device that is to use it"
         )
     if facade._library:
@@ -85,11 +85,3 @@ def require_made_on(made: object, device: DeviceView) -> None:
             "not in a batch, a recording or device.requests; have it made by the "
             "device, such as device.rng.default_rng(), to use it everywhere"
         )
-
-
-def name_of(memory: MemoryMap, seen_from: MemoryMap) -> str:
-    """Return a device's name in a form that differs from the name of ``seen_from``."""
-    if memory.device != seen_from.device:
-        return memory.device
-    order = "earlier" if memory.number < seen_from.number else "later"
-    return f"another {memory.device}, which was opened {order}"

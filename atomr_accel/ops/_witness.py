@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import trio
 
-from ..arrays.expressions.calling import clarify
+from .._calling import clarify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -6,6 +6,7 @@ import bisect
 import itertools
 import math
 from collections.abc import (
+    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -21,6 +22,7 @@ import outcome
 import trio
 
 from ..actors import Overflow, Place, Service, serving
+from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import (
     NoPublicConstructor,
@@ -29,7 +31,7 @@ from ..actors.util import (
 )
 from ..wire.options import count, real, set_fields, whole
 from ._errors import Closed, Dropped, Overloaded, elsewhere
-from ._halving import BatchRun, is_for_one
+from ._halving import BatchRun, is_for_one, refuse_own
 from ._observer import Observer, guarded
 from ._queue import Entry, Heap, QueuedRequest, QueuePlace, RequestBucket
 from ._retry import Retry
@@ -168,6 +170,7 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
         self._seconds = 0.0
         self._running = 0
         self._suspects = 0
+        self._callers: set[trio.lowlevel.Task] = set()
         self._alone = trio.Lock()
         self._quiet: trio.Event | None = None
         self._left_over: list[QueuedRequest] = []
@@ -204,13 +207,15 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
             Dropped: the queue was full, and this was its oldest request.
             Closed: the block was left.
             WrongResults: the function returned too few or too many results.
-            RuntimeError: the batcher lives in the trio run of another thread.
+            RuntimeError: the batcher lives in the trio run of another thread; or its own function
+                asks, or a task that the function has started and waits for.
         """
         if get_ident() != self._thread:
             raise elsewhere("batcher", "run(batcher, ...)")
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closing:
             raise self._refusal(self._closed_by)
+        refuse_own(self._callers)
         urgency = _urgency(priority)
         bucket = self._bucket_for(item)
         now = trio.current_time()
@@ -570,6 +575,7 @@ def open_batcher(
 ) -> AbstractAsyncContextManager[Batcher[In, Out]]: ...
 
 
+@opens
 def open_batcher(
     function: Callable[..., Awaitable[Collection[Out | Exception]]],
     *,
@@ -585,7 +591,7 @@ def open_batcher(
     halve: Callable[[Exception], bool] = is_for_one,
     observer: Observer | None = None,
     **place: Unpack[Place],
-) -> AbstractAsyncContextManager[Batcher[In, Out]]:
+) -> AsyncIterator[Batcher[In, Out]]:
     """Collect requests, and call a function of a list for many at a time.
 
     Use ``async with open_batcher(function, max_size=32) as batcher:``, and call ``await
@@ -613,7 +619,8 @@ def open_batcher(
 
     **The function must not ask its own batcher,** because its batch holds a place until it returns.
     With ``max_in_flight=1`` the batch would wait for itself forever. With more places, as many such
-    batches would block each other.
+    batches would block each other. So asking raises ``RuntimeError`` there, and in tasks that the
+    function has started and waits for.
 
     Args:
         function: an async function of a list. It returns one result for each item, in the same
@@ -668,4 +675,9 @@ def open_batcher(
         function, settings, bucket=bucket, overflow=overflow, retry=retry, halve=halve,
         observer=observer,
     )  # fmt: skip
-    return serving(batcher, **place)
+    return _opened(batcher, place)
+
+
+async def _opened(batcher: Batcher[In, Out], place: Place) -> AsyncIterator[Batcher[In, Out]]:
+    async with serving(batcher, **place):
+        yield batcher

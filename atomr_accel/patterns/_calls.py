@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import asynccontextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import trio
 
-from .._errors import said_of
+from .._errors import is_awaitable, said_of
 from ..actors import Place, Service, serving
 from ._errors import Closed, Refused, elsewhere
 from ._observer import Observer, guarded
@@ -205,7 +204,7 @@ class _CallInProgress:
 async def unprotected(function: Callable[[*Ts], Awaitable[Out]], *args: *Ts) -> Out:
     """Call a function of the program from code that keeps Ctrl+C away from itself."""
     made = function(*args)
-    if not inspect.isawaitable(made):
+    if not is_awaitable(made):
         raise TypeError(
             f"{said_of(function)} must be an async function, and returned {said_of(made)}: "
             "write `async def`"

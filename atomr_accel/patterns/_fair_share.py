@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from threading import get_ident
@@ -13,6 +13,7 @@ import outcome
 import trio
 
 from ..actors import Place, Service, serving
+from ..actors.blocks import opens
 from ..actors.util import NoPublicConstructor, check_instance
 from ..wire.options import count, real
 from ._errors import Closed, Overloaded, elsewhere
@@ -414,6 +415,7 @@ def open_fair_share(
 ) -> AbstractAsyncContextManager[FairServer[In, Out]]: ...
 
 
+@opens
 def open_fair_share(
     function: Callable[[Any], Awaitable[Any]] | None = None,
     *,
@@ -425,7 +427,7 @@ def open_fair_share(
     max_waiting: int = 1024,
     observer: Observer | None = None,
     **place: Unpack[Place],
-) -> AbstractAsyncContextManager[FairShare] | AbstractAsyncContextManager[FairServer[Any, Any]]:
+) -> AsyncIterator[FairShare] | AsyncIterator[FairServer[Any, Any]]:
     """Give tenants turns in proportion to their weights.
 
     ``async with open_fair_share(capacity=8) as share:``, and then ``async with
@@ -467,7 +469,7 @@ def open_fair_share(
         if tenant is not None or cost is not None:
             raise TypeError("tenant and cost are for a function: slots are told both")
         share: FairShare = FairShare._create(capacity, **options)
-        return serving(share, **place)
+        return _opened(share, place)
     if not callable(function):
         raise TypeError(
             f"argument of open_fair_share must be an async function of an item, not {function!r}"
@@ -478,4 +480,12 @@ def open_fair_share(
         raise TypeError(f"cost must be a function of an item, not {cost!r}")
     kind: type[FairServer[Any, Any]] = FairServer
     server = kind._create(function, capacity, tenant=tenant, cost=cost, **options)
-    return serving(server, **place)
+    return _opened(server, place)
+
+
+_Share = TypeVar("_Share", bound=FairShare)
+
+
+async def _opened(share: _Share, place: Place) -> AsyncIterator[_Share]:
+    async with serving(share, **place):
+        yield share

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import (
     Awaitable,
     Callable,
@@ -13,12 +12,22 @@ from collections.abc import (
     Sequence,
     Set,
 )
-from typing import TYPE_CHECKING, Any, final
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, final
 
 import outcome
 import trio
 
-from .._errors import DeviceLost, DeviceUnavailable, EarlierErrors, Unsupported, said_of
+from .._errors import (
+    DeviceLost,
+    DeviceUnavailable,
+    EarlierErrors,
+    Unsupported,
+    is_awaitable,
+    said_of,
+)
+from ..actors.context import stays
+from ..actors.nursery import tasks_around
 from ._errors import Refused, WrongResults
 from ._queue import QueuedRequest, QueuePlace
 from ._retry import is_transient
@@ -29,6 +38,28 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 64
 """Callers that resume in one turn of the loop, so that other tasks of the program run too."""
+
+
+_inside: Final[ContextVar[bool]] = stays(
+    ContextVar("atomr_accel.patterns.in_a_batchers_function", default=False)
+)
+"""True in the functions of batchers and in tasks that these start."""
+
+
+def refuse_own(callers: Set[trio.lowlevel.Task]) -> None:
+    """Refuse a request that a batcher's function makes of its own batcher.
+
+    Args:
+        callers: the tasks in which the batcher calls its function.
+
+    Raises:
+        RuntimeError: this task is one of them, or was started in one and is awaited there.
+    """
+    if _inside.get() and any(task in callers for task, _ in tasks_around()):
+        raise RuntimeError(
+            "a batcher's function asks its own batcher, and would wait for ever: its batch has a "
+            "place until it returns. Call the function itself, or ask another batcher"
+        )
 
 
 def is_for_one(error: Exception) -> bool:
@@ -170,6 +201,9 @@ class BatchRun:
         if batcher._observer is not None:
             batcher._observer.started(items)
         began = trio.current_time()
+        task = trio.lowlevel.current_task()
+        batcher._callers.add(task)
+        inside = _inside.set(True)
         try:
             if batcher._bucket_of is None:
                 results = await _called(batcher._function, items)
@@ -177,6 +211,9 @@ class BatchRun:
                 results = await _called(batcher._function, items, self._key)
         except Exception as error:  # noqa: BLE001 (it is answered)
             return error
+        finally:
+            _inside.reset(inside)
+            batcher._callers.discard(task)
         try:
             answers = _one_for_each(len(requests), results)
         except WrongResults as error:
@@ -249,7 +286,7 @@ def waiting(requests: Iterable[QueuedRequest]) -> list[QueuedRequest]:
 @trio.lowlevel.disable_ki_protection  # the function is the program's
 async def _called(function: Callable[..., Awaitable[Any]], *args: object) -> Any:
     made = function(*args)
-    if not inspect.isawaitable(made):
+    if not is_awaitable(made):
         raise TypeError(f"a batcher takes an async function; {function!r} returned {said_of(made)}")
     return await made
 

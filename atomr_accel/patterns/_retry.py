@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import inspect
 import math
 from collections import deque
 from contextlib import AbstractContextManager
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, TypeVarTuple, final
 
 import trio
 
-from .._errors import ContextPoisoned, DeviceLost, EarlierErrors, GpuRefStale, said_of
+from .._errors import ContextPoisoned, DeviceLost, EarlierErrors, GpuRefStale, is_awaitable, said_of
 from ..actors import Backoff
 from ..actors.util import check_instance
 from ..wire.options import count, real, set_fields
@@ -435,6 +434,6 @@ def _check_function(what: str, function: object) -> None:
 
 async def _awaited(what: str, function: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
     made = function(*args)
-    if not inspect.isawaitable(made):
+    if not is_awaitable(made):
         raise TypeError(f"{what} takes an async function; {function!r} returned {made!r}")
     return await made

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, final, get_args
 
 from .. import __version__
+from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..wire.options import count
 from ._entries import SCHEMA, Header
@@ -19,7 +19,6 @@ from ._writer import JournalWriter, WaitingEntry, WhenFull
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from contextlib import AbstractAsyncContextManager
 
     from ..device import Device
     from ._storage import Storage
@@ -56,6 +55,7 @@ class Journal:
         await self._writer.drained()
 
 
+@opens
 def open_journal(
     device: Device,
     path: str | os.PathLike[str] | Storage,
@@ -65,7 +65,7 @@ def open_journal(
     most_entries: int = 1_000_000,
     most_bytes: int = 4 << 30,
     when_full: WhenFull = "refuse",
-) -> AbstractAsyncContextManager[Journal]:
+) -> AsyncIterator[Journal]:
     """Record the calls of a device for the length of a block.
 
     ::
@@ -141,7 +141,6 @@ def _paths() -> tuple[str, ...]:
         return tuple(each for each in paths if Path(each).is_absolute())
 
 
-@asynccontextmanager
 async def _opened(device: Device, writer: JournalWriter, header: Header) -> AsyncIterator[Journal]:
     core = device._core
     if core.recorder is not None:

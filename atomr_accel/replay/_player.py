@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from .._errors import AccelError
+from .._errors import AccelError, is_awaitable
 from ..arrays import GpuRef
 from ..memory import Hold
 from ..wire.options import count
@@ -418,7 +418,7 @@ class Player:
         holds = [*self._holds(recall, args)]
         try:
             made = method(*args, **kwargs)
-            result = await made if hasattr(made, "__await__") else made
+            result = await made if is_awaitable(made) else made
         except Exception as raised:  # noqa: BLE001 - it is compared
             error = raised
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from .._dtypes import DTYPES
 from .._errors import Unsupported
+from ..actors.blocks import opens
 from ._checks import check
 from ._describe import digest
 from ._entries import (
@@ -130,7 +130,7 @@ class Recorded:
         return np.frombuffer(data, dtype).reshape(array.shape)
 
 
-@asynccontextmanager
+@opens
 async def reading(source: str | os.PathLike[str] | Storage) -> AsyncIterator[Recorded]:
     """Open a journal for reading, for the length of a block.
 

@@ -13,6 +13,7 @@ import trio
 
 from .. import Device, System
 from ..actors import ActorSystem
+from ..actors.blocks import enters
 from ..actors.util import check_instance
 from ..patterns import Observer
 from ._catalogue import ITEMS, Histogram, MetricsSnapshot
@@ -62,7 +63,7 @@ class Metrics:
         self._thread = 0
         self._token: trio.lowlevel.TrioToken | None = None
 
-    @contextmanager
+    @enters
     def observe(
         self,
         what: Device | ActorSystem | NvmlMonitor | HasStatistics,
@@ -111,7 +112,7 @@ class Metrics:
             with self._source(key, take):
                 yield
 
-    @contextmanager
+    @enters
     def observer(self, name: str) -> Iterator[Observer]:
         """An observer for patterns, which counts latencies and sizes of batches.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, final
 
+from ..actors.blocks import enters
 from ..device import Device
 from ..lanes import DeviceInstrument
 from ._packages import package
@@ -22,7 +22,7 @@ class _Ranges(DeviceInstrument):
     ranges = True
 
 
-@contextmanager
+@enters
 def mark_ranges(watched: Device | System) -> Iterator[None]:
     """Have hosts mark their launches as NVTX ranges, for the length of a ``with`` block.
 

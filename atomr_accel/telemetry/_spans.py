@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
 
 from .. import __version__
+from ..actors.blocks import enters
 from ..device import Device
 from ..lanes import DeviceInstrument
 from ..ops import Request
@@ -157,7 +157,7 @@ class _Spans(DeviceInstrument):
         span.end()
 
 
-@contextmanager
+@enters
 def export_spans(
     watched: Device | System, provider: TracerProvider | None = None
 ) -> Iterator[None]:

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import deque
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final, final
 from uuid import UUID
@@ -23,7 +23,6 @@ from .nvml_library import NvmlLibrary
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from contextlib import AbstractAsyncContextManager
 
     from .. import ContextPoisoned, WatchedDevice
     from ..actors import ActorRef, ActorSystem
@@ -158,17 +157,14 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
         """
         return await self.ref.ask(ReadGpus())
 
-    def watch_xids(self) -> AbstractAsyncContextManager[AsyncIterator[Xid]]:
+    @opens
+    async def watch_xids(self) -> AsyncIterator[AsyncIterator[Xid]]:
         """Watch every Xid from now on.
 
         ``async with monitor.watch_xids() as xids:`` gives an async iterator, which ends with the
         block of ``open_nvml``. An Xid arrives as it happens. If the fault that it explains is seen
         only later, `xids` has both.
         """
-        return self._watch()
-
-    @asynccontextmanager
-    async def _watch(self) -> AsyncIterator[AsyncIterator[Xid]]:
         send, receive = trio.open_memory_channel[Xid](math.inf)
         self._watchers.add(send)
         try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from ..actors.blocks import enters
 from ..wire.options import count
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _VARIABLE: Final = "ATOMR_LANE_DELAY"
 
 
-@contextmanager
+@enters
 def lane_delays(microseconds: int, seed: int = 0) -> Iterator[None]:
     """Have every lane that starts inside this block wait now and then before it launches.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar, final
@@ -25,7 +25,6 @@ from ._plans import CollectivePlan, OutputPending
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable
-    from contextlib import AbstractAsyncContextManager
 
     from ..arrays import GpuRef
     from ..device.core import DeviceCore
@@ -121,16 +120,13 @@ class World(Collectives):
             last_break=said,
         )
 
-    def watch(self) -> AbstractAsyncContextManager[AsyncIterator[int]]:
+    @opens
+    async def watch(self) -> AsyncIterator[AsyncIterator[int]]:
         """Watch for new epochs, each reported once all its ranks have joined.
 
         ``async with world.watch() as epochs:`` gives an async iterator of numbers, which ends with
         the world.
         """
-        return self._watch()
-
-    @asynccontextmanager
-    async def _watch(self) -> AsyncIterator[AsyncIterator[int]]:
         with self._engine.watch() as epochs:
             yield epochs
 
@@ -213,7 +209,8 @@ class World(Collectives):
 
         return await self._engine.mail.receive(source, to, bring)
 
-    def group(self) -> AbstractAsyncContextManager[CollectiveGroup]:
+    @opens
+    async def group(self) -> AsyncIterator[CollectiveGroup]:
         """Collectives that go together: ``async with world.group() as group:``.
 
         Its calls give buffers at once, which hold their results when the block was left; all are
@@ -225,10 +222,6 @@ class World(Collectives):
             WorldBroken: on leaving, if a rank failed meanwhile.
             RuntimeError: by calls of the group after its block.
         """
-        return self._group()
-
-    @asynccontextmanager
-    async def _group(self) -> AsyncIterator[CollectiveGroup]:
         term = await self._engine.whole()
         group = CollectiveGroup(self, term)
         try:
@@ -240,7 +233,7 @@ class World(Collectives):
             group._abandon()
             raise
 
-    @asynccontextmanager
+    @opens
     async def split(self, colors: Sequence[Hashable]) -> AsyncIterator[dict[Hashable, World]]:
         """Worlds of some ranks each: ``async with world.split([0, 0, 1, 1]) as parts:``.
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from atomr_accel import GpuRef, LinAlgError, open_device, open_system
-from atomr_accel.arrays.expressions.calling import clarify
+from atomr_accel._calling import clarify
 from atomr_accel.patterns import open_pipeline, open_replica_pool
 
 from ..harness import BACKEND, opened, program

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from atomr_accel import open_device
+from atomr_accel import DeviceLost, DeviceUnavailable, GpuRefStale, open_device
 
 from ..harness import BACKEND, opened, program
 
@@ -110,20 +111,47 @@ async def test_a_buffer_of_another_type_raises_a_type_error(wrong: Any) -> None:
 
 
 @program
-async def test_two_devices_of_one_name_are_told_apart() -> None:
+async def test_two_devices_of_one_index_have_two_names() -> None:
     async with opened(isolation="thread") as one, opened(isolation="thread") as two:
+        assert one.name != two.name
         x, y = await one.put(np.eye(2)), await two.put(np.eye(2))
-        with pytest.raises(
-            ValueError, match=r"ref must be on another .*:0, which was opened later, where the op"
-        ) as info:
+        with pytest.raises(ValueError, match="must be on") as info:
             await two.get(x)
         assert str(info.value) == (
-            f"ref must be on another {BACKEND}:0, which was opened later, where the op runs, not "
-            f"on {BACKEND}:0; `device.copy`, of the device that the op runs on, brings it there"
+            f"ref must be on {two.name}, where the op runs, not on {one.name}; "
+            "`device.copy`, of the device that the op runs on, brings it there"
         )
-        with pytest.raises(ValueError, match=r"another .* opened earlier, .*; `device\.copy`"):
+        with pytest.raises(ValueError, match=rf"not on {re.escape(two.name)}; `device\.copy`"):
             await one.blas.gemm(x, y)
         np.testing.assert_array_equal(await two.get(await two.copy(x)), np.eye(2))  # as it says
+    async with opened(isolation="thread") as three:
+        assert three.name == one.name  # names of devices that are over are free
+    with pytest.raises(DeviceUnavailable):
+        async with open_device(-1, backend=BACKEND, isolation="thread"):
+            pytest.fail("opened")
+    async with opened(isolation="thread") as four:
+        assert four.name == one.name
+
+
+@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
+@program
+async def test_a_ref_of_a_closed_device_says_so(sealed: bool) -> None:
+    async with opened(isolation="thread") as closed:
+        x = await closed.put(np.eye(2), sealed=sealed)
+    async with opened(isolation="thread") as device:
+        for call in (lambda: device.get(x), lambda: device.blas.gemm(x, x)):
+            with pytest.raises(ValueError, match="which is closed") as info:
+                await call()
+            assert str(info.value).endswith(
+                f"must be on {device.name}, where the op runs, not on {closed.name}, which is "
+                "closed: its 'async with' block was left, so its buffers are gone; put the data "
+                "again"
+            )
+        y = await device.put(np.eye(2))
+        with pytest.raises(DeviceLost, match="is closed: its 'async with' block was left; ref is"):
+            await closed.get(y)
+    with pytest.raises(DeviceLost if sealed else GpuRefStale, match="is closed: its 'async with'"):
+        await closed.get(x)
 
 
 @pytest.mark.parametrize(

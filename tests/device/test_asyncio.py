@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 import threading
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, assert_type
@@ -60,7 +61,7 @@ async def test_functions_are_called_with_the_device() -> None:
             return device.name
 
         assert_type(await gpu.run(name), str)
-        assert (await gpu.run(name)).endswith(":0")
+        assert ":0" in await gpu.run(name)
 
 
 @in_asyncio
@@ -238,7 +239,7 @@ async def test_a_lost_device_cancels_the_body_and_leaves_as_from_a_nursery() -> 
             await asyncio.sleep(SECONDS)
     await other
     (error,) = answers
-    assert str(error).startswith(f"{BACKEND}:0 is lost")
+    assert re.match(rf"{BACKEND}:0( \(\d+\))? is lost", str(error))
     assert task.cancelling() == 0
     await asyncio.sleep(0)  # nothing is left of the cancellation
     with pytest.raises(DeviceLost):

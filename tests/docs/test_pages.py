@@ -21,6 +21,7 @@ import pytest
 import trio
 import trio.testing
 
+from atomr_accel._errors import is_awaitable
 from atomr_accel.actors.util import NoPublicConstructor
 from atomr_accel.libraries import registry
 from atomr_accel.testing.garbage import collect_garbage
@@ -70,7 +71,7 @@ async def run(page: str, names: dict[str, Any]) -> None:
     """Run a page's blocks in order, as if they were the body of one async function."""
     for code in blocks(page):
         result = eval(code, names)
-        if inspect.isawaitable(result):
+        if is_awaitable(result):
             await result
 
 

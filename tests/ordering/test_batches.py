@@ -230,7 +230,7 @@ async def test_deferred_result_belongs_to_its_batch(why: str) -> None:
             z = batch.put(np.zeros((512, 512)))
             for ref in (y, z):
                 with pytest.raises(RuntimeError, match="until its block is left"):
-                    await device.get(ref)
+                    await device.copy(ref)
             with pytest.raises(ValueError, match="an open batch has calls with it put off"):
                 await device.seal(out)
         assert np.all(await device.get(y) == 4)

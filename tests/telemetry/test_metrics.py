@@ -226,7 +226,7 @@ async def test_the_state_of_a_device() -> None:
         assert seen("memory_slabs") == memory.slabs
         assert seen("out_of_memory_total") == 1
         assert seen("device_state", state="ready") == seen("device_state") == 1
-        assert seen("device_info", name="cpu:0", backend="cpu", isolation="thread") == 1
+        assert seen("device_info", name=device.name, backend="cpu", isolation="thread") == 1
         assert seen("lane_ops", state="in_flight") == sum(lane.in_flight for lane in now.lanes)
         assert seen("lane_frames_total", lane="memory") > 0
         assert now.startup is not None

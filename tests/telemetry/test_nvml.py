@@ -337,7 +337,7 @@ async def test_an_xid_and_a_fault_of_a_device_find_each_other(
         assert first.fault is not None
         assert first.fault.at == pytest.approx(first.at, abs=5)
         assert first.fault == DeviceFault(
-            "cpu:0",
+            core.name,
             gpu.uuid,
             1,
             "CUDA_ERROR_ILLEGAL_ADDRESS",

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from ..._calling import clear_calls
 from ..._dtypes import as_dtype
 from ..._other_names import HasOtherNames
-from .calling import clear_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, final
 
 import msgspec
 import numpy as np
@@ -62,6 +62,14 @@ class Operand(Methods):
 
     else:
         __hash__ = object.__hash__
+
+        def __await__(self) -> NoReturn:
+            raise TypeError(self._NOT_AWAITED)
+
+    _NOT_AWAITED: ClassVar[str] = (
+        "an expression is not awaited itself; write: ref = await device.evaluate(expression), or "
+        "array = await device.get(expression)"
+    )
 
     # --- operators ------------------------------------------------------------------------
 

@@ -7,8 +7,10 @@ still runs; leaving it waits for all of them, and an error raises there.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import math
+import sys
 import weakref
 from collections import deque
 from functools import partial
@@ -30,6 +32,7 @@ import trio
 
 from ..._dtypes import as_dtype
 from ..._errors import ContextPoisoned, DeviceLost, OutOfMemory
+from ...actors.blocks import EntersAsync
 from ...arrays import GpuRef
 from ...arrays.expressions import Expression
 from ...lanes import Port, uninterrupted
@@ -44,7 +47,7 @@ from .collector import CollectingDevice, Collector
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, MutableSequence
-    from types import TracebackType
+    from types import CoroutineType, TracebackType
 
     from ...lanes import Bytes, HostHandle, Op, Piece
     from ...memory import Block
@@ -70,6 +73,12 @@ _FRAMES: Final = 16
 """Divisor for long batches: frames there grow to this share of the ops so far, up to the
 largest."""
 
+
+_CALLS: Final = 64
+"""Calls of the device in a batch's block after which those that have begun are dropped."""
+
+_ONLY_HERE: Final = 2
+"""``sys.getrefcount`` of an object that only a local variable of the caller has."""
 
 _SLICE: Final = 512
 """Number of ops and buffers that are handled in one turn of the loop, at the end of the block."""
@@ -110,8 +119,11 @@ class BatchResult(Generic[T]):
             return "<Later: no value before the batch's block is left, without error>"
         return f"<Later: {self._value[0]!r}>"
 
-    def __array__(self, *_args: object, **_named: object) -> NoReturn:
+    def _refuse(self, *_args: object, **_named: object) -> NoReturn:
         raise TypeError("this is a result of a batch: use `later.value` after the batch's block")
+
+    if not TYPE_CHECKING:  # to type checkers, it is no array and nothing to be awaited
+        __array__ = __await__ = __getitem__ = __iter__ = __len__ = __float__ = _refuse
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -123,7 +135,7 @@ class BatchResult(Generic[T]):
 
 @final
 @uninterrupted
-class Batch(Collector):
+class Batch(EntersAsync, Collector):
     """Collects ops inside ``async with device.batch() as batch:``.
 
     Attributes are the device's libraries, whose methods return refs at once. The refs can be used
@@ -135,6 +147,8 @@ class Batch(Collector):
     ``DeviceLost`` if it is lost or closed, an op's own error, or an ``ExceptionGroup`` of several.
     A call outside the block raises ``RuntimeError``.
     """
+
+    _entered_by = "device.batch() as batch"
 
     def __init__(self, device: CollectingDevice) -> None:
         super().__init__(device)
@@ -158,6 +172,7 @@ class Batch(Collector):
         self._ports_unsent: set[Port] = set()
         self._open = False
         self._filling = False
+        self._unawaited: list[tuple[CoroutineType[Any, Any, Any], str]] = []
 
     async def __aenter__(self) -> Batch:
         if self._entered:
@@ -167,6 +182,10 @@ class Batch(Collector):
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._epoch = self.memory.epoch
         self._open = True
+        self._task = trio.lowlevel.current_task()
+        self._around = around = self._core.open_batches.get(self._task)
+        self.depth = len(self._task.child_nurseries) if around is None else around.depth
+        self._core.open_batches[self._task] = self
         if self.recorder is not None:
             self.recorder.entered(self)
         return self
@@ -549,6 +568,33 @@ class Batch(Collector):
                 return True
         return False
 
+    def note_unawaited(self, call: CoroutineType[Any, Any, Any], facade: Facade[Any]) -> None:
+        """Note a call of the device itself in the block, of which nothing is seen if forgotten."""
+        library = facade._library
+        owner = f"batch.{library}" if library else f"batch.using({type(facade).__name__.lower()})"
+        self._unawaited.append((call, f"{owner}.{call.__name__}(...)"))
+        if len(self._unawaited) == _CALLS:
+            self._unawaited = [each for each in self._unawaited if not _has_begun(each[0])]
+
+    def _look_for_unawaited(self, *, alert: bool) -> None:
+        """Raise if an op of the device was called in the block and not awaited.
+
+        Raises:
+            TypeError: one was.
+        """
+        forgotten: list[str] = []
+        while self._unawaited:
+            call, write = self._unawaited.pop()
+            # Nobody else has it: no variable of the program, and no task that will begin it.
+            if not _has_begun(call) and sys.getrefcount(call) == _ONLY_HERE:
+                call.close()  # or Python warns of it as well
+                forgotten.append(write)
+        if forgotten and alert:
+            raise TypeError(
+                "an op in a batch's block must be awaited or be the batch's, not neither, because "
+                f"then it does nothing; write: {', '.join(reversed(forgotten))}"
+            )
+
     # --- the end ----------------------------------------------------------------------------
 
     async def __aexit__(
@@ -558,8 +604,13 @@ class Batch(Collector):
         _traceback: TracebackType | None,
     ) -> None:
         self._open = False
+        if self._around is None:
+            del self._core.open_batches[self._task]
+        else:
+            self._core.open_batches[self._task] = self._around
         failure = error
         try:
+            self._look_for_unawaited(alert=error is None)
             if error is None:
                 await self._finish()
             else:
@@ -663,6 +714,10 @@ class Batch(Collector):
             del block
             if number % _SLICE == 0:
                 await trio.lowlevel.cancel_shielded_checkpoint()
+
+
+def _has_begun(call: CoroutineType[Any, Any, Any]) -> bool:
+    return inspect.getcoroutinestate(call) != inspect.CORO_CREATED
 
 
 async def _drop(pieces: MutableSequence[Any]) -> None:

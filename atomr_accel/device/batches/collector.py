@@ -51,7 +51,7 @@ P = ParamSpec("P")
 _FOR_FACADES: Final = {
     *dir(DeviceView),
     *dir(TemplatePreparer),
-    *("collect", "ref", "take", "templated", "when_placed"),
+    *("collect", "depth", "note_unawaited", "ref", "take", "templated", "when_placed"),
 }
 """Attributes for facades and requests, hidden from programs; ``perform`` is for both."""
 

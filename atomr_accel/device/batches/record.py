@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final
 
@@ -13,6 +12,7 @@ import numpy as np
 import trio
 
 from ..._errors import ContextPoisoned, DeviceLost, Unsupported
+from ...actors.blocks import EntersAsync, enters
 from ...arrays import GpuRef, ref_error, sealed_error, span
 from ...lanes import uninterrupted
 from ...libraries.nvrtc.lanes import KERNELS
@@ -40,7 +40,6 @@ from .collector import CollectingDevice, Collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from ...lanes import Op
@@ -113,7 +112,7 @@ class _ProgramLife:
 
 @final
 @uninterrupted
-class Recording(Collector):
+class Recording(EntersAsync, Collector):
     """Collects ops inside ``async with device.record() as program:``, to be replayed.
 
     Recording executes nothing. The refs that calls return have content once the program was
@@ -131,6 +130,8 @@ class Recording(Collector):
 
     Random numbers drawn in a recording are the same in every replay.
     """
+
+    _entered_by = "device.record(...) as program"
 
     def __init__(
         self, device: CollectingDevice, inputs: tuple[GpuRef, ...], *, shared: bool = False
@@ -349,7 +350,8 @@ class Recording(Collector):
         else:
             self._add(step, writes)
 
-    def when(self, flag: GpuRef) -> AbstractContextManager[None]:
+    @enters
+    def when(self, flag: GpuRef) -> Iterator[None]:
         """Record a part that a replay executes only if a flag is set at that point.
 
         ``with program.when(flag): ...`` records the calls in its block. On CUDA they become a
@@ -367,7 +369,8 @@ class Recording(Collector):
         """
         return self._choose("when", flag)
 
-    def loop(self, flag: GpuRef) -> AbstractContextManager[None]:
+    @enters
+    def loop(self, flag: GpuRef) -> Iterator[None]:
         """Record a part that a replay repeats while a flag is set.
 
         It is like ``when``, but the flag is read before each round, and an op in the block must
@@ -384,7 +387,6 @@ class Recording(Collector):
         """
         return self._choose("loop", flag)
 
-    @contextmanager
     def _choose(self, kind: Kind, flag: GpuRef) -> Iterator[None]:
         self._check_open()
         check = require_readable if kind == "when" else require_writable

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from types import CoroutineType
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import trio
 
-from ..._errors import ContextPoisoned, EarlierErrors, GpuRefStale, said_of
+from ..._errors import ContextPoisoned, EarlierErrors, GpuRefStale, is_awaitable, said_of
 from ...wire.options import count
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ async def retry(
     while True:
         generation = core.memory.generation
         made = function(*args)
-        if not inspect.isawaitable(made):
+        if not is_awaitable(made):
             raise TypeError(f"retry takes an async function; {function!r} returned {made!r}")
         try:
             return await made

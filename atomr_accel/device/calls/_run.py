@@ -36,6 +36,7 @@ from ...wire import SLAB_SHIFT, CloseLane
 from ...wire.trace import current_traceparent
 from ..data._bulk import Bulk
 from ..data.transfer import in_thread
+from ._culprit import add_culprit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -99,6 +100,21 @@ class _PackedCall:
                 f"the function and its arguments may be {MOST} bytes when pickled, and are more; "
                 "put large arrays on the device and pass the refs"
             ) from None
+        except TakesLong:
+            raise
+        except Exception as error:
+
+            def pickles(thing: Any) -> bool:
+                try:
+                    dumps(thing, _without_refs, most=MOST, quick=quick)
+                except (TakesLong, PickleTooLarge):
+                    return True  # as far as was seen
+                except Exception:  # noqa: BLE001 (what it is was raised before)
+                    return False
+                return True
+
+            add_culprit(error, function, args, pickles)
+            raise
 
     def _take(self, thing: Any) -> int | None:
         if type(thing) is not GpuRef:
@@ -550,6 +566,10 @@ def check_is_there(argument: object) -> None:
             f"{argument.name}: carry it out first, as in `x = await "
             "device.blas.ref.ask(request)`, and pass that"
         )
+
+
+def _without_refs(thing: Any) -> int | None:
+    return 0 if type(thing) is GpuRef else None
 
 
 def _check_name(lane: object) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import trio
 
 from ..._errors import GpuRefStale, said_of
+from ...actors.blocks import opens
 from ...arrays import GpuRef, ref_error
 from ...arrays.expressions import Expression
 from ...memory import MemoryScope
@@ -33,7 +33,6 @@ from .transfer import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
-    from contextlib import AbstractAsyncContextManager
 
     from numpy.typing import DTypeLike
 
@@ -134,9 +133,13 @@ class MemoryMethods(Arrays[Awaited]):
             GpuRefStale: ``ref`` is of an older generation, or freed.
             ValueError: a ref of another device, ``out`` of another shape or read-only.
             TypeError: ``out`` of another dtype.
+            RuntimeError: called in the block of a batch of this device, or in a task that the block
+                waits for; ``batch.get`` is for that.
             OutOfMemory: the copy on the device does not fit.
         """
         core = self._core
+        if core.open_batches:
+            core.refuse_in_batch("get")
         if isinstance(ref, Expression):
             ref = await perform(core, core.evaluation(ref))
         require_readable(ref, core.memory, "ref", strided=True)
@@ -505,17 +508,14 @@ class MemoryMethods(Arrays[Awaited]):
         """
         await self._core.growth.trim()
 
-    def scope(self) -> AbstractAsyncContextManager[MemoryScope]:
+    @opens
+    async def scope(self) -> AsyncIterator[MemoryScope]:
         """Free buffers made inside a block: ``async with device.scope() as scope:``.
 
         Leaving the block frees every buffer that this task, and tasks started inside, have made
         there, including results of ops, even if refs to them are still held. ``scope.keep(ref)``
         exempts one. Dropped refs are freed earlier, as always.
         """
-        return self._scope()
-
-    @asynccontextmanager
-    async def _scope(self) -> AsyncIterator[MemoryScope]:
         scope = MemoryScope(self._core.memory)
         await trio.lowlevel.checkpoint()
         scope.open()

@@ -6,7 +6,7 @@ import math
 import os
 import weakref
 from collections import deque
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import numpy as np
@@ -15,6 +15,7 @@ from sortedcontainers import SortedDict
 
 from ..._dtypes import as_dtype
 from ..._errors import DeviceLost
+from ...actors.blocks import opens
 from ...arrays import as_shape
 from ...lanes import HostDied, PinnedPool, uninterrupted
 from ...memory import AtEnd, round_size
@@ -76,9 +77,10 @@ class Pinned:
         self._pool = PinnedPool(limit, core.memory.new_slab_id, self._note_given_up)
         self._pieces: SortedDict[int, Piece] = SortedDict()
 
+    @opens
     def array(
         self, shape: Shape, dtype: DTypeLike = np.float64, *, oversize: Oversize = "refuse"
-    ) -> AbstractAsyncContextManager[np.ndarray[Any, Any]]:
+    ) -> AsyncIterator[np.ndarray[Any, Any]]:
         """Return a page-locked NumPy array for the length of an ``async with`` block.
 
         If the pool is used up, entering the block waits in line for memory. The array's initial
@@ -116,7 +118,6 @@ class Pinned:
             )
         return self._array(shape, dtype, nbytes, over_limit=over_limit)
 
-    @asynccontextmanager
     async def _array(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int, *, over_limit: bool
     ) -> AsyncIterator[np.ndarray[Any, Any]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..._dtypes import NUMBER_KINDS, as_dtype, number_kind
+from ..._errors import said_of
 from ...arrays import GpuRef, as_shape
+from ...arrays.expressions import Operand
 from ...libraries.array.evaluate import Evaluating
 from ...ops import (
     ARRAY_LANE,
@@ -196,9 +199,19 @@ def check_like(
 
 def _element(value: Any, dtype: np.dtype[Any]) -> bytes:
     """A number as the bytes of an element; see ``Arrays.fill``."""
+    if isinstance(value, Operand):
+        raise TypeError(
+            f"the value must be a number, not {said_of(value)}; to write one buffer to another: "
+            "await device.copy(value, ref)"
+        )
+    if isinstance(value, CoroutineType):
+        raise TypeError(f"the value must be a number, not {said_of(value)}")
     scalar = np.asarray(value)
     if scalar.ndim:
-        raise ValueError(f"the value must be a scalar, not of shape {scalar.shape}")
+        raise ValueError(
+            f"the value must be a scalar, not of shape {scalar.shape}; to write an array: "
+            "await device.copy(await device.put(value), ref)"
+        )
     if scalar.dtype is dtype:
         return scalar.tobytes()
     number: Any = value if isinstance(value, int) else scalar[()]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final, overload
 
 import trio
 
 from ..._errors import DeviceLost, said_of
+from ...actors.blocks import opens
 from ...wire.options import LARGEST, whole
 from ._candidate import CandidateState, Hints
 from ._everywhere import sealed_everywhere
@@ -162,7 +162,7 @@ class Devices(Sequence["Device"]):
             waiting=self._placement.waiting,
         )
 
-    @asynccontextmanager
+    @opens
     async def place(
         self,
         *,

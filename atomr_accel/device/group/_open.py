@@ -13,6 +13,7 @@ from ...actors.nursery import PlainNursery
 from ...actors.util import check_member
 from ...wire.options import count, whole
 from .._open import opened_devices
+from .._settings import DeviceSettings
 from ._candidate import Candidate
 from ._devices import Devices, follow
 from ._placement import Placement
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from ...actors import Instrument
     from .._device import Device
-    from .._settings import DeviceSettings
     from ._candidate import PlacementPolicy
     from ._policies import PlacementPolicyName
 

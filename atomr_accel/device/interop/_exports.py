@@ -295,7 +295,7 @@ class DeviceExport(NotForNumpy, Export):
             self._pointer,
             self.shape,
             self.dtype,
-            device=int(self.ref.device.rpartition(":")[2]),
+            device=self.ref._block.memory.index,
             sealed=self._read_only,
             owner=self._lease,
             strides=self._strides,

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Concatenate, Final, Generic, ParamSpec, TypeVar, final
 
-from ...actors.blocks import opens
+from ...actors.blocks import opens, passed_on
 from .portal import Portal
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator
         DeviceLost: the device was lost.
         ExceptionGroup: several things failed on trio's side.
     """
+    passed_on(manager)
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, T
 
 import trio
 
-from ..._errors import DeviceLost, said_of
+from ..._errors import DeviceLost, is_awaitable, said_of
 from ...actors.nursery import PlainNursery
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class PortalCall(Generic[R]):
         try:
             with self._scope:
                 made = self._function()
-                if not inspect.isawaitable(made):
+                if not is_awaitable(made):
                     raise TypeError(
                         f"run takes an async function, and this one returned {said_of(made)}: "
                         "write `async def`"

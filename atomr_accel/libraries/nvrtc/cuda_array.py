@@ -12,7 +12,7 @@ import msgspec
 
 from ..._dtypes import NAMES
 from ..._errors import GpuRefStale, Unsupported
-from ...ops import D, Facade, Request, Submission, name_of, op, require_readable, require_writable
+from ...ops import D, Facade, Request, Submission, op, require_readable, require_writable
 from ._texels import Texels, check_extent, texels
 from .lanes import KERNELS
 from .wire.messages import CopyArray, FreeArray, MakeArray
@@ -111,7 +111,7 @@ class ArrayMemory:
             if copy is None and source is None and self._home is not preparer.memory:
                 raise ValueError(
                     f"{what} must be of {preparer.memory.device}, where the op runs, "
-                    f"not of {name_of(self._home, preparer.memory)}; make one there"
+                    f"not of {self._home.said}; make one there"
                 )
             if source is None or preparer.host_objects is not host_objects:
                 raise GpuRefStale(

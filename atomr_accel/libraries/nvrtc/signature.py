@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
-from ...arrays import GpuRef
+from ..._errors import said_of
+from ...arrays import GpuRef, no_ref_error
 from ...ops import require_readable, require_writable
 from ._scalars import is_scalar, scalar_for
 from .structures import is_struct, structure
@@ -121,9 +122,10 @@ class Parameter:
             return scalar_for(value, expected, f"argument {position}", self.text)
         if not isinstance(value, np.generic):
             if not is_scalar(value):
+                if self.text == "?":  # it may be a pointer as well
+                    raise no_ref_error(value, f"argument {position}", "a scalar or a GpuRef")
                 raise TypeError(
-                    f"argument {position} must be a scalar for '{self.text}', "
-                    f"not {type(value).__name__}"
+                    f"argument {position} must be a scalar for '{self.text}', not {said_of(value)}"
                 )
             raise TypeError(
                 f"argument {position} must have a type of its own, because the source "

@@ -36,7 +36,7 @@ def group(count: int = 2, **options: Any) -> Any:
 async def test_a_group_is_a_sequence_whose_slices_share_its_load() -> None:
     async with group(3) as devices:
         assert isinstance(devices, Devices)
-        assert [device.name for device in devices] == ["cpu:0", "cpu:1", "cpu:2"]
+        assert [device.name.split()[0] for device in devices] == ["cpu:0", "cpu:1", "cpu:2"]
         assert (len(devices), devices[-1].info.index) == (3, 2)
         assert devices[1] in devices
         assert repr(devices[1:]) == "<Devices cpu:1, cpu:2>"
@@ -73,7 +73,7 @@ async def test_all_are_of_the_backend_of_the_first_or_none_is_opened() -> None:
         ({"limit": "1"}, TypeError, "limit"),
         ({"policy": "best"}, ValueError, "policy must be one of"),
         ({"utilization": 0.5}, TypeError, "a function of a device, not float"),
-        ({"colour": 1}, TypeError, "no setting 'colour'"),
+        ({"colour": 1}, TypeError, "unexpected keyword argument 'colour'"),
     ],
 )
 @program
@@ -181,9 +181,9 @@ async def test_a_drained_device_gets_no_work() -> None:
 
 @program
 async def test_policies_read_loads_and_links() -> None:
-    busy = {"cpu:0": 0.75, "cpu:1": None}
+    busy = {0: 0.75, 1: None}
     options: dict[str, Any] = {"memory_limit": 64 << 20}
-    async with group(utilization=lambda each: busy[each.name], **options) as devices:
+    async with group(utilization=lambda each: busy[each.info.index], **options) as devices:
         one, two = devices
         x = await one.put(np.zeros(1 << 20, np.uint8))
         near = Hints(near=(x[:1000],))

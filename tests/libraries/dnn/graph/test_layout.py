@@ -14,6 +14,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from atomr_accel._errors import is_awaitable
+
 from ....harness import on_shared
 from ...conformance import MARKS, Array, on_cuda
 from ..rows.ops import back
@@ -100,7 +102,7 @@ async def eager(dnn: Any, conv: Convolution, call: Call, refs: list[Any], *, las
     more = () if shape is None else (laid(shape, last=last),)
     layout = LAYOUTS[len(conv.x)][last]
     made = getattr(dnn, name)(*refs, *more, groups=conv.groups, layout=layout, **conv.window)
-    return made if not hasattr(made, "__await__") else await made
+    return await made if is_awaitable(made) else made
 
 
 def laid(shape: tuple[int, ...], *, last: bool) -> tuple[int, ...]:

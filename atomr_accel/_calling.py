@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
 
 _OTHERS: Final = {"dim": "axis", "dims": "axis", "axes": "axis", "keepdim": "keepdims"}
 """Names that other libraries have for arguments."""
+
+_OPTIONS: Final = re.compile(r"Unpack\[(\w+)\]")
+"""The annotation of named arguments that a ``TypedDict`` lists."""
 
 _NEEDLESS: Final = {
     "stream": "leave it out, since a device orders ops by the buffers that they use",
@@ -40,20 +44,66 @@ def clarify(
     except TypeError:
         name = function.__name__
         said = str(error).replace(f"{function.__qualname__}()", f"{name}()")
-        known = [each for each in signature.parameters if each not in ("self", "_")]
+        known = _known(function)
         unknown = next((word for word in kwargs if word not in known), None)
         if unknown is not None:
-            said = (
-                f"{name}() got an unexpected keyword argument {unknown!r}{_advice(unknown, known)}"
-            )
+            said = _unexpected(name, unknown, known)
         elif "shape" in known and len(args) > len(known):
             said += f"; write the shape as a tuple: {name}({args[1:]})"
         error.args = (said,)
 
 
-def _advice(word: str, known: list[str]) -> str:
-    likely = [_OTHERS.get(word, ""), *get_close_matches(word, known, 1)]
-    for other in likely:
+def check_options(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise if a call has a named argument that the function's ``TypedDict`` of options lacks.
+
+    Python itself takes any name for ``**options: Unpack[Options]``.
+
+    Args:
+        function: the function to be called.
+        kwargs: the named arguments.
+
+    Raises:
+        TypeError: there is one.
+    """
+    if kwargs and _options_of(function) is not None:
+        known = _known(function)
+        for word in kwargs:
+            if word not in known:
+                raise TypeError(_unexpected(function.__name__, word, known))
+
+
+def _unexpected(name: str, word: str, known: Sequence[str]) -> str:
+    return f"{name}() got an unexpected keyword argument {word!r}{_advice(word, known)}"
+
+
+@functools.cache
+def _known(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a function's arguments, with those of its ``TypedDict`` of options."""
+    named = [
+        name
+        for name, each in inspect.signature(function).parameters.items()
+        if name not in ("self", "_") and each.kind is not each.VAR_KEYWORD
+    ]
+    return *named, *(_options_of(function) or ())
+
+
+@functools.cache
+def _options_of(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """Return the names of a function's ``TypedDict`` of options, or None without one."""
+    function = inspect.unwrap(function)
+    for each in inspect.signature(function).parameters.values():
+        if each.kind is each.VAR_KEYWORD and (found := _OPTIONS.fullmatch(str(each.annotation))):
+            return tuple(function.__globals__[found[1]].__annotations__)
+    return None
+
+
+def resembling(word: str, known: Iterable[str]) -> str | None:
+    """Return the name that was probably meant by a word, or None if none is like it."""
+    return next(iter(get_close_matches(word, known, 1)), None)
+
+
+def _advice(word: str, known: Sequence[str]) -> str:
+    for other in (_OTHERS.get(word), resembling(word, known)):
         if other in known:
             return f"; write {other}="
     if word in _NEEDLESS:
