@@ -87,7 +87,7 @@ class Blocking(Generic[T]):
             del call  # the traceback of an error has this frame in it
 
     def close(self) -> None:
-        """Close what was opened, and cancel functions that still run.
+        """Close the opened object, and cancel functions that still run.
 
         A second call does nothing.
 
