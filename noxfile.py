@@ -299,6 +299,7 @@ def docs(session: nox.Session) -> None:
     _install(session, "-e", ".", *dependency_groups(PYPROJECT, "docs"))
     options = ("-W", "--keep-going", "-q", "-j", "auto", "-d", ".site/doctrees", *session.posargs)
     _python(session, "-m", "sphinx", *options, "docs", ".site/html")
+    session.log(f"the site is {(ROOT / '.site' / 'html' / 'index.html').as_uri()}")
 
 
 @nox.session

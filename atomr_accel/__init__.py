@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from .arrays import GpuRef
     from .device import (
+        Blocking,
         Candidate,
         CandidateState,
         ConsistentHash,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         System,
         Topology,
         from_asyncio,
+        open_blocking,
         open_device,
         open_devices,
         open_system,
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AccelError",
     "Batch",
+    "Blocking",
     "Candidate",
     "CandidateState",
     "CompileError",
@@ -144,6 +147,7 @@ __all__ = [
     "WatchedTransfer",
     "WorldBroken",
     "from_asyncio",
+    "open_blocking",
     "open_device",
     "open_devices",
     "open_system",
@@ -168,6 +172,7 @@ _HOME = {
     "PlacementPolicy": "device",
     "Topology": "device",
     "open_devices": "device",
+    "Blocking": "device",
     "Device": "device",
     "DeviceStatistics": "device",
     "FromAsyncio": "device",
@@ -180,6 +185,7 @@ _HOME = {
     "StandbyStatistics": "device",
     "System": "device",
     "from_asyncio": "device",
+    "open_blocking": "device",
     "open_device": "device",
     "open_system": "device",
     "DeviceInstrument": "lanes",

@@ -9,6 +9,7 @@ import ast
 import importlib
 import importlib.metadata
 import inspect
+import itertools
 import re
 import subprocess
 import sys
@@ -389,13 +390,13 @@ def test_eager_imports_are_declared_dependencies() -> None:
 def test_the_extras_bring_the_vendors_python_of_their_major() -> None:
     """``cuda-python`` is a name for ``cuda-bindings`` of the same version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for extra, major in ("cuda12", 12), ("cuda13", 13):
+    for extra, major in itertools.product(("cuda", "compile"), (12, 13)):
         (needed,) = (
             need
-            for need in project["optional-dependencies"][extra]
+            for need in project["optional-dependencies"][f"{extra}{major}"]
             if need.startswith(("cuda-python", "cuda-bindings"))
         )
-        assert re.fullmatch(rf"cuda-python>={major}\.\d+,<{major + 1}", needed)
+        assert re.fullmatch(rf"cuda-(python|bindings)>={major}\.\d+,<{major + 1}", needed)
 
 
 def test_the_version_stands_in_one_place() -> None:

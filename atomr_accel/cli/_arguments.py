@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import textwrap
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from .. import __version__
 from ._errors import Misunderstood, print_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,25 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--schema", action=_Schema, help="print the JSON Schema of that object")
         command.add(sub)
     return top
+
+
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of a command; without any word, print the help.
+
+    Raises:
+        SystemExit: a help, a version or a schema was printed.
+        Misunderstood: the words are none of a command's.
+    """
+    top = parser()
+    names = [command.name for command in COMMANDS]
+    if words and not words[0].startswith("-") and words[0] not in names:
+        near = difflib.get_close_matches(words[0], names, 1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise Misunderstood(
+            f"there is no command {words[0]!r}; {meant}There are {', '.join(names)}",
+            top.format_usage(),
+        )
+    return top.parse_args([*words] or ["--help"])
 
 
 class _Schema(argparse.Action):

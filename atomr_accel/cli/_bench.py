@@ -20,13 +20,14 @@ import trio
 
 from .. import DeviceUnavailable, __version__, open_device
 from .._install import install_command
+from ..lanes.threads import openblas_threads, usable_cores
 from ..testing import kill_host
 from ._children import ChildFailed, ask_child
 from ._documents import BenchDocument, MeasurementPart, RivalPart
 from ._errors import ExitCode, Refusal
 from ._output import Toned, path_text, time_of
 from ._unlogged import unlogged
-from .host._rivals import MANY, RIVALS, Answer, RivalQuestion, Task, data_of
+from .host._rivals import MANY, RIVALS, THREADS, Answer, RivalQuestion, Task, data_of
 
 if TYPE_CHECKING:
     import argparse
@@ -215,6 +216,7 @@ def run(args: argparse.Namespace, out: CommandOutput) -> int:
         version=__version__,
         device=device,
         repeats=args.repeats,
+        threads=None if device.startswith("cuda") else _threads(args),
         rivals={n: a.version for n, a in answers.items() if a.version and a.problem is None},
         left_out={name: a.problem for name, a in answers.items() if a.problem is not None},
         measurements=[
@@ -251,6 +253,7 @@ def _listed(out: CommandOutput) -> int:
             version=__version__,
             device=None,
             repeats=None,
+            threads=None,
             rivals={},
             left_out={},
             measurements=parts,
@@ -312,6 +315,13 @@ async def _opened(args: argparse.Namespace) -> AsyncIterator[Device]:
         yield device
 
 
+def _threads(args: argparse.Namespace) -> int:
+    """Return the number of threads that compute on a CPU, for us and for rivals."""
+    threads, variable = openblas_threads()
+    # Hosts get no more than that; with them in this process, the library has decided already.
+    return threads if variable or args.isolation == "process" else usable_cores()
+
+
 def _asked(
     rival: str, device: str, args: argparse.Namespace, measurements: list[Measurement]
 ) -> Answer:
@@ -325,7 +335,8 @@ def _asked(
     on_gpu = args.device if device.startswith("cuda") else None
     question = RivalQuestion(rival, on_gpu, list(tasks.values()))
     try:
-        answer = ask_child("_rivals", msgspec.json.encode(question), _RIVAL_SECONDS)
+        threads = dict.fromkeys(THREADS, str(_threads(args)))
+        answer = ask_child("_rivals", msgspec.json.encode(question), _RIVAL_SECONDS, threads)
         return msgspec.json.decode(answer, type=Answer)
     except ChildFailed as failure:
         return Answer(None, str(failure), {})
@@ -377,7 +388,8 @@ def _show(document: BenchDocument, out: CommandOutput) -> None:
     out.table(f"On {document.device}, {document.repeats} times each", columns, rows)
     if names:
         versions = ", ".join(f"{name} {version}" for name, version in document.rivals.items())
-        out.line(f"ratios: our time by that of {versions}; below 1 is faster")
+        threads = "" if document.threads is None else f", with {document.threads} threads each"
+        out.line(f"ratios: our time by that of {versions}; below 1 is faster{threads}")
     for name, problem in document.left_out.items():
         out.line(f"left out: {name}: {problem}", "dim")
 

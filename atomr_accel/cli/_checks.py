@@ -55,6 +55,7 @@ async def checked(device: Device, library: str, check: LibraryCheck) -> CheckPar
     """
     rng = np.random.default_rng(hash_of(library))
     began = time.perf_counter()
+    what = check.what
 
     def part(
         outcome: Literal["ok", "wrong", "missing", "unsupported", "failed"],
@@ -64,7 +65,7 @@ async def checked(device: Device, library: str, check: LibraryCheck) -> CheckPar
         return CheckPart(
             device=device.name,
             library=library,
-            what=check.what,
+            what=what,
             outcome=outcome,
             error=error,
             tolerance=check.tolerance,
@@ -73,7 +74,9 @@ async def checked(device: Device, library: str, check: LibraryCheck) -> CheckPar
         )
 
     try:
-        error = deviation(*await check.compute(device, rng))
+        got, expected, *instead = await check.compute(device, rng)
+        what = instead[0] if instead else what
+        error = deviation(got, expected)
     except LibraryMissing as missing:
         return part("unsupported" if check.optional else "missing", detail=str(missing))
     except Unsupported as unsupported:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import Final
 
 # The same path as here, set before any import, as for hosts.
@@ -19,7 +20,9 @@ class ChildFailed(Exception):
     """A child has not answered; the message says how it ended."""
 
 
-def ask_child(module: str, question: bytes, seconds: float) -> bytes:
+def ask_child(
+    module: str, question: bytes, seconds: float, variables: Mapping[str, str] | None = None
+) -> bytes:
     """Have a module answer a question in its own process.
 
     Args:
@@ -27,6 +30,7 @@ def ask_child(module: str, question: bytes, seconds: float) -> bytes:
             output.
         question: the standard input.
         seconds: the time after which it is killed.
+        variables: variables of its environment, beside those of this process.
 
     Returns:
         The standard output.
@@ -39,7 +43,12 @@ def ask_child(module: str, question: bytes, seconds: float) -> bytes:
     command = [sys.executable, "-P", "-c", _BOOT, name, *(os.path.abspath(p) for p in sys.path)]  # noqa: PTH100
     try:
         done = subprocess.run(
-            command, input=question, capture_output=True, timeout=seconds, check=False
+            command,
+            input=question,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+            env={**os.environ, **(variables or {})},
         )
     except subprocess.TimeoutExpired:
         raise ChildFailed(f"it did not answer within {seconds:.0f} s") from None

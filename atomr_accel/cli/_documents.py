@@ -331,6 +331,8 @@ class BenchDocument(Document, frozen=True, kw_only=True, tag="bench"):
         version: the version of atomr_accel.
         device: such as ``"cuda:0"``; None with ``--list``.
         repeats: the number of repeats of each; None with ``--list``.
+        threads: the threads that compute on a CPU, for us and for rivals; None on a GPU, and with
+            ``--list``.
         rivals: the versions of installed rivals, by name.
         left_out: the reasons why other rivals were not measured, by name.
         measurements: the measurements, in their order.
@@ -339,6 +341,7 @@ class BenchDocument(Document, frozen=True, kw_only=True, tag="bench"):
     version: str
     device: str | None
     repeats: int | None
+    threads: int | None
     rivals: dict[str, str]
     left_out: dict[str, str]
     measurements: list[MeasurementPart]

@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
-from ._arguments import COMMANDS, parser
+from ._arguments import COMMANDS, parsed
 from ._errors import CannotWrite, ExitCode, Misunderstood, Refusal, writing
 from ._output import CommandOutput
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        args = parser().parse_args(argv)
+        args = parsed(sys.argv[1:] if argv is None else argv)
     except SystemExit:  # help, a version or a schema was printed
         return ExitCode.OK
     except Misunderstood as error:

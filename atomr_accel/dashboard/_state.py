@@ -10,7 +10,8 @@
                 by name and transfers by number; memory.slabs by number: nbytes, kind, used and
                 cells, a digit for how full each part of the slab is; with NVML, gpu: busy (a
                 share), power, power_limit, temperature, throttled
-    patterns    by name: kind, and the fields of the pattern's statistics(); of its parts, rows
+    patterns    by name: kind, and the fields of the pattern's statistics(); of its parts, rows;
+                terms: by field, and by "field.column" of parts, the meaning
     curves      by path of a device, by number, one each second: a list of the fields in POINT
     past        by path of a device, "10" and "300": the same for the last hour and the last day,
                 with a point for each 10 and 300 seconds
@@ -21,15 +22,17 @@ Unknown values are left out; null occurs only in the lists of curves.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import platform
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import trio
 
@@ -208,16 +211,41 @@ def _actor(cell: Cell) -> dict[str, Json]:
 
 def _pattern(pattern: HasStatistics) -> dict[str, Json]:
     """Return the statistics of a pattern: plain values, and parts as rows by name."""
-    state: dict[str, Json] = {"kind": type(pattern).__name__}
     statistics = pattern.statistics()
+    terms: dict[str, Json] = dict(_terms(type(statistics)))
+    state: dict[str, Json] = {"kind": type(pattern).__name__, "terms": terms}
     for field in fields(statistics):  # type: ignore[arg-type] # open_dashboard checks it
         value = getattr(statistics, field.name)
         parts = _parts(value)
         if parts:
             state[field.name] = parts
+            for kind in {type(part) for part in _members(value)}:
+                terms.update((f"{field.name}.{name}", text) for name, text in _terms(kind).items())
         elif (simple := _simple(value)) is not None:
             state[field.name] = simple
     return state
+
+
+def _terms(kind: type) -> Mapping[str, str]:
+    """Return the meanings of a class's attributes, as its docstring has them."""
+    return _explained(kind.__doc__ or "")
+
+
+@functools.cache  # one entry for each class of statistics
+def _explained(docstring: str) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    section = inspect.cleandoc(docstring).partition("\nAttributes:\n")[2].partition("\n\n")[0]
+    for line in section.splitlines():
+        name, colon, text = line.strip().partition(": ")
+        if colon and name.isidentifier() and line.startswith("    ") and line[4] != " ":
+            found[name] = text
+        elif found:
+            found[next(reversed(found))] += f" {line.strip()}"
+    return {name: text.replace("`", "").rstrip(".") for name, text in found.items()}
+
+
+def _members(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, Mapping) else cast("Iterable[object]", value)
 
 
 def _parts(value: object) -> dict[str, Json]:

@@ -12,10 +12,12 @@ from .group._open import open_devices
 from .group._policies import ConsistentHash, DataLocality, MostFreeMemory
 from .group._topology import Link, Topology
 from .interop._sharing import SharedBuffer
+from .portal._blocking import Blocking, open_blocking
 from .portal._calls import FromAsyncio, from_asyncio
 from .standby._statistics import StandbyStatistics
 
 __all__ = [
+    "Blocking",
     "Candidate",
     "CandidateState",
     "ConsistentHash",
@@ -40,6 +42,7 @@ __all__ = [
     "System",
     "Topology",
     "from_asyncio",
+    "open_blocking",
     "open_device",
     "open_devices",
     "open_system",

@@ -23,13 +23,16 @@ class LibraryCheck:
         what: a description of the computation.
         tolerance: the largest allowed deviation, in units of the largest element.
         compute: an async function of a device and a random generator. It returns the device's
-            result and the expected one.
+            result and the expected one. A third value, if there is one, replaces ``what``.
         optional: whether the vendor's library has an extra of its own, so that it may be missing.
     """
 
     what: str
     tolerance: float
-    compute: Callable[[Any, np.random.Generator], Awaitable[tuple[NDArray[Any], NDArray[Any]]]]
+    compute: Callable[
+        [Any, np.random.Generator],
+        Awaitable[tuple[NDArray[Any], NDArray[Any]] | tuple[NDArray[Any], NDArray[Any], str]],
+    ]
     optional: bool = False
 
 

@@ -70,6 +70,7 @@ async def explain(
     backend: str | None = None,
     last: int = _LAST,
     faults: Callable[[str], Awaitable[bool]] | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Explanation:
     """Explain the first fault of a journal with a minimal program that faults again.
 
@@ -85,6 +86,8 @@ async def explain(
         last: the number of calls before the fault to report.
         faults: an async function that returns True if a program, given as text, faults; by default
             it runs the program.
+        progress: a function to call before each trial, with the number of the trial and the number
+            of calls that its program makes, such as ``print``.
 
     Returns:
         The explanation; ``str(explanation)`` is a readable report.
@@ -111,7 +114,7 @@ async def explain(
             and (_is_fault(each) or (each.done is not None and each.done.outcome in ("ok", "sent")))
             and each.call.method not in _NOT_WRITTEN
         ]
-        return await _Search(recorded, candidates, down, backend, faults).run(
+        return await _Search(recorded, candidates, down, backend, faults, progress).run(
             [str(each) for each in recalls[max(0, at - last) : at]], out
         )
 
@@ -133,6 +136,7 @@ class _Search:
         down: list[JournalCall],
         backend: str | None,
         faults: Callable[[str], Awaitable[bool]] | None,
+        progress: Callable[[int, int], object] | None,
     ) -> None:
         self._recorded = recorded
         self._candidates = candidates
@@ -144,6 +148,7 @@ class _Search:
         self._made: dict[int, Ref] = {}
         self._makers: dict[int, JournalCall] = {}
         self.trials = 0
+        self._progress = progress
         self._zeros = 0  # arrays that are not in the journal
         for recall in recorded.calls:
             for entry in recall.brought:
@@ -172,6 +177,8 @@ class _Search:
                 reason = str(error)
                 return False
             self.trials += 1
+            if self._progress is not None:
+                self._progress(self.trials, len(recalls))
             return await self._faults(text)
 
         found: list[JournalCall] | None = None

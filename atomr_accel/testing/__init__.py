@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from ._compare import Comparison, compare
     from ._delays import lane_delays
     from ._faults import FAULTS, FaultName, hang, kill_host, poison, standby_ready
-    from ._module_device import ModuleDevice
 
 __all__ = [
     "FAULTS",
     "Comparison",
     "FaultName",
-    "ModuleDevice",
     "compare",
     "hang",
     "kill_host",
@@ -35,7 +33,6 @@ __all__ = [
 # Sessions of pytest load the plugin, and need neither trio nor NumPy for isolated tests.
 _HOME = {
     "Comparison": "_compare",
-    "ModuleDevice": "_module_device",
     "compare": "_compare",
     "lane_delays": "_delays",
 }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pytest_trio import trio_fixture
 
-from ._module_device import opened
+from ._fixture_device import opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 @trio_fixture  # type: ignore[untyped-decorator]
-async def device(accel_backend: str, accel_isolation: Isolation) -> AsyncIterator[Device]:
+async def device(
+    _one_call: None, accel_backend: str, accel_isolation: Isolation
+) -> AsyncIterator[Device]:
     """An open device, closed after the test."""
     async with opened(accel_backend, accel_isolation) as device:
         yield device

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from atomr_accel.lanes import Isolation
 
-    from ._module_device import ModuleDevice
+    from .. import Blocking, Device
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -121,14 +121,26 @@ def accel_isolation(pytestconfig: pytest.Config) -> Isolation:
 
 
 @pytest.fixture(scope="module")
-def module_device(accel_backend: str, accel_isolation: Isolation) -> Iterator[ModuleDevice]:
+def module_device(accel_backend: str, accel_isolation: Isolation) -> Iterator[Blocking[Device]]:
     """A device that is open for all tests of a module, in a thread with a trio run of its own.
 
     ``module_device.run(function, *args)`` calls an async function with the device. Tests that use
     it are plain functions, so Hypothesis can call them again and again.
     """
-    from ._module_device import ModuleDevice, opened
+    from .. import open_blocking
+    from ._fixture_device import opened
 
-    device = ModuleDevice(opened(accel_backend, accel_isolation))
-    yield device
-    device.close()
+    with open_blocking(opened(accel_backend, accel_isolation)) as device:
+        yield device
+
+
+@pytest.fixture
+def _one_call(request: pytest.FixtureRequest) -> None:
+    """Refuse tests that Hypothesis calls again and again, before its own complaint."""
+    if getattr(request.function, "is_hypothesis_test", False):
+        pytest.fail(
+            "`device` must be used by tests that are called once, not with @given: pytest opens "
+            "it once, and it would be closed for the second example; use `module_device` in a "
+            "plain test: module_device.run(function, *args)",
+            pytrace=False,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,11 +11,13 @@ import trio
 
 from atomr_accel import open_device
 from atomr_accel._install import install_command
-from atomr_accel.cli import _bench
+from atomr_accel.cli import _bench, _children
 from atomr_accel.cli._bench import MEASUREMENTS
 from atomr_accel.cli._documents import BenchDocument
 from atomr_accel.cli._errors import Refusal
 from atomr_accel.cli.host import _rivals
+from atomr_accel.cli.host._rivals import THREADS
+from atomr_accel.lanes.threads import with_threads
 
 from ..harness import program
 
@@ -53,6 +56,39 @@ def test_each_is_measured_and_set_beside_numpy(command: Commands) -> None:
         assert part.rate > 0
         (rival,) = part.rivals
         assert rival.ratio == pytest.approx(part.seconds / rival.seconds)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("given", ["", "3"])
+def test_rivals_have_as_many_threads_as_hosts(
+    given: str, command: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)
+    seen: list[dict[str, str]] = []
+
+    def ask(_module: str, _question: bytes, _seconds: float, variables: dict[str, str]) -> bytes:
+        seen.append(variables)
+        return msgspec.json.encode(_rivals.Answer("1", None, {"ask": 1.0}))
+
+    monkeypatch.setattr(_bench, "ask_child", ask)
+    process = ("--backend", "cpu", "--quick", "--repeats", "1")
+    document = command.document("bench", "ask", *process, "--rivals", "numpy")
+    host = with_threads(os.environ)["OPENBLAS_NUM_THREADS"]
+    assert host == (given or host)
+    assert seen == [dict.fromkeys(THREADS, host)]
+    assert document.threads == int(host)
+
+
+def test_a_child_gets_the_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "child.py").write_text(
+        "import os\ndef main(): print(os.environ['MINE'], 'PATH' in os.environ)"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(_children, "_BOOT", _children._BOOT.replace("sys.argv[1]", "'child'"))
+    assert _children.ask_child("any", b"", 60, {"MINE": "yes"}) == b"yes True\n"
 
 
 @pytest.mark.usefixtures("small")
@@ -104,7 +140,7 @@ def test_a_plot(tmp_path: Path, command: Commands) -> None:
 def test_a_plot_that_has_no_place(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     document = BenchDocument(
-        version="", device="", repeats=0, rivals={}, left_out={}, measurements=[]
+        version="", device="", repeats=0, threads=2, rivals={}, left_out={}, measurements=[]
     )
     with pytest.raises(Refusal, match="cannot be written"):
         _bench._plot(document, str(tmp_path / "not" / "there.svg"))

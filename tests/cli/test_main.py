@@ -43,6 +43,25 @@ def test_help_loads_neither_numpy_nor_trio() -> None:
     assert all(f"    {name}" in done.stdout for name in NAMES)
 
 
+def test_without_words_the_commands_are_listed(command: Commands) -> None:
+    done = command()
+    assert done.code == 0
+    assert done.out == command("--help").out
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [*((name[:-1], name) for name in NAMES), ("prob", "probe"), ("xyz", None)]
+)
+def test_a_command_that_is_nearly_right_is_suggested(
+    word: str, meant: str | None, command: Commands
+) -> None:
+    done = command(word)
+    assert done.code == 2
+    assert f"there is no command {word!r}; " in done.err
+    assert (f"did you mean {meant}?" in done.err) is (meant is not None)
+    assert all(name in done.err for name in NAMES)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_command_has_help_with_examples_a_module_and_a_document(
     name: str, command: Commands
@@ -70,7 +89,6 @@ def test_the_version_is_that_of_the_package(command: Commands) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        [],
         ["no-such-command"],
         ["probe", "--device", "-1"],
         ["probe", "--library", "nothing"],

@@ -18,10 +18,12 @@ from atomr_accel.cli._checks import checks, deviation
 from atomr_accel.cli._children import ChildFailed, ask_child
 from atomr_accel.cli._documents import DriverPart
 from atomr_accel.cli._vendor import VendorAnswer, ask_vendor
+from atomr_accel.libraries.nvrtc.host import _cpu as nvrtc_cpu
+from atomr_accel.libraries.nvrtc.wire.messages import CompiledCode, KernelEntry
 from atomr_accel.libraries.registry import catalogue
 from atomr_accel.ops import LibraryCheck
 
-from ..harness import ROOT
+from ..harness import ROOT, cpu_only
 from .commands import NO_DRIVER, with_gpus
 
 if TYPE_CHECKING:
@@ -101,6 +103,27 @@ def test_how_a_check_may_end(
     text = command("probe", *ON_CPU)
     assert text.code == code
     assert "\x1b" not in text.out
+
+
+@cpu_only
+@pytest.mark.parametrize("compiler", [True, False])
+def test_what_is_said_to_be_compiled_was(
+    *, compiler: bool, command: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a compiler, the check of ``nvrtc`` calls a Python function, and says so."""
+
+    entry = KernelEntry("scale", type="_Z1tIFvPfifEE")
+
+    def found(*_: object) -> CompiledCode:
+        if not compiler:
+            raise LibraryMissing("no NVRTC", library="nvrtc")
+        return CompiledCode(b"cubin", (entry,), (), "", names=("scale",))
+
+    monkeypatch.setattr(nvrtc_cpu, "find_module", found)
+    (check,) = command.document("probe", *ON_CPU, "--library", "nvrtc").checks
+    assert check.outcome == "ok"
+    assert (", compiled, " in check.what) is compiler
+    assert ("nothing was compiled" in check.what) is not compiler
 
 
 def test_a_device_that_does_not_answer(command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,15 @@ class Browser:
         for kind in ("keyDown", "keyUp"):
             await self.call("Input.dispatchKeyEvent", type=kind, key=key)
 
+    async def hover(self, element: str) -> None:
+        """Put the pointer over the middle of an element."""
+        x, y = await self.value(
+            "(e => { e.scrollIntoView({block: 'center'}); const box = e.getBoundingClientRect();"
+            " return [box.x + box.width / 2, box.y + box.height / 2]; })"
+            f"({element})"
+        )
+        await self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
     async def take_picture(self, path: Path, *, whole: bool = False) -> None:
         """Save the visible part, or the whole page, as a PNG."""
         picture = await self.call("Page.captureScreenshot", captureBeyondViewport=whole)

@@ -34,6 +34,13 @@ pytestmark = [
 ]
 
 PICTURES = ROOT / ".pictures"
+RESTARTS = """[...document.querySelectorAll('#figures > div')]
+    .find(one => one.querySelector('dt').textContent === 'Restarts')
+    .querySelector('dd').textContent"""
+OUTSIDE = """[...document.querySelectorAll('.card')].flatMap(card => [...card.querySelectorAll('*')]
+    .filter(one => one.getBoundingClientRect().right > card.getBoundingClientRect().right + 1
+        && !one.closest('.track, .parts, .actors td'))
+    .map(one => one.textContent || one.className))"""
 HOSTILE = "<img src=x onerror=document.title='broken'>"
 
 
@@ -94,6 +101,21 @@ async def test_page_shows_devices_actors_and_faults_without_errors(
         assert "/gpu-0: " in await browser.value("document.getElementById('said').textContent")
 
         assert "answered" in await browser.value("document.getElementById('patterns').textContent")
+        titles = "Object.fromEntries([...document.querySelectorAll('#patterns .facts > div')]"
+        titles += ".map(one => [one.querySelector('dt').textContent, one.title]))"
+        explained = await browser.value(titles)
+        assert explained["answered"] == "requests that got a result"
+        assert all(explained.values()), explained
+        tones = "['fault', 'lost', 'failure'].map(kind => getComputedStyle("
+        tones += "document.querySelector(`#kinds .kind-${kind} .key`)).backgroundColor)"
+        assert len(set(await browser.value(tones))) == 3
+        for folded in (False, True):  # the figure and the rows say the same
+            if folded:
+                await browser.value("document.querySelector('#rows .twist').click()")
+            counts = "[...document.querySelectorAll('#rows .number:nth-child(4)')]"
+            counts += ".map(cell => Number(cell.textContent) || 0).reduce((a, b) => a + b)"
+            assert await browser.value(counts) == int(await browser.value(RESTARTS)) > 0
+        await browser.value("document.querySelector('#rows .twist').click()")
         for at, back in ((2, "60 min"), (3, "24 h"), (1, "5 min")):
             await browser.value(f"document.querySelectorAll('#spans button')[{at}].click()")
             scale = "document.querySelector('#timeline .scale').textContent"
@@ -103,12 +125,19 @@ async def test_page_shows_devices_actors_and_faults_without_errors(
         for name, width, dark in (
             ("light", 1280, False),
             ("dark", 1280, True),
+            ("wide", 1900, False),
             ("phone", 390, True),
         ):
             await browser.look(width, 900, dark=dark)
             await browser.until("document.querySelector('.plot path').getAttribute('d')")
             wide = "document.documentElement.scrollWidth"
             assert await browser.value(f"{wide} <= {width}"), name
+            await browser.hover("document.querySelectorAll('.plot svg')[1]")
+            await browser.until("document.querySelectorAll('.when-mark')[1].textContent")
+            assert await browser.value(OUTSIDE) == [], name
+            card = await browser.value("document.querySelector('#devices .device').clientWidth")
+            inner = await browser.value("document.querySelector('#devices').clientWidth")
+            assert card >= inner - 4, name  # alone, it has the whole width
             await browser.take_picture(PICTURES / f"dashboard-{name}.png", whole=True)
         assert browser.complaints == []
         del kept

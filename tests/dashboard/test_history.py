@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atomr_accel import patterns
 from atomr_accel.actors import open_system
-from atomr_accel.dashboard import open_dashboard
+from atomr_accel.dashboard import _state, open_dashboard
 from atomr_accel.dashboard._history import COARSER, POINTS, _Pulse, summary
 from atomr_accel.dashboard._running import folder
 from atomr_accel.dashboard._state import PARTS, SystemObserver
@@ -92,6 +93,14 @@ async def test_patterns_are_shown_by_plain_values_and_parts() -> None:
     assert shown["by_name"] == {"left": {"value": 1}}
 
 
+@pytest.mark.parametrize("name", [n for n in patterns.__all__ if n.endswith("Statistics")])
+def test_every_figure_of_a_pattern_is_explained(name: str) -> None:
+    kind = getattr(patterns, name)
+    terms = _state._terms(kind)
+    assert {*terms} >= {field.name for field in fields(kind)}
+    assert all(text and "`" not in text for text in terms.values())
+
+
 async def test_patterns_that_have_not_changed_are_the_same_object() -> None:
     async with open_system("s") as system:
         observer = SystemObserver(system, patterns={"p": Pattern()})
@@ -106,8 +115,8 @@ async def test_dashboard_shows_a_batcher() -> None:
 
     async with open_system("s") as system, open_batcher(double, max_size=4) as batcher:
         assert await batcher(2) == 4
-        patterns = {"double": batcher}
-        async with open_dashboard(system, patterns=patterns, announce=False) as page:
+        shown = {"double": batcher}
+        async with open_dashboard(system, patterns=shown, announce=False) as page:
             answer = await ask(page, "/state", token=page.token)
     assert b'"double":{"kind":"Batcher"' in answer.body
 

@@ -101,7 +101,14 @@ async def test_a_fault_is_reduced_to_the_calls_that_it_takes(
         ast.parse(text)
         return "dies_of_seven" in text and all(part in text for part in needed)
 
-    found = await explain(path, out=tmp_path / "least.py", faults=faults, last=3)
+    told: list[tuple[int, int]] = []
+
+    def progress(trial: int, calls: int) -> None:
+        told.append((trial, calls))
+
+    found = await explain(path, out=tmp_path / "least.py", faults=faults, last=3, progress=progress)
+    assert [trial for trial, _ in told] == [*range(1, found.trials + 1)]
+    assert min(calls for _, calls in told) <= len(found.minimal) <= max(calls for _, calls in told)
     assert found.fault.startswith("ContextPoisoned: op 'run dies_of_seven' did not finish")
     assert "device.run(faulty.dies_of_seven, #" in found.call
     assert len(found.last) == 3

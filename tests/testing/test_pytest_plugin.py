@@ -131,6 +131,24 @@ def test_hypothesis_with_a_device_for_each_module(tests: pytest.Pytester) -> Non
     run(tests).assert_outcomes(passed=2)
 
 
+@pytest.mark.parametrize("word", ["async ", ""])
+def test_hypothesis_with_a_device_for_each_test_names_the_other_fixture(
+    tests: pytest.Pytester, word: str
+) -> None:
+    tests.makepyfile(
+        f"""
+        from hypothesis import given, strategies as st
+
+        @given(number=st.floats(-10, 10))
+        {word}def test_put(device, number):
+            assert False, "never called"
+        """
+    )
+    result = run(tests)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["`device` must be*not with @given*use `module_device`*"])
+
+
 def test_hypothesis_with_a_device_for_each_example(tests: pytest.Pytester) -> None:
     tests.makepyfile(
         """

@@ -17,6 +17,9 @@ from ._answering import answer
 
 _WARM: Final = 2
 
+THREADS: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables by which NumPy and PyTorch learn how many threads they may use."""
+
 
 class Task(msgspec.Struct, frozen=True):
     """A measurement to make.

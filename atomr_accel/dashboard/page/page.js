@@ -139,6 +139,7 @@ class Chart {
     this.format = format;
     this.value = el("b");
     this.top = el("span", { class: "top-mark" });
+    this.when = el("span", { class: "when-mark" });
     this.hits = svg("g");
     this.here = svg("line", { class: "here", y1: 0, y2: 100, visibility: "hidden" });
     this.area = svg("path", { class: "area" });
@@ -151,7 +152,7 @@ class Chart {
     this.root = el(
       "figure", {},
       el("figcaption", {}, el("span", { class: "names" }, title, ...keys), this.value),
-      el("div", { class: "plot" }, this.svg, this.top),
+      el("div", { class: "plot" }, this.svg, this.top, this.when),
     );
     this.at = null;
     this.svg.addEventListener("pointermove", (event) => {
@@ -204,14 +205,15 @@ class Chart {
     let when = "";
     if (this.at !== null && this.points.length) {
       point = this.points.reduce((a, b) => (Math.abs(this.x(b[0]) - this.at) < Math.abs(this.x(a[0]) - this.at) ? b : a));
-      when = ` · ${ago(now() - point[0])}`;
+      when = ago(now() - point[0]);
       set(this.here, { x1: this.x(point[0]), x2: this.x(point[0]), visibility: "visible" });
     } else set(this.here, { visibility: "hidden" });
     const each = point ? this.lines.map((line) => this.format(line(point))) : ["–"];
     const unit = last(each).replace(/^[^ ]*/, "");
     const alike = unit && each.every((text) => text.endsWith(unit));
     const values = alike ? each.map((text) => text.slice(0, -unit.length)).join(" / ") + unit : each.join(" / ");
-    say(this.value, values + when);
+    say(this.value, values);
+    say(this.when, when);
     set(this.svg, { "aria-label": `${this.title}: ${values}` });
   }
 }
@@ -390,7 +392,7 @@ class Facts {
   }
 
   update(facts) {
-    const values = new Map(facts.map(([name, value, tone = "", unit = ""]) => [name, { value, tone, unit }]));
+    const values = new Map(facts.map(([name, value, tone = "", unit = "", title = ""]) => [name, { value, tone, unit, title }]));
     keep(this.root, this.rows, [...values.keys()], (name) => {
       const value = el("span");
       const unit = el("small");
@@ -400,6 +402,7 @@ class Facts {
       say(row.value, fact.value);
       say(row.unit, fact.unit);
       row.root.className = fact.tone;
+    if (fact.title) set(row.root, { title: fact.title });
     });
   }
 }
@@ -408,7 +411,9 @@ class Facts {
 
 const patterns = new Map();
 const words = (name) => name.replaceAll("_", " ");
-const value = (one) => (typeof one === "number" ? (Number.isInteger(one) ? plain.format(one) : one.toPrecision(3)) : String(one));
+const SECONDS = /(^|_)seconds$/;
+const BYTES = /(^|_)n?bytes$/;
+const value = (one, name = "") => (typeof one === "number" && SECONDS.test(name) ? duration(1000 * one) : typeof one === "number" && BYTES.test(name) ? bytes(one) : typeof one === "number" ? (Number.isInteger(one) ? plain.format(one) : one.toPrecision(3)) : String(one));
 
 /** A pattern: its own values, and a table for each of its collections of parts. */
 class Pattern {
@@ -416,23 +421,27 @@ class Pattern {
     this.kind = el("span", { class: "muted" });
     this.facts = new Facts("dl", "facts");
     this.tables = el("div", { class: "parts" });
-    this.root = el("article", { class: "card device" }, el("header", {}, el("h3", {}, name), this.kind), this.facts.root, this.tables);
+    this.terms = el("dl", {});
+    this.help = el("details", { class: "terms", hidden: "" }, el("summary", {}, "What the figures mean"), this.terms);
+    this.root = el("article", { class: "card device" }, el("header", {}, el("h3", {}, name), this.kind), this.facts.root, this.tables, this.help);
   }
 
-  update({ kind, ...fields }) {
+  update({ kind, terms = {}, ...fields }) {
     say(this.kind, kind);
     const simple = Object.entries(fields).filter(([, one]) => typeof one !== "object");
-    this.facts.update(simple.map(([name, one]) => [words(name), value(one)]));
+    this.facts.update(simple.map(([name, one]) => [words(name), value(one, name), "", "", terms[name]]));
     const drawn = JSON.stringify(Object.entries(fields).filter(([, one]) => typeof one === "object"));
     if (this.drawn === drawn) return;
     this.drawn = drawn;
+    this.help.hidden = !Object.keys(terms).length;
+    this.terms.replaceChildren(...Object.entries(terms).map(([name, text]) => el("div", {}, el("dt", {}, words(name.replace(".", ": "))), el("dd", {}, text))));
     this.tables.replaceChildren(...Object.entries(fields).filter(([, one]) => typeof one === "object").map(([name, rows]) => {
       const columns = [...new Set(Object.values(rows).flatMap(Object.keys))].filter((column) => column !== "name" && column !== "path");
       return el(
         "table", { class: "lanes" },
-        el("thead", {}, el("tr", {}, ...[words(name), ...columns.map(words)].map((text, at) => el("th", { scope: "col", class: at ? "number" : "" }, text)))),
+        el("thead", {}, el("tr", {}, ...[name, ...columns].map((column, at) => el("th", { scope: "col", class: at ? "number" : "", title: terms[at ? `${name}.${column}` : name] ?? "" }, words(column))))),
         el("tbody", {}, ...Object.entries(rows).map(([part, row]) => el(
-          "tr", {}, el("th", { scope: "row" }, part), ...columns.map((column) => el("td", { class: "number" }, row[column] === undefined ? "–" : value(row[column]))),
+          "tr", {}, el("th", { scope: "row" }, part), ...columns.map((column) => el("td", { class: "number" }, row[column] === undefined ? "–" : value(row[column], column))),
         ))),
       );
     }));
@@ -628,18 +637,19 @@ function makeRow(path) {
   return { root, twist, count, kind, status, restarts, depth, name };
 }
 
+/** Restarts of an actor's own. A library's actor restarts with the context of its device, whose row counts it. */
+const restartsOf = (actor) => (actor.kind === "LibraryActor" ? 0 : actor.restarts);
+
 /** An actor and all that are hidden below it, as one. */
 function together(path) {
-  const all = { ...state.actors[path], unwell: 0 };
+  const all = { ...state.actors[path], unwell: 0, restarts: restartsOf(state.actors[path]) };
   const todo = [...(order.children.get(path) ?? [])];
   while (todo.length) {
     const below = todo.pop();
     const actor = state.actors[below];
     todo.push(...(order.children.get(below) ?? []));
-    if (actor.generation === undefined) {
-      all.restarts += actor.restarts;
-      all.depth += actor.depth;
-    }
+    all.restarts += restartsOf(actor);
+    if (actor.generation === undefined) all.depth += actor.depth;
     if (TONES[actor.state] !== "good") all.unwell += 1;
   }
   return all;
@@ -648,7 +658,8 @@ function together(path) {
 function updateRow(row, path, level) {
   const children = order.children.get(path)?.length ?? 0;
   const open = Boolean($("filter").value.trim()) || isOpen(path);
-  const actor = open ? state.actors[path] : together(path);
+  const own = state.actors[path];
+  const actor = open ? { ...own, restarts: restartsOf(own) } : together(path);
   const drawn = `${level} ${children} ${open} ${focused === path} ${Object.values(actor).join(" ")}`;
   if (row.drawn === drawn) return;
   row.drawn = drawn;
@@ -664,6 +675,10 @@ function updateRow(row, path, level) {
   for (const [cell, n] of [[row.restarts, actor.restarts], [row.depth, actor.depth]]) {
     say(cell, plain.format(n));
     cell.className = n ? "number" : "number zero";
+  }
+  if (own.kind === "LibraryActor") {
+    say(row.restarts, "–");
+    set(row.restarts, { title: "It restarts with the context of its device, whose row counts that." });
   }
 }
 
@@ -730,7 +745,7 @@ function draw() {
     ["In flight", short(sum(devices.map((device) => device.in_flight))), "", " ops"],
     ["Memory used", ...bytes(sum(devices.map((device) => device.memory.used))).split(" ").flatMap((text, at) => (at ? ["", ` ${text}`] : [text]))],
     ["Actors", plain.format(state.system.actors)],
-    ["Restarts", short(sum(actors.filter((actor) => actor.kind !== "LibraryActor").map((actor) => actor.restarts)))],
+    ["Restarts", short(sum(actors.map(restartsOf)))],
     ["Queued", short(sum(actors.filter((actor) => actor.generation === undefined).map((actor) => actor.depth))), "", " messages"],
     ["Dead letters", short(state.system.dead_letters), state.system.dead_letters ? "wait" : ""],
   ]);

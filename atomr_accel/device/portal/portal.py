@@ -53,7 +53,10 @@ class PortalCall(Generic[R]):
                     )
                 value = await made
         except Exception as error:  # noqa: BLE001 (it is the caller's)
-            self.future.set_exception(error)
+            # Without this frame, which has the future, the two are no cycle.
+            ours = error.__traceback__
+            self.future.set_exception(error.with_traceback(ours and ours.tb_next))
+            del ours
         else:
             self.cancelled = self._scope.cancelled_caught
             self.future.set_result(None if self.cancelled else value)
@@ -70,6 +73,7 @@ class Portal(Generic[T]):
     Attributes:
         opened: done when functions can be called. It holds the error if opening fails.
         ended: done when everything has ended, with the error of the block, if any.
+        closed: whether ``close`` was called.
     """
 
     def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
@@ -80,6 +84,7 @@ class Portal(Generic[T]):
             )
         self.opened: Final[Future[None]] = Future()
         self.ended: Final[Future[BaseException | None]] = Future()
+        self.closed: bool = False
         self._manager: Final = manager
         self._scope: Final = trio.CancelScope()
         self._lock: Final = threading.Lock()
@@ -91,7 +96,12 @@ class Portal(Generic[T]):
         self._value: T
         self._nursery: trio.Nursery
         # A daemon, so that a program that forgets to close it can end. Hosts end by themselves.
-        threading.Thread(target=self._serve, name="trio", daemon=True).start()
+        thread = threading.Thread(target=self._serve, name="trio", daemon=True)
+        try:
+            thread.start()
+        except KeyboardInterrupt:  # it has begun, and nobody else could end it
+            self.cancel()
+            raise
 
     def call(
         self,
@@ -121,6 +131,7 @@ class Portal(Generic[T]):
 
     def close(self) -> None:
         """Leave the block. Functions that still run are cancelled."""
+        self.closed = True
         self._soon(self._stop.set)
 
     def cancel(self) -> None:

@@ -393,7 +393,7 @@ class Nvrtc(Facade[D]):
         if not names:
             raise LibraryMissing(
                 "names must be given if NVRTC is not installed, not left out; name the kernels, "
-                f"or install it: {cuda_command()}",
+                f"or install it: {cuda_command('compile')}",
                 library="nvrtc",
             )
         twins = _twins(plan.cpu, names)
@@ -433,7 +433,7 @@ class Nvrtc(Facade[D]):
 def _warn_unchecked() -> None:
     _log.warning(
         "CUDA sources are not checked on the CPU backend, since NVRTC is not installed: %s",
-        cuda_command(),
+        cuda_command("compile"),
     )
 
 

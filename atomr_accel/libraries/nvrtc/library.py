@@ -8,6 +8,7 @@ import numpy as np
 
 from ...ops import Library, LibraryCheck, Requirement
 from .lanes import COMPILER, KERNELS
+from .wire.messages import UNCHECKED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +22,9 @@ extern "C" __global__ void scale(float* x, int n, float factor) {
 """
 
 
-async def _check(device: Any, rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
+async def _check(
+    device: Any, rng: np.random.Generator
+) -> tuple[NDArray[Any], NDArray[Any]] | tuple[NDArray[Any], NDArray[Any], str]:
     def scale(x: NDArray[Any], n: int, factor: float) -> None:
         x.reshape(-1)[:n] *= factor
 
@@ -29,7 +32,12 @@ async def _check(device: Any, rng: np.random.Generator) -> tuple[NDArray[Any], N
     kernel = await device.nvrtc.compile(_SOURCE, "scale", cpu=scale)
     ref = await device.put(x)
     await kernel.launch(-(-x.size // 256), 256, ref, x.size, 2.0)
-    return await device.get(ref), 2 * x
+    result = await device.get(ref)
+    if kernel.log == UNCHECKED:
+        return result, 2 * x, f"a kernel's Python function alone: {UNCHECKED}"
+    if device.backend == "cpu":
+        return result, 2 * x, "a kernel, compiled, and its Python function, launched"
+    return result, 2 * x
 
 
 LIBRARY: Final = Library(

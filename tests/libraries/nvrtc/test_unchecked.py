@@ -10,6 +10,7 @@ import numpy as np
 
 import atomr_accel.testing
 from atomr_accel import LibraryMissing
+from atomr_accel._install import cuda_command
 from atomr_accel.libraries.nvrtc import _facade
 from atomr_accel.libraries.nvrtc.host import _cpu
 from atomr_accel.testing import FAULTS
@@ -48,6 +49,7 @@ async def test_unchecked_source_is_reported_once(
                 kernel = await device.nvrtc.compile(SOURCE, "nonsense", cpu=twin)
                 assert "nothing was compiled or checked" in kernel.log
     (record,) = caplog.records
-    assert "not checked on the CPU backend, since NVRTC is not installed: pip install" in (
-        record.getMessage()
+    assert record.getMessage() == (
+        "CUDA sources are not checked on the CPU backend, since NVRTC is not installed: "
+        f"{cuda_command('compile')}"
     )
