@@ -285,9 +285,17 @@ class SlabGrowth:
         memory = self._core.memory
         if not memory.affordable([nbytes]):
             raise self._limit_reached()
-        slab = Slab(memory.new_slab_id(), nbytes, -1, sealed=False)
-        await context.host.request(CreateManaged(slab.id, nbytes))
-        return slab if context is self._core.context else None
+        number = memory.new_slab_id()
+        try:
+            _, fd = await context.host.request(CreateManaged(number, nbytes))
+        except OSError as error:  # its descriptor may be all that got lost
+            await self._unmap(context, [number])
+            raise OutOfMemory(str(error), requested=0) from error
+        if context is self._core.context:
+            return Slab(number, nbytes, fd, sealed=False)
+        if fd >= 0:
+            os.close(fd)
+        return None
 
     def _limit_reached(self) -> OutOfMemory:
         limit = self._core.memory.limit

@@ -216,6 +216,10 @@ class Host:
                 slab = self._context.create_slab(request.id, request.nbytes, sealed=request.sealed)
                 if slab >= 0:  # else the platform exports no memory
                     fds.append(slab)
+            case CreateManaged():
+                slab = self._context.create_managed(request.id, request.nbytes)
+                if slab >= 0:
+                    fds.append(slab)
             case MapSlab():
                 self._context.map_slab(
                     request.id, brought[0], request.nbytes, sealed=request.sealed
@@ -224,8 +228,6 @@ class Host:
                 self._context.map_pinned(request.id, brought[0], request.nbytes)
             case MapPointer():
                 self._context.map_pointer(request.id, request.pointer, request.nbytes)
-            case CreateManaged():
-                self._context.create_managed(request.id, request.nbytes)
             case UnmapSlabs():
                 for slab in request.ids:
                     self._context.unmap_slab(slab)

@@ -204,7 +204,10 @@ class MapPointer(msgspec.Struct, frozen=True, tag=True):
 
 
 class CreateManaged(msgspec.Struct, frozen=True, tag=True):
-    """Allocate memory that moves between the device and the host by itself."""
+    """Allocate memory that moves between the device and the host by itself.
+
+    The reply carries its descriptor if the program can map it.
+    """
 
     id: int
     nbytes: int
@@ -295,7 +298,7 @@ def brings(request: ControlRequest) -> int:
     return int(isinstance(request, _BRING_DESCRIPTOR))
 
 
-FETCH_DESCRIPTOR: Final = (CreateSlab,)
+FETCH_DESCRIPTOR: Final = (CreateSlab, CreateManaged)
 """Requests whose reply may bring a descriptor."""
 
 

@@ -100,8 +100,12 @@ class HostContext(Protocol):
     def map_pointer(self, slab: int, pointer: int, nbytes: int) -> None:
         """Give memory of this process, which others own, an address."""
 
-    def create_managed(self, slab: int, nbytes: int) -> None:
-        """Allocate memory that moves between the device and the host by itself."""
+    def create_managed(self, slab: int, nbytes: int) -> int:
+        """Allocate memory that moves between the device and the host by itself.
+
+        Returns:
+            Its descriptor, or -1 if other processes cannot map it.
+        """
 
     def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
         """Allocate device memory, map it, and return its descriptor."""

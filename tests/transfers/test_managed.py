@@ -1,36 +1,122 @@
-"""Managed memory: refused on the CPU backend, and what a GPU promises."""
+"""Managed memory: a view of it on the CPU backend, and what a GPU promises."""
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atomr_accel import GpuRefStale, OutOfMemory, Unsupported
-from atomr_accel.device.data._managed import Advice, Attachment
+from atomr_accel.device.data._managed import Advice, Attachment, Place
 from atomr_accel.testing import poison
 from atomr_accel.wire import CreateManaged, UnmapSlabs
 
-from ..harness import cpu_only, on_shared, opened, program, same_bits, used_by
+from ..harness import cpu_only, on_shared, opened, program, same_bits
 
 if TYPE_CHECKING:
     from atomr_accel import Device
 
 
+SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+DTYPES = st.sampled_from([np.dtype(name) for name in ("u1", "i2", "f4", "f8", "c16")])
+WORDS = st.tuples(*(st.sampled_from(get_args(kind)) for kind in (Place, Advice, Attachment)))
+
+
+@cpu_only
+@given(shape=SHAPES, dtype=DTYPES, words=WORDS)
+@on_shared
+async def test_program_and_device_write_the_same_memory(
+    device: Device,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    words: tuple[Place, Advice, Attachment],
+) -> None:
+    ref = await device.managed(shape, dtype)
+    view = (await device.export(ref)).numpy()
+    assert (view.shape, view.dtype, view.flags.writeable) == (shape, dtype, True)
+    view[...] = np.arange(view.size).reshape(shape)
+    place, advice, attachment = words
+    await device.prefetch(ref, place)
+    await device.advise(ref, advice)
+    await device.attach(ref, attachment)
+    assert same_bits(await device.get(ref), view)
+    await device.fill(ref, 7)
+    assert (view == 7).all()
+    await device.free(ref)
+    assert (view == 7).all(), "an array keeps its memory"
+    del view
+    await device.trim()
+
+
 @cpu_only
 @on_shared
-async def test_the_cpu_backend_has_none(device: Device) -> None:
-    used = used_by(device)
-    with pytest.raises(Unsupported, match="use empty, zeros or put"):
-        await device.managed((3, 4))
-    ref = await device.zeros(3)
-    for refused in (device.prefetch(ref), device.advise(ref, "read_mostly")):
-        with pytest.raises(Unsupported, match="no managed memory"):
-            await refused
+async def test_a_view_needs_a_ref_that_is_valid(device: Device) -> None:
+    ref = await device.managed(3)
+    export = await device.export(ref)
     await device.free(ref)
-    assert used_by(device) == used
+    with pytest.raises(GpuRefStale):
+        export.numpy()
+    with pytest.raises(GpuRefStale):
+        await device.prefetch(ref)
+    del export
+    await device.trim()
+
+
+@cpu_only
+@program
+async def test_a_fault_ends_managed_buffers_but_not_their_views() -> None:
+    async with opened(max_restarts=9) as device:
+        ref = await device.managed(3)
+        view = (await device.export(ref)).numpy()
+        view[:] = 5
+        await poison(device)
+        with pytest.raises(GpuRefStale):
+            await device.get(ref)
+        assert (view == 5).all()
+        again = await device.managed(3)
+        await device.fill(again, 6)
+        assert ((await device.export(again)).numpy() == 6).all()
+
+
+@cpu_only
+@program
+async def test_only_managed_buffers_take_advice() -> None:
+    async with opened(isolation="thread") as device:
+        adopted = await device.adopt(np.zeros(64, np.uint8))
+        for ref in (await device.zeros(3), adopted):
+            with pytest.raises(ValueError, match=r"made by device\.managed"):
+                await device.advise(ref, "read_mostly")
+
+
+@cpu_only
+@program
+async def test_a_lost_descriptor_is_a_shortage() -> None:
+    async with opened(isolation="thread") as device:
+        context = device._core.context
+        assert context is not None
+        request = context.host.request
+        unmapped: list[int] = []
+
+        async def loses(message: Any, *args: Any, **more: Any) -> Any:
+            """Answer as if no descriptor had had room here."""
+            if isinstance(message, UnmapSlabs):
+                unmapped.extend(message.ids)
+            reply, fd = await request(message, *args, **more)
+            if isinstance(message, CreateManaged):
+                os.close(fd)
+                raise OSError(errno.EMFILE, "too many open files")
+            return reply, fd
+
+        context.host.request = loses  # type: ignore[assignment,method-assign]
+        with pytest.raises(OutOfMemory, match="no room for 4096 bytes"):
+            await device.managed(3)
+        assert unmapped, "the host keeps nothing that the program does not know"
 
 
 @on_shared
@@ -118,18 +204,6 @@ async def test_managed_buffers_never_take_more_than_the_card_has() -> None:
 async def test_managed_buffers_never_take_more_than_the_limit() -> None:
     mib = 1 << 20
     async with opened(memory_limit=64 * mib, isolation="thread") as device:
-        context = device._core.context
-        assert context is not None
-        request = context.host.request
-
-        async def has_some(message: Any, *args: Any, **more: Any) -> Any:
-            """Answer as a host with managed memory does."""
-            if not isinstance(message, (CreateManaged, UnmapSlabs)):
-                return await request(message, *args, **more)
-            await trio.lowlevel.checkpoint()
-            return None, -1
-
-        context.host.request = has_some  # type: ignore[assignment,method-assign]
         refs: list[Any] = []
         errors: list[OutOfMemory] = []
 

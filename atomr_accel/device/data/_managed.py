@@ -6,9 +6,9 @@ import math
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from ..._dtypes import as_dtype
-from ..._errors import Unsupported
 from ...arrays import GpuRef, as_shape
 from ...ops import require_writable
+from ...wire import Copy
 from ..core import MEMORY_LANE
 
 if TYPE_CHECKING:
@@ -50,13 +50,15 @@ async def on_managed(
 ) -> None:
     """Submit an op of managed memory, ordered among the ops that use the buffer."""
     require_writable(ref, core.memory, "ref")
-    if core.capabilities.host_memory:
-        raise Unsupported(f"{core.name} has no managed memory; use ordinary buffers")
     await core.ready()
     block = require_writable(ref, core.memory, "ref")
-    if not core.memory.is_own(block):
+    # Memory of others, which is adopted, is all of its slab too, but has an owner.
+    if not core.memory.is_own(block) or core.memory.owner_of(block) is not None:
         raise ValueError(f"{name} takes a buffer made by device.managed, not {ref!r}")
-    op = core.submit(core.ports[MEMORY_LANE], name, message(block.address), (), (block,))
+    # With one memory there is nothing to move; the op still waits for those before it.
+    here = core.capabilities.host_memory
+    sent = Copy(block.address, block.address, 0) if here else message(block.address)
+    op = core.submit(core.ports[MEMORY_LANE], name, sent, (), (block,))
     await op.wait()
 
 

@@ -197,10 +197,16 @@ class MemoryMethods(Arrays[Awaited]):
     async def managed(self, shape: Shape, dtype: DTypeLike = np.float64) -> GpuRef:
         """Return a buffer of managed memory, which moves between device and host by itself.
 
-        It is used like any other buffer. It begins on the device, and its size is limited to the
-        device's free memory, including room for pages that have moved to the host. It cannot be
-        exported or shared. Its memory is given back by ``free``, or when memory is short after the
-        last ref is gone.
+        It is used like any other buffer. Its memory is given back by ``free``, or when memory is
+        short after the last ref is gone.
+
+        On CUDA it begins on the device, and its size is limited to the device's free memory,
+        including room for pages that have moved to the host. It belongs to the driver in the host,
+        so it cannot be exported or shared: ``get`` fetches it.
+
+        On the CPU backend the device and the program use the same memory, and nothing moves.
+        ``(await device.export(ref)).numpy()`` is a view of it, which the program may read and
+        write between ops.
 
         Args:
             shape: its shape.
@@ -213,13 +219,15 @@ class MemoryMethods(Arrays[Awaited]):
             ValueError: a negative dimension.
             TypeError: a dtype that device memory does not support.
             OutOfMemory: the device has too little free memory.
-            Unsupported: the device has no support for managed memory, as on the CPU backend.
+            Unsupported: the device cannot share managed memory with a running host.
         """
         return await make_managed(self._core, shape, dtype)
 
     @recorded_call
     async def prefetch(self, ref: GpuRef, to: Place = "device") -> None:
         """Move managed memory to its next place of use (``cuMemPrefetchAsync``).
+
+        On the CPU backend it is in its place already, and this only waits for earlier ops.
 
         Args:
             ref: a buffer made by ``managed``, or a view of it.
@@ -228,7 +236,6 @@ class MemoryMethods(Arrays[Awaited]):
         Raises:
             ValueError: another place, or a buffer of another kind.
             GpuRefStale: of an older generation, or freed.
-            Unsupported: the device has no support for managed memory.
         """
         on_device = one_of(to, Place, "to") == "device"
         await on_managed(
@@ -239,6 +246,8 @@ class MemoryMethods(Arrays[Awaited]):
     async def advise(self, ref: GpuRef, advice: Advice) -> None:
         """Advise the driver on the use of managed memory (``cuMemAdvise``).
 
+        On the CPU backend there is no driver to advise, and this only waits for earlier ops.
+
         Args:
             ref: a buffer made by ``managed``, or a view of it.
             advice: ``"read_mostly"``; ``"prefer:device"`` or ``"prefer:host"``, the preferred
@@ -248,7 +257,6 @@ class MemoryMethods(Arrays[Awaited]):
         Raises:
             ValueError: other advice, or a buffer of another kind.
             GpuRefStale: of an older generation, or freed.
-            Unsupported: the device has no support for managed memory.
         """
         one_of(advice, Advice, "advice")
         await on_managed(self._core, ref, "advise", lambda at: Advise(at, ref.nbytes, advice))
@@ -256,6 +264,8 @@ class MemoryMethods(Arrays[Awaited]):
     @recorded_call
     async def attach(self, ref: GpuRef, to: Attachment) -> None:
         """Restrict access to managed memory (``cuStreamAttachMemAsync``).
+
+        On the CPU backend nothing is restricted, and this only waits for earlier ops.
 
         Args:
             ref: a buffer made by ``managed``.
@@ -265,7 +275,6 @@ class MemoryMethods(Arrays[Awaited]):
         Raises:
             ValueError: anything else, or a buffer of another kind.
             GpuRefStale: of an older generation, or freed.
-            Unsupported: the device has no support for managed memory.
         """
         one_of(to, Attachment, "to")
         await on_managed(self._core, ref, "attach", lambda at: Attach(at, to))

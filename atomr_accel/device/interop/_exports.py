@@ -468,7 +468,7 @@ class Exports:
         if slab.fd < 0:
             raise Unsupported(
                 "memory must have a descriptor to be mapped into the program, which "
-                "managed and adopted memory has not"
+                "adopted memory and a GPU's managed memory have not"
             )
         fd = self._core.growth.another(
             slab.fd, slab.nbytes

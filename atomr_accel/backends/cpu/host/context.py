@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, final
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ...._errors import DeviceUnavailable, OutOfMemory, Unsupported
+from ...._errors import DeviceUnavailable, OutOfMemory
 from ....wire import (
     OFFSET_MASK,
     SLAB_SHIFT,
@@ -160,13 +160,9 @@ class CpuContext:
         """Give memory of this process, which others own, an address."""
         self._slabs[slab] = numpy_at(pointer, (nbytes,), np.dtype(np.uint8), owner=None)
 
-    def create_managed(self, slab: int, nbytes: int) -> None:
-        """Raise ``Unsupported``, because memory never moves here."""
-        del slab, nbytes
-        raise Unsupported(
-            "the CPU backend has no managed memory; use empty, zeros or put, which are the same "
-            "where there is one memory only"
-        )
+    def create_managed(self, slab: int, nbytes: int) -> int:
+        """Make a shared file, which the device and the program use without moving it."""
+        return self.create_slab(slab, nbytes, sealed=False)
 
     def create_slab(self, slab: int, nbytes: int, *, sealed: bool) -> int:
         """Make a shared file. The system adds pages when they are touched."""

@@ -416,8 +416,10 @@ class CudaContext:
         del nbytes
         self._bases[slab] = pointer
 
-    def create_managed(self, slab: int, nbytes: int) -> None:
+    def create_managed(self, slab: int, nbytes: int) -> int:
         """Allocate managed memory (``cuMemAllocManaged``), never more than the card has free.
+
+        The driver has no descriptors for it, so the program cannot map it.
 
         The driver would allocate more, and then move pages in and out for ever. It adds pages when
         they are touched, so all of them are moved to the device here, and count as used. The driver
@@ -435,6 +437,7 @@ class CudaContext:
         legacy = driver.CUstream(driver.CU_STREAM_LEGACY)
         self.prefetch(slab << SLAB_SHIFT, nbytes, legacy, on_device=True)
         check("cuStreamSynchronize", driver.cuStreamSynchronize(legacy))
+        return -1
 
     def prefetch(self, address: int, nbytes: int, stream: Any, *, on_device: bool) -> None:
         """Move managed memory to the device, or to the host (``cuMemPrefetchAsync``)."""
