@@ -11,7 +11,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ..wire.interface import Executor, Fusion, HostContext, Later, Stopwatch, Stream
+from ..wire import HostClass, OpenLane
+from ..wire.interface import (
+    CompletionStrategy,
+    Executor,
+    Fusion,
+    HostContext,
+    Later,
+    Stopwatch,
+    Stream,
+    StreamAllocator,
+    WorkInFlight,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,12 +30,17 @@ if TYPE_CHECKING:
 __all__ = [
     "Backend",
     "Capabilities",
+    "CompletionStrategy",
     "Executor",
     "Fusion",
+    "HostClass",
     "HostContext",
     "Later",
+    "OpenLane",
     "Stopwatch",
     "Stream",
+    "StreamAllocator",
+    "WorkInFlight",
 ]
 
 
@@ -40,7 +56,7 @@ class Capabilities:
             call.
         counts_in_int32: the vendor's libraries take sizes and strides as 32-bit numbers.
         asynchronous: ops are queued on the device, which executes them by itself. Lanes then share
-            a thread of the host, because that makes changing from lane to lane cheapest.
+            a thread of the host, unless ``open_device(threads="per_library")`` says otherwise.
     """
 
     host_memory: bool = False

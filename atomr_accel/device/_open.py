@@ -38,6 +38,7 @@ from ._settings import (
     Completion,
     DeviceSettings,
     StreamStrategy,
+    Threads,
     check_settings,
     checked_numbers,
     cores_of,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from ..backends import Backend
     from ..backends.registry import BackendName
     from ..lanes import Isolation, Sanitizer, SanitizerTool
-    from ..wire import StreamPlan
+    from ..wire import HostClass, StreamPlan
 
 _RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)
 _STANDBY_BACKOFF: Final = Backoff(initial=0.0, base=0.01, factor=2.0, maximum=2.0)
@@ -166,10 +167,11 @@ async def open_device(
     op_deadline: float | None = None,
     memory_limit: int | None = None,
     pinned_limit: int = 1 << 30,
-    streams: StreamStrategy = "shared",
+    streams: StreamStrategy | str | HostClass = "shared",
     stream_pool: int = 4,
     priorities: Mapping[str, int] | None = None,
-    completion: Completion | None = None,
+    completion: Completion | str | HostClass | None = None,
+    threads: Threads | None = None,
     deterministic: bool = False,
     low_latency: bool = True,
     affinity: Literal["near"] | Iterable[int] | None = "near",
@@ -226,7 +228,8 @@ async def open_device(
         streams: ``"shared"`` runs the ops of all libraries on the same four streams, so an op
             follows the one it depends on in its stream. ``"per_actor"`` gives each lane streams of
             its own, ``"pooled"`` shares ``stream_pool`` of them, and ``"single"`` runs everything
-            on one.
+            on one. ``"module:Class"``, or a ``HostClass`` with arguments, is a ``StreamAllocator``
+            of your own.
         stream_pool: number of streams that ``"pooled"`` shares.
         priorities: stream priority by lane name (``"blas"``, ``"kernels"``, ...); lower runs first,
             0 is the default.
@@ -234,6 +237,14 @@ async def open_device(
             (polls, then naps; the default in a host process) or ``"callback"`` (a host function
             that needs no GIL). Under ``isolation="thread"`` choose ``"blocking"`` (the default
             there) or ``"callback"``, because the others take the GIL again and again.
+            ``"module:Class"``, or a ``HostClass`` with arguments, is a ``CompletionStrategy`` of
+            your own.
+        threads: ``"shared"`` launches the ops of all libraries from one thread of the host, apart
+            from lanes that hold their thread for long, such as compilers. ``"per_library"`` gives
+            each lane of each library a dedicated thread, with streams of its own if they would be
+            ``"shared"``. By default ``"shared"`` on CUDA, where a chain of ops of several libraries
+            then never waits for another thread. On the CPU backend ``"per_library"``, because ops
+            execute in these threads, except with ``streams="single"``.
         deterministic: give the same bits for the same calls on the same kind of device, independent
             of other ops in flight. By default, small products that are in flight together are
             launched together, which may change the order of sums. Libraries may also choose the
@@ -266,6 +277,8 @@ async def open_device(
         TypeError: an argument of a wrong type, such as a number as text.
         ValueError: an argument out of its range, a priority for an unknown lane, or two libraries
             of one name.
+        Unsupported: a class that ``streams`` or ``completion`` names cannot be loaded or made in
+            the host.
         DeviceLost: the device was lost.
         OSError: descriptors, processes or memory are short, so it cannot be opened.
         ExceptionGroup: several things failed. Any other single error of the block is raised
@@ -292,6 +305,7 @@ async def open_device(
         "stream_pool": stream_pool,
         "priorities": priorities,
         "completion": completion,
+        "threads": threads,
         "deterministic": deterministic,
         "low_latency": low_latency,
         "affinity": affinity,
@@ -421,6 +435,7 @@ async def _open_in(
         stream_pool=given["stream_pool"],
         priorities=given["priorities"],
         completion=given["completion"],
+        threads=given["threads"],
         isolation=isolation,
         op_deadline=given["op_deadline"],
         deterministic=given["deterministic"],

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import (
     TYPE_CHECKING,
     Any,
+    Final,
     Literal,
     TypedDict,
     get_args,
@@ -16,7 +17,7 @@ from ..actors import Backoff
 from ..lanes import SanitizerTool
 from ..libraries.registry import catalogue
 from ..memory.map import GRANULARITY
-from ..wire import StreamPlan
+from ..wire import HostClass, StreamPlan
 from ..wire.options import count, real, whole
 from .core import MEMORY_LANE
 
@@ -33,6 +34,18 @@ _LARGEST_INT = 2**31 - 1
 
 StreamStrategy = Literal["shared", "per_actor", "pooled", "single"]
 Completion = Literal["polled", "blocking", "hybrid", "callback"]
+Threads = Literal["shared", "per_library"]
+
+_STREAMS: Final = {
+    "shared": HostClass("atomr_accel.host.streams:SharedStreams"),
+    "per_actor": HostClass("atomr_accel.host.streams:OwnStreams"),
+    "pooled": HostClass("atomr_accel.host.streams:PooledStreams"),
+    "single": HostClass("atomr_accel.host.streams:SingleStream"),
+}
+_COMPLETIONS: Final = {
+    name: HostClass(f"atomr_accel.host.completion:{name.capitalize()}Completion")
+    for name in get_args(Completion)
+}
 
 
 class DeviceSettings(TypedDict, total=False):
@@ -49,10 +62,11 @@ class DeviceSettings(TypedDict, total=False):
     op_deadline: float | None
     memory_limit: int | None
     pinned_limit: int
-    streams: StreamStrategy
+    streams: StreamStrategy | str | HostClass
     stream_pool: int
     priorities: Mapping[str, int] | None
-    completion: Completion | None
+    completion: Completion | str | HostClass | None
+    threads: Threads | None
     deterministic: bool
     low_latency: bool
     affinity: Literal["near"] | Iterable[int] | None
@@ -152,6 +166,7 @@ def stream_plan(
     stream_pool: int,
     priorities: Any,
     completion: Any,
+    threads: Any,
     isolation: str,
     op_deadline: float | None,
     deterministic: Any,
@@ -163,10 +178,16 @@ def stream_plan(
         TypeError: an argument of a wrong type.
         ValueError: an argument out of range, or an unknown lane.
     """
-    _one_of("streams", streams, get_args(StreamStrategy))
+    allocator = _host_class("streams", streams, _STREAMS)
+    if threads is not None:
+        _one_of("threads", threads, get_args(Threads), beside="None")
+    elif allocator is _STREAMS["single"]:  # further threads would only take turns
+        threads = "shared"
+    if allocator is _STREAMS["pooled"]:
+        allocator = HostClass(allocator.reference, {"size": stream_pool})
     if completion is None:
         completion = "hybrid" if isolation == "process" else "blocking"
-    _one_of("completion", completion, get_args(Completion))
+    strategy = _host_class("completion", completion, _COMPLETIONS)
     if priorities is None:
         priorities = {}
     if not isinstance(priorities, Mapping):
@@ -188,10 +209,10 @@ def stream_plan(
     # answer would look like one that takes as long as all of them.
     track_each_op = op_deadline is not None
     return StreamPlan(
-        streams,
-        stream_pool,
+        allocator,
         checked,
-        completion,
+        strategy,
+        threads=threads,
         track_each_op=track_each_op,
         deterministic=deterministic,
         sanitized=sanitized,
@@ -206,6 +227,21 @@ def standby_mode(standby: Any, *, slow_start: bool, isolation: str) -> StandbyMo
         return "warm" if slow_start else None
     mode: StandbyMode = "hot" if standby == "hot" else "warm"
     return mode
+
+
+def _host_class(name: str, value: object, built_in: Mapping[str, HostClass]) -> HostClass:
+    """Return the class that a setting names.
+
+    Raises:
+        TypeError: neither a str nor a HostClass.
+        ValueError: an unknown word.
+    """
+    if isinstance(value, HostClass):
+        return value
+    if isinstance(value, str) and ":" in value:
+        return HostClass(value)
+    _one_of(name, value, tuple(built_in), beside="'module:Class' or a HostClass")
+    return built_in[str(value)]
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...], beside: str = "") -> None:

@@ -436,7 +436,8 @@ class DeviceCore:
 
     def thread_of(self, spec: LaneSpec) -> str:
         """The name of the host's thread that runs a lane."""
-        shared = self.capabilities.asynchronous or self.plan.strategy == "single"
+        threads = self.plan.threads
+        shared = self.capabilities.asynchronous if threads is None else threads == "shared"
         return "launches" if shared and not spec.own_thread else spec.name
 
     def lane_number(self, name: str) -> int:

@@ -78,11 +78,11 @@ class Lane:
             come at once.
         track_each_op: whether ops of a group that takes long are answered one by one, because the
             program checks how long each takes.
-        shares_streams: whether slots of one number have one stream in all lanes.
 
     Attributes:
         sock: the lane's socket.
         slots: its slots, in the order in which they were made.
+        streams: the name of the stream of each slot, by number.
         templates: the call templates of the lane.
         launches: the slots of ops that are launched and not answered, by number.
         aside: requests that wait until other ops are launched, by number.
@@ -97,7 +97,6 @@ class Lane:
         *,
         group: int = 8,
         track_each_op: bool = False,
-        shares_streams: bool = False,
     ) -> None:
         self.index: Final = index
         self.sock: Final = sock
@@ -107,7 +106,6 @@ class Lane:
         self._group = self._together_most = group
         self._fills_streams = False
         self._track_each_op = track_each_op
-        self._shares_streams = shares_streams
         self._flushed = 0.0
         self._frames = Frames()
         self._out = bytearray()
@@ -125,18 +123,24 @@ class Lane:
         self._plans = self._may_plan
 
     def open(
-        self, context: HostContext, new_slot: Callable[[int], StreamSlot], max_streams: int
+        self,
+        context: HostContext,
+        new_slot: Callable[[int], StreamSlot],
+        streams: Sequence[Hashable],
     ) -> None:
         """Take the first slot, in the thread that is to run the lane.
 
         Args:
             context: the device.
             new_slot: returns the slot of a number, and makes the context current in this thread.
-            max_streams: largest number of slots; the others are made when they are useful.
+            streams: the name of each slot's stream, different from each other; None for one that
+                no other slot has. Slots but the first are made when they are useful.
         """
         self._context = context
         self._new_slot = new_slot
-        self._most_slots = max_streams
+        self._most_slots = len(streams)
+        self.streams: Sequence[Hashable] = streams
+        self._named = {name: slot for slot, name in enumerate(streams) if name is not None}
         self._slot = first = self._add_slot(0)
         self._fills_streams = getattr(first.executor, "fills_streams", False)
         calls = CallWithTemplate | CallByTemplate
@@ -531,11 +535,13 @@ class Lane:
 
     def _beside(self, slot: StreamSlot) -> StreamSlot | None:
         """The lane's slot with the stream of another one's, or that slot if it is the lane's."""
-        queue, number = slot.stream.queue, slot.number
+        queue = slot.stream.queue
         for ours in self.slots:
             if ours.stream.queue == queue:
                 return ours
-        if self._shares_streams and number is not None and number < self._most_slots:
+        there = slot.lane
+        number = None if there is None else self._named.get(there.streams[slot.number])
+        if number is not None and number < self._most_slots:
             return self._try_slot(number)
         return None
 
@@ -551,8 +557,8 @@ class Lane:
                 return slot
         count = len(self.slots)
         if count < self._most_slots:
-            # If lanes share streams, another lane may have needed the slot of a later number.
-            there = {slot.number for slot in self.slots} if self._shares_streams else range(count)
+            # An op may have needed the slot of a later number, to follow one of another lane.
+            there = {slot.number for slot in self.slots}
             further = self._try_slot(min({*range(self._most_slots)}.difference(there)))
             if further is not None:
                 return further
@@ -570,7 +576,7 @@ class Lane:
 
     def _add_slot(self, number: int) -> StreamSlot:
         slot = self._new_slot(number)
-        slot.lane = self
+        slot.lane, slot.number = self, number
         slot.handlers[CloseLane] = self._close
         slot.handlers[ReportTimes] = self._report_times
         self.slots.append(slot)

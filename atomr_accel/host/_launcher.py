@@ -24,22 +24,14 @@ from ..wire import ProtocolViolation, StickyFault
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..wire.interface import Stream
+    from ..wire.interface import CompletionStrategy, Stream
     from ._lane import Lane, Request
     from ._slots import StreamSlot
-
-_POLL_SECONDS: Final = 1e-3
-"""Time to poll for the end of ops before napping between polls."""
-
-_LONGEST_NAP: Final = 50e-6
-
-_NAP_SHARE: Final = 1 / 64
-"""Length of a nap as a share of the time without news, which is also how late an end is seen."""
 
 _SELECTED: Final = 1024
 """``FD_SETSIZE``: ``select`` takes no larger descriptors, and ``poll`` no microseconds."""
 
-_LOOK_MILLISECONDS: Final = 20
+_MILLISECOND: Final = 1e-3
 
 _LINGER_SECONDS: Final = 250e-6
 """Time for which an idle thread polls for the next request before it sleeps.
@@ -69,29 +61,27 @@ class Launcher:
     """Runs lanes in one thread.
 
     Args:
-        completion: how to find finished ops. ``"polled"`` polls all the time. ``"hybrid"`` polls
-            for a millisecond, then naps between polls. ``"blocking"`` sleeps until the oldest op is
-            done, and takes new requests only then. ``"callback"`` has the driver close a
-            descriptor. The first two take the GIL again and again, so they are not for the user's
-            process.
+        completion: how to wait for finished ops.
         idle_spin: whether an idle thread may poll for requests for a moment before it sleeps.
 
     Attributes:
         process: the process in which it was made.
         polls: whether it polls the device, rather than sleep until an op ends.
         planned: the calls to be made together.
-        signals: the descriptors that the driver closes, by token; None unless ``completion`` is
-            ``"callback"``.
+        signals: the descriptors that the driver closes, by token; None unless ``completion`` wants
+            them.
+        quiet: seconds since an op has finished, or since there are any.
     """
 
-    def __init__(self, *, completion: str, idle_spin: bool) -> None:
+    def __init__(self, completion: CompletionStrategy, *, idle_spin: bool) -> None:
         self.process: Final = os.getpid()
-        self.polls: Final = completion != "blocking"
+        self.polls: Final = not completion.sleeps
+        self.quiet: float = 0.0
         self._completion = completion
         self._idle_spin = idle_spin
         self._lanes: dict[int, Lane] = {}  # by descriptor
         self._opening: deque[Callable[[], Lane | None]] = deque()
-        self.signals: Final[dict[Any, int] | None] = {} if completion == "callback" else None
+        self.signals: Final[dict[Any, int] | None] = {} if completion.signals else None
         self.planned: list[Planned] = []
         self._late = 0.0  # when finished ops have waited for their answers for long
         self._lock = threading.Lock()
@@ -270,29 +260,27 @@ class Launcher:
 
     def _wait(self) -> list[int]:
         """Wait for descriptors to read, and return them. Answer finished ops meanwhile."""
-        poll, completion = self._poll, self._completion
+        poll, now = self._poll, time.perf_counter
         news = 0.0
         while busy := [*filter(_launches, self._lanes.values())]:
             if ready := poll(0):
                 return [*map(_descriptor, ready)]
             if self._reap(busy):
                 news = 0.0
-            elif completion == "blocking":
-                self._sleep_until_the_oldest_is_done()
-            elif self.signals is not None:
-                # The driver calls nothing after an error, so look now and then as well.
-                if any(fd in self.signals.values() for fd, _ in poll(_LOOK_MILLISECONDS)):
-                    self._reap(busy)
-            elif completion == "hybrid":
-                now = time.perf_counter()
-                news = news or now
-                if (quiet := now - news) > _POLL_SECONDS:
-                    fds = [self._wake_reader, *self._lanes]
-                    nap = min(quiet * _NAP_SHARE, _LONGEST_NAP)
-                    if max(fds) < _SELECTED:
-                        select.select(fds, [], [], nap)
-                    else:
-                        time.sleep(nap)
+                continue
+            news = news or now()
+            self.quiet = now() - news
+            try:
+                self._completion.wait(self)
+            except StickyFault:
+                raise
+            except Exception as error:
+                raise StickyFault(
+                    f"the completion strategy {type(self._completion).__qualname__} has failed: "
+                    f"{type(error).__name__}: {error}",
+                    status=errno.EPROTO,
+                    status_name="completion strategy",
+                ) from error
         if self._idle_spin:
             until = time.perf_counter() + _LINGER_SECONDS
             while time.perf_counter() < until:
@@ -309,7 +297,21 @@ class Launcher:
                 news = True
         return news
 
-    def _sleep_until_the_oldest_is_done(self) -> None:
+    # --- for completion strategies ----------------------------------------------------
+
+    def nap(self, seconds: float) -> None:
+        """Sleep so long, or until a request or a signal of the driver comes."""
+        if seconds >= _MILLISECOND:
+            self._poll(int(seconds / _MILLISECOND))
+            return
+        fds = [self._wake_reader, *self._lanes, *(self.signals or {}).values()]
+        if max(fds) < _SELECTED:
+            select.select(fds, [], [], seconds)
+        else:
+            time.sleep(seconds)
+
+    def wait_for_oldest(self) -> None:
+        """Sleep in the driver until the oldest op is done."""
         slots = [slot for lane in self._lanes.values() for slot in lane.slots if slot.in_flight]
         slot = min(slots, key=lambda slot: slot.in_flight[0].ops[0][0])
         group = slot.in_flight[0]

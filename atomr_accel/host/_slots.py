@@ -69,11 +69,11 @@ class StreamSlot:
     """A stream, its executor, and the ops queued there.
 
     Args:
-        number: the stream's number if lanes share streams. Each lane has one slot of that number.
         fuse: whether ops that come together may be launched together.
 
     Attributes:
         lane: the lane of the slot.
+        number: its number in the lane.
         unmarked: launched ops with their results that are not in a group yet.
         steps: tokens of some of them, with the number of ops that are done when the token is.
         in_flight: groups of ops, in order.
@@ -97,12 +97,11 @@ class StreamSlot:
         context: HostContext,
         stream: Stream,
         executor: Executor,
-        number: int | None = None,
         *,
         fuse: bool = True,
     ) -> None:
         self.lane: Lane | None = None
-        self.number = number
+        self.number = 0
         self.stream = stream
         self.executor = executor
         self.fusions: Mapping[type, Fusion] = getattr(executor, "fusions", {}) if fuse else {}

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 
-from .._errors import AccelError, LibraryMissing
+from .._errors import AccelError, LibraryMissing, Unsupported
 from ..wire import (
     AskFree,
     AskPeers,
@@ -62,10 +62,10 @@ from ._launcher import Launcher
 from ._slots import StreamSlot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from ..wire import Affinity
-    from ..wire.interface import Executor, HostContext
+    from ..wire import Affinity, HostClass
+    from ..wire.interface import CompletionStrategy, Executor, HostContext, StreamAllocator
 
 _log = logging.getLogger("atomr_accel.hosts")
 
@@ -96,6 +96,7 @@ class Host:
         self._spin = spin
         self._context: HostContext
         self._plan = StreamPlan()
+        self._allocator: StreamAllocator
         self._lanes: dict[int, Lane] = {}
         self._launchers: dict[str, Launcher] = {}
         self._staging: _ThreadedWork | None = None
@@ -186,9 +187,9 @@ class Host:
             self._wait_staging()
         match request:
             case Open():
-                self._plan = request.plan
+                self._plan = self._with_strategies(request.plan)
                 context = find_class("the backend's context", request.backend)
-                self._context = context(request.index, request.plan)
+                self._context = context(request.index, self._plan)
                 self._bind(request.cores)
                 self._map_staging(brought.pop(), request.staging_bytes)
                 return Opened(self._context.info)
@@ -232,6 +233,22 @@ class Host:
                 for slab in request.ids:
                     self._context.unmap_slab(slab)
         return Done()
+
+    def _with_strategies(self, plan: StreamPlan) -> StreamPlan:
+        """Make the objects that a plan names; return the plan with what they tell.
+
+        Raises:
+            Unsupported: one cannot be made, or lacks something.
+        """
+        self._allocator = plan.streams.make("the stream allocator")
+        _require_attributes(self._allocator, plan.streams, "stream_of")
+        return msgspec.structs.replace(plan, sleeps=self._completion_of(plan).sleeps)
+
+    @staticmethod
+    def _completion_of(plan: StreamPlan) -> CompletionStrategy:
+        strategy: CompletionStrategy = plan.completion.make("the completion strategy")
+        _require_attributes(strategy, plan.completion, "sleeps", "signals", "wait")
+        return strategy
 
     def _bind(self, cores: Affinity) -> None:
         """Have this process run on some cores, before lanes start: a thread inherits them."""
@@ -289,23 +306,32 @@ class Host:
         no other lane has that, and else in one for this.
         """
         failed: dict[str, Failure | Fault] = {}
-        apart: list[tuple[OpenLane, socket.socket, Callable[[int], StreamSlot], _ThreadedWork]] = []
+        apart: list[
+            tuple[
+                OpenLane,
+                socket.socket,
+                Callable[[int], StreamSlot],
+                list[Hashable],
+                _ThreadedWork,
+            ]
+        ] = []
         opening: list[threading.Event] = []
         for lane, sock in zip(lanes, socks, strict=True):
             with self._failing(lane, sock, failed):
                 # Here: of what two threads import at once, one may get a part only.
                 kind = find_class(f"the executor of lane {lane.name}", lane.executor)
-                new_slot = self._slots_of(lane, kind)
+                streams = self._streams_of(lane)
+                new_slot = self._slots_of(lane, kind, streams)
                 if lane.thread == lane.name:
-                    opening.append(self._open_lane(lane, sock, new_slot, failed))
+                    opening.append(self._open_lane(lane, sock, new_slot, streams, failed))
                 else:
                     _preload(kind)  # here, for the same reason
                     work = _ThreadedWork(f"start {lane.name}", partial(new_slot, 0))
-                    apart.append((lane, sock, new_slot, work))
-        for lane, sock, new_slot, work in apart:
+                    apart.append((lane, sock, new_slot, streams, work))
+        for lane, sock, new_slot, streams, work in apart:
             with self._failing(lane, sock, failed):
                 work.wait()
-                opening.append(self._open_lane(lane, sock, new_slot, failed))
+                opening.append(self._open_lane(lane, sock, new_slot, streams, failed))
         for opened in opening:
             opened.wait()
         return failed
@@ -336,26 +362,44 @@ class Host:
             pass
         return _packed(error)
 
-    def _shares_streams(self, lane: OpenLane) -> bool:
-        return self._plan.strategy == "shared" and lane.thread != lane.name
+    def _streams_of(self, lane: OpenLane) -> list[Hashable]:
+        """Return the names of a lane's streams, each but None once.
 
-    def _slots_of(self, lane: OpenLane, kind: type[Executor]) -> Callable[[int], StreamSlot]:
+        Further slots on one stream would be of no use.
+
+        Raises:
+            Unsupported: the allocator fails.
+        """
+        priority = self._plan.priorities.get(lane.name, 0)
+        try:
+            names: dict[Hashable, Hashable] = {}
+            for slot in range(lane.max_streams):
+                name = self._allocator.stream_of(lane, slot, priority)
+                names.setdefault(object() if name is None else name, name)
+        except Exception as error:
+            raise Unsupported(
+                f"the stream allocator, {self._plan.streams.reference!r}, must name streams by "
+                f"hashable values, and failed for lane {lane.name}: {type(error).__name__}: {error}"
+            ) from error
+        return [*names.values()]
+
+    def _slots_of(
+        self, lane: OpenLane, kind: type[Executor], streams: Sequence[Hashable]
+    ) -> Callable[[int], StreamSlot]:
         """Return a function that makes the slots of a lane, each once."""
         slots: dict[int, StreamSlot] = {}
-        shares = self._shares_streams(lane)
 
         def slot(number: int) -> StreamSlot:
             if number in slots:  # it was made in another thread
                 self._context.make_current()
                 return slots[number]
-            shared = number if shares else None
-            stream = self._context.open_lane(lane.name, shared)
+            stream = self._context.open_lane(lane.name, streams[number])
             if slots and hasattr(slots[0].executor, "on"):
                 executor = slots[0].executor.on(stream)
             else:
                 executor = kind(self._context, stream)
             fuse = not self._plan.deterministic
-            slots[number] = StreamSlot(self._context, stream, executor, shared, fuse=fuse)
+            slots[number] = StreamSlot(self._context, stream, executor, fuse=fuse)
             return slots[number]
 
         return slot
@@ -365,6 +409,7 @@ class Host:
         request: OpenLane,
         sock: socket.socket,
         new_slot: Callable[[int], StreamSlot],
+        streams: Sequence[Hashable],
         failed: dict[str, Failure | Fault],
     ) -> threading.Event:
         """Have a lane's thread start it; return an event that is set when it runs or has failed."""
@@ -381,11 +426,8 @@ class Host:
                     launcher,
                     group=self._plan.group,
                     track_each_op=self._plan.track_each_op,
-                    shares_streams=self._shares_streams(request),
                 )
-                # Further slots on the only stream would be of no use.
-                most = 1 if self._plan.strategy == "single" else request.max_streams
-                lane.open(self._context, new_slot, most)
+                lane.open(self._context, new_slot, streams)
             except BaseException as error:  # noqa: BLE001 - raised where the lane was asked for
                 failed[request.name] = self._why(error)
                 sock.close()
@@ -397,7 +439,8 @@ class Host:
                 done.set()
 
         if launcher is None or not launcher.open(make):
-            launcher = Launcher(completion=self._plan.completion, idle_spin=self._spin)
+            strategy = self._completion_of(self._plan)
+            launcher = Launcher(strategy, idle_spin=self._spin)
             launcher.open(make)
             thread = threading.Thread(
                 target=launcher.run, name=f"lanes {request.thread}", daemon=True
@@ -437,6 +480,12 @@ class _ThreadedWork:
         self._thread.join()
         if self._error is not None:
             raise self._error
+
+
+def _require_attributes(made: object, chosen: HostClass, *names: str) -> None:
+    for name in names:
+        if not hasattr(made, name):
+            raise Unsupported(f"{chosen.reference!r} must have the attribute {name!r}")
 
 
 def _preload(kind: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from pkgutil import resolve_name
 from typing import Annotated, Any, Final, Literal
 
@@ -19,6 +20,86 @@ MODULE_NAME: Final = 256
 """Characters of a module's name."""
 
 _ModuleName = Annotated[str, msgspec.Meta(max_length=MODULE_NAME)]
+
+
+class HostClass(msgspec.Struct, frozen=True):
+    """A class that hosts import, and the arguments to call it with.
+
+    The class is in a module that the program's ``sys.path`` has. The module runs in hosts, so it
+    imports neither trio nor anything of the program. The program does not import it.
+
+    Attributes:
+        reference: ``"module:Class"``.
+        arguments: keyword arguments: None, bools, ints of 64 bits, floats, str, bytes, and lists
+            and dicts of these.
+
+    Raises:
+        TypeError: an attribute of another type.
+        ValueError: ``reference`` has another form, or a number is too large.
+    """
+
+    reference: str
+    arguments: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reference, str):
+            raise TypeError(
+                f"the reference of a HostClass must be 'module:Class', not {self.reference!r}"
+            )
+        if not _REFERENCE.fullmatch(self.reference):
+            raise ValueError(
+                f"the reference of a HostClass must be 'module:Class', not {self.reference!r}"
+            )
+        if type(self.arguments) is not dict:
+            raise TypeError(
+                f"the arguments of {self.reference} must be a dict by name, not {self.arguments!r}"
+            )
+        _require_plain(self.arguments, f"the arguments of {self.reference}")
+
+    def make(self, what: str) -> Any:
+        """Import the class and make the object, in a host.
+
+        Args:
+            what: a description of the object, for errors.
+
+        Raises:
+            Unsupported: the class cannot be loaded, or called with these arguments.
+            OSError: memory, processes, threads or descriptors are short.
+        """
+        kind = find_class(what, self.reference)
+        try:
+            return kind(**self.arguments)
+        except (AccelError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise Unsupported(
+                f"{what}, {self.reference!r}, cannot be made with the arguments "
+                f"{self.arguments!r}: {type(error).__name__}: {error}"
+            ) from error
+
+
+_REFERENCE: Final = re.compile(r"\w+(\.\w+)*:\w+(\.\w+)*")
+
+_PLAIN: Final = (type(None), bool, float, str, bytes)
+
+
+def _require_plain(value: object, what: str) -> None:
+    """Raise unless a value arrives in a host as it is."""
+    if isinstance(value, list):
+        for each in value:
+            _require_plain(each, what)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if type(key) is not str:
+                raise TypeError(f"{what} must have names of type str, not {key!r}")
+            _require_plain(each, what)
+    elif type(value) is int:
+        if not -(2**63) <= value < 2**64:
+            raise ValueError(f"{what} must be numbers of at most 64 bits, not {value}")
+    elif type(value) not in _PLAIN:
+        raise TypeError(
+            f"{what} must be plain values, such as numbers, str and lists, not {value!r}"
+        )
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):
@@ -43,25 +124,27 @@ Affinity = Literal["near"] | tuple[int, ...] | None
 
 
 class StreamPlan(msgspec.Struct, frozen=True):
-    """Settings for the streams of lanes, and for how lanes find finished ops.
+    """Settings for the streams and threads of lanes, and for how lanes find finished ops.
 
     Attributes:
-        strategy: ``"shared"``: each lane has several streams, and streams with the same number and
-            priority are the same in all lanes. ``"per_actor"``: each lane has streams of its own.
-            ``"pooled"``: lanes share ``pool`` streams. ``"single"``: all lanes share one stream.
-        pool: number of streams in a pool.
+        streams: the host's ``StreamAllocator``.
         priorities: stream priority by lane name; lower runs first, 0 is the default.
-        completion: ``"polled"``, ``"blocking"``, ``"hybrid"`` or ``"callback"``.
+        completion: the ``CompletionStrategy`` of each thread of lanes.
+        sleeps: whether threads sleep in the driver for the end of ops, as the host finds out from
+            its strategy before it opens the device.
+        threads: ``"shared"``: lanes that only launch share a thread. ``"per_library"``: each lane
+            has its own. None: as suits the backend. The program names each lane's in ``OpenLane``.
         group: number of launches that may share one completion token, and so one answer.
         track_each_op: whether ops of a group that takes long are answered one by one.
         deterministic: whether results are independent of other ops in flight and of timing.
         sanitized: whether a sanitizer checks the process. Code is then compiled with line numbers.
     """
 
-    strategy: str = "shared"
-    pool: int = 4
+    streams: HostClass = HostClass("atomr_accel.host.streams:SharedStreams")
     priorities: dict[str, int] = {}
-    completion: str = "hybrid"
+    completion: HostClass = HostClass("atomr_accel.host.completion:HybridCompletion")
+    sleeps: bool = False
+    threads: str | None = None
     group: int = 8
     track_each_op: bool = False
     deterministic: bool = False

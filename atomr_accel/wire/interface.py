@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
 
-    from .control import DeviceInfo
+    from .control import DeviceInfo, OpenLane
 
 
 class Stream(Protocol):
@@ -76,13 +76,13 @@ class HostContext(Protocol):
 
     info: DeviceInfo
 
-    def open_lane(self, name: str, number: int | None) -> Any:
+    def open_lane(self, name: str, stream: Hashable) -> Any:
         """Make the context current in this thread and return a ``Stream``.
 
         Args:
             name: the lane that it is for.
-            number: lanes share the stream of that number, if they share any; None: it has one
-                of its own.
+            stream: the stream's name by the ``StreamAllocator``. Calls with equal names share one
+                queue of the device; None: it is the lane's own.
         """
 
     def free_memory(self) -> int:
@@ -182,6 +182,80 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Release what the executor holds."""
+
+
+class StreamAllocator(Protocol):
+    """Decides which lanes share streams: ``open_device(streams=...)``.
+
+    A host makes one with the arguments of its ``HostClass``, and asks it about each lane that
+    starts, one lane at a time.
+    """
+
+    def stream_of(self, lane: OpenLane, slot: int, priority: int) -> Hashable:
+        """Name the stream of a slot of a lane.
+
+        Slots of equal names, of whichever lanes, have one stream. Its work runs in order, so an op
+        that follows another one there needs no event. A lane has one slot for each different name.
+
+        Args:
+            lane: the lane. A lane whose ``thread`` has its name is alone in that thread.
+            slot: the slot's number: 0 for ops that are in flight alone, and up to
+                ``lane.max_streams - 1`` for more that do not depend on each other.
+            priority: the lane's stream priority. A stream has that of the first lane there.
+
+        Returns:
+            The name, or None for a stream that nothing else uses.
+        """
+
+
+class WorkInFlight(Protocol):
+    """The unfinished ops of a thread of lanes, for a ``CompletionStrategy``."""
+
+    @property
+    def quiet(self) -> float:
+        """Seconds since an op has finished, or since there are any."""
+
+    def nap(self, seconds: float) -> None:
+        """Sleep so long, or until a request or a signal of the driver comes.
+
+        Args:
+            seconds: the time, at least 0; from a millisecond on it counts in whole milliseconds.
+        """
+
+    def wait_for_oldest(self) -> None:
+        """Sleep in the driver until the oldest op is done, without the GIL.
+
+        New requests wait for that, too.
+
+        Raises:
+            StickyFault: the context failed.
+        """
+
+
+class CompletionStrategy(Protocol):
+    """Decides how a thread of lanes waits for the end of ops: ``open_device(completion=...)``.
+
+    A host makes one for each thread of lanes, with the arguments of its ``HostClass``, and one
+    more when it opens the device.
+    """
+
+    @property
+    def sleeps(self) -> bool:
+        """True if ``wait`` calls ``wait_for_oldest``: ops are marked so that threads can sleep."""
+
+    @property
+    def signals(self) -> bool:
+        """True if the driver is to signal the end of ops, which ends naps: see ``Stream.signal``.
+
+        It signals nothing after an error, so naps must end by themselves, too.
+        """
+
+    def wait(self, work: WorkInFlight) -> None:
+        """Wait for a moment.
+
+        The thread calls it again and again while ops are in flight. Before each call it has looked
+        for requests and for finished ops, and there were none. An error ends the context.
+        """
 
 
 @final

@@ -26,7 +26,7 @@ from atomr_accel.wire.control import find_class
 from atomr_accel.wire.interface import Fusion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
 BACKEND: Final = "behind"
 
@@ -160,20 +160,20 @@ class Context:
 
     def __init__(self, index: int, plan: Any) -> None:
         self._cpu = _context.CpuContext(index, plan)
-        self._shared: dict[int, Stream] = {}
+        self._shared: dict[Hashable, Stream] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cpu, name)
 
-    def open_lane(self, name: str, number: int | None) -> Stream:
-        self._cpu.open_lane(name, number)
+    def open_lane(self, name: str, stream: Hashable) -> Stream:
+        self._cpu.open_lane(name, stream)
         with WORLD[0].lock:
             WORLD[0].opened += 1
-        if number is None:
+        if stream is None:
             return Stream(WORLD[0], self._cpu)
-        if number not in self._shared:
-            self._shared[number] = Stream(WORLD[0], self._cpu)
-        return self._shared[number]
+        if stream not in self._shared:
+            self._shared[stream] = Stream(WORLD[0], self._cpu)
+        return self._shared[stream]
 
 
 class Executor:

@@ -16,6 +16,12 @@ import msgspec
 from atomr_accel.host._lane import Lane
 from atomr_accel.host._launcher import Launcher
 from atomr_accel.host._slots import StreamSlot
+from atomr_accel.host.completion import (
+    BlockingCompletion,
+    CallbackCompletion,
+    HybridCompletion,
+    PolledCompletion,
+)
 from atomr_accel.wire import (
     Address,
     Failure,
@@ -31,6 +37,8 @@ from atomr_accel.wire.interface import Fusion, Later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from atomr_accel.wire.interface import CompletionStrategy
 
 SECONDS: Final = 20.0
 """Nothing takes this long; a test that waits longer has found a hang."""
@@ -322,6 +330,14 @@ class FakeExecutor:
         return object()
 
 
+STRATEGIES: Final[dict[str, Callable[[], CompletionStrategy]]] = {
+    "polled": PolledCompletion,
+    "hybrid": HybridCompletion,
+    "blocking": BlockingCompletion,
+    "callback": CallbackCompletion,
+}
+
+
 class Lanes:
     """Lanes in threads, and the program's ends of their sockets."""
 
@@ -345,7 +361,8 @@ class Lanes:
         self._decode = msgspec.msgpack.Decoder(Reply).decode
         context: Any = device
         launchers = [
-            Launcher(completion=completion, idle_spin=False) for _ in range(1 if shared else count)
+            Launcher(STRATEGIES[completion](), idle_spin=False)
+            for _ in range(1 if shared else count)
         ]
         streams: dict[int, FakeStream] = {}
         asked: set[tuple[int, int]] = set()
@@ -360,7 +377,7 @@ class Lanes:
                     device.streams.append(stream)
             executor: Any = FakeExecutor(stream, lane.launched, most=most, close_fails=close_fails)
             executor.fills_streams = fills_streams
-            return StreamSlot(context, stream, executor, number if shared else None)
+            return StreamSlot(context, stream, executor)
 
         def make(index: int, sock: socket.socket) -> Lane:
             launcher = launchers[0 if shared else index]
@@ -370,9 +387,9 @@ class Lanes:
                 self._lanes,
                 launcher,
                 track_each_op=track_each_op,
-                shares_streams=shared,
             )
-            lane.open(context, partial(new_slot, lane), max_streams)
+            names = [number if shared else None for number in range(max_streams)]
+            lane.open(context, partial(new_slot, lane), names)
             return lane
 
         for index in range(count):

@@ -20,6 +20,7 @@ from atomr_accel import RemoteError
 from atomr_accel.host._lane import Lane
 from atomr_accel.host._launcher import Launcher
 from atomr_accel.host._slots import StreamSlot
+from atomr_accel.host.completion import PolledCompletion
 from atomr_accel.lanes import Op, Port, fail_some
 from atomr_accel.wire import (
     Failure,
@@ -422,7 +423,7 @@ def serve(data: bytes) -> tuple[list[Any], FakeDevice]:
     ours, theirs = socket.socketpair()
     device: Any = FakeDevice()
     lanes: dict[int, Lane] = {}
-    launcher = Launcher(completion="polled", idle_spin=False)
+    launcher = Launcher(PolledCompletion(), idle_spin=False)
 
     def new_slot(_number: int) -> StreamSlot:
         stream = FakeStream(device)
@@ -435,7 +436,7 @@ def serve(data: bytes) -> tuple[list[Any], FakeDevice]:
 
     def make() -> Lane:
         lane = lanes[0] = Lane(0, theirs, lanes, launcher)
-        lane.open(device, new_slot, 1)
+        lane.open(device, new_slot, [None])
         return lane
 
     launcher.open(make)

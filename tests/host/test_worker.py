@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from atomr_accel.host._lane import Lane
 from atomr_accel.host._launcher import Launcher
+from atomr_accel.host.completion import CallbackCompletion
 from atomr_accel.wire import (
     PLACE,
     CallByTemplate,
@@ -27,9 +28,21 @@ from atomr_accel.wire import (
 )
 from atomr_accel.wire.messages import Withdrawn
 
-from ..fakes.lanes import SECONDS, Ask, Break, Drop, Fail, FakeDevice, Lanes, Odd, Stay, Work
+from ..fakes.lanes import (
+    SECONDS,
+    STRATEGIES,
+    Ask,
+    Break,
+    Drop,
+    Fail,
+    FakeDevice,
+    Lanes,
+    Odd,
+    Stay,
+    Work,
+)
 
-COMPLETIONS: Final = ("polled", "hybrid", "blocking", "callback")
+COMPLETIONS: Final = tuple(STRATEGIES)
 
 
 @dataclass(frozen=True)
@@ -426,7 +439,7 @@ def test_a_lane_leaves_no_descriptor_behind(completion: str) -> None:
 def test_lanes_that_wait_for_each_other_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes: dict[int, Lane] = {}
     socks = [socket.socketpair() for _ in range(3)]
-    launchers = [Launcher(completion="callback", idle_spin=False) for _ in socks]
+    launchers = [Launcher(CallbackCompletion(), idle_spin=False) for _ in socks]
     for index, (_, theirs) in enumerate(socks):
         lanes[index] = Lane(index, theirs, lanes, launchers[index])
     first, *others = lanes.values()

@@ -19,6 +19,7 @@ import trio.testing
 from atomr_accel import ContextPoisoned, KernelHung
 from atomr_accel.host._lane import Lane
 from atomr_accel.host._launcher import Launcher
+from atomr_accel.host.completion import BlockingCompletion
 from atomr_accel.memory import LateAddress
 from atomr_accel.testing import lane_delays, poison
 from atomr_accel.wire import Fill
@@ -344,7 +345,7 @@ def test_a_registration_between_two_looks_is_not_lost() -> None:
     """A lane that starts to watch another while that one is waking those who watch it."""
     pairs = [socket.socketpair(), socket.socketpair()]
     lanes: dict[int, Lane] = {}
-    launchers = [Launcher(completion="blocking", idle_spin=False) for _ in pairs]
+    launchers = [Launcher(BlockingCompletion(), idle_spin=False) for _ in pairs]
     watched, watcher = (
         Lane(index, pair[1], lanes, launchers[index]) for index, pair in enumerate(pairs)
     )

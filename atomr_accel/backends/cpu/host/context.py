@@ -11,7 +11,7 @@ import ctypes
 import os
 import platform
 import time
-from typing import Any, ClassVar, Final, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -28,6 +28,9 @@ from ....wire import (
     numpy_at,
     shared_fd,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 _Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -128,9 +131,9 @@ class CpuContext:
             total_memory=physical_memory(),
         )
 
-    def open_lane(self, name: str, number: int | None) -> CpuStream:
+    def open_lane(self, name: str, stream: Hashable) -> CpuStream:
         """Prepare this thread: like a GPU it computes infinities and NaNs without a word."""
-        del name, number
+        del name, stream
         np.seterr(all="ignore")
         return CpuStream(self)
 

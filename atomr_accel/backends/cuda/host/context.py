@@ -24,7 +24,7 @@ from .stopwatch import CudaStopwatch, DeviceClock
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
 _PAGE: Final = 4096
 """Granularity of managed memory in bytes."""
@@ -74,7 +74,7 @@ class CudaStream:
         self._events: list[Any] = []
         # An event that threads may sleep for interrupts the CPU when it happens, wanted or not.
         flags = driver.CUevent_flags
-        sleeps = flags.CU_EVENT_BLOCKING_SYNC if context.completion == "blocking" else 0
+        sleeps = flags.CU_EVENT_BLOCKING_SYNC if context.sleeps else 0
         self._flags: Final = flags.CU_EVENT_DISABLE_TIMING | sleeps
         self._record: Final = driver.cuEventRecord
         self._query: Final = driver.cuEventQuery
@@ -204,12 +204,11 @@ class CudaContext:
 
     def __init__(self, index: int, plan: StreamPlan) -> None:
         self._plan = plan
-        self.completion: Final = plan.completion
+        self.sleeps: Final = plan.sleeps
         self.deterministic: Final = plan.deterministic
         self.sanitized: Final = plan.sanitized
         self.prints = False
-        self._streams: dict[object, _SharedStream] = {}
-        self._next_stream = 0
+        self._streams: dict[Hashable, _SharedStream] = {}
         self._streams_lock = threading.Lock()
         self.events: dict[int, Any] = {}
         self._clock: DeviceClock | None = None
@@ -306,19 +305,12 @@ class CudaContext:
         """Make the context this thread's."""
         check("cuCtxSetCurrent", driver.cuCtxSetCurrent(self._context))
 
-    def open_lane(self, name: str, number: int | None) -> CudaStream:
-        """Make the context current in this thread; return a stream by the plan."""
+    def open_lane(self, name: str, stream: Hashable) -> CudaStream:
+        """Make the context current in this thread; return a stream, new or shared by its name."""
         self.make_current()
         priority = self._plan.priorities.get(name, 0)
         with self._streams_lock:
-            match self._plan.strategy:
-                case "shared" if number is not None:
-                    key: object = priority, number
-                case "pooled" | "single" as strategy:
-                    self._next_stream += 1
-                    key = self._next_stream % (self._plan.pool if strategy == "pooled" else 1)
-                case _:
-                    key = object()
+            key = object() if stream is None else stream
             shared = self._streams.get(key)
             if shared is None:
                 handle = check(
