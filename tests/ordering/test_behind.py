@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.lanes import Op
+from atomr_accel.wire import HostClass
 
 from ..fakes import behind
 from ..harness import cpu_only, opened, program, sized
@@ -26,12 +27,28 @@ if TYPE_CHECKING:
 pytestmark = cpu_only
 
 
-@pytest.fixture(scope="module", params=["blocking", "polled", "hybrid", "callback"])
+_CLASSES = "tests.fakes.host_classes"
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    **{name: {"completion": name} for name in ("blocking", "polled", "hybrid", "callback")},
+    "per_library": {"threads": "per_library"},
+    "per_library, pooled": {"threads": "per_library", "streams": "pooled", "stream_pool": 2},
+    "per_library, single": {"threads": "per_library", "streams": "single"},
+    "erratic": {"completion": HostClass(f"{_CLASSES}:ErraticCompletion", {"seed": 1})},
+    "scattered": {"streams": HostClass(f"{_CLASSES}:ScatteredStreams", {"seed": 2, "count": 3})},
+    "scattered, per_library": {
+        "streams": HostClass(f"{_CLASSES}:ScatteredStreams", {"seed": 3, "count": 2}),
+        "threads": "per_library",
+    },
+}
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
 def late(request: pytest.FixtureRequest) -> Iterator[Delayed]:
     options: dict[str, Any] = {"backend": behind.BACKEND, "isolation": "thread"}
     with (
         behind.backend(),
-        contextlib.closing(Delayed(completion=request.param, **options)) as device,
+        contextlib.closing(Delayed(**options, **SETTINGS[request.param])) as device,
     ):
         yield device
 
