@@ -89,6 +89,39 @@ def test_a_stream_that_a_sanitizer_looks_at_is_waited_for(gpu: FakeGpu) -> None:
     assert gpu.alive == {}
 
 
+def test_streams_of_equal_names_are_one(gpu: FakeGpu) -> None:
+    context = CudaContext(0, StreamPlan(priorities={"blas": -1}))
+    first, again = (context.open_lane(name, ("mine", 0)) for name in ("blas", "fft"))
+    other, own, further = (context.open_lane("dnn", name) for name in (("mine", 1), None, None))
+    assert first.queue == again.queue
+    assert len({each.queue for each in (first, other, own, further)}) == 4
+    first.close()
+    assert again.queue in gpu.alive, "another lane uses it"
+    for stream in (again, other, own, further):
+        stream.close()
+    context.close()
+    assert gpu.alive == {}
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_only_events_that_threads_sleep_for_interrupt(gpu: FakeGpu, sleeps: bool) -> None:
+    made: list[int] = []
+    create = gpu.cuEventCreate
+
+    def note(flags: Any) -> Any:
+        made.append(int(flags))
+        return create(flags)
+
+    gpu.change(cuEventCreate=note)
+    context = CudaContext(0, StreamPlan(sleeps=sleeps))
+    stream = context.open_lane("blas", None)
+    assert made
+    blocking = int(gpu.CUevent_flags.CU_EVENT_BLOCKING_SYNC)
+    assert [bool(flags & blocking) for flags in made] == [sleeps] * len(made)
+    stream.close()
+    context.close()
+
+
 def test_free_memory_is_what_the_driver_says(gpu: FakeGpu) -> None:
     context = CudaContext(0, StreamPlan())
     assert context.free_memory() == MEMORY
