@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from ..wire.options import real
-
 if TYPE_CHECKING:
     from ..wire.interface import WorkInFlight
 
@@ -38,9 +36,10 @@ class HybridCompletion:
     def __init__(
         self, poll: float = 1e-3, longest_nap: float = 50e-6, share: float = 1 / 64
     ) -> None:
-        self._poll = real(poll, "poll", least=0)
-        self._longest = real(longest_nap, "longest_nap", least=0)
-        self._share = real(share, "share", least=0)
+        for name, value in (("poll", poll), ("longest_nap", longest_nap), ("share", share)):
+            if not value >= 0:  # nor is NaN
+                raise ValueError(f"{name} must be at least 0, not {value}")
+        self._poll, self._longest, self._share = poll, longest_nap, share
 
     def wait(self, work: WorkInFlight) -> None:
         """Take a nap, unless something has happened just before."""
@@ -73,7 +72,9 @@ class CallbackCompletion:
     signals: Final = True
 
     def __init__(self, look: float = 20e-3) -> None:
-        self._look = real(look, "look", least=1e-3)
+        if not look >= 1e-3:
+            raise ValueError(f"look must be at least 0.001, not {look}")
+        self._look = look
 
     def wait(self, work: WorkInFlight) -> None:
         """Sleep until the driver signals something, which it does not after an error."""

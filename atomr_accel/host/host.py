@@ -235,7 +235,7 @@ class Host:
         return Done()
 
     def _with_strategies(self, plan: StreamPlan) -> StreamPlan:
-        """Make the objects that a plan names; return the plan with what they tell.
+        """Make the objects that a plan names, and return the plan with ``sleeps``.
 
         Raises:
             Unsupported: one cannot be made, or lacks something.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-from ..wire.options import count
-
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
@@ -40,7 +38,9 @@ class PooledStreams:
     """
 
     def __init__(self, size: int = 4) -> None:
-        self._size = count(size, "size")
+        if type(size) is not int or size < 1:
+            raise ValueError(f"size must be an int of at least 1, not {size!r}")
+        self._size = size
 
     def stream_of(self, lane: OpenLane, slot: int, priority: int) -> Hashable:
         """Name the next stream in turn. Lanes begin with different ones."""

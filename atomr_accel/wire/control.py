@@ -84,7 +84,7 @@ _PLAIN: Final = (type(None), bool, float, str, bytes)
 
 
 def _require_plain(value: object, what: str) -> None:
-    """Raise unless a value arrives in a host as it is."""
+    """Raise unless a value can travel to a host unchanged."""
     if isinstance(value, list):
         for each in value:
             _require_plain(each, what)

@@ -227,7 +227,7 @@ class MemoryMethods(Arrays[Awaited]):
     async def prefetch(self, ref: GpuRef, to: Place = "device") -> None:
         """Move managed memory to its next place of use (``cuMemPrefetchAsync``).
 
-        On the CPU backend it is in its place already, and this only waits for earlier ops.
+        On the CPU backend nothing moves. The call waits for earlier ops.
 
         Args:
             ref: a buffer made by ``managed``, or a view of it.
@@ -246,7 +246,7 @@ class MemoryMethods(Arrays[Awaited]):
     async def advise(self, ref: GpuRef, advice: Advice) -> None:
         """Advise the driver on the use of managed memory (``cuMemAdvise``).
 
-        On the CPU backend there is no driver to advise, and this only waits for earlier ops.
+        The CPU backend has no driver to advise. The call waits for earlier ops.
 
         Args:
             ref: a buffer made by ``managed``, or a view of it.
@@ -265,7 +265,7 @@ class MemoryMethods(Arrays[Awaited]):
     async def attach(self, ref: GpuRef, to: Attachment) -> None:
         """Restrict access to managed memory (``cuStreamAttachMemAsync``).
 
-        On the CPU backend nothing is restricted, and this only waits for earlier ops.
+        On the CPU backend nothing is restricted. The call waits for earlier ops.
 
         Args:
             ref: a buffer made by ``managed``.
