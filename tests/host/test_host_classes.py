@@ -15,11 +15,12 @@ from atomr_accel import AccelError, Unsupported, open_device
 from atomr_accel.host.completion import CallbackCompletion, HybridCompletion
 from atomr_accel.host.streams import OwnStreams, PooledStreams, SharedStreams, SingleStream
 from atomr_accel.lanes import Isolation
+from atomr_accel.testing import kill_host
 from atomr_accel.wire import HostClass, OpenLane
 
 from ..fakes import behind
 from ..fakes.host_classes import Given
-from ..harness import cpu_only, program
+from ..harness import cpu_only, opened, program
 
 CLASSES: Final = "tests.fakes.host_classes"
 
@@ -141,6 +142,22 @@ async def test_what_a_host_cannot_make(
     with pytest.raises(Unsupported, match=said):
         async with open_device(0, backend="cpu", isolation=isolation, **settings):
             raise AssertionError("opened")
+
+
+@cpu_only
+@program
+async def test_classes_of_others_in_a_process_and_after_its_end() -> None:
+    settings: dict[str, Any] = {
+        "streams": HostClass(f"{CLASSES}:ScatteredStreams", {"seed": 1, "count": 2}),
+        "completion": HostClass(f"{CLASSES}:ErraticCompletion", {"seed": 2}),
+        "threads": "per_library",
+    }
+    async with opened(isolation="process", **settings) as device:
+        for generation in (1, 2):
+            x = await device.put(np.eye(4))
+            assert np.array_equal(await device.get(await device.blas.gemm(x, x)), np.eye(4))
+            assert device.generation == generation
+            await kill_host(device)
 
 
 @cpu_only
