@@ -335,7 +335,9 @@ def test_delays_are_asked_for_in_the_environment(monkeypatch: pytest.MonkeyPatch
         assert os.environ["ATOMR_LANE_DELAY"] == "2:5"
     assert "ATOMR_LANE_DELAY" not in os.environ
     with (
-        pytest.raises(ValueError, match="microseconds must be at least 0, not -1"),
+        pytest.raises(
+            ValueError, match="microseconds must be a whole number of at least 0, not -1"
+        ),
         lane_delays(-1),
     ):
         pass
