@@ -44,7 +44,6 @@ class Blocking(Generic[T]):
     """
 
     def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
-        _check_thread("open_blocking", "`async with` opens it directly")
         portal: Final = Portal(manager)
         try:
             _result(portal.opened, portal.cancel, portal.ended)
@@ -164,6 +163,7 @@ def open_blocking(opening: Any = 0, /, **settings: Any) -> Blocking[Any]:
         TypeError: there are settings beside a context manager.
         Exception: an error of opening, such as ``DeviceUnavailable``.
     """
+    _check_thread("open_blocking", "`async with` opens it directly")
     if not hasattr(type(opening), "__aenter__"):
         return Blocking(open_device(opening, **settings))
     if settings:
