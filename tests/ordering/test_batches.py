@@ -9,7 +9,7 @@ import select
 import sys
 import weakref
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 import numpy as np
@@ -111,7 +111,8 @@ async def test_a_get_has_no_value_before_its_batch_has_ended_well(
     with pytest.raises((KeyError, REFUSED)) if how != "well" else nullcontext():
         async with device.batch() as batch:
             later = batch.get(x)
-            for read in (lambda: later.value, lambda: np.mean(later), lambda: batch.put(later)):
+            values = cast("Any", later)
+            for read in (lambda: later.value, lambda: np.mean(values), lambda: batch.put(later)):
                 with pytest.raises((RuntimeError, TypeError), match="the batch's block"):
                     read()
             assert "no value before" in repr(later)

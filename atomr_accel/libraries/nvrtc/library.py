@@ -35,7 +35,7 @@ async def _check(
     result = await device.get(ref)
     if kernel.log == UNCHECKED:
         return result, 2 * x, f"a kernel's Python function alone: {UNCHECKED}"
-    if device.backend == "cpu":
+    if device.core.capabilities.python_kernels:
         return result, 2 * x, "a kernel, compiled, and its Python function, launched"
     return result, 2 * x
 
