@@ -59,9 +59,11 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         shape: as in NumPy.
         dtype: a ``numpy.dtype``, also for bfloat16 and fp8 (from ``ml_dtypes``).
         nbytes: size of all elements in bytes.
+        block: the memory, for libraries: ops are ordered by it, and messages have its address. Of
+            a view that is not contiguous it has no address, see ``addressable_block``.
     """
 
-    _block: Block
+    block: Block
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     nbytes: int
@@ -79,9 +81,9 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         return _ref(block, self.shape, self.dtype, self.nbytes, self._strides)
 
     @property
-    def _addressable_block(self) -> Block:
-        """Block with an address, for code that uses the strides."""
-        block = self._block
+    def addressable_block(self) -> Block:
+        """The block with an address, for libraries whose kernels use ``strides``."""
+        block = self.block
         return block.plain if type(block) is StridedView else block
 
     @property
@@ -108,22 +110,22 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
     @property
     def generation(self) -> int:
         """The device's generation in which the buffer was made."""
-        return self._block.generation
+        return self.block.generation
 
     @property
     def device(self) -> str:
         """The name of the device that owns the buffer."""
-        return self._block.memory.device
+        return self.block.memory.device
 
     @property
     def sealed(self) -> bool:
         """True if the buffer is read-only and survives rebuilds."""
-        return self._block.sealed
+        return self.block.sealed
 
     @property
     def is_stale(self) -> bool:
         """True if the content is gone, because of a rebuild or because the buffer was freed."""
-        block = self._block
+        block = self.block
         return block.epoch is None or not (
             block.memory.current(block.epoch) or block.memory.awaits(block.epoch)
         )
@@ -247,7 +249,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
                     _SHAPES.clear()
                 _SHAPES[known] = new
         if self._strides is None:
-            return GpuRef(self._block, new, self.dtype, self.nbytes)
+            return GpuRef(self.block, new, self.dtype, self.nbytes)
         strides = regrouped(self.shape, self._strides, new)
         if strides is None:
             raise ValueError(
@@ -297,13 +299,13 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
                     f"{self.dtype.name}, which is no whole number of {dtype.name}"
                 )
             shape = (*shape[:-1], last)
-        if self._block.offset % size:
+        if self.block.offset % size:
             raise ValueError(
-                f"the view begins {self._block.offset} bytes into its buffer, which is no multiple "
+                f"the view begins {self.block.offset} bytes into its buffer, which is no multiple "
                 f"of the {size} bytes of {dtype.name}; copy it first"
             )
         if strides is None:
-            return GpuRef(self._block, shape, dtype, self.nbytes)
+            return GpuRef(self.block, shape, dtype, self.nbytes)
         if any(stride % size for stride, extent in zip(strides, shape, strict=True) if extent > 1):
             raise ValueError(
                 f"elements of the view are {strides} bytes apart, which are no multiples of the "
@@ -311,7 +313,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
             )
         contiguous = is_contiguous(shape, strides, size)
         return _ref(
-            self._addressable_block, shape, dtype, self.nbytes, None if contiguous else strides
+            self.addressable_block, shape, dtype, self.nbytes, None if contiguous else strides
         )
 
     def _view(
@@ -325,11 +327,11 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
             if token is not None:
                 if len(_VIEWS) >= _MOST_VIEWS:
                     _VIEWS.clear()
-                start = view._block.offset - self._block.offset
+                start = view.block.offset - self.block.offset
                 _VIEWS[known] = start, view.shape, view.nbytes, view._strides
             return view
         start, shape, nbytes, strides = made
-        return _ref(self._block, shape, self.dtype, nbytes, strides, start)
+        return _ref(self.block, shape, self.dtype, nbytes, strides, start)
 
     def _seen(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> GpuRef:
         """Return a view of another shape and strides that begins ``start`` bytes into this ref."""
@@ -337,7 +339,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         contiguous = is_contiguous(shape, strides, itemsize)
         nbytes = math.prod(shape) * itemsize
         kept = None if contiguous else strides
-        return _ref(self._block, shape, self.dtype, nbytes, kept, start)
+        return _ref(self.block, shape, self.dtype, nbytes, kept, start)
 
     _NOT_AWAITED = (
         "a GpuRef is not awaited, because it is a result; leave out `await`, as before all methods "
@@ -365,7 +367,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         )
 
     def __repr__(self) -> str:
-        block = self._block
+        block = self.block
         state = "freed " if block.epoch is None else "stale " if self.is_stale else ""
         sealed = "sealed " if block.sealed else ""
         strides = "" if self._strides is None else f"strides {list(self._strides)} "
@@ -455,7 +457,7 @@ def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
     """The error for an argument that is not a usable ref of ``memory``'s device."""
     if not isinstance(ref, GpuRef):
         return no_ref_error(ref, name)
-    block = ref._block
+    block = ref.block
     if block.memory is not memory:
         there = block.memory
         wrong = f"{name} must be on {memory.device}, where the op runs, not on {there.said}"

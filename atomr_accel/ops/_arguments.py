@@ -50,13 +50,13 @@ def require_readable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool
         NotContiguous: it is not contiguous.
     """
     if type(ref) is GpuRef:
-        block = ref._block
+        block = ref.block
         epoch = block.epoch
         if epoch is memory.epoch or epoch is memory.sealed_epoch:
             if ref._strides is None:
                 return block
             if strided:
-                return ref._addressable_block
+                return ref.addressable_block
             raise not_contiguous(ref, name)
     raise ref_error(ref, memory, name)
 
@@ -101,7 +101,7 @@ def overlap(one: GpuRef, other: GpuRef) -> bool:
     They may be views of one buffer, and of the same elements. If an exact answer takes too long,
     the result is True.
     """
-    (first, start), (second, other_start) = origin(one._block), origin(other._block)
+    (first, start), (second, other_start) = origin(one.block), origin(other.block)
     if first is not second or not (one.nbytes and other.nbytes):
         return False
     (low, high), (other_low, other_high) = _span(one, start), _span(other, other_start)
@@ -126,7 +126,7 @@ def _span(ref: GpuRef, start: int) -> tuple[int, int]:
 
 def same_place(one: GpuRef, other: GpuRef) -> bool:
     """Return whether two refs are the same memory, from beginning to end, in the same order."""
-    (first, start), (second, other_start) = origin(one._block), origin(other._block)
+    (first, start), (second, other_start) = origin(one.block), origin(other.block)
     if first is not second or start != other_start:
         return False
     if one._strides is None and other._strides is None:
@@ -158,9 +158,9 @@ def require_no_alias(
         ValueError: two buffers share memory; the message names both.
     """
     outputs, inputs = list(written), list(read)
-    bases = {id(origin(ref._block)[0]) for _, ref in outputs}
+    bases = {id(origin(ref.block)[0]) for _, ref in outputs}
     if len(bases) == len(outputs) and bases.isdisjoint(
-        [id(origin(ref._block)[0]) for _, ref in inputs]
+        [id(origin(ref.block)[0]) for _, ref in inputs]
     ):
         return
     if in_place:
@@ -176,7 +176,7 @@ def require_no_alias(
     if any(ref._strides is not None for _, ref in every):
         _require_apart(op, outputs, inputs, in_place)
         return
-    places = [(*origin(ref._block), ref.nbytes) for _, ref in every]
+    places = [(*origin(ref.block), ref.nbytes) for _, ref in every]
     spans = sorted(
         (id(base), start, start + nbytes, at)
         for at, (base, start, nbytes) in enumerate(places)
@@ -218,7 +218,7 @@ def _shares(op: str, one: str, other: str, in_place: Collection[tuple[str, str]]
 
 def alignment(ref: GpuRef) -> int:
     """Return the largest power of two, up to 256, of which the ref's address is a multiple."""
-    return math.gcd(BLOCK_ALIGNMENT, ref._block.offset)
+    return math.gcd(BLOCK_ALIGNMENT, ref.block.offset)
 
 
 def require_alignment(ref: GpuRef, nbytes: int, name: str, why: str) -> None:
@@ -230,7 +230,7 @@ def require_alignment(ref: GpuRef, nbytes: int, name: str, why: str) -> None:
     if alignment(ref) % nbytes and ref.size:
         raise ValueError(
             f"{name} must begin at a multiple of {nbytes} bytes, because {why}, not "
-            f"{ref._block.offset} bytes into its buffer; copy it first"
+            f"{ref.block.offset} bytes into its buffer; copy it first"
         )
 
 

@@ -52,7 +52,7 @@ def signature(
     for value in given:
         kind = type(value)
         if kind is GpuRef:
-            block = value._block
+            block = value.block
             if isinstance(block, BlockView):  # a view: alignment and overlaps depend on its start
                 views = True
                 parts.append(block.start)
@@ -75,7 +75,7 @@ def signature(
                     return None
                 views = views or seen
             refs += held
-            blocks += [ref._block.base for ref in held]
+            blocks += [ref.block.base for ref in held]
             words += numbers
             parts.append(rest)
             continue
@@ -103,7 +103,7 @@ def signature(
                     return None
                 views = views or seen
             refs += held
-            blocks += [ref._block.base for ref in held]
+            blocks += [ref.block.base for ref in held]
             value = rest  # noqa: PLW2901 - what is left of it
         parts.append(kind)
         parts.append(value)
@@ -120,7 +120,7 @@ def _seen(ref: object, memory: MemoryMap, parts: list[object]) -> bool | None:
     """Add a buffer inside an argument; whether it is a view, and None if no call may use it."""
     if type(ref) is not GpuRef:
         return None
-    block = ref._block
+    block = ref.block
     view = type(block) is not Block
     if view:
         parts += (block.offset, ref._strides)

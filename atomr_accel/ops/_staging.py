@@ -149,7 +149,7 @@ def _by_columns(ref: GpuRef) -> bool:
 def _seen_contiguous(memory: MemoryMap, buffer: Buffer, _name: str) -> GpuRef:
     """Return a ref that describes itself as a contiguous copy would; its address is not used."""
     shape, dtype = buffer.shape, buffer.dtype
-    block = buffer._addressable_block if type(buffer) is GpuRef else block_at(memory, 0, 0)
+    block = buffer.addressable_block if type(buffer) is GpuRef else block_at(memory, 0, 0)
     return GpuRef(block, shape, dtype, math.prod(shape) * dtype.itemsize)
 
 
@@ -206,17 +206,17 @@ class _Staging(Preparing):
         before, back = [], []
         for name, buffer, made in self.scratch.values():
             if type(buffer) is Expression:
-                if made._block in written:
+                if made.block in written:
                     raise TypeError(
                         f"{name} must be a GpuRef, not an Expression, because {request.name} "
                         "writes to it; evaluate it first: await device.evaluate(expression)"
                     )
                 before.append(self.home.evaluation(buffer, made))
-            elif made._block in touched:
+            elif made.block in touched:
                 before.append(copying(buffer, made))
-                if made._block in written:
+                if made.block in written:
                     back.append((name, buffer, made))
-        others = [(name, ref) for name, ref in self._plain if ref._block.base in written]
+        others = [(name, ref) for name, ref in self._plain if ref.block.base in written]
         for name, ref, _ in back:
             require_writable(ref, self.memory, name, strided=True)
             for other_name, other in others:

@@ -257,7 +257,7 @@ class Describer:
         return facade._library or self.handle(facade, self._brought)
 
     def _ref(self, ref: GpuRef, brought: Callable[[Any, int], None] | None) -> Ref:
-        block = ref._block
+        block = ref.block
         whole = block.base
         number = self._numbers.of_block(whole)
         if not number:

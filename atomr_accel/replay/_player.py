@@ -338,7 +338,7 @@ class Player:
                 continue
             for ref in refs_given(recall.call).values():
                 if ref.id in numbers and ref.id not in program.kept:
-                    block = buffers[ref.id]._block.base
+                    block = buffers[ref.id].block.base
                     whole = GpuRef(block, (block.nbytes,), np.dtype(np.uint8), block.nbytes)
                     program.kept[ref.id] = await self._device.copy(whole)
 
@@ -433,7 +433,7 @@ class Player:
         """Hold the blocks of a refused ``seal``, which deferred calls of a batch kept in use."""
         batch = any(each.recording is None for each in self._programs.values())
         if batch and recall.call.method == "seal" and _is_refused(recall):
-            yield from (Hold(ref._block) for ref in args if isinstance(ref, GpuRef))
+            yield from (Hold(ref.block) for ref in args if isinstance(ref, GpuRef))
 
     def _went_down(self, call: CallEntry) -> bool:
         """Return True if a call is in a batch that a fault ended, perhaps before the call ran."""
@@ -476,7 +476,7 @@ class Player:
             recording = self._programs[number].recording
             for stand_in, bound in recording._bound.items():
                 if stand_in in recording._written:
-                    self._doubts.add_block(bound._block, reason)
+                    self._doubts.add_block(bound.block, reason)
             for made in recording._made:
                 self._doubts.add_block(made, reason)
 
@@ -664,14 +664,14 @@ class Player:
             place = _whole(array, int(where[1:])) if whole else places.get(where)
             if place is not None and place.id in self.restorer.buffers:
                 there = self.restorer.ref(place)
-                doubtful = cause or self._doubts.among([there._block.base])
+                doubtful = cause or self._doubts.among([there.block.base])
                 now = await self._device.get(there)
                 await self._compare_one(recall, where, array, now, place, doubtful)
 
     def _blocks_given(self, call: CallEntry) -> list[Block]:
         """Return the blocks of the existing buffers among a call's arguments."""
         given = [self.restorer.buffers.get(ref.id) for ref in refs_given(call).values()]
-        return [ref._block.base for ref in given if ref is not None]
+        return [ref.block.base for ref in given if ref is not None]
 
     async def _compare_one(
         self,

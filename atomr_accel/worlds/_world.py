@@ -382,7 +382,7 @@ class CollectiveGroup(Collectives):
         """Refuse what the group has made."""
         self._open = False
         for rank, ref in self._outputs:
-            memory, block = self._cores[rank].memory, ref._block
+            memory, block = self._cores[rank].memory, ref.block
             if block.epoch is memory.epoch:  # else it is stale anyway
                 memory.free(block)
 

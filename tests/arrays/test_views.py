@@ -162,7 +162,7 @@ def test_chains_of_views_are_where_numpy_has_them(
         ref = of(ref)
         assert (ref.shape, ref.dtype, ref.nbytes) == (view.shape, view.dtype, view.nbytes), called
         assert ref.contiguous == view.flags.c_contiguous
-        assert not view.size or ref._block.offset == view.__array_interface__["data"][0] - begin
+        assert not view.size or ref.block.offset == view.__array_interface__["data"][0] - begin
         for extent, has, expected in zip(view.shape, ref.strides, view.strides, strict=True):
             assert extent == 1 or not view.size or has == expected
         if ref.contiguous and ref.size:

@@ -71,7 +71,7 @@ async def test_a_library_names_an_executor_for_it(abacus: Any, isolation: Isolat
         from abacus_accel._messages import Count  # type: ignore[import-not-found]
 
         beads = await device.put(np.arange(5))
-        block = beads._block
+        block = beads.block
         port = await device._core.open_lane(abacus.COUNTING)
         op = device._core.submit(port, "count", Count(block.address, 5), (block,))
         assert await op.wait() == 10

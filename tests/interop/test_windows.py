@@ -46,7 +46,7 @@ def noise(nbytes: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 
 def has_window(source: Device, target: Device, ref: GpuRef) -> bool:
-    slab = target._core.memory.slab_of(ref._block)
+    slab = target._core.memory.slab_of(ref.block)
     return source._core.windows.find(target._core, slab) is not None
 
 
@@ -148,7 +148,7 @@ async def test_a_trim_that_is_cancelled_at_any_step_leaves_nothing_mapped(
         step, goes_on = 1, True
         while goes_on:
             copy = await two.copy(ref)
-            slab = two._core.memory.slab_of(copy._block)
+            slab = two._core.memory.slab_of(copy.block)
             window = one._core.windows.find(two._core, slab)
             assert window is not None
             windows.add(window.number)
@@ -214,7 +214,7 @@ async def test_a_window_in_use_is_not_closed(gate: Gate) -> None:
         hold = await gate.kernel(one)
         x = await one.zeros(MUCH // 4, np.float32)
         before = await two.copy(x)
-        slab = two._core.memory.slab_of(before._block)
+        slab = two._core.memory.slab_of(before.block)
         window = one._core.windows.find(two._core, slab)
         assert window is not None
         async with trio.open_nursery() as nursery:

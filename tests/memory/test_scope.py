@@ -147,7 +147,7 @@ async def test_a_scope_that_ends_while_something_is_sealed_inside_frees_no_seale
         assert not (what == "seal" and ref.is_stale)  # what was made outside
         if not ref.is_stale:
             assert np.array_equal(await device.get(ref), content)
-            assert ref._block.address != next_one._block.address
+            assert ref.block.address != next_one.block.address
         del outside, ref, next_one
         step += 1
     assert step > 2

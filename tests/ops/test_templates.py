@@ -299,7 +299,7 @@ class Tally(Message, frozen=True):
 @on_shared
 async def test_undeclared_address_is_an_error_when_a_template_is_made(device: Device) -> None:
     def tally(_facade: object, x: GpuRef) -> Request[None]:
-        sent: Submission[None] = Submission(Tally(x._block.address), (x._block,), ())
+        sent: Submission[None] = Submission(Tally(x.block.address), (x.block,), ())
         return Request(LANE, "blas.tally", lambda _preparer: sent)
 
     templates, x = CallTemplates(), await device.zeros(SIDE)

@@ -225,13 +225,13 @@ class Batch(EntersAsync, Collector):
             piece = None
         if piece is not None:
             np.copyto(piece.view(host.nbytes), bytes_of(host))
-            message = Copy(ref._block.address, piece.address, host.nbytes)
-            moving = self._move("put", piece, message, (), (ref._block,))
+            message = Copy(ref.block.address, piece.address, host.nbytes)
+            moving = self._move("put", piece, message, (), (ref.block,))
             after(self._core, moving.host, moving.op, piece.release)
             return ref
 
         async def transfer() -> None:
-            await self._provide((ref._block,))
+            await self._provide((ref.block,))
             await self._owner._upload(host, ref)
 
         self._put_off(transfer)
@@ -258,7 +258,7 @@ class Batch(EntersAsync, Collector):
         self._check()
         if not ref.contiguous:
             ref = self.collect(copying, self, (ref, None), {})
-        block = ref._block
+        block = ref.block
         host = room_for(ref)
         later: BatchResult[np.ndarray[Any, Any]] = BatchResult()
         piece = self._piece(host.nbytes)
@@ -270,7 +270,7 @@ class Batch(EntersAsync, Collector):
             return later
 
         async def transfer() -> None:
-            await self._provide((ref._block,))
+            await self._provide((ref.block,))
             await self._owner._download(ref, host)
             self._done.append(partial(later._set, host))
 

@@ -244,7 +244,7 @@ class Recording(EntersAsync, Collector):
         """
         if isinstance(argument, (list, tuple)):
             return type(argument)(self.take(item) for item in argument)
-        if not self._takes(argument) or self._knows(argument._block.base):
+        if not self._takes(argument) or self._knows(argument.block.base):
             return argument
         placeholder = self._placeholders.get(argument)
         if placeholder is None:
@@ -268,7 +268,7 @@ class Recording(EntersAsync, Collector):
         """Return True if a buffer can be recorded. It may be one that another recording makes."""
         if not isinstance(ref, GpuRef):
             return False
-        block, memory = ref._block, self.memory
+        block, memory = ref.block, self.memory
         epoch = block.epoch
         if epoch is None or block.memory is not memory:
             return False
@@ -279,7 +279,7 @@ class Recording(EntersAsync, Collector):
 
         A buffer that replaces an input on replay so replaces its views, too.
         """
-        for stand_in in self._stand_ins.get(argument._block.base, ()):
+        for stand_in in self._stand_ins.get(argument.block.base, ()):
             start = _start(argument, self._bound[stand_in])
             if start is not None:
                 at = start + self._pads[stand_in]
@@ -287,7 +287,7 @@ class Recording(EntersAsync, Collector):
         return None
 
     def _stand_in(self, argument: GpuRef) -> GpuRef:
-        block, stand_in = argument._block, self.memory.promise()
+        block, stand_in = argument.block, self.memory.promise()
         stand_in.sealed = block.sealed
         if block.epoch is not None and self.memory.current(block.epoch):
             stand_in.epoch = block.epoch  # else it has content when this program is replayed
@@ -406,7 +406,7 @@ class Recording(EntersAsync, Collector):
             self._choices.pop()
             if self.recorder is not None:
                 self.recorder.section_ended(self)
-        if kind == "loop" and self._root(flag._block) not in map(self._root, choice.written):
+        if kind == "loop" and self._root(flag.block) not in map(self._root, choice.written):
             raise ValueError("an op in this loop must write its flag, or the loop runs for ever")
         self._add(choice, choice.written)
 
@@ -519,7 +519,7 @@ class Recording(EntersAsync, Collector):
         writes: list[Block] = []
         addresses: list[Any] = []
         for stand_in, ref in bound.items():
-            written, block = stand_in in self._written, ref._addressable_block
+            written, block = stand_in in self._written, ref.addressable_block
             if block not in called:  # what a part makes has content when it comes there
                 check = require_writable if written else require_readable
                 check(ref, self.memory, _FROM_OUTSIDE, strided=True)
@@ -582,7 +582,7 @@ class Recording(EntersAsync, Collector):
                 placeholder = self._view(recorded)
             if placeholder is None:
                 raise ValueError(f"{recorded!r} is no buffer that this program was recorded with")
-            stand_in = self._root(placeholder._block)
+            stand_in = self._root(placeholder.block)
             whole = self._bound[stand_in]
             same = whole.shape == recorded.shape and whole.dtype == recorded.dtype
             if not (same and same_place(whole, recorded)):
@@ -599,7 +599,7 @@ class Recording(EntersAsync, Collector):
             if self._particular and alignment(ref) % begins:
                 raise ValueError(
                     f"{ref!r} must begin at a multiple of {begins} bytes, as the view "
-                    f"that it replaces did, not {ref._block.offset} bytes into its "
+                    f"that it replaces did, not {ref.block.offset} bytes into its "
                     "buffer; copy it first"
                 )
             before = replaced.setdefault(stand_in, ref)
@@ -632,7 +632,7 @@ class Recording(EntersAsync, Collector):
     ) -> tuple[tuple[ProgramStep, ...], tuple[Node, ...]]:
         """Return the program's preparing steps and the nodes to replay, on the present buffers."""
         for stand_in, ref in bound.items():
-            stand_in.address = ref._addressable_block.address + -self._pads[stand_in]
+            stand_in.address = ref.addressable_block.address + -self._pads[stand_in]
         for part, (whole, start) in reversed(self._inside.items()):
             part.address = whole.address + start
         prepare = [_step(op) for op in self._prepare]
@@ -650,7 +650,7 @@ class Recording(EntersAsync, Collector):
                 encoded.append(Section("call", inner))
             elif isinstance(node, _ConditionalPart):
                 inner = self._encode_nodes(node.nodes, prepare)
-                address, nbytes = node.flag._block.address, node.flag.nbytes
+                address, nbytes = node.flag.block.address, node.flag.nbytes
                 encoded.append(Section(node.kind, inner, address, nbytes))
             else:
                 encoded.append(_step(node))
@@ -722,8 +722,8 @@ class Recording(EntersAsync, Collector):
 
 def _start(part: GpuRef, whole: GpuRef) -> int | None:
     """Return the offset of ``part`` in ``whole`` in bytes, or None if it is not inside."""
-    start = part._block.offset - whole._block.offset
-    if part._block.base is not whole._block.base:
+    start = part.block.offset - whole.block.offset
+    if part.block.base is not whole.block.base:
         return None
     if whole._strides is not None:  # the memory between its elements is not its own
         return start if same_place(part, whole) else None

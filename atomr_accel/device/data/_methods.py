@@ -105,7 +105,7 @@ class MemoryMethods(Arrays[Awaited]):
                 ref = await core.empty(host.shape, host.dtype, sealed=sealed)
             try:
                 if sealed:
-                    async with filling(core, ref._block):
+                    async with filling(core, ref.block):
                         await upload(core, host, ref, new=True)
                 else:
                     await upload(core, host, ref, new=True, wait=False)
@@ -183,7 +183,7 @@ class MemoryMethods(Arrays[Awaited]):
         """
         core = self._core
         if lives_elsewhere(core, src):
-            require_readable(src, src._block.memory, "src", strided=True)
+            require_readable(src, src.block.memory, "src", strided=True)
             if dst is not None:
                 check_pair(src, dst, core.memory)
             src = await copy_here(core, src)

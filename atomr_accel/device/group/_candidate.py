@@ -139,7 +139,7 @@ class Candidate(metaclass=NoPublicConstructor):
     def far_bytes(self, near: Sequence[GpuRef]) -> int:
         """Return the bytes of these buffers that lie on other devices."""
         core = self._device._core
-        return sum(ref.nbytes for ref in near if ref._block.memory is not core.memory)
+        return sum(ref.nbytes for ref in near if ref.block.memory is not core.memory)
 
     def seconds_to(self, near: Sequence[GpuRef]) -> float:
         """Estimate the seconds to copy these buffers here, from the bandwidths of the links."""
@@ -147,7 +147,7 @@ class Candidate(metaclass=NoPublicConstructor):
         return sum(
             ref.nbytes / self._topology.expected_bandwidth(ref.device, self.name)
             for ref in near
-            if ref._block.memory is not core.memory
+            if ref.block.memory is not core.memory
         )
 
     def _admits(self, hints: Hints) -> bool:

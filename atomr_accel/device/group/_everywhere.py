@@ -167,7 +167,7 @@ async def sealed_everywhere(
 def _homes(devices: Sequence[Device], x: object) -> list[Device]:
     """The devices on which it may be sealed first: the one that has it, if one of them has."""
     if isinstance(x, GpuRef):
-        own = [each for each in devices if each._core.memory is x._block.memory]
+        own = [each for each in devices if each._core.memory is x.block.memory]
         if own:
             return own
     return [each for each in devices if not each.closed]
@@ -176,6 +176,6 @@ def _homes(devices: Sequence[Device], x: object) -> list[Device]:
 async def _sealed_at(home: Device, x: object) -> GpuRef:
     if not isinstance(x, GpuRef):
         return await home.put(x, sealed=True)
-    if home._core.memory is x._block.memory:
+    if home._core.memory is x.block.memory:
         return await home.seal(x)
     return await copy_here(home._core, x, sealed=True)

@@ -193,7 +193,7 @@ def computing(
     def prepare(preparer: Preparer) -> Submission[Any]:
         on, reads = start(preparer)
         made = outs or tuple([preparer.output(shape, dtype) for shape, dtype in targets])
-        writes = [ref._block for ref in made]
+        writes = [ref.block for ref in made]
         if interpreted:
             message: Any = _interpret(on, made)
         else:
@@ -220,7 +220,7 @@ def _standing(ref: GpuRef, preparer: Preparer, captured: weakref.ref[Block] | No
 
         require_readable(ref, memory, "an operand", strided=True)
         preparer.depends(still)
-        ref = _view(ref, preparer.obtain(base), ref._block.offset)
+        ref = _view(ref, preparer.obtain(base), ref.block.offset)
     return preparer.stand_in(ref)
 
 
@@ -255,7 +255,7 @@ def _require_apart(outs: tuple[GpuRef, ...]) -> None:
 
 
 def _array(ref: GpuRef) -> StridedArray:
-    return StridedArray(ref._addressable_block.address, ref.shape, ref.strides, NAMES[ref.dtype])
+    return StridedArray(ref.addressable_block.address, ref.shape, ref.strides, NAMES[ref.dtype])
 
 
 def _interpret(graph: ExpressionGraph, made: tuple[GpuRef, ...]) -> Interpret:
@@ -285,7 +285,7 @@ def _layout(ref: GpuRef) -> BufferLayout:
 
 def _signature(ref: GpuRef) -> tuple[object, ...]:
     """Return the parts of a ref that a plan depends on, besides its shape and dtype."""
-    return ref._strides, ref._block.offset & (BLOCK_ALIGNMENT - 1)
+    return ref._strides, ref.block.offset & (BLOCK_ALIGNMENT - 1)
 
 
 def _conflicts(operands: list[GpuRef], made: tuple[GpuRef, ...]) -> tuple[Conflict, ...]:
@@ -295,7 +295,7 @@ def _conflicts(operands: list[GpuRef], made: tuple[GpuRef, ...]) -> tuple[Confli
         for number, ref in enumerate(operands):
             if overlap(out, ref):
                 same = (
-                    origin(out._block) == origin(ref._block)
+                    origin(out.block) == origin(ref.block)
                     and out.shape == ref.shape
                     and out.strides == ref.strides
                     and out.dtype is ref.dtype
@@ -340,7 +340,7 @@ def _run(
     reads += built(kernels, preparer, BUILDS)
     places: dict[str, list[Any]] = {"operand": graph.operands, "output": [*made]}
     places["scratch"] = [preparer.output((count,), dtype) for count, dtype in plan.scratch]
-    writes += [ref._block for ref in places["scratch"]]
+    writes += [ref.block for ref in places["scratch"]]
     words = graph.words
     launches = tuple(
         ExpressionLaunch(
@@ -350,7 +350,7 @@ def _run(
                 [
                     0
                     if place is None
-                    else places[place.kind][place.number]._addressable_block.address
+                    else places[place.kind][place.number].addressable_block.address
                     for place in each.places
                 ]
             ),
@@ -478,14 +478,14 @@ class Fused(Facade[D], Generic[D, P, R]):
         operands, used = [], []
         captured: dict[int, weakref.ref[Block]] = {}
         for at, ref in enumerate(graph.operands):
-            base, offset = ref._block.base, ref._block.offset
+            base, offset = ref.block.base, ref.block.offset
             argument = stand_ins.get(base)
             if argument is None:
                 captured[at] = weakref.ref(base)
             like = ref.on_block(block_at(memory, 0, 0))
             operands.append(_FusedOperand(argument or 0, offset, like))
             used.append(
-                ref if argument is None else _view(like, refs[argument]._addressable_block, offset)
+                ref if argument is None else _view(like, refs[argument].addressable_block, offset)
             )
         return _Traced(graph.on([]), tuple(operands), captured, single), used
 
@@ -525,7 +525,7 @@ class _Traced(NamedTuple):
         for at, (argument, offset, like) in enumerate(self.operands):
             captured = self.captured.get(at)
             if captured is None:
-                used.append(_view(like, refs[argument]._addressable_block, offset))
+                used.append(_view(like, refs[argument].addressable_block, offset))
                 continue
             base = captured()
             if base is None:

@@ -146,7 +146,7 @@ class ExpressionGraph:
 
     def _value(self, x: Operand) -> int:
         if isinstance(x, GpuRef):
-            block = x._block
+            block = x.block
             place = (block.base, block.offset, x.shape, x.strides, x.dtype)
             at = self._places.get(place)
             if at is None:

@@ -204,7 +204,7 @@ class CallSteps:
         ref = self.output(array.shape, dtype)
         if ref.size:
             data = np.ascontiguousarray(array, dtype).tobytes()
-            self.submit("array.upload", UploadBytes(ref._block.address, data), (), (ref._block,))
+            self.submit("array.upload", UploadBytes(ref.block.address, data), (), (ref.block,))
         return ref
 
     def result(self, result: T, last: Submission[Any] | None = None) -> Submission[T]:

@@ -131,7 +131,7 @@ def place_scalars(
         TypeError: a buffer of another dtype.
         ValueError: a buffer of another shape than ().
     """
-    room = preparer.output((SCALAR_BYTES * (len(given) + 1),), UINT8)._block
+    room = preparer.output((SCALAR_BYTES * (len(given) + 1),), UINT8).block
     places: list[int] = []
     read: list[Block] = []
     for name, value, dtype in given:

@@ -132,8 +132,8 @@ class CubBuilds:
             made = asked.get(spec)
             if made is None:
                 made = asked[spec] = preparer.output((), _UINT8)
-                preparer.perform(_building(key, (made._block,)))
-            return 0, made._block
+                preparer.perform(_building(key, (made.block,)))
+            return 0, made.block
         answer = preparer.perform(_building(key, ()))
         assert answer is not None
         nbytes, origin, seconds = answer
@@ -249,8 +249,8 @@ class CubPart(Facade[D]):
                 if out is None:
                     out = preparer.output(output.shape, output.dtype)
                 made.append(out)
-                writes.append(out._block)
-                addresses.append(out._block.address if out.size else 0)
+                writes.append(out.block)
+                addresses.append(out.block.address if out.size else 0)
             workspace: Any = 0
             if nbytes:
                 scratch = self._builds.workspaces.obtain(preparer, nbytes)

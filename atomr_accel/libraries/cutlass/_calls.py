@@ -67,7 +67,7 @@ class CutlassPart(Facade[D]):
                 result = preparer.output(product.shape, product.dtype)
             message = product.message(spec, turn, result, product.lowered.buffers)
             sent = None if building is None else untraceable
-            return Submission(message, reads, [result._block, *product.writes], result, sent=sent)
+            return Submission(message, reads, [result.block, *product.writes], result, sent=sent)
 
         return Request(LANE, name, prepare)
 
@@ -97,11 +97,11 @@ class CutlassPart(Facade[D]):
             out, buffers = product.scratch(preparer)
             wanted = encode(product.spec)
             trial = product.message(*candidates[0], out, buffers)
-            written = [buffers[slot]._block for slot in product.lowered.written]
+            written = [buffers[slot].block for slot in product.lowered.written]
             return Submission(
                 TuneCutlass(wanted, trial, candidates),
                 product.reads,
-                [out._block, *written],
+                [out.block, *written],
                 finish=partial(self._timed, wanted, trial.sizes, candidates),
             )
 

@@ -63,7 +63,7 @@ class ArrayMemory:
         self.dtype: Final = ref.dtype
         self.layout: Final = layout
         self.surface: Final = surface
-        self._home = ref._block.memory
+        self._home = ref.block.memory
         self._freed = False
         self._source = ref if ref.sealed else None
         self._copies: WeakKeyDictionary[object, _CudaArrayCopy] = WeakKeyDictionary()

@@ -246,7 +246,7 @@ class HostFactors:
 
             def prepare(preparer: Preparer) -> Submission[None]:
                 parts = self._parts(preparer, self.matrix)
-                source, target, kept = right._block, x._block, self.here(preparer)
+                source, target, kept = right.block, x.block, self.here(preparer)
                 message = SolveBy(
                     self._number,
                     tuple(each.address for each in parts),

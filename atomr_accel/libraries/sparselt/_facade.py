@@ -207,9 +207,9 @@ class SparseLt(Facade[D]):
                     "in a batch; await it"
                 )
             made, *scratch = (preparer.output((size,), _UINT8) for size in sizes if size)
-            targets: list[Block] = [each._block for each in (made, *scratch)]
-            at = scratch[0]._block.address if scratch else 0
-            message = Compress(matrix, source.address, made._block.address, at)
+            targets: list[Block] = [each.block for each in (made, *scratch)]
+            at = scratch[0].block.address if scratch else 0
+            message = Compress(matrix, source.address, made.block.address, at)
             result = StructuredRef((a.shape[0], a.shape[1]), a.dtype, made)
             return Submission(message, (source,), targets, result)
 
@@ -344,9 +344,9 @@ class SparseLt(Facade[D]):
                 encode(spec),
                 compressed.address,
                 source.address,
-                (added if added is not None else made)._addressable_block.address,
+                (added if added is not None else made).addressable_block.address,
                 target.address,
-                0 if bias is None else bias._block.address,
+                0 if bias is None else bias.block.address,
                 *numbers,
             )
             if added is out and numbers[1]:

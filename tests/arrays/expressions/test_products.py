@@ -137,7 +137,7 @@ async def test_several_results_may_be_products(device: Device) -> None:
     made = await device.evaluate(product, product + 1, product, y @ x.T, x)
     for ref, wanted in zip(made, (a @ b.T, a @ b.T + 1, a @ b.T, b @ a.T, a), strict=True):
         np.testing.assert_array_equal(await device.get(ref), wanted)
-    assert len({ref._block for ref in made}) == 5
+    assert len({ref.block for ref in made}) == 5
     one, other = await device.evaluate(product, y @ x.T)
     await device.evaluate(product * 0, product * 2, out=(other, one))
     assert not (await device.get(other)).any()

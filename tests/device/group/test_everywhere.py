@@ -102,7 +102,7 @@ async def test_group_keeps_no_writable_mapping_of_sealed_memory() -> None:
         for source in devices:
             assert source._core.memory.unmapped == []
             for target, ref in copies.items():
-                slab = target._core.memory.slab_of(ref._block)
+                slab = target._core.memory.slab_of(ref.block)
                 assert source._core.windows.find(target._core, slab) is None
 
 

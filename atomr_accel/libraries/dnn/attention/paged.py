@@ -247,7 +247,7 @@ class PagedKVCache(AttentionPart[D]):
             growth, appending = self._growing(sequences, k, v, layer)
             table, after = self._table(growth.pages.values()), self._after(growth)
             scratch = preparer.output((after.size + table.size,), _INT32)
-            lengths, rows = scratch._block, scratch[after.size :]._block
+            lengths, rows = scratch.block, scratch[after.size :].block
             data = np.concatenate([after, table.ravel()]).tobytes()
             append = appending.message(lengths.address, rows.address)
             message = Grow((SequenceUpload(lengths.address, data),), append, NOTHING, (), None)
@@ -575,11 +575,11 @@ class Caches(DnnFlashAttention[D]):
 
         def zeros(preparer: Preparer, width: int) -> tuple[Clear, GpuRef]:
             ref = preparer.output((layers, pages, page_size, kv_heads, width), kind)
-            return Clear(ref._block.address, ref.nbytes), ref
+            return Clear(ref.block.address, ref.nbytes), ref
 
         def prepare_k(preparer: Preparer) -> Submission[GpuRef]:
             message, k = zeros(preparer, size)
-            return Submission(message, (), (k._block,), k)
+            return Submission(message, (), (k.block,), k)
 
         def prepare(preparer: Preparer) -> Submission[PagedKVCache[D]]:
             k = preparer.perform(Request(LANE, "dnn.kv_cache", prepare_k))
@@ -589,7 +589,7 @@ class Caches(DnnFlashAttention[D]):
                 assert k is not None  # only in a batch, where nothing is finished
                 return PagedKVCache(device, plans, k, v)
 
-            return Submission(message, (), (v._block,), finish=finish)
+            return Submission(message, (), (v.block,), finish=finish)
 
         return Request(LANE, "dnn.kv_cache", prepare)
 

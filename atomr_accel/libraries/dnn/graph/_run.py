@@ -478,13 +478,13 @@ class DnnPart(Facade[D]):
                 continue
             if type(ref) is not GpuRef:
                 break
-            block = ref._block
+            block = ref.block
             epoch = block.epoch
             if epoch is not present and epoch is not sealed:
                 break
             if type(block) is not Block:
                 if ref._strides is not None:
-                    block, plain = ref._addressable_block, False
+                    block, plain = ref.addressable_block, False
                     parts.append(ref._strides)
                 elif block.offset % _ALIGNMENT:
                     plain = False
@@ -540,7 +540,7 @@ class DnnPart(Facade[D]):
             out = outs[at] if at < brought else None
             if out is None:
                 out = preparer.output(shape, dtype)
-            block = out._block
+            block = out.block
             writes.append(block)
             addresses.append(block.address)
             made.append(out)
@@ -583,8 +583,8 @@ def _fill(
     made: list[GpuRef] = []
     for target, out in zip_longest(call.targets, outs):
         made.append(preparer.output(*target) if out is None else out)
-    blocks = [ref._block for ref in made]
-    parts = [Clear(ref._block.address, ref.nbytes, call.byte) for ref in made]
+    blocks = [ref.block for ref in made]
+    parts = [Clear(ref.block.address, ref.nbytes, call.byte) for ref in made]
     message = parts[0] if len(parts) == 1 else ClearAll(tuple(parts))
     results = tuple([made[at] for at in call.results])
     return Submission(message, reads, blocks, results[0] if len(results) == 1 else results)
@@ -599,8 +599,8 @@ def _update(
         assert ref is not None
         # A writer already waits for all earlier readers. Counting it as a reader, too, would make
         # the next writer wait for every one of them.
-        reads.remove(ref._block)
-        writes.append(ref._block)
+        reads.remove(ref.block)
+        writes.append(ref.block)
 
 
 def _check(

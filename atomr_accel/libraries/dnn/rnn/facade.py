@@ -133,7 +133,7 @@ class Rnn(Facade[D]):
             ]
             weights = preparer.output((nbytes // self._dtype.itemsize,), self._dtype)
             places = tuple(block.address for block in reads)
-            block = weights._block
+            block = weights.block
             message = RnnPack(self.spec, places, block.address, nbytes, out=False)
             return Submission(message, reads, [block], weights)
 
@@ -159,7 +159,7 @@ class Rnn(Facade[D]):
             (nbytes, *_) = self._ask(preparer, None, training=False)
             source = self._checked(weights, "weights", (nbytes // self._dtype.itemsize,))
             made = [preparer.output(shape, self._dtype) for shape in self.parameter_shapes]
-            blocks = [ref._block for ref in made]
+            blocks = [ref.block for ref in made]
             places = tuple(block.address for block in blocks)
             message = RnnPack(self.spec, places, source.address, nbytes, out=True)
             return Submission(message, [source], blocks, made)
@@ -239,7 +239,7 @@ class Rnn(Facade[D]):
             ]
             tape = RnnTape(data, sizes, number, x, y, weights, h0, c0, hn, cn, kept)
             message = self._message(tape, scratch, training=training)
-            writes = [ref._block for ref in (y, hn, cn, kept, *scratch) if ref is not None]
+            writes = [ref.block for ref in (y, hn, cn, kept, *scratch) if ref is not None]
             result = RnnOutput(y, hn, cn, tape if training else None)
             return Submission(message, reads, writes, result)
 
@@ -304,7 +304,7 @@ class Rnn(Facade[D]):
                 *map(_address, (grad, dhn, dcn, dx, dh0, dc0, dweights)),
             )
             made = (dx, dh0, dc0, dweights, work, tape.reserve)
-            writes = [ref._block for ref in made if ref is not None]
+            writes = [ref.block for ref in made if ref is not None]
             return Submission(message, reads, writes, RnnGradients(dx, dh0, dc0, dweights))
 
         return Request(LANE, "dnn.rnn_backward", prepare)
@@ -475,4 +475,4 @@ def _counts(spec: RnnSpec, data: RnnData | None) -> tuple[int, ...]:
 
 
 def _address(ref: GpuRef | None) -> Any:
-    return 0 if ref is None else ref._block.address
+    return 0 if ref is None else ref.block.address

@@ -241,9 +241,9 @@ class Losses(DnnPart[D]):
             places: dict[str, Any] = {
                 what: block.address for what, block in zip(inputs, blocks, strict=True)
             }
-            places["dx" if more else "y"] = result._block.address
+            places["dx" if more else "y"] = result.block.address
             message = call.message({"y": 0, **places, "scratch": scratch.address})
-            return Submission(message, blocks, [result._block, scratch], result)
+            return Submission(message, blocks, [result.block, scratch], result)
 
         return Request(LANE, name, prepare)
 
