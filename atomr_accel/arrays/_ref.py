@@ -61,13 +61,14 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         nbytes: size of all elements in bytes.
         block: the memory, for libraries: ops are ordered by it, and messages have its address. Of
             a view that is not contiguous it has no address, see ``addressable_block``.
+        own_strides: ``strides``, or None if the ref is C-contiguous; quicker to ask.
     """
 
     block: Block
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     nbytes: int
-    _strides: tuple[int, ...] | None = None  # None: it is C-contiguous
+    own_strides: tuple[int, ...] | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
         # Ops rely on the layout of their refs.
@@ -78,7 +79,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
 
     def on_block(self, block: Block) -> GpuRef:
         """Return the same array in another block, which begins at the first element."""
-        return _ref(block, self.shape, self.dtype, self.nbytes, self._strides)
+        return _ref(block, self.shape, self.dtype, self.nbytes, self.own_strides)
 
     @property
     def addressable_block(self) -> Block:
@@ -89,13 +90,13 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
     @property
     def strides(self) -> tuple[int, ...]:
         """Bytes from one element to the next along each axis; as in NumPy."""
-        strides = self._strides
+        strides = self.own_strides
         return strides_of(self.shape, self.dtype.itemsize) if strides is None else strides
 
     @property
     def contiguous(self) -> bool:
         """True if the elements follow each other without gaps, in C order."""
-        return self._strides is None
+        return self.own_strides is None
 
     @property
     def ndim(self) -> int:
@@ -200,7 +201,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
             ValueError: the shapes do not fit.
         """
         wanted = as_shape(shape)
-        return self._seen(wanted, broadcast(self.shape, self.strides, wanted))
+        return self.with_layout(wanted, broadcast(self.shape, self.strides, wanted))
 
     def squeeze(self, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = None) -> GpuRef:
         """Return a view without axes of length one, like ``numpy.squeeze``.
@@ -211,7 +212,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         Raises:
             ValueError: one of the axes is longer.
         """
-        return self._seen(*squeezed(self.shape, self.strides, axis))
+        return self.with_layout(*squeezed(self.shape, self.strides, axis))
 
     def diagonal(
         self, offset: SupportsIndex = 0, axis1: SupportsIndex = 0, axis2: SupportsIndex = 1
@@ -228,7 +229,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         Raises:
             ValueError: the ref has fewer than two axes, or both axes are the same.
         """
-        return self._seen(*diagonals(self.shape, self.strides, offset, axis1, axis2))
+        return self.with_layout(*diagonals(self.shape, self.strides, offset, axis1, axis2))
 
     def reshape(self, *shape: int | tuple[int, ...]) -> GpuRef:
         """Return a view with another shape of the same size, like ``numpy.ndarray.reshape``.
@@ -248,15 +249,15 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
                 if len(_SHAPES) >= _MOST_VIEWS:
                     _SHAPES.clear()
                 _SHAPES[known] = new
-        if self._strides is None:
+        if self.own_strides is None:
             return GpuRef(self.block, new, self.dtype, self.nbytes)
-        strides = regrouped(self.shape, self._strides, new)
+        strides = regrouped(self.shape, self.own_strides, new)
         if strides is None:
             raise ValueError(
-                f"a view of shape {self.shape} and strides {self._strides} has no view of shape "
+                f"a view of shape {self.shape} and strides {self.own_strides} has no view of shape "
                 f"{new}; copy it first: (await device.copy(ref)).reshape({new})"
             )
-        return self._seen(new, strides)
+        return self.with_layout(new, strides)
 
     def ravel(self) -> GpuRef:
         """Return a view with one axis, like ``numpy.ravel`` but without ever copying.
@@ -278,7 +279,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
                 element would not begin at a multiple of its size.
         """
         dtype = as_dtype(dtype)
-        shape, strides = self.shape, self._strides
+        shape, strides = self.shape, self.own_strides
         size, before = dtype.itemsize, self.dtype.itemsize
         if size != before:
             if not shape:
@@ -320,21 +321,29 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         self, make: Callable[..., _Layout], argument: Any, token: tuple[object, ...] | None
     ) -> GpuRef:
         """Return ``make``'s view for a layout and an argument; ``token`` is its key."""
-        known = (make, self.shape, self._strides, self.dtype, token)
+        known = (make, self.shape, self.own_strides, self.dtype, token)
         made = None if token is None else _VIEWS.get(known)
         if made is None:
-            view = self._seen(*make(self.shape, self.strides, argument))
+            view = self.with_layout(*make(self.shape, self.strides, argument))
             if token is not None:
                 if len(_VIEWS) >= _MOST_VIEWS:
                     _VIEWS.clear()
                 start = view.block.offset - self.block.offset
-                _VIEWS[known] = start, view.shape, view.nbytes, view._strides
+                _VIEWS[known] = start, view.shape, view.nbytes, view.own_strides
             return view
         start, shape, nbytes, strides = made
         return _ref(self.block, shape, self.dtype, nbytes, strides, start)
 
-    def _seen(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> GpuRef:
-        """Return a view of another shape and strides that begins ``start`` bytes into this ref."""
+    def with_layout(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0
+    ) -> GpuRef:
+        """Return a view of another shape and strides, for libraries; nothing is checked.
+
+        Args:
+            shape: the view's shape.
+            strides: bytes from one element to the next along each axis.
+            start: bytes from this ref's first element to the view's.
+        """
         itemsize = self.dtype.itemsize
         contiguous = is_contiguous(shape, strides, itemsize)
         nbytes = math.prod(shape) * itemsize
@@ -370,7 +379,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         block = self.block
         state = "freed " if block.epoch is None else "stale " if self.is_stale else ""
         sealed = "sealed " if block.sealed else ""
-        strides = "" if self._strides is None else f"strides {list(self._strides)} "
+        strides = "" if self.own_strides is None else f"strides {list(self.own_strides)} "
         return (
             f"<GpuRef {state}{sealed}{self.dtype.name}{list(self.shape)} {strides}"
             f"on {self.device}, generation {block.generation}>"

@@ -191,12 +191,12 @@ class DashboardHistory(DeviceInstrument):
         """Add a point to the curves of these devices, and drop the curves of all others."""
         devices = list(devices)
         for device in devices:
-            device._core.tell_done()
+            device.core.tell_done()
         now = time.monotonic()
         seconds, self._beat_at = max(now - self._beat_at, 1e-3), now
         pulses = {}
         for device in devices:
-            core = device._core
+            core = device.core
             pulse = pulses[core.path] = self._pulses.get(core.path) or _Pulse()
             pulse.beat(seconds, len(core.in_flight), core.memory.statistics().used)
         self._pulses = pulses

@@ -155,7 +155,7 @@ class SystemObserver:
                 "used": slab.used,
                 "cells": "".join(map(_digit, slab.cells)),
             }
-            for slab in layout(device._core.memory, most=SLABS, cells=CELLS)
+            for slab in layout(device.core.memory, most=SLABS, cells=CELLS)
         }
         state: dict[str, Json] = {
             "name": device.name,

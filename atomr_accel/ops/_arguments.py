@@ -53,7 +53,7 @@ def require_readable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool
         block = ref.block
         epoch = block.epoch
         if epoch is memory.epoch or epoch is memory.sealed_epoch:
-            if ref._strides is None:
+            if ref.own_strides is None:
                 return block
             if strided:
                 return ref.addressable_block
@@ -71,7 +71,7 @@ def require_writable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool
     block = require_readable(ref, memory, name, strided=strided)
     if block.sealed:
         raise sealed_error(ref, name)
-    if ref._strides is not None and repeats(ref.shape, ref._strides):
+    if ref.own_strides is not None and repeats(ref.shape, ref.own_strides):
         raise ValueError(
             f"{name} is read-only: elements of {ref!r} are the same memory, as broadcast_to has "
             "made it; write to what it was made of, or to a copy"
@@ -82,7 +82,7 @@ def require_writable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool
 def strided(*refs: object) -> bool:
     """Return whether any of these is a ref that is not contiguous."""
     for ref in refs:  # noqa: SIM110 - this is a hot path
-        if getattr(ref, "_strides", None) is not None:
+        if getattr(ref, "own_strides", None) is not None:
             return True
     return False
 
@@ -107,7 +107,7 @@ def overlap(one: GpuRef, other: GpuRef) -> bool:
     (low, high), (other_low, other_high) = _span(one, start), _span(other, other_start)
     if low >= other_high or other_low >= high:
         return False
-    if one._strides is None and other._strides is None:
+    if one.own_strides is None and other.own_strides is None:
         return True
     return share_elements(
         (one.shape, one.strides, start),
@@ -118,9 +118,9 @@ def overlap(one: GpuRef, other: GpuRef) -> bool:
 
 def _span(ref: GpuRef, start: int) -> tuple[int, int]:
     """Return the range of a ref's memory in its buffer; its first element is at ``start``."""
-    if ref._strides is None:
+    if ref.own_strides is None:
         return start, start + ref.nbytes
-    low, high = span(ref.shape, ref._strides, ref.dtype.itemsize)
+    low, high = span(ref.shape, ref.own_strides, ref.dtype.itemsize)
     return start + low, start + high
 
 
@@ -129,10 +129,10 @@ def same_place(one: GpuRef, other: GpuRef) -> bool:
     (first, start), (second, other_start) = origin(one.block), origin(other.block)
     if first is not second or start != other_start:
         return False
-    if one._strides is None and other._strides is None:
+    if one.own_strides is None and other.own_strides is None:
         return one.nbytes == other.nbytes
     same = one.shape == other.shape and one.dtype.itemsize == other.dtype.itemsize
-    return same and one._strides == other._strides
+    return same and one.own_strides == other.own_strides
 
 
 def require_no_alias(
@@ -173,7 +173,7 @@ def require_no_alias(
             )
         ]
     every = [*outputs, *inputs]
-    if any(ref._strides is not None for _, ref in every):
+    if any(ref.own_strides is not None for _, ref in every):
         _require_apart(op, outputs, inputs, in_place)
         return
     places = [(*origin(ref.block), ref.nbytes) for _, ref in every]

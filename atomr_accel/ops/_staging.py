@@ -110,7 +110,7 @@ def replaced(value: Any, name: str, by: Callable[[Any, str], Buffer]) -> Any:
     """Arguments with something else in the place of expressions and views with gaps."""
 
     def each(buffer: Buffer, what: str) -> Buffer:
-        plain = type(buffer) is GpuRef and buffer._strides is None
+        plain = type(buffer) is GpuRef and buffer.own_strides is None
         return buffer if plain else by(buffer, what)
 
     return _mapped(value, name, each)
@@ -187,7 +187,7 @@ class _Staging(Preparing):
 
     def _copy_of(self, buffer: Buffer, name: str) -> GpuRef:
         if type(buffer) is GpuRef:
-            if buffer._strides is None or (self._by_columns and _by_columns(buffer)):
+            if buffer.own_strides is None or (self._by_columns and _by_columns(buffer)):
                 self._plain.append((name, buffer))
                 return buffer
             require_readable(buffer, self.memory, name, strided=True)

@@ -129,10 +129,10 @@ class TemplateMaker:
             holes = [_Hole(_WORDS, at) for at in range(first, self._words)]
             return joined(value, [self._stand_in(ref) for ref in held], holes)
         if type(value) is not GpuRef:
-            if not hasattr(type(value), "_flatten"):
+            if not hasattr(type(value), "split_refs"):
                 return value
-            _, held = value._flatten()
-            return value._unflatten([self._stand_in(ref) for ref in held])
+            _, held = value.split_refs()
+            return value.with_refs([self._stand_in(ref) for ref in held])
         whole, offset = value.block.base, value.block.offset
         made = self._stand_ins.get(whole)
         if made is None:  # what stands for the first of its views is where that begins
@@ -264,7 +264,7 @@ class TemplateMaker:
             if ref is result:
                 return itemgetter(at)
         for at, ref in enumerate(self._refs):
-            if ref.block is result.block and result._strides is None:
+            if ref.block is result.block and result.own_strides is None:
                 shape, dtype, nbytes = result.shape, result.dtype, result.nbytes
                 return lambda refs: GpuRef(refs[at].block, shape, dtype, nbytes)
         begin = result.block.base, result.block.offset

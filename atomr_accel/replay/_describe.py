@@ -21,6 +21,7 @@ import numpy as np
 from .._dtypes import DTYPES, NAMES
 from ..arrays import GpuRef
 from ..arrays.expressions import Operand
+from ..device.data.arrays import Arrays
 from ..libraries.array.graph import ExpressionGraph
 from ..libraries.nvrtc.structures import is_struct
 from ..memory import Block
@@ -142,7 +143,7 @@ def identity_of(thing: Any) -> Identity | object:
 
 def is_device(thing: Any) -> bool:
     """Return True for a device, a batch or a recording, which are facades too."""
-    return hasattr(thing, "_core")
+    return isinstance(thing, Arrays)
 
 
 @final
@@ -236,7 +237,7 @@ class Describer:
             return DType(np.dtype(value).name)
         if isinstance(value, FunctionType | BuiltinFunctionType | type | np.ufunc):
             return function_of(value)
-        if isinstance(value, Facade) or hasattr(value, "_core"):
+        if isinstance(value, Facade) or is_device(value):
             return self.handle(value, brought)
         return self._fields(value, describe)
 
@@ -264,7 +265,7 @@ class Describer:
             number = self._numbers.add_block(whole)
             if brought is not None:
                 brought(ref, number)
-        return Ref(number, NAMES[ref.dtype], ref.shape, block.offset, ref._strides, whole.nbytes)
+        return Ref(number, NAMES[ref.dtype], ref.shape, block.offset, ref.own_strides, whole.nbytes)
 
     def _array(self, value: np.ndarray[Any, Any]) -> Value:
         if value.dtype not in DTYPES.values():

@@ -167,7 +167,7 @@ class Notes:
         program: Collector | None = None,
     ) -> T:
         """Take a call into a batch or a recording, and note it."""
-        collector: Any = facade._device if program is None else program
+        collector: Any = facade.home if program is None else program
         if not self._notes_calls() or not self._knows(collector):
             result: T = collector.collect(make, facade, args, kwargs)
             return result

@@ -275,7 +275,7 @@ class Player:
         Args:
             until: the number of the last one; None: all.
         """
-        instruments = self._device._core.instruments
+        instruments = self._device.core.instruments
         instruments.add(self._doubts)
         try:
             await self._play(until)

@@ -173,7 +173,7 @@ async def _both(
 ) -> list[tuple[str, Array, Array]]:
     """Return name, device result and CPU result of each buffer that was written."""
     assert kernel.twin is not None
-    resident, core = kernel._resident, device._core
+    resident, core = kernel._resident, device.core
     refs = [await device.put(each) if _is_buffer(each) else each for each in contents]
     variables = {
         name: await perform(core, resident.map(variable))

@@ -351,7 +351,7 @@ class Lives:
         collect_garbage()
         handles = alive(self.handles, self.knots)
         pieces = in_use(handles)
-        core = self.device._core
+        core = self.device.core
         await core.exports.sweep()
         used = self.device.statistics().memory.used - self._base
         assert used == sum(piece.size for piece in pieces), (used, [p.size for p in pieces])

@@ -138,7 +138,7 @@ async def test_a_scope_that_ends_while_something_is_sealed_inside_frees_no_seale
     step, more = 1, True
     while more:
         outside = await device.put(content)
-        scope = MemoryScope(device._core.memory)
+        scope = MemoryScope(device.core.memory)
         scope.open()
         more, ref = await interrupted_at(step, act, end)
         if not more:

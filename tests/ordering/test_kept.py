@@ -48,7 +48,7 @@ def nothing() -> None:
 
 
 async def _executes(device: Device, lane: str, message: Message) -> bool:
-    core = device._core
+    core = device.core
     try:
         await core.submit(core.ports[lane], "look", message).wait()
     except KeyError:
@@ -75,7 +75,7 @@ async def has_program(device: Device, number: int) -> bool:
 async def has_kernel_for_programs(device: Device, number: int) -> bool:
     step = ProgramStep(KERNELS.executors[device.backend], "look", encoder.encode(_launch(number)))
     own = next(_numbers)
-    core = device._core
+    core = device.core
     try:
         made = core.submit(core.ports[PROGRAMS.name], "look", RecordProgram(own, (), (step,)))
         await core.submit(core.ports[PROGRAMS.name], "look", Replay(own)).wait()
@@ -88,7 +88,7 @@ async def told(device: Device) -> None:
     """Have the host learn of dropped handles, which it does with other ops, and wait for it."""
     collect_garbage()
     x = await device.zeros(1)
-    while device._core.dropped:
+    while device.core.dropped:
         await device.fill(x, 0)
     await settled(device)
 
@@ -169,7 +169,7 @@ async def test_a_kernel_that_is_loaded_in_a_batch_stays_for_all(device: Device) 
 async def test_a_kernel_is_loaded_once(device: Device) -> None:
     """By whatever launches it first; what a batch has asked for counts once it has not failed."""
     kernel = await device.nvrtc.compile(SOURCE, "nothing", cpu=nothing)
-    core = device._core
+    core = device.core
     loads: list[str] = []
 
     def submit(port: Any, name: str, message: Message, *blocks: Any) -> Any:
@@ -241,10 +241,10 @@ async def test_a_kernel_stays_while_it_runs(device: Device, gate: Gate) -> None:
         collect_garbage()
         await device.zeros(1)
         await device.fill(await device.zeros(1), 0)
-        assert not device._core.dropped
+        assert not device.core.dropped
         gate.open()
     await settled(device)
-    assert device._core.dropped
+    assert device.core.dropped
     await told(device)
     assert (await device.get(cells)).tolist() == [1]
 
@@ -356,7 +356,7 @@ async def test_much_that_goes_at_once_does_not_hold_up_the_next_op(device: Devic
     del event
     events.clear()
     await settled(device)
-    assert len(device._core.dropped) == 300
+    assert len(device.core.dropped) == 300
     before = device.statistics().in_flight
     async with trio.open_nursery() as nursery:
         nursery.start_soon(device.fill, x, 0)

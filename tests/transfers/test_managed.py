@@ -118,7 +118,7 @@ async def test_managed_buffers_never_take_more_than_the_card_has() -> None:
 async def test_managed_buffers_never_take_more_than_the_limit() -> None:
     mib = 1 << 20
     async with opened(memory_limit=64 * mib, isolation="thread") as device:
-        context = device._core.context
+        context = device.core.context
         assert context is not None
         request = context.host.request
 
@@ -144,9 +144,9 @@ async def test_managed_buffers_never_take_more_than_the_limit() -> None:
                 nursery.start_soon(make)
         assert (len(refs), len(errors)) == (1, 2)
         assert "its memory_limit is" in str(errors[0])
-        device._core.memory.reserved = 30 * mib  # as by a hot standby
+        device.core.memory.reserved = 30 * mib  # as by a hot standby
         refs.clear()
         with pytest.raises(OutOfMemory, match="its memory_limit is"):
             await device.managed(40 * mib, np.uint8)
-        device._core.memory.reserved = 0
+        device.core.memory.reserved = 0
         await device.managed(40 * mib, np.uint8)

@@ -40,7 +40,7 @@ def noise(nbytes: int, seed: int = 0) -> Array:
 
 def nothing_is_held(device: Device) -> bool:
     """Return whether all staging and pinned memory has been freed."""
-    core = device._core
+    core = device.core
     return core.staging._pool.in_use == 0 and not core.transfers and not core.reaper.quarantined
 
 

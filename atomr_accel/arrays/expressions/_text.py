@@ -62,7 +62,7 @@ class _TextWriter:
 
     def text(self, x: Any, depth: int = 0) -> tuple[str, int]:
         """The text, and how tightly its outermost operator binds."""
-        kind = getattr(x, "_kind", None)
+        kind = getattr(x, "kind", None)
         # What is shared is written each time: so much of it, and no more, is gone through.
         self._seen += 1
         if kind is None:

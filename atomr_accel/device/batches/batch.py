@@ -402,7 +402,7 @@ class Batch(EntersAsync, Collector):
         """Carry out a call at once; its result gets its content later."""
         now = self._open and self.memory.epoch is self._epoch and not self._late
         if now and facade.templated:
-            found = facade._templates.find(make, facade, self, args, kwargs)
+            found = facade.call_templates.find(make, facade, self, args, kwargs)
             if found is not None and found[0].finish is None:  # there are no answers here
                 trace, refs, words = found
                 if trace.lanes <= self.ports.keys():

@@ -59,8 +59,8 @@ _FOR_FACADES: Final = {
 class CollectingDevice(Protocol):
     """A device, which executes what batches and recordings have collected."""
 
-    _core: DeviceCore
-    _templates: Any
+    core: DeviceCore
+    call_templates: Any
 
     async def run(
         self,
@@ -92,7 +92,7 @@ class _SharedLibrary:
     def __get__(self, collector: Any, owner: Any = None) -> Any:
         if collector is None:
             return self
-        facade = getattr(collector._owner, self._name)._on(collector)
+        facade = getattr(collector._owner, self._name).on(collector)
         if not collector._ended:  # a later use raises the error that explains it
             setattr(collector, self._name, facade)
         return facade
@@ -109,9 +109,9 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     _hidden = frozenset(name for name in _FOR_FACADES if not name.startswith("_")) - {"perform"}
 
     def __init__(self, device: CollectingDevice) -> None:
-        super().__init__(device._core)
+        super().__init__(device.core)
         self._owner = device
-        self._templates = device._templates
+        self.call_templates = device.call_templates
         self.recorder: CallRecorder | None = self._core.recorder
         self.ports: dict[str, Any] = dict(self._core.ports)
         self._done: list[Callable[[], None]] = []
@@ -160,7 +160,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         return shared
 
     @property
-    def _device(self) -> Collector:  # type: ignore[override] # as an attribute it would be a cycle
+    def home(self) -> Collector:  # type: ignore[override] # as an attribute it would be a cycle
+        """Executor of the requests it collects: itself."""
         return self
 
     def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
@@ -185,11 +186,6 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     def when_placed(self, call: Callable[[], None]) -> None:
         """Call back once all that was collected so far has its place in the program's order."""
         call()
-
-    @property
-    def home(self) -> Collector:
-        """Executor of the requests it collects: itself."""
-        return self
 
     def collect(
         self,
@@ -289,7 +285,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     ) -> None:
         """Launch a kernel in this program. Arguments and errors are those of ``kernel.launch``."""
         made: object = kernel
-        if type(made) is not Kernel or made._device is not self._core:
+        if type(made) is not Kernel or made.home is not self._core:
             require_made_on(made, self._core)
             raise TypeError(f"launch takes a kernel, of device.nvrtc.compile, not {made!r}")
         wish: dict[str, Any] = {}

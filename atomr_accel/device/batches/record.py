@@ -591,7 +591,7 @@ class Recording(EntersAsync, Collector):
                 raise ref_error(ref, self.memory, _FROM_OUTSIDE)
             if ref.shape != recorded.shape:
                 raise ValueError(f"{ref!r} has not the shape of {recorded!r}, which it replaces")
-            if ref._strides != recorded._strides:
+            if ref.own_strides != recorded.own_strides:
                 raise ValueError(f"{ref!r} has not the strides of {recorded!r}, which it replaces")
             if ref.dtype != recorded.dtype:
                 raise TypeError(f"{ref!r} has not the dtype of {recorded!r}, which it replaces")
@@ -725,7 +725,7 @@ def _start(part: GpuRef, whole: GpuRef) -> int | None:
     start = part.block.offset - whole.block.offset
     if part.block.base is not whole.block.base:
         return None
-    if whole._strides is not None:  # the memory between its elements is not its own
+    if whole.own_strides is not None:  # the memory between its elements is not its own
         return start if same_place(part, whole) else None
     low, high = span(part.shape, part.strides, part.dtype.itemsize)
     if not 0 <= start + low <= start + high <= whole.nbytes:

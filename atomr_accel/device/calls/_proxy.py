@@ -40,7 +40,7 @@ class Proxy(Libraries[D]):
             TypeError: ``made`` was not made by a library of this device.
         """
         require_made_on(made, self._core)
-        return made._on(self)
+        return made.on(self)
 
     @property
     def backend(self) -> str:

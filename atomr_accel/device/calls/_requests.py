@@ -85,7 +85,7 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
         # While the device is open its block holds it; a reference from here would be a cycle.
         self._find_device = weakref.ref(methods)
         self.scratch: Final[MutableMapping[Workspaces, WorkspaceSet]] = core.scratch
-        self._share_libraries(libraries, self)
+        self.share_libraries(libraries, self)
 
     @overload
     def using(self, made: Fused[Any, P, R]) -> Fused[AsRequests, P, R]: ...
@@ -116,7 +116,7 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
         return described
 
     @property
-    def _device(self) -> Requests:  # type: ignore[override] # as an attribute it would be a cycle
+    def home(self) -> Requests:  # type: ignore[override] # as an attribute it would be a cycle
         return self
 
     # --- methods of the device itself -------------------------------------------------------

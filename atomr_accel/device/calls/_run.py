@@ -154,7 +154,7 @@ class _PackedCall:
         writes: list[Block] = []
         for number, ref in enumerate(self.refs):
             block = require_readable(ref, core.memory, f"ref {number}", strided=True)
-            strides = ref._strides
+            strides = ref.own_strides
             fixed = block.sealed or (strides is not None and repeats(ref.shape, strides))
             buffers.append(Buffer(block.address, ref.shape, ref.dtype.name, fixed, strides))
             # The function may do anything with a buffer.

@@ -61,7 +61,7 @@ class Arrays(Evaluating[D]):
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             return Submission(None, (), (), preparer.output(sizes, kind))
 
-        return Request(self._device.memory_lane, "empty", prepare)
+        return Request(self.home.memory_lane, "empty", prepare)
 
     @op
     def zeros(self, shape: Shape, dtype: DTypeLike = np.float64) -> Request[GpuRef]:
@@ -122,11 +122,11 @@ class Arrays(Evaluating[D]):
             message = Fill(block.address, ref.nbytes, _element(value, ref.dtype))
             return Submission(message, (), (block,), ref)
 
-        return Request(self._device.memory_lane, "fill", prepare)
+        return Request(self.home.memory_lane, "fill", prepare)
 
     def _fill_strided(self, ref: GpuRef, value: Number) -> Request[GpuRef]:
         """Fill a view by repeating one element, which is filled first."""
-        lane = self._device.memory_lane
+        lane = self.home.memory_lane
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             require_writable(ref, preparer.memory, "ref", strided=True)
@@ -149,7 +149,7 @@ class Arrays(Evaluating[D]):
             message = Fill(ref.block.address, ref.nbytes, element)
             return Submission(message, (), (ref.block,), ref)
 
-        return Request(self._device.memory_lane, "fill", prepare)
+        return Request(self.home.memory_lane, "fill", prepare)
 
 
 def copying(device: DeviceView, src: GpuRef, dst: GpuRef | None) -> Request[GpuRef]:

@@ -183,7 +183,7 @@ class Export:
         self.dtype: Final = ref.dtype
         self.nbytes: Final = ref.nbytes
         self.sealed: Final = ref.sealed
-        self._strides: Final = ref._strides
+        self._strides: Final = ref.own_strides
         # As in NumPy's broadcast_to, elements that share memory must not be written.
         self._read_only = ref.sealed or repeats(ref.shape, ref.strides)
         self._memory = ref.block.memory

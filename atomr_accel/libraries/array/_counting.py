@@ -130,7 +130,7 @@ class Counting(ArrayPart[D]):
             chosen.loops(each),
             (),
             outside="drop",
-            ordered=self._device.deterministic,
+            ordered=self.home.deterministic,
         )
         return made
 

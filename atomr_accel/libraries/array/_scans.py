@@ -94,7 +94,7 @@ class Scans(ArrayPart[D]):
                 steps,
                 kind,
                 rows,
-                deterministic=self._device.deterministic,
+                deterministic=self.home.deterministic,
                 out=to if last else None,
             )
             sums = steps.cast(sums, result)

@@ -285,7 +285,7 @@ def _layout(ref: GpuRef) -> BufferLayout:
 
 def _signature(ref: GpuRef) -> tuple[object, ...]:
     """Return the parts of a ref that a plan depends on, besides its shape and dtype."""
-    return ref._strides, ref.block.offset & (BLOCK_ALIGNMENT - 1)
+    return ref.own_strides, ref.block.offset & (BLOCK_ALIGNMENT - 1)
 
 
 def _conflicts(operands: list[GpuRef], made: tuple[GpuRef, ...]) -> tuple[Conflict, ...]:
@@ -416,7 +416,7 @@ class Fused(Facade[D], Generic[D, P, R]):
     templated = True
 
     def __init__(self, device: DeviceView, function: Callable[P, Any]) -> None:
-        self._device = device
+        self.home = device
         self._function = function
         self._known: Recent[Hashable, _Traced] = Recent(_MOST_FUSED)
 
@@ -431,7 +431,7 @@ class Fused(Facade[D], Generic[D, P, R]):
             TypeError: the function returns no expression, or reads the content of refs.
             Exception: any error of the function, or of ``evaluate``.
         """
-        interpreted = self._device.capabilities.python_kernels
+        interpreted = self.home.capabilities.python_kernels
         refs: list[GpuRef] = []
         try:
             key = (len(args), tuple(kwargs), _signed((*args, *kwargs.values()), refs))
@@ -463,7 +463,7 @@ class Fused(Facade[D], Generic[D, P, R]):
         self, refs: list[GpuRef], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[_Traced, list[GpuRef]]:
         """Trace the function with stand-ins; return the trace and the operands of this call."""
-        memory = self._device.memory
+        memory = self.home.memory
         stand_ins: dict[Block, int] = {}
 
         def stand_in(ref: GpuRef) -> GpuRef:
@@ -560,7 +560,7 @@ def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
         if any(type(word) is not int for words in graph.words for word in words):
             raise NoTemplate  # a function may be called for each number
         refs += graph.operands
-        strides = tuple([ref._strides for ref in graph.operands])
+        strides = tuple([ref.own_strides for ref in graph.operands])
         return kind, graph.structure, graph.results, strides, graph.words
     if kind in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return kind, tuple([_signed(each, refs) for each in value])
@@ -647,7 +647,7 @@ class Evaluating(Facade[D]):
             GpuRefSealed: a sealed ``out``.
             OutOfMemory: the result does not fit into the device's memory.
         """
-        interpreted = self._device.capabilities.python_kernels
+        interpreted = self.home.capabilities.python_kernels
         return evaluating(interpreted, expressions, out)
 
     @overload
@@ -692,4 +692,4 @@ class Evaluating(Facade[D]):
         """
         if not callable(function):
             raise TypeError(f"fuse takes a function, not {said_of(function)}")
-        return Fused(self._device, function)
+        return Fused(self.home, function)

@@ -88,7 +88,7 @@ class Factorizations(BlasPart[D]):
         """
 
         def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef, GpuRef]]:
-            block = require_readable(a, self._device.memory, "a")
+            block = require_readable(a, self.home.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "getrf_batched")
             stack = _square_stack(a, "a")
             lu, block_lu = self._output(out, a.shape, a.dtype, preparer)
@@ -136,7 +136,7 @@ class Factorizations(BlasPart[D]):
         """
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            memory = self._device.memory
+            memory = self.home.memory
             block_lu, block_piv = (
                 require_readable(lu, memory, "lu"),
                 require_readable(piv, memory, "piv"),
@@ -186,7 +186,7 @@ class Factorizations(BlasPart[D]):
         """
 
         def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
-            memory = self._device.memory
+            memory = self.home.memory
             block_lu, block_piv = (
                 require_readable(lu, memory, "lu"),
                 require_readable(piv, memory, "piv"),
@@ -229,7 +229,7 @@ class Factorizations(BlasPart[D]):
         """
 
         def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
-            block = require_readable(a, self._device.memory, "a")
+            block = require_readable(a, self.home.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "matinv_batched")
             stack = _square_stack(a, "a")
             if stack.n > _MOST_INVERTED:
@@ -271,7 +271,7 @@ class Factorizations(BlasPart[D]):
         """
 
         def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
-            block = require_readable(a, self._device.memory, "a")
+            block = require_readable(a, self.home.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "geqrf_batched")
             stack = _stack(a, "a")
             qr, block_qr = self._output(out, a.shape, a.dtype, preparer)
@@ -311,7 +311,7 @@ class Factorizations(BlasPart[D]):
         """
 
         def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
-            memory = self._device.memory
+            memory = self.home.memory
             block_a, block_b = require_readable(a, memory, "a"), require_readable(b, memory, "b")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "gels_batched")
             stack = _stack(a, "a")
@@ -338,7 +338,7 @@ class Factorizations(BlasPart[D]):
     ) -> tuple[GpuRef, Block]:
         if out is None:
             out = preparer.output(shape, dtype)
-        block = require_writable(out, self._device.memory, "out")
+        block = require_writable(out, self.home.memory, "out")
         require_dtype(out, dtype, "out", "the input")
         require_shape(out, shape, "out")
         return out, block

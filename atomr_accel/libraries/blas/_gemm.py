@@ -370,7 +370,7 @@ class BlasProducts(BlasPart[D]):
         grouped = name == "gemm_grouped_batched"
 
         def prepare(preparer: Preparer) -> Submission[Any]:
-            memory = self._device.memory
+            memory = self.home.memory
             blocks = [
                 (
                     require_readable(left, memory, f"a[{i}]"),

@@ -60,7 +60,7 @@ class BlasPart(Facade[D]):
     """Base of the classes that ``device.blas`` consists of."""
 
     def __init__(self, device: DeviceView) -> None:
-        self._device = device
+        self.home = device
 
     def _request(self, name: str, prepare: Callable[[Preparer], Submission[T]]) -> Request[T]:
         return Request(LANE, f"blas.{name}", prepare)

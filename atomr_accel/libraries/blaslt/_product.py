@@ -168,7 +168,7 @@ class BlasLtProduct(msgspec.Struct, frozen=True, gc=False):
         a, b, _, side, scale_a, scale_b, scale_out, out, aux, factors = self.operands
         plan, added = self.plan, self.added
         epilogue, result, begin = plan.epilogue, out, plan.offset_d
-        if result is None or (scratch and result._strides is None):
+        if result is None or (scratch and result.own_strides is None):
             result = preparer.output(plan.shape if out is None else out.shape, plan.dtype)
         elif scratch:  # of a view, with room for its gaps: they are part of the plan
             low, high = span(result.shape, result.strides, result.dtype.itemsize)

@@ -177,9 +177,9 @@ class CubPart(Facade[D]):
     """Base of the parts of ``device.cub``."""
 
     def __init__(self, device: DeviceView) -> None:
-        self._device = device
+        self.home = device
         self._builds = CubBuilds(device)
-        self._caches = (self._builds.known,)
+        self.caches = (self._builds.known,)
 
     def _require(self, **refs: object) -> None:
         """Check that all of these are buffers, of any kind.
@@ -189,7 +189,7 @@ class CubPart(Facade[D]):
         """
         for name, ref in refs.items():
             if not isinstance(ref, GpuRef):
-                raise ref_error(ref, self._device.memory, name)
+                raise ref_error(ref, self.home.memory, name)
 
     def _request(
         self,

@@ -196,7 +196,7 @@ class Cutlass(CutlassConvolutions[D]):
         choice = read_choice(tile, cluster, schedule, stages, None)
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            groups = check_groups(given, sizes, self._device, preparer.memory)
+            groups = check_groups(given, sizes, self.home, preparer.memory)
             result = out
             if not groups.rows:
                 if result is None:

@@ -52,7 +52,7 @@ class Dnn(
     def clear_plans(self) -> None:
         """Drop all plans and workspaces from memory. Plans on disk stay."""
         self._plans.plans.clear()
-        self._plans.workspaces.clear(self._device)
+        self._plans.workspaces.clear(self.home)
 
     def statistics(self) -> DnnStatistics:
         """Return the numbers of plans by origin, and bytes of workspace."""

@@ -476,7 +476,7 @@ class Transforms(Facade[D]):
                 norm_of(norm),
                 flag(half, "half"),
                 aligned,
-                (hook(load, "load", self._device), hook(store, "store", self._device)),
+                (hook(load, "load", self.home), hook(store, "store", self.home)),
             )
             calls = self._calls.get(key)
             if calls is None:

@@ -20,7 +20,6 @@ from ...ops import (
     D,
     LaneSpec,
     Request,
-    RequestsOnly,
     Submission,
     Workspaces,
     copying,
@@ -264,13 +263,13 @@ class LinalgPart(ArrayPart[D]):
 
     def __init__(self, device: DeviceView, cub: Cub[Any], blas: Blas[Any]) -> None:
         super().__init__(device, cub)
-        described: Blas[AsRequests] = blas._on(RequestsOnly(device))
+        described: Blas[AsRequests] = blas.as_requests(device)
         self._known = LinalgState(
             described,
             Recent(_MOST_PROBLEMS, name="sizes"),
             Workspaces(LANE.max_streams, _SMALL),
         )
-        self._caches = (self._known.work,)
+        self.caches = (self._known.work,)
 
     def _calls(
         self, name: str, build: Callable[[LinalgSteps], T], lane: LaneSpec = LANE

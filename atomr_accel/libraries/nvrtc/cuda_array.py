@@ -158,7 +158,7 @@ class CudaArray(Facade[D]):
     """
 
     def __init__(self, device: DeviceView, memory: ArrayMemory) -> None:
-        self._device = device
+        self.home = device
         self._memory = memory
         self.shape: Final[tuple[int, ...]] = memory.shape
         self.dtype: Final[np.dtype[np.generic]] = memory.dtype

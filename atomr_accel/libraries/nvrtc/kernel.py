@@ -73,7 +73,7 @@ class Kernel(Facade[D]):
         twin: Callable[..., object] | None,
         guessed: tuple[np.dtype[np.void], ...] | None = None,
     ) -> None:
-        self._device = device
+        self.home = device
         self._resident = resident
         self._at = at
         self._entry = entry
@@ -174,7 +174,7 @@ class Kernel(Facade[D]):
         """
         wish = LaunchWish(shared, cluster=cluster)
         grid = 1 if cluster is None else cluster
-        shape = geometry(grid, block, wish, self._entry, self._device.info)
+        shape = geometry(grid, block, wish, self._entry, self.home.info)
         asked = None if cluster is None else self._entry.cluster
         if shape.options is not None:
             asked = shape.options.cluster
@@ -195,7 +195,7 @@ class Kernel(Facade[D]):
             TypeError, ValueError: as ``launch``.
             Unsupported: on the CPU backend.
         """
-        size = geometry(1, 1, LaunchWish(shared), KernelEntry(""), self._device.info).shared
+        size = geometry(1, 1, LaunchWish(shared), KernelEntry(""), self.home.info).shared
         return self._ask("suggest_block", SuggestBlock(self._resident.number, self._at, size))
 
     def _ask(self, what: str, message: Any) -> Request[Any]:

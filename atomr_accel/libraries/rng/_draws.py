@@ -60,7 +60,7 @@ class Drawing(Facade[D]):
     """Base of generators: it prepares and submits draws."""
 
     def __init__(self, device: DeviceView, state: GeneratorState, known: RngFacades) -> None:
-        self._device = device
+        self.home = device
         self._state = state
         self._known = known
 

@@ -156,7 +156,7 @@ class SparseProducts(SparseStructure[D]):
                 (matrix,),
                 (given, laid(made, "out")),
                 taken_as(taken, a.dtype),
-                deterministic=self._device.deterministic,
+                deterministic=self.home.deterministic,
             )
             compute = _computed(a.dtype)
             return self._call(

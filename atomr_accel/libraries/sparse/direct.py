@@ -74,7 +74,7 @@ class SparseLU(Facade[D]):
         steps: Callable[[str, Callable[[CallSteps], GpuRef]], Request[GpuRef]],
         factors: HostFactors,
     ) -> None:
-        self._device = device
+        self.home = device
         self._in_steps: Final = steps
         self._factors: Final = factors
 
@@ -411,7 +411,7 @@ class DirectSolves(SparsePart[D]):
         def prepare(preparer: Preparer) -> Submission[SparseLU[Awaited]]:
             matrix, _ = self._matrix(preparer, by_rows(a), "a", ("csr",))
             options = (kind, triangle, reordering, pivoting, threshold, epsilon, steps)
-            system = SparseSystem(matrix, *options, self._device.deterministic)
+            system = SparseSystem(matrix, *options, self.home.deterministic)
             factors = HostFactors(self, a, system)
             lu: SparseLU[Awaited] = SparseLU(self._home, self._steps, factors)
             return factors.factorizing(preparer, a, factors.keep(preparer), lu)

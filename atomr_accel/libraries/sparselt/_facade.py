@@ -106,7 +106,7 @@ class SparseLt(Facade[D]):
     templated = True
 
     def __init__(self, device: DeviceView) -> None:
-        self._device = device
+        self.home = device
 
     # --- matrices -----------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class SparseLt(Facade[D]):
         if order not in get_args(Order):
             raise ValueError(f"order must be 'C' or 'F', not {order!r}")
         tuned = flag(autotune, "autotune")
-        require_no_race(self._device, autotune=tuned)
+        require_no_race(self.home, autotune=tuned)
         numbers = [_number(alpha, "alpha"), _number(beta, "beta")]
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:

@@ -85,10 +85,10 @@ class TensorOperations(Facade[D]):
     """The part of ``Tensor`` that is cuTENSOR's."""
 
     def __init__(self, device: DeviceView) -> None:
-        self._device = device
+        self.home = device
         self._workspaces = Workspaces(LANE.max_streams, WORKSPACE)
         self._tuned: Recent[bytes, Epoch] = Recent(_MOST_OPERATIONS, name="tuned")
-        self._caches: tuple[Recent[Any, Any], ...] = (self._tuned,)
+        self.caches: tuple[Recent[Any, Any], ...] = (self._tuned,)
 
     @op
     def contract(
@@ -394,7 +394,7 @@ class TensorOperations(Facade[D]):
     ) -> Request[GpuRef]:
         compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
         jit, autotune = flag(jit, "jit"), flag(autotune, "autotune")
-        require_no_race(self._device, autotune=autotune)
+        require_no_race(self.home, autotune=autotune)
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             checked = call.checked(preparer.memory)
@@ -443,7 +443,7 @@ class TensorOperations(Facade[D]):
         return Request(LANE, f"tensor.{call.kind.value}", prepare)
 
     def _workspace(self, preparer: Preparer, kind: OperationKind) -> tuple[Block | None, int]:
-        if kind not in ADDS or not self._device.capabilities.needs_scratch:
+        if kind not in ADDS or not self.home.capabilities.needs_scratch:
             return None, 0
         return self._workspaces.obtain(preparer, WORKSPACE), WORKSPACE
 

@@ -179,13 +179,13 @@ async def test_product_alone_is_one_op_and_leaves_a_template() -> None:
         for _ in range(4):
             await device.evaluate(x @ x)
         (trace,) = [
-            each for each in device._templates.known.values() if isinstance(each, CallTemplate)
+            each for each in device.call_templates.known.values() if isinstance(each, CallTemplate)
         ]
         assert [(each.lane, each.name) for each in trace.ops] == [("blas", "array.evaluate")]
         for _ in range(4):
             await device.evaluate((x + 1) @ x - 1)
         traces = [
-            each for each in device._templates.known.values() if isinstance(each, CallTemplate)
+            each for each in device.call_templates.known.values() if isinstance(each, CallTemplate)
         ]
         assert [each.lane for each in traces[1].ops] == ["array", "blas", "array"]
 

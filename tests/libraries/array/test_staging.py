@@ -291,8 +291,8 @@ async def test_one_copy_is_one_op_of_merged_axes(device: Device) -> None:
     square = await device.full((4, 4), 1, np.float32)
     request = device.requests.blas.gemm(x.reshape(24, 8)[:, ::2], square)
     await device.copy(x.T)
-    (copy,) = request.prepare(device._core.first_try).before
-    message = copy.prepare(device._core.first_try).message
+    (copy,) = request.prepare(device.core.first_try).before
+    message = copy.prepare(device.core.first_try).message
     assert isinstance(message, CopyStrided)
     assert (message.shape, message.source_strides, message.itemsize) == ((96,), (8,), 4)
 

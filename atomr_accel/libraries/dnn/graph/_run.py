@@ -342,12 +342,12 @@ class DnnPart(Facade[D]):
     """Base of the parts of ``device.dnn``."""
 
     def __init__(self, device: DeviceView, plans: DnnPlanCache | None = None) -> None:
-        self._device = device
+        self.home = device
         self._plans = plans or DnnPlanCache(device)
         self._asked: set[bytes] = set()
 
-    def _on(self, device: DeviceView) -> Any:
-        facade = super()._on(device)
+    def on(self, device: DeviceView) -> Any:
+        facade = super().on(device)
         facade._asked = set()
         return facade
 
@@ -383,7 +383,7 @@ class DnnPart(Facade[D]):
             ValueError: ``tune`` is set on a device that was opened with ``deterministic=True``.
         """
         if tune is not False:
-            require_no_race(self._device, autotune=flag(tune, "autotune"))
+            require_no_race(self.home, autotune=flag(tune, "autotune"))
         planned: tuple[bytes, int] | None = None
 
         def prepare(preparer: Preparer) -> Submission[Any]:
@@ -434,7 +434,7 @@ class DnnPart(Facade[D]):
             name: name of the op.
             trial: prepares a trial of all plans with that many bytes of workspace.
         """
-        here = preparer.home is self._device  # a batch asks once
+        here = preparer.home is self.home  # a batch asks once
         if here and encoded in self._asked:
             return 0
         # What to try all plans with needs as much workspace as the first guess; a candidate
@@ -483,9 +483,9 @@ class DnnPart(Facade[D]):
             if epoch is not present and epoch is not sealed:
                 break
             if type(block) is not Block:
-                if ref._strides is not None:
+                if ref.own_strides is not None:
                     block, plain = ref.addressable_block, False
-                    parts.append(ref._strides)
+                    parts.append(ref.own_strides)
                 elif block.offset % _ALIGNMENT:
                     plain = False
             parts += (ref.shape, ref.dtype)

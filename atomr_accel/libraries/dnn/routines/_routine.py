@@ -52,7 +52,7 @@ class RoutinePart(DnnPart[D]):
             message: makes the message from the addresses of inputs and result.
             in_place: whether ``out`` may be one of the inputs.
         """
-        memory = self._device.memory
+        memory = self.home.memory
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             first = next(iter(inputs.values()))
