@@ -68,7 +68,7 @@ def signature(
             if isinstance(block, BlockView):  # a view: alignment and overlaps depend on its start
                 views = True
                 parts.append(block.start)
-                parts.append(value._strides)
+                parts.append(value.own_strides)
                 block = block.whole
             if block.epoch is not epoch and block.epoch is not sealed_epoch:
                 return None

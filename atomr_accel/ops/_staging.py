@@ -75,7 +75,7 @@ def on_copies(
         return staged(preparer, by_columns=False)
 
     # Some calls look at their buffers at once: for that, any of these shapes will do.
-    seen = partial(_seen_contiguous, facade._device.memory)
+    seen = partial(_seen_contiguous, facade.home.memory)
     given, named = replaced(args, "", seen), replaced(kwargs, "", seen)
     request = make(facade, *given, **named)
     return Request(request.lane, request.name, prepare)

@@ -255,7 +255,7 @@ class Describer:
         """Describe the object whose method is called."""
         if is_device(facade):
             return "device"
-        return facade._library or self.handle(facade, self._brought)
+        return facade.library or self.handle(facade, self._brought)
 
     def _ref(self, ref: GpuRef, brought: Callable[[Any, int], None] | None) -> Ref:
         block = ref.block

@@ -112,8 +112,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         super().__init__(device.core)
         self._owner = device
         self.call_templates = device.call_templates
-        self.recorder: CallRecorder | None = self._core.recorder
-        self.ports: dict[str, Any] = dict(self._core.ports)
+        self.recorder: CallRecorder | None = self.core.recorder
+        self.ports: dict[str, Any] = dict(self.core.ports)
         self._done: list[Callable[[], None]] = []
         self.scratch: dict[Workspaces, WorkspaceSet] = {}
         self._ended = False
@@ -253,7 +253,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     @property
     def host_objects(self) -> HostObjects:
         """Keeper of host objects: the device's, because ops are executed there."""
-        return self._core
+        return self.core
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, for a result or as scratch memory."""
@@ -285,8 +285,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     ) -> None:
         """Launch a kernel in this program. Arguments and errors are those of ``kernel.launch``."""
         made: object = kernel
-        if type(made) is not Kernel or made.home is not self._core:
-            require_made_on(made, self._core)
+        if type(made) is not Kernel or made.home is not self.core:
+            require_made_on(made, self.core)
             raise TypeError(f"launch takes a kernel, of device.nvrtc.compile, not {made!r}")
         wish: dict[str, Any] = {}
         if not (  # spelled out: this is a hot path

@@ -167,8 +167,8 @@ class Recording(EntersAsync, Collector):
     async def __aenter__(self) -> Recording:
         if self._entered:
             raise RuntimeError("a recording is entered once; make another: device.record(...)")
-        await self._core.ready()
-        self.ports: dict[str, Any] = {name: spec for name, (spec, _) in self._core.lanes.items()}
+        await self.core.ready()
+        self.ports: dict[str, Any] = {name: spec for name, (spec, _) in self.core.lanes.items()}
         self._open = self._entered = True
         for at, ref in enumerate(self._inputs):
             if not self._takes(ref):
@@ -326,7 +326,7 @@ class Recording(EntersAsync, Collector):
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """Return a buffer of the program, which gets its memory at the end of the block."""
         nbytes = math.prod(shape) * dtype.itemsize
-        self._core.growth.require_possible(nbytes)
+        self.core.growth.require_possible(nbytes)
         block = self.memory.promise()
         self._made[block] = nbytes
         return GpuRef(block, shape, dtype, nbytes)
@@ -343,7 +343,7 @@ class Recording(EntersAsync, Collector):
         del reads  # all that is bound is read, as far as other ops are concerned
         self._check_open()
         self._particular = self._particular or port.name != KERNELS.name
-        step = (port.executor_on(self._core.backend_description), name, message)
+        step = (port.executor_on(self.core.backend_description), name, message)
         if getattr(message, "prepares", False):
             self._prepare.append(step)
             self._note(writes)
@@ -434,9 +434,9 @@ class Recording(EntersAsync, Collector):
         self._check_open()
         if not isinstance(program, Recording):
             raise TypeError(f"call takes a recorded program, not {type(program).__name__}")
-        if program._core is not self._core:
+        if program.core is not self.core:
             raise ValueError(
-                f"the program was recorded on {program._core.name}, not on {self._core.name}"
+                f"the program was recorded on {program.core.name}, not on {self.core.name}"
             )
         if program._open:
             raise RuntimeError("call a program after its block, not inside it")
@@ -503,10 +503,10 @@ class Recording(EntersAsync, Collector):
         bound = self._bind(inputs, replace)
         parts = (self, *self._called)
         while True:
-            port = await self._core.open_lane(PROGRAMS)
+            port = await self.core.open_lane(PROGRAMS)
             for part in parts:
                 await part._prepared()
-            if self._core.ports.get(PROGRAMS.name) is port and not any(
+            if self.core.ports.get(PROGRAMS.name) is port and not any(
                 part._unprepared() for part in self._called
             ):
                 break
@@ -532,15 +532,15 @@ class Recording(EntersAsync, Collector):
         binding = (self.memory.epoch, *addresses)
         if binding != self._sent:
             record = RecordProgram(self._number, *self._encode(bound))
-            self._recorded = self._core.submit(port, "program.record", record, reads, writes)
+            self._recorded = self.core.submit(port, "program.record", record, reads, writes)
             self._sent = binding
-            if self._core.standby is not None:
-                self._core.standby.note_recording(self._number, self)
+            if self.core.standby is not None:
+                self.core.standby.note_recording(self._number, self)
         record_op = self._recorded
         assert record_op is not None
-        replay = self._core.submit(port, "program.replay", Replay(self._number), reads, writes)
-        if self._core.instruments.active:
-            self._core.instruments("op_replays", replay, self._number)
+        replay = self.core.submit(port, "program.replay", Replay(self._number), reads, writes)
+        if self.core.instruments.active:
+            self.core.instruments("op_replays", replay, self._number)
         lives = [part._begin_replay(task) for part in parts]
         try:
             await replay.wait()
@@ -560,7 +560,7 @@ class Recording(EntersAsync, Collector):
     def _keep(self) -> Kept:
         if self._kept is None or self._kept.epoch is not self.memory.epoch:
             message = ForgetProgram(self._number)
-            self._kept = self._core.keep(PROGRAMS.name, "program.forget", message)
+            self._kept = self.core.keep(PROGRAMS.name, "program.forget", message)
         return self._kept
 
     def _bind(
@@ -617,12 +617,12 @@ class Recording(EntersAsync, Collector):
         Raises:
             Unsupported: before the first replay in this generation there is none.
         """
-        port = await self._core.open_lane(PROGRAMS)
+        port = await self.core.open_lane(PROGRAMS)
         kept = self._kept
         if self._sent is None or kept is None or kept.epoch is not self.memory.epoch:
             raise Unsupported("a program has no graph before its first replay")
         message = Describe(self._number)
-        text: str = await self._core.submit(port, "program.dot", message, (kept,)).wait()
+        text: str = await self.core.submit(port, "program.dot", message, (kept,)).wait()
         return text
 
     # --- for the host ---------------------------------------------------------------------
@@ -699,7 +699,7 @@ class Recording(EntersAsync, Collector):
     async def _prepared(self) -> None:
         """Have memory for the program's buffers in the present generation."""
         while True:
-            await self._core.ready()
+            await self.core.ready()
             if self._life.awaited.generation != self.memory.generation:
                 self._life = _ProgramLife(self.memory.generation)
             block = self._unprepared()
@@ -717,7 +717,7 @@ class Recording(EntersAsync, Collector):
             if self.memory.provide(block, self._made[block]):
                 self._provided += 1
             else:
-                await self._core.growth.grow(self._made[block])
+                await self.core.growth.grow(self._made[block])
 
 
 def _start(part: GpuRef, whole: GpuRef) -> int | None:

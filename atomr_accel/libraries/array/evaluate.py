@@ -554,7 +554,7 @@ def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
     kind = type(value)
     if kind is GpuRef:
         refs.append(value)
-        return kind, value.shape, value.dtype, value._strides
+        return kind, value.shape, value.dtype, value.own_strides
     if kind is Expression:
         graph = ExpressionGraph((value,))
         if any(type(word) is not int for words in graph.words for word in words):

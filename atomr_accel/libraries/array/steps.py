@@ -330,7 +330,7 @@ class ArrayPart(Facade[D]):
             TypeError: it is neither.
         """
         if not isinstance(x, Operand):
-            raise ref_error(x, self._device.memory, name)
+            raise ref_error(x, self.home.memory, name)
         return x
 
     def _ref(self, x: object, name: str = "x") -> GpuRef:

@@ -358,7 +358,7 @@ class SparseLt(Facade[D]):
     def _structured(self, preparer: Preparer, a: GpuRef) -> tuple[Structured, Block]:
         """A matrix that is, or may be, half zeros."""
         if not isinstance(a, GpuRef):
-            raise ref_error(a, self._device.memory, "a")
+            raise ref_error(a, self.home.memory, "a")
         if a.dtype.name not in RESULTS:
             raise TypeError(f"a is {a.dtype.name}; it must be one of {', '.join(RESULTS)}")
         if a.ndim != 2:
