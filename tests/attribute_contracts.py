@@ -23,6 +23,12 @@ PACKAGE = Path(__file__).resolve().parents[1] / "atomr_accel"
 OWN = ("self", "cls")
 """What a method calls the object and the class that it belongs to."""
 
+NOT_OURS = {"_asdict", "_fields", "_make", "_replace"}
+"""Public names of every named tuple."""
+
+OF_OTHERS = {("testing", "_request"), ("testing", "_data"), ("testing", "_file")}
+"""What the pytest plugin uses of pytest and coverage; our folders have such names by chance."""
+
 BY_NAME = ("getattr", "setattr", "hasattr", "delattr", "attrgetter")
 """Functions that take the name of an attribute."""
 
@@ -44,7 +50,7 @@ class PrivateRead(NamedTuple):
 
 def is_private(name: str) -> bool:
     """Return whether a name begins with one underscore; those with two belong to Python."""
-    return name.startswith("_") and not name.startswith("__") and name != "_"
+    return name.startswith("_") and not name.startswith("__") and name not in {"_", *NOT_OURS}
 
 
 def folder_of(path: Path, package: Path = PACKAGE) -> str:
@@ -136,7 +142,7 @@ def _found(
         folder = folder_of(path, package)
         for attribute, line in reads(ast.parse(path.read_text(encoding="utf-8"))):
             whose = owned.get(attribute, set())
-            if whose and folder not in whose:
+            if whose and folder not in whose and (folder, attribute) not in OF_OTHERS:
                 yield PrivateRead(folder, attribute, tuple(sorted(whose)), path, line)
 
 

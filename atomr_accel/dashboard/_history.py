@@ -222,13 +222,13 @@ class DashboardHistory(DeviceInstrument):
 
     def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:
         """Note it."""
-        if ref._cell.kind not in _TOLD_BY_DEVICES:
+        if ref.kind not in _TOLD_BY_DEVICES:
             why = "with a sibling" if cause is None else described(cause)
             self._note("restart", ref.path, why)
 
     def actor_stopped(self, ref: ActorRef, cause: BaseException | None) -> None:
         """Note it, if it failed."""
-        if cause is not None and ref._cell.kind not in _TOLD_BY_DEVICES:
+        if cause is not None and ref.kind not in _TOLD_BY_DEVICES:
             self._note("failure", ref.path, described(cause))
 
     def ops_finished(self, ops: FinishedOps) -> None:

@@ -73,11 +73,11 @@ class Facade(Generic[D], HasOtherNames):
     transfers: Transfers | None = None
     call_templates: CallTemplates
 
-    _identity: Identity
+    shared_identity: Identity
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         facade = super().__new__(cls)
-        facade._identity = Identity()
+        facade.shared_identity = Identity()
         if cls.templated:
             facade.call_templates = CallTemplates()  # which copies share
         return facade

@@ -178,7 +178,7 @@ class FairShare(Service, metaclass=NoPublicConstructor):
             Closed: by the ``async with``: the block was left.
         """
         check_path(tenant)
-        slot: Slot = Slot._create(self, tenant, amount(cost, "cost"), tenant)
+        slot: Slot = Slot.construct(self, tenant, amount(cost, "cost"), tenant)
         return slot
 
     def tune(
@@ -378,7 +378,7 @@ class FairServer(FairShare, Generic[In, Out]):
     async def __call__(self, item: In) -> Out:
         """Call the function when it is the turn of the item's tenant. See `FairShare.slot`."""
         cost = 1.0 if self._cost is None else amount(self._cost(item), "cost")
-        slot: Slot = Slot._create(self, check_path(self._tenant(item)), cost, item)
+        slot: Slot = Slot.construct(self, check_path(self._tenant(item)), cost, item)
         async with slot:
             return await self._function(item)
 

@@ -270,7 +270,7 @@ class Pipeline(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
         self._runs.add(state)
         self._nursery.start_soon(self._feed, source, state, name="pipeline/source")
         kind: type[PipelineRun[Out]] = PipelineRun
-        return kind._create(state)
+        return kind.construct(state)
 
     def statistics(self) -> PipelineStatistics:
         """The pipeline and its stages at this moment."""

@@ -397,7 +397,7 @@ class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
         if name in self._replicas:
             raise NameTaken(f"the pool has a replica {name!r} already; choose another name")
         check_factory(factory)
-        replica = Replica._create(name, factory, self._max_in_flight, self._breaker)
+        replica = Replica.construct(name, factory, self._max_in_flight, self._breaker)
         self._replicas[name] = replica
         return replica
 

@@ -138,7 +138,7 @@ class ObjectNumbers:
 
 def identity_of(thing: Any) -> Identity | object:
     """Return the object by which a facade is known; all copies of the facade share it."""
-    return thing._identity if isinstance(thing, Facade) and not is_device(thing) else thing
+    return thing.shared_identity if isinstance(thing, Facade) and not is_device(thing) else thing
 
 
 def is_device(thing: Any) -> bool:

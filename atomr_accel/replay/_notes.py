@@ -292,7 +292,7 @@ class Notes:
         if self._notes_calls():
             kind = "batch" if type(program) is Batch else "record"
             inputs = () if kind == "batch" else program._inputs
-            note = self._described(kind, program._owner, inputs, {}, None)
+            note = self._described(kind, program.made_on, inputs, {}, None)
             self._programs[program] = self._numbers.add_handle(identity_of(program))
             self._place(note)
             self._done(note, program)
@@ -502,7 +502,7 @@ class Notes:
             if not (late and ref.block.base in given):
                 self._copy_output(note, where, ref)
         if note.method == "replay" and not late:
-            for program in (note.owner, *note.owner._called):
+            for program in (note.owner, *note.owner.called):
                 for made in self._made.get(program, ()):
                     block = made.block()
                     if block is not None:

@@ -474,7 +474,7 @@ class Player:
             self._doubts.add(ref.id, reason)
         for number in self._parts(call) if call.method == "replay" else ():
             recording = self._programs[number].recording
-            for stand_in, bound in recording._bound.items():
+            for stand_in, bound in recording.inputs_bound.items():
                 if stand_in in recording._written:
                     self._doubts.add_block(bound.block, reason)
             for made in recording._made:
@@ -485,7 +485,7 @@ class Player:
         given = handles_of([call.target, *call.args])
         whole = [self._programs.get(number) for number in given]
         found = [each.recording for each in whole if each is not None and each.recording]
-        parts = {part for each in found for part in (each, *each._called)}
+        parts = {part for each in found for part in (each, *each.called)}
         return [at for at, each in self._programs.items() if each.recording in parts]
 
     async def _method(self, recall: JournalCall) -> Callable[..., Any]:

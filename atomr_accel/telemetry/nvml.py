@@ -280,7 +280,7 @@ async def open_nvml(
         ValueError: ``interval`` is not positive.
     """
     interval = real(interval, "interval", above=0, infinity=True)
-    monitor: NvmlMonitor = NvmlMonitor._create()
+    monitor: NvmlMonitor = NvmlMonitor.construct()
     group = await system.spawn(Group, name=name, supervisor=supervisor, supervision=_SUPERVISION)
     try:
         monitor._ref = await system.spawn(

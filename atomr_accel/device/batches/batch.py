@@ -232,7 +232,7 @@ class Batch(EntersAsync, Collector):
 
         async def transfer() -> None:
             await self._provide((ref.block,))
-            await self._owner._upload(host, ref)
+            await self.made_on._upload(host, ref)
 
         self._put_off(transfer)
         return ref
@@ -271,7 +271,7 @@ class Batch(EntersAsync, Collector):
 
         async def transfer() -> None:
             await self._provide((ref.block,))
-            await self._owner._download(ref, host)
+            await self.made_on._download(ref, host)
             self._done.append(partial(later._set, host))
 
         self._put_off(transfer)
@@ -336,7 +336,7 @@ class Batch(EntersAsync, Collector):
         async def call() -> None:
             # The function cannot use later promises, because their ops come later.
             await self._provide(self._promised_until(promised))
-            result = await self._owner.run(function, *args, lane=lane, init=init)
+            result = await self.made_on.run(function, *args, lane=lane, init=init)
             self._done.append(partial(later._set, result))
 
         self._put_off(call)

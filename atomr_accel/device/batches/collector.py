@@ -92,7 +92,7 @@ class _SharedLibrary:
     def __get__(self, collector: Any, owner: Any = None) -> Any:
         if collector is None:
             return self
-        facade = getattr(collector._owner, self._name).on(collector)
+        facade = getattr(collector.made_on, self._name).on(collector)
         if not collector._ended:  # a later use raises the error that explains it
             setattr(collector, self._name, facade)
         return facade
@@ -110,7 +110,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
 
     def __init__(self, device: CollectingDevice) -> None:
         super().__init__(device.core)
-        self._owner = device
+        self.made_on = device
         self.call_templates = device.call_templates
         self.recorder: CallRecorder | None = self.core.recorder
         self.ports: dict[str, Any] = dict(self.core.ports)

@@ -145,9 +145,9 @@ class Recording(EntersAsync, Collector):
         self._prepare: list[_Op] = []
         self._nodes: list[_Op | _ProgramCall | _ConditionalPart] = []
         self._choices: list[_ConditionalPart] = []  # whose blocks are open, innermost last
-        self._called: dict[Recording, None] = {}  # directly or not, in order
+        self.called: dict[Recording, None] = {}  # directly or not, in order
         self._placeholders: dict[GpuRef, GpuRef] = {}
-        self._bound: dict[Block, GpuRef] = {}
+        self.inputs_bound: dict[Block, GpuRef] = {}
         self._stand_ins: dict[Block, list[Block]] = {}  # by the block they stand for
         self._inside: dict[Block, tuple[Block, int]] = {}  # stand-ins that are parts of others
         self._pads: dict[Block, int] = {}  # offset of a stand-in from the buffer that it replaces
@@ -262,7 +262,7 @@ class Recording(EntersAsync, Collector):
 
     def _knows(self, block: Block) -> bool:
         """Return True if a block belongs to the program: made in it, or a stand-in."""
-        return block in self._made or block in self._bound or block in self._inside
+        return block in self._made or block in self.inputs_bound or block in self._inside
 
     def _takes(self, ref: object) -> bool:
         """Return True if a buffer can be recorded. It may be one that another recording makes."""
@@ -280,7 +280,7 @@ class Recording(EntersAsync, Collector):
         A buffer that replaces an input on replay so replaces its views, too.
         """
         for stand_in in self._stand_ins.get(argument.block.base, ()):
-            start = _start(argument, self._bound[stand_in])
+            start = _start(argument, self.inputs_bound[stand_in])
             if start is not None:
                 at = start + self._pads[stand_in]
                 return argument.on_block(part_of(stand_in, at) if at else stand_in)
@@ -297,13 +297,13 @@ class Recording(EntersAsync, Collector):
         stand_in.stands_for = block.base, block.offset - pad
         others = self._stand_ins.setdefault(block.base, [])
         for other in others[:]:
-            start = _start(self._bound[other], argument)
+            start = _start(self.inputs_bound[other], argument)
             if start is not None:  # a view that was taken before it
                 others.remove(other)
-                del self._bound[other]
+                del self.inputs_bound[other]
                 self._inside[other] = stand_in, start + pad - self._pads[other]
         others.append(stand_in)
-        self._bound[stand_in] = argument
+        self.inputs_bound[stand_in] = argument
         return argument.on_block(part_of(stand_in, pad) if pad else stand_in)
 
     def _root(self, block: Block) -> Block:
@@ -443,12 +443,12 @@ class Recording(EntersAsync, Collector):
         arguments = {
             stand_in: self.take(ref) for stand_in, ref in program._bind(inputs, replace).items()
         }
-        writes = [block for part in (program, *program._called) for block in part._made]
+        writes = [block for part in (program, *program.called) for block in part._made]
         for stand_in, ref in arguments.items():
             if stand_in in program._written:
                 writes.append(require_writable(ref, self.memory, "a buffer", strided=True))
         self._particular = self._particular or program._particular
-        self._called.update(dict.fromkeys((program, *program._called)))
+        self.called.update(dict.fromkeys((program, *program.called)))
         self._add(_ProgramCall(program, arguments), writes)
 
     def _add(self, node: _Op | _ProgramCall | _ConditionalPart, writes: Iterable[Block]) -> None:
@@ -501,20 +501,20 @@ class Recording(EntersAsync, Collector):
         if self._spoilt:
             raise RuntimeError("the block of this recording raised; record another")
         bound = self._bind(inputs, replace)
-        parts = (self, *self._called)
+        parts = (self, *self.called)
         while True:
             port = await self.core.open_lane(PROGRAMS)
             for part in parts:
                 await part._prepared()
             if self.core.ports.get(PROGRAMS.name) is port and not any(
-                part._unprepared() for part in self._called
+                part._unprepared() for part in self.called
             ):
                 break
         # From here on nothing is awaited until both ops are submitted.
         task = trio.lowlevel.current_task()
         for part in parts:
             part._require_own(task)
-        called = {block for part in self._called for block in part._made}
+        called = {block for part in self.called for block in part._made}
         reads: list[Block] = []
         writes: list[Block] = []
         addresses: list[Any] = []
@@ -568,13 +568,13 @@ class Recording(EntersAsync, Collector):
     ) -> dict[Block, GpuRef]:
         """Return the buffers for this replay, by the stand-ins that they replace."""
         if not inputs and not replace:
-            return self._bound
+            return self.inputs_bound
         if len(inputs) > len(self._inputs):
             raise ValueError(
                 f"replay must be given {len(self._inputs)} inputs, as were recorded, "
                 f"not {len(inputs)}"
             )
-        bound = dict(self._bound)
+        bound = dict(self.inputs_bound)
         replaced: dict[Block, GpuRef] = {}
         for recorded, ref in (*zip(self._inputs, inputs, strict=False), *(replace or {}).items()):
             placeholder = self._placeholders.get(recorded)
@@ -583,7 +583,7 @@ class Recording(EntersAsync, Collector):
             if placeholder is None:
                 raise ValueError(f"{recorded!r} is no buffer that this program was recorded with")
             stand_in = self._root(placeholder.block)
-            whole = self._bound[stand_in]
+            whole = self.inputs_bound[stand_in]
             same = whole.shape == recorded.shape and whole.dtype == recorded.dtype
             if not (same and same_place(whole, recorded)):
                 raise ValueError(f"{recorded!r} is a view of {whole!r}; replace that")

@@ -77,7 +77,7 @@ class FlashAttention(AttentionCalls[D]):
     _called: ClassVar[Mapping[str, str]] = {**ARGUMENTS, "dO": "dout", "stats": "softmax_lse"}
 
     def __init__(self, device: DeviceView, dnn: Dnn[Any]) -> None:
-        super().__init__(device, dnn._plans)
+        super().__init__(device, dnn.plans)
         self._scratch: Final = workspaces()
 
     # --- forward --------------------------------------------------------------------------

@@ -652,7 +652,7 @@ class AttentionPart(DnnPart[D]):
         self, work: AttentionWork, *, sent: Callable[[], None] | None = None
     ) -> Request[Any]:
         """Return the request for cuDNN; ``sent`` is as for ``_request``."""
-        plans, names = self._plans, tuple(work.reads)
+        plans, names = self.plans, tuple(work.reads)
 
         def check() -> GraphCall:
             return gathered(work.make()).cached(plans, names, work.called)

@@ -576,7 +576,7 @@ class Caches(DnnFlashAttention[D]):
         kind = as_dtype(dtype)
         if kind not in HALF:
             raise TypeError(f"dtype must be float16 or bfloat16, not {kind.name}")
-        device, plans = self.home, self._plans
+        device, plans = self.home, self.plans
 
         def zeros(preparer: Preparer, width: int) -> tuple[Clear, GpuRef]:
             ref = preparer.output((layers, pages, page_size, kv_heads, width), kind)

@@ -343,7 +343,7 @@ class DnnPart(Facade[D]):
 
     def __init__(self, device: DeviceView, plans: DnnPlanCache | None = None) -> None:
         self.home = device
-        self._plans = plans or DnnPlanCache(device)
+        self.plans = plans or DnnPlanCache(device)
         self._asked: set[bytes] = set()
 
     def on(self, device: DeviceView) -> Any:
@@ -391,7 +391,7 @@ class DnnPart(Facade[D]):
             call, reads, addresses = self._checked(preparer.memory, name, key, given, outs, make)
             if type(call) is not GraphCall:
                 return _fill(preparer, call, reads, outs)
-            plans = self._plans
+            plans = self.plans
             encoded = call.graph.encoded
             if planned is None or planned[0] != encoded:
                 nbytes = plans.find(encoded, tuned=tune)
@@ -449,7 +449,7 @@ class DnnPart(Facade[D]):
             if here:
                 self._asked.add(encoded)
             return 0
-        return self._plans.keep(encoded, answer, tuned=tuned)
+        return self.plans.keep(encoded, answer, tuned=tuned)
 
     def _checked(
         self,
@@ -495,7 +495,7 @@ class DnnPart(Facade[D]):
             if key is not None:
                 signature = tuple(parts)
                 try:
-                    call = self._plans.calls.get(signature)
+                    call = self.plans.calls.get(signature)
                 except TypeError:  # an argument that cannot be a key
                     signature = None
         for out in outs:
@@ -505,7 +505,7 @@ class DnnPart(Facade[D]):
             known, call = call, call or without_images(make())
             _check(memory, name, call, given, outs)
             if known is None and signature is not None:
-                self._plans.calls.add(signature, call)
+                self.plans.calls.add(signature, call)
         return call, reads, addresses
 
     def _run(
@@ -547,7 +547,7 @@ class DnnPart(Facade[D]):
         setup, workspace = call.setup, 0
         scratch = workspace_bytes if setup is None else setup.nbytes + workspace_bytes
         if scratch:
-            block = self._plans.workspaces.obtain(preparer, scratch)
+            block = self.plans.workspaces.obtain(preparer, scratch)
             writes.append(block)
             workspace = block.address
             if setup is not None:

@@ -115,7 +115,7 @@ class Graph(Facade[D], GraphOperations):
 
     def __init__(self, device: DeviceView, plans: DnnPlanCache) -> None:
         self.home = device
-        self._plans = plans
+        self.plans = plans
         self._builder = Builder()
         self._inputs: dict[str, Symbol] = {}
         self._strided: set[str] = set()
@@ -317,7 +317,7 @@ class Graph(Facade[D], GraphOperations):
         """
         if outputs:
             self._require_outputs(outputs)
-        device, plans = self.home, self._plans
+        device, plans = self.home, self.plans
         tuned = flag(autotune, "autotune")
         require_no_race(device, autotune=tuned)
         graph = EncodedGraph(self._builder.finish(tf32=flag(allow_tf32, "allow_tf32")))
@@ -509,7 +509,7 @@ class UserGraphs(DnnPart[D]):
 
     def graph(self) -> Graph[D]:
         """A new graph, to be filled with tensors and operations."""
-        return Graph(self.home, self._plans)
+        return Graph(self.home, self.plans)
 
     @run_op
     def run(self, /, plan: GraphPlan[Any, R], **given: GpuRef | float) -> Request[R]:

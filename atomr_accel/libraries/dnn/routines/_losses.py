@@ -235,9 +235,7 @@ class Losses(DnnPart[D]):
                     )
                 require_no_alias(name, [("out", result)], named)
             count = call.scratch(gradient=bool(more))
-            scratch = self._plans.workspaces.obtain(
-                preparer, max(1, count) * dtype_size(dtype.name)
-            )
+            scratch = self.plans.workspaces.obtain(preparer, max(1, count) * dtype_size(dtype.name))
             places: dict[str, Any] = {
                 what: block.address for what, block in zip(inputs, blocks, strict=True)
             }
