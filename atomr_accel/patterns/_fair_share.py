@@ -468,7 +468,7 @@ def open_fair_share(
     if function is None:
         if tenant is not None or cost is not None:
             raise TypeError("tenant and cost are for a function: slots are told both")
-        share: FairShare = FairShare._create(capacity, **options)
+        share: FairShare = FairShare.construct(capacity, **options)
         return _opened(share, place)
     if not callable(function):
         raise TypeError(
@@ -479,7 +479,7 @@ def open_fair_share(
     if cost is not None and not callable(cost):
         raise TypeError(f"cost must be a function of an item, not {cost!r}")
     kind: type[FairServer[Any, Any]] = FairServer
-    server = kind._create(function, capacity, tenant=tenant, cost=cost, **options)
+    server = kind.construct(function, capacity, tenant=tenant, cost=cost, **options)
     return _opened(server, place)
 
 

@@ -656,7 +656,7 @@ async def open_pipeline(
         raise TypeError("a pipeline wants one stage or more")
     buffer = count(buffer, "buffer", 0)
     checked = tuple(_named(stage, number) for number, stage in enumerate(stages, 1))
-    pipeline: Pipeline[Any, Any] = Pipeline._create(checked, buffer, observer)
+    pipeline: Pipeline[Any, Any] = Pipeline.construct(checked, buffer, observer)
     async with serving_callers(pipeline, place):
         yield pipeline
 

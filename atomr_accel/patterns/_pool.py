@@ -648,7 +648,7 @@ async def open_replica_pool(
     if not makers:
         raise ValueError("a pool wants one replica or more")
     kind: type[ReplicaPool[In, Out]] = ReplicaPool
-    pool = kind._create(
+    pool = kind.construct(
         Supervision(intensity=intensity, backoff=backoff),
         policy=policy,
         max_in_flight=count(max_in_flight, "max_in_flight"),

@@ -183,9 +183,9 @@ class Batch(EntersAsync, Collector):
         self._epoch = self.memory.epoch
         self._open = True
         self._task = trio.lowlevel.current_task()
-        self._around = around = self._core.open_batches.get(self._task)
+        self._around = around = self.core.open_batches.get(self._task)
         self.depth = len(self._task.child_nurseries) if around is None else around.depth
-        self._core.open_batches[self._task] = self
+        self.core.open_batches[self._task] = self
         if self.recorder is not None:
             self.recorder.entered(self)
         return self
@@ -570,7 +570,7 @@ class Batch(EntersAsync, Collector):
 
     def note_unawaited(self, call: CoroutineType[Any, Any, Any], facade: Facade[Any]) -> None:
         """Note a call of the device itself in the block, of which nothing is seen if forgotten."""
-        library = facade._library
+        library = facade.library
         owner = f"batch.{library}" if library else f"batch.using({type(facade).__name__.lower()})"
         self._unawaited.append((call, f"{owner}.{call.__name__}(...)"))
         if len(self._unawaited) == _CALLS:
@@ -605,9 +605,9 @@ class Batch(EntersAsync, Collector):
     ) -> None:
         self._open = False
         if self._around is None:
-            del self._core.open_batches[self._task]
+            del self.core.open_batches[self._task]
         else:
-            self._core.open_batches[self._task] = self._around
+            self.core.open_batches[self._task] = self._around
         failure = error
         try:
             self._look_for_unawaited(alert=error is None)

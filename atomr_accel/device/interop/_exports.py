@@ -295,7 +295,7 @@ class DeviceExport(NotForNumpy, Export):
             self._pointer,
             self.shape,
             self.dtype,
-            device=self.ref._block.memory.index,
+            device=self.ref.block.memory.index,
             sealed=self._read_only,
             owner=self._lease,
             strides=self._strides,
