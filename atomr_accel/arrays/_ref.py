@@ -350,7 +350,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         kept = None if contiguous else strides
         return _ref(self.block, shape, self.dtype, nbytes, kept, start)
 
-    _NOT_AWAITED = (
+    NOT_AWAITED = (
         "a GpuRef is not awaited, because it is a result; leave out `await`, as before all methods "
         "of a batch or a recording, which return at once"
     )

@@ -64,9 +64,9 @@ class Operand(Methods):
         __hash__ = object.__hash__
 
         def __await__(self) -> NoReturn:
-            raise TypeError(self._NOT_AWAITED)
+            raise TypeError(self.NOT_AWAITED)
 
-    _NOT_AWAITED: ClassVar[str] = (
+    NOT_AWAITED: ClassVar[str] = (
         "an expression is not awaited itself; write: ref = await device.evaluate(expression), or "
         "array = await device.get(expression)"
     )
