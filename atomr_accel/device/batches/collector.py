@@ -52,6 +52,8 @@ _FOR_FACADES: Final = {
     *dir(DeviceView),
     *dir(TemplatePreparer),
     *("collect", "depth", "note_unawaited", "ref", "take", "templated", "when_placed"),
+    *("as_requests", "caches", "call_templates", "core", "home", "library", "made_on", "on"),
+    *("share_libraries", "transfers"),
 }
 """Attributes for facades and requests, hidden from programs; ``perform`` is for both."""
 
