@@ -330,7 +330,7 @@ def is_awaitable(thing: object) -> bool:
 
     Refs and expressions can be awaited as far as Python knows, but only to raise an error.
     """
-    return inspect.isawaitable(thing) and not hasattr(thing, "_NOT_AWAITED")
+    return inspect.isawaitable(thing) and not hasattr(thing, "NOT_AWAITED")
 
 
 def said_of(thing: object) -> str:

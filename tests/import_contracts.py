@@ -14,6 +14,8 @@ from grimp import build_graph
 from importlinter import Contract, ContractCheck, fields, output
 from importlinter.application import contract_utils
 
+from .attribute_contracts import private_reads
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -136,6 +138,22 @@ class PrivateContract(Contract):
 
     def render_broken_contract(self, check: ContractCheck) -> None:
         """Print the imports that are not allowed."""
+        for line in check.metadata["broken"]:
+            output.print_error(line)
+
+
+class AttributesContract(Contract):
+    """Folders read no private attributes of each other's objects, see ``attribute_contracts``."""
+
+    type_name = "attributes"
+
+    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
+        """Look at the syntax trees of the package."""
+        broken = [str(read) for read in private_reads()]
+        return ContractCheck(kept=not broken, metadata={"broken": broken})
+
+    def render_broken_contract(self, check: ContractCheck) -> None:
+        """Print the reads that are not allowed."""
         for line in check.metadata["broken"]:
             output.print_error(line)
 

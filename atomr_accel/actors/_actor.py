@@ -57,6 +57,11 @@ class ActorRef(metaclass=NoPublicConstructor):
         return self._cell.name
 
     @property
+    def kind(self) -> str:
+        """The name of the actor's class, as metrics count it."""
+        return self._cell.kind
+
+    @property
     def path(self) -> str:
         """Its name and those of its parents, such as ``"/gpu-0/context/blas"``."""
         return self._cell.path

@@ -595,7 +595,7 @@ async def open_supervisor(
         auto_shutdown=auto_shutdown,
     )
     async with PlainNursery() as nursery:
-        supervisor = Supervisor._create(name, nursery, supervision)
+        supervisor = Supervisor.construct(name, nursery, supervision)
         try:
             yield supervisor
         finally:

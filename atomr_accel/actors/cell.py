@@ -127,7 +127,7 @@ class TreeNode:
             )
         if self.supervisor is None:
             label = f"{self.system.name}:{self.path}" if self.path else self.system.name
-            self.supervisor = Supervisor._create(label, self._nursery, self._supervision, self)
+            self.supervisor = Supervisor.construct(label, self._nursery, self._supervision, self)
         self.children[cell.name] = cell
         ref = cell.ref
         supervisor = self.supervisor
@@ -209,7 +209,6 @@ class Cell(TreeNode):
         "_leaving",
         "_ref",
         "_restart",
-        "_restarting",
         "_type",
         "_undecided",
         "_unhandled",
@@ -223,6 +222,7 @@ class Cell(TreeNode):
         "inbox",
         "name",
         "parent",
+        "restarting",
         "restarts",
         "shown",
     )
@@ -249,7 +249,7 @@ class Cell(TreeNode):
         self.inbox: Final = Inbox(mailbox, self)
         self.inbox.watch(watched=self.system._instruments.wants("message_sent", "ask_ended"))
         # The ref has the cell, so once it has ended, the cell has the ref only weakly.
-        self._ref: ActorRef | weakref.ref[ActorRef] = ActorRef._create(self)
+        self._ref: ActorRef | weakref.ref[ActorRef] = ActorRef.construct(self)
         self.ended: bool = False
         self._ended: trio.Event | None = None
         # What was asked and is being handled, so that it is answered come what may.
@@ -268,7 +268,7 @@ class Cell(TreeNode):
         # The loop is to end: because its scope was cancelled, perhaps for a restart, or
         # because the actor wants to leave.
         self._halted = False
-        self._restarting = False
+        self.restarting = False
         self._leaving = False
         self._handled = self._failed = self._unhandled = 0
         # Dicts for their order: sets would notify in another one in every run. A cell is in
@@ -292,7 +292,7 @@ class Cell(TreeNode):
         """The actor's address."""
         ref = self._ref() if isinstance(self._ref, weakref.ref) else self._ref
         if ref is None:  # it had ended, and nobody had its ref any more
-            ref = ActorRef._create(self)
+            ref = ActorRef.construct(self)
             self._ref = weakref.ref(ref)
         return ref
 
@@ -386,12 +386,12 @@ class Cell(TreeNode):
             ask.fail(error)
         self._undecided.clear()
         self._failure = self._unprompted = None
-        self._halted = self._restarting = self._leaving = False
+        self._halted = self.restarting = self._leaving = False
 
     def halting(self, *, restarting: bool) -> None:
         """Note that this life was asked to end, for good or for the next one."""
         self._halted = True
-        self._restarting = restarting
+        self.restarting = restarting
 
     def exited(self, failure: BaseException | None) -> bool:
         """Handle the end of this life. Return True if it failed before it was stopped."""
@@ -635,7 +635,7 @@ class Cell(TreeNode):
         except BaseException as error:
             failure = error
             if ask is not None and self._halted:
-                ask.fail(self._interrupted(restarting=self._restarting))
+                ask.fail(self._interrupted(restarting=self.restarting))
             elif ask is not None:
                 # The actor has failed, and only its supervisor knows what comes of it.
                 self._undecided.append(ask)
@@ -674,7 +674,7 @@ class Cell(TreeNode):
             # our end to learn of it; if by our own nursery, that will say why.
             if self._halted and (current := self._current) is not None:
                 self._current = None
-                current.fail(self._interrupted(restarting=self._restarting))
+                current.fail(self._interrupted(restarting=self.restarting))
             return False
         self._failed += 1
         asked = isinstance(entry, Ask)

@@ -270,7 +270,7 @@ async def serving(
     where: TreeNode | None = None
     if system is not None:
         check_instance("system", system, ActorSystem)
-        where = system._root
+        where = system.root
     if parent is not None:
         check_instance("parent", parent, ActorRef)
         where = parent._cell
@@ -306,7 +306,7 @@ async def serving(
 def _supervisor_of(service: Service, nursery: trio.Nursery) -> Supervisor:
     """Return the supervisor of the children of a service without a place."""
     service._service_ref = None  # of an earlier block
-    made: Supervisor = Supervisor._create(type(service).__name__, nursery, service.supervision)
+    made: Supervisor = Supervisor.construct(type(service).__name__, nursery, service.supervision)
     service._service_supervisor = made
     return made
 

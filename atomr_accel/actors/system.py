@@ -103,11 +103,11 @@ class ActorSystem(metaclass=NoPublicConstructor):
     ) -> None:
         self.name = name
         self._instruments = instruments
-        self._root = TreeNode(self, "", supervision)
-        self._root._nursery = nursery
-        self._supervisor = Supervisor._create(name, nursery, supervision, self._root)
-        self._root.supervisor = self._supervisor
-        self._lost = 0
+        self.root = TreeNode(self, "", supervision)
+        self.root._nursery = nursery
+        self._supervisor = Supervisor.construct(name, nursery, supervision, self.root)
+        self.root.supervisor = self._supervisor
+        self.lost = 0
         self._thread = threading.get_ident()
         self._thread_name = threading.current_thread().name
         instruments.follow(self._watch_messages)
@@ -175,7 +175,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
                 f"not {given!r}; how an actor supervises its own children is its "
                 "`supervision`"
             )
-        parent = self._root if supervisor is None else supervisor._cell
+        parent = self.root if supervisor is None else supervisor._cell
         return await parent.spawn(
             actor_type,
             args,
@@ -197,7 +197,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
         check_instance("a path", path, str)
         if not path.startswith("/"):
             raise ValueError(f"a path must start with '/', not {path!r}")
-        node = self._root
+        node = self.root
         for name in path[1:].split("/"):
             if name not in node.children:
                 there = ", ".join(node.children) or "none"
@@ -213,7 +213,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
     def tree(self) -> ActorTree:
         """The system and all its actors at this moment."""
         below: dict[TreeNode, tuple[ActorTree, ...]] = {}
-        for node in reversed(_nodes(self._root)):  # whoever is below comes first
+        for node in reversed(_nodes(self.root)):  # whoever is below comes first
             below[node] = tuple(_drawn(cell, below.pop(cell)) for cell in node.children.values())
         return ActorTree(
             name=self.name,
@@ -222,15 +222,15 @@ class ActorSystem(metaclass=NoPublicConstructor):
             state=ChildState.RUNNING,
             restarts=0,
             depth=0,
-            children=below[self._root],
+            children=below[self.root],
         )
 
     def statistics(self) -> SystemStatistics:
         """The system at this moment."""
         return SystemStatistics(
             name=self.name,
-            actors=len(_nodes(self._root)) - 1,
-            dead_letters=self._lost,
+            actors=len(_nodes(self.root)) - 1,
+            dead_letters=self.lost,
             children=self._supervisor.statistics(),
         )
 
@@ -257,7 +257,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
     def _watch_messages(self) -> None:
         """Have senders tell instruments, or no more."""
         watched = self._instruments.wants("message_sent", "ask_ended")
-        for node in _nodes(self._root):
+        for node in _nodes(self.root):
             if isinstance(node, Cell):
                 node.inbox.watch(watched=watched)
 
@@ -278,7 +278,7 @@ class ActorSystem(metaclass=NoPublicConstructor):
         cause: Exception | None = None,
     ) -> None:
         # For the cells; the public side is the log, the statistics and `Instrument`.
-        self._lost += len(messages)
+        self.lost += len(messages)
         if cause is not None:
             reason = f"{reason}: {describe(cause)}"
         _log.warning(
@@ -371,7 +371,7 @@ async def opened(
     check_instance("supervision", supervision, Supervision)
     hooks = Instruments(instruments)
     async with PlainNursery() as nursery:
-        system = kind._create(name, nursery, supervision, hooks)
+        system = kind.construct(name, nursery, supervision, hooks)
         try:
             async with AsyncExitStack() as stack:
                 for companion in _companions:

@@ -14,7 +14,7 @@ class NoPublicConstructor(type):
     """Metaclass of classes that only this package makes instances of.
 
     Calling such a class is a `TypeError` that names the function to use instead
-    (the class attribute ``_made_by``); the package itself calls ``_create``. ``help()``
+    (the class attribute ``_made_by``); the package itself calls ``construct``. ``help()``
     shows no arguments of theirs.
     """
 
@@ -36,7 +36,8 @@ class NoPublicConstructor(type):
         """Raise a TypeError that names the function to call instead."""
         raise TypeError(f"{cls.__qualname__} has no public constructor; use {cls._made_by}")
 
-    def _create(cls: type[T], *args: Any, **kwargs: Any) -> T:
+    def construct(cls: type[T], *args: Any, **kwargs: Any) -> T:
+        """Make an instance, for the function that programs call."""
         # mypy takes super() for that of the instance's class, not the metaclass's.
         return super().__call__(*args, **kwargs)  # type: ignore[misc, no-any-return]
 

@@ -59,13 +59,16 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         shape: as in NumPy.
         dtype: a ``numpy.dtype``, also for bfloat16 and fp8 (from ``ml_dtypes``).
         nbytes: size of all elements in bytes.
+        block: the memory, for libraries: ops are ordered by it, and messages have its address. Of
+            a view that is not contiguous it has no address, see ``addressable_block``.
+        own_strides: ``strides``, or None if the ref is C-contiguous; quicker to ask.
     """
 
-    _block: Block
+    block: Block
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     nbytes: int
-    _strides: tuple[int, ...] | None = None  # None: it is C-contiguous
+    own_strides: tuple[int, ...] | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
         # Ops rely on the layout of their refs.
@@ -76,24 +79,24 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
 
     def on_block(self, block: Block) -> GpuRef:
         """Return the same array in another block, which begins at the first element."""
-        return _ref(block, self.shape, self.dtype, self.nbytes, self._strides)
+        return _ref(block, self.shape, self.dtype, self.nbytes, self.own_strides)
 
     @property
-    def _addressable_block(self) -> Block:
-        """Block with an address, for code that uses the strides."""
-        block = self._block
+    def addressable_block(self) -> Block:
+        """The block with an address, for libraries whose kernels use ``strides``."""
+        block = self.block
         return block.plain if type(block) is StridedView else block
 
     @property
     def strides(self) -> tuple[int, ...]:
         """Bytes from one element to the next along each axis; as in NumPy."""
-        strides = self._strides
+        strides = self.own_strides
         return strides_of(self.shape, self.dtype.itemsize) if strides is None else strides
 
     @property
     def contiguous(self) -> bool:
         """True if the elements follow each other without gaps, in C order."""
-        return self._strides is None
+        return self.own_strides is None
 
     @property
     def ndim(self) -> int:
@@ -108,22 +111,22 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
     @property
     def generation(self) -> int:
         """The device's generation in which the buffer was made."""
-        return self._block.generation
+        return self.block.generation
 
     @property
     def device(self) -> str:
         """The name of the device that owns the buffer."""
-        return self._block.memory.device
+        return self.block.memory.device
 
     @property
     def sealed(self) -> bool:
         """True if the buffer is read-only and survives rebuilds."""
-        return self._block.sealed
+        return self.block.sealed
 
     @property
     def is_stale(self) -> bool:
         """True if the content is gone, because of a rebuild or because the buffer was freed."""
-        block = self._block
+        block = self.block
         return block.epoch is None or not (
             block.memory.current(block.epoch) or block.memory.awaits(block.epoch)
         )
@@ -198,7 +201,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
             ValueError: the shapes do not fit.
         """
         wanted = as_shape(shape)
-        return self._seen(wanted, broadcast(self.shape, self.strides, wanted))
+        return self.with_layout(wanted, broadcast(self.shape, self.strides, wanted))
 
     def squeeze(self, axis: SupportsIndex | tuple[SupportsIndex, ...] | None = None) -> GpuRef:
         """Return a view without axes of length one, like ``numpy.squeeze``.
@@ -209,7 +212,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         Raises:
             ValueError: one of the axes is longer.
         """
-        return self._seen(*squeezed(self.shape, self.strides, axis))
+        return self.with_layout(*squeezed(self.shape, self.strides, axis))
 
     def diagonal(
         self, offset: SupportsIndex = 0, axis1: SupportsIndex = 0, axis2: SupportsIndex = 1
@@ -226,7 +229,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         Raises:
             ValueError: the ref has fewer than two axes, or both axes are the same.
         """
-        return self._seen(*diagonals(self.shape, self.strides, offset, axis1, axis2))
+        return self.with_layout(*diagonals(self.shape, self.strides, offset, axis1, axis2))
 
     def reshape(self, *shape: int | tuple[int, ...]) -> GpuRef:
         """Return a view with another shape of the same size, like ``numpy.ndarray.reshape``.
@@ -246,15 +249,15 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
                 if len(_SHAPES) >= _MOST_VIEWS:
                     _SHAPES.clear()
                 _SHAPES[known] = new
-        if self._strides is None:
-            return GpuRef(self._block, new, self.dtype, self.nbytes)
-        strides = regrouped(self.shape, self._strides, new)
+        if self.own_strides is None:
+            return GpuRef(self.block, new, self.dtype, self.nbytes)
+        strides = regrouped(self.shape, self.own_strides, new)
         if strides is None:
             raise ValueError(
-                f"a view of shape {self.shape} and strides {self._strides} has no view of shape "
+                f"a view of shape {self.shape} and strides {self.own_strides} has no view of shape "
                 f"{new}; copy it first: (await device.copy(ref)).reshape({new})"
             )
-        return self._seen(new, strides)
+        return self.with_layout(new, strides)
 
     def ravel(self) -> GpuRef:
         """Return a view with one axis, like ``numpy.ravel`` but without ever copying.
@@ -276,7 +279,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
                 element would not begin at a multiple of its size.
         """
         dtype = as_dtype(dtype)
-        shape, strides = self.shape, self._strides
+        shape, strides = self.shape, self.own_strides
         size, before = dtype.itemsize, self.dtype.itemsize
         if size != before:
             if not shape:
@@ -297,13 +300,13 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
                     f"{self.dtype.name}, which is no whole number of {dtype.name}"
                 )
             shape = (*shape[:-1], last)
-        if self._block.offset % size:
+        if self.block.offset % size:
             raise ValueError(
-                f"the view begins {self._block.offset} bytes into its buffer, which is no multiple "
+                f"the view begins {self.block.offset} bytes into its buffer, which is no multiple "
                 f"of the {size} bytes of {dtype.name}; copy it first"
             )
         if strides is None:
-            return GpuRef(self._block, shape, dtype, self.nbytes)
+            return GpuRef(self.block, shape, dtype, self.nbytes)
         if any(stride % size for stride, extent in zip(strides, shape, strict=True) if extent > 1):
             raise ValueError(
                 f"elements of the view are {strides} bytes apart, which are no multiples of the "
@@ -311,35 +314,43 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
             )
         contiguous = is_contiguous(shape, strides, size)
         return _ref(
-            self._addressable_block, shape, dtype, self.nbytes, None if contiguous else strides
+            self.addressable_block, shape, dtype, self.nbytes, None if contiguous else strides
         )
 
     def _view(
         self, make: Callable[..., _Layout], argument: Any, token: tuple[object, ...] | None
     ) -> GpuRef:
         """Return ``make``'s view for a layout and an argument; ``token`` is its key."""
-        known = (make, self.shape, self._strides, self.dtype, token)
+        known = (make, self.shape, self.own_strides, self.dtype, token)
         made = None if token is None else _VIEWS.get(known)
         if made is None:
-            view = self._seen(*make(self.shape, self.strides, argument))
+            view = self.with_layout(*make(self.shape, self.strides, argument))
             if token is not None:
                 if len(_VIEWS) >= _MOST_VIEWS:
                     _VIEWS.clear()
-                start = view._block.offset - self._block.offset
-                _VIEWS[known] = start, view.shape, view.nbytes, view._strides
+                start = view.block.offset - self.block.offset
+                _VIEWS[known] = start, view.shape, view.nbytes, view.own_strides
             return view
         start, shape, nbytes, strides = made
-        return _ref(self._block, shape, self.dtype, nbytes, strides, start)
+        return _ref(self.block, shape, self.dtype, nbytes, strides, start)
 
-    def _seen(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> GpuRef:
-        """Return a view of another shape and strides that begins ``start`` bytes into this ref."""
+    def with_layout(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0
+    ) -> GpuRef:
+        """Return a view of another shape and strides, for libraries; nothing is checked.
+
+        Args:
+            shape: the view's shape.
+            strides: bytes from one element to the next along each axis.
+            start: bytes from this ref's first element to the view's.
+        """
         itemsize = self.dtype.itemsize
         contiguous = is_contiguous(shape, strides, itemsize)
         nbytes = math.prod(shape) * itemsize
         kept = None if contiguous else strides
-        return _ref(self._block, shape, self.dtype, nbytes, kept, start)
+        return _ref(self.block, shape, self.dtype, nbytes, kept, start)
 
-    _NOT_AWAITED = (
+    NOT_AWAITED = (
         "a GpuRef is not awaited, because it is a result; leave out `await`, as before all methods "
         "of a batch or a recording, which return at once"
     )
@@ -365,10 +376,10 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         )
 
     def __repr__(self) -> str:
-        block = self._block
+        block = self.block
         state = "freed " if block.epoch is None else "stale " if self.is_stale else ""
         sealed = "sealed " if block.sealed else ""
-        strides = "" if self._strides is None else f"strides {list(self._strides)} "
+        strides = "" if self.own_strides is None else f"strides {list(self.own_strides)} "
         return (
             f"<GpuRef {state}{sealed}{self.dtype.name}{list(self.shape)} {strides}"
             f"on {self.device}, generation {block.generation}>"
@@ -455,7 +466,7 @@ def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
     """The error for an argument that is not a usable ref of ``memory``'s device."""
     if not isinstance(ref, GpuRef):
         return no_ref_error(ref, name)
-    block = ref._block
+    block = ref.block
     if block.memory is not memory:
         there = block.memory
         wrong = f"{name} must be on {memory.device}, where the op runs, not on {there.said}"

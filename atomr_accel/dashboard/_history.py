@@ -191,12 +191,12 @@ class DashboardHistory(DeviceInstrument):
         """Add a point to the curves of these devices, and drop the curves of all others."""
         devices = list(devices)
         for device in devices:
-            device._core.tell_done()
+            device.core.tell_done()
         now = time.monotonic()
         seconds, self._beat_at = max(now - self._beat_at, 1e-3), now
         pulses = {}
         for device in devices:
-            core = device._core
+            core = device.core
             pulse = pulses[core.path] = self._pulses.get(core.path) or _Pulse()
             pulse.beat(seconds, len(core.in_flight), core.memory.statistics().used)
         self._pulses = pulses
@@ -222,13 +222,13 @@ class DashboardHistory(DeviceInstrument):
 
     def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:
         """Note it."""
-        if ref._cell.kind not in _TOLD_BY_DEVICES:
+        if ref.kind not in _TOLD_BY_DEVICES:
             why = "with a sibling" if cause is None else described(cause)
             self._note("restart", ref.path, why)
 
     def actor_stopped(self, ref: ActorRef, cause: BaseException | None) -> None:
         """Note it, if it failed."""
-        if cause is not None and ref._cell.kind not in _TOLD_BY_DEVICES:
+        if cause is not None and ref.kind not in _TOLD_BY_DEVICES:
             self._note("failure", ref.path, described(cause))
 
     def ops_finished(self, ops: FinishedOps) -> None:

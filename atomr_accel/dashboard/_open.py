@@ -122,7 +122,7 @@ async def open_dashboard(
     config.include_server_header = False
     with ExitStack() as stack:
         listener = stack.enter_context(_listen(host, port))
-        dashboard = Dashboard._create(_address(listener), token)
+        dashboard = Dashboard.construct(_address(listener), token)
         if announce:
             _announce(stack, system, dashboard)
         stack.enter_context(system.instrumented(feed.history))

@@ -97,7 +97,7 @@ class SystemObserver:
         return {
             "name": self._system.name,
             "actors": actors,
-            "dead_letters": self._system._lost,
+            "dead_letters": self._system.lost,
         }
 
     def path_of(self, uuid: str) -> str:
@@ -112,7 +112,7 @@ class SystemObserver:
         """
         before = self._actors
         now: dict[str, Json] = {}
-        todo: list[Cell] = [*reversed(self._system._root.children.values())]
+        todo: list[Cell] = [*reversed(self._system.root.children.values())]
         seconds = 0.0
         while todo:
             begun = time.thread_time()
@@ -155,7 +155,7 @@ class SystemObserver:
                 "used": slab.used,
                 "cells": "".join(map(_digit, slab.cells)),
             }
-            for slab in layout(device._core.memory, most=SLABS, cells=CELLS)
+            for slab in layout(device.core.memory, most=SLABS, cells=CELLS)
         }
         state: dict[str, Json] = {
             "name": device.name,

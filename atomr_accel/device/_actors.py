@@ -144,7 +144,7 @@ class DeviceActor(_RequestActor):
     async def _start_libraries(self) -> None:
         """Start those that do not run: in the first life all, later those that were stopped."""
         core, place = self._core, self._core.place
-        nursery = self.system._root._nursery
+        nursery = self.system.root._nursery
         assert nursery is not None
         if place.annex is None:
             annex = Annex(self._cell)
@@ -169,7 +169,7 @@ class DeviceActor(_RequestActor):
         if self._core.place.annex is not None:
             self._core.place.annex.end()
         self._core.lifecycle.end(failure)
-        nursery = self.system._root._nursery
+        nursery = self.system.root._nursery
         assert nursery is not None
         nursery.start_soon(self._core.lifecycle.settle, name=f"{self._core.name} (settling)")
 

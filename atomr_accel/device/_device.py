@@ -63,15 +63,14 @@ class Device(MemoryMethods, Libraries[Awaited]):
     """
 
     def __init__(self, core: DeviceCore, ref: ActorRef) -> None:
-        self._core = self._device = core
+        self.core = self.home = core
         self._ref = ref
         self._host_calls = core.host_calls
-        self._add_libraries(core)
-        self.sparse._transfers = transfers_of(core)
+        self._add_libraries(core, transfers_of(core))
         self.requests: Final = Requests(core, self, self)
 
     def __repr__(self) -> str:
-        state = self._core.lifecycle.state
+        state = self.core.lifecycle.state
         return f"<Device {self.name}, {state}, generation {self.generation}>"
 
     def __reduce__(self) -> NoReturn:
@@ -86,34 +85,34 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
         A second device of that index has the name ``"cuda:0 (2)"`` while the first is open.
         """
-        return self._core.name
+        return self.core.name
 
     @property
     def backend(self) -> str:
         """The backend's name: ``"cuda"``, ``"cpu"``, or what another package brings."""
-        return self._core.backend
+        return self.core.backend
 
     @property
     def isolation(self) -> Isolation:
         """``"process"`` or ``"thread"``."""
-        return self._core.isolation
+        return self.core.isolation
 
     @property
     def info(self) -> DeviceInfo:
         """Properties of the device."""
-        info = self._core.info
+        info = self.core.info
         assert info is not None  # set before the device is handed out
         return info
 
     @property
     def generation(self) -> int:
         """Starts at 1 and grows by one whenever a context fails."""
-        return self._core.memory.generation
+        return self.core.memory.generation
 
     @property
     def closed(self) -> bool:
         """True if the device is gone for good: its block was left, or the device was lost."""
-        return self._core.lifecycle.state == "lost"
+        return self.core.lifecycle.state == "lost"
 
     # --- as an actor -------------------------------------------------------------------------
 
@@ -250,7 +249,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
             Exception: any other error of the function, which is then not called again. An exception
                 group leads to another call if all errors in it do.
         """
-        return await retry(self._core, function, args, attempts)
+        return await retry(self.core, function, args, attempts)
 
     @recorded_call
     async def close_lane(self, lane: str) -> None:
@@ -277,7 +276,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         Returns:
             An event that is not recorded yet.
         """
-        return Event(self._core)
+        return Event(self.core)
 
     def batch(self) -> Batch:
         """Open a nursery for GPU work: ``async with device.batch() as batch:``.
@@ -315,7 +314,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
             raise TypeError(f"shared must be True or False, not {said_of(shared)}")
         for at, ref in enumerate(inputs):
             if not isinstance(ref, GpuRef):
-                raise ref_error(ref, self._core.memory, f"input {at} of record")
+                raise ref_error(ref, self.core.memory, f"input {at} of record")
         return Recording(self, inputs, shared=shared)
 
     # --- watching ------------------------------------------------------------------------
@@ -328,7 +327,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         numbers, which ends with the device. A number comes as soon as the old generation is over.
         Ops then wait by themselves until the new one is ready.
         """
-        with self._core.lifecycle.watch() as changes:
+        with self.core.lifecycle.watch() as changes:
             yield changes
 
     def clear_caches(self) -> None:
@@ -341,11 +340,11 @@ class Device(MemoryMethods, Libraries[Awaited]):
             table.clear()
 
     def _tables(self) -> dict[str, Recent[Any, Any]]:
-        return {"device.templates": self._templates.known, **super()._tables()}
+        return {"device.templates": self.call_templates.known, **super()._tables()}
 
     def statistics(self) -> DeviceStatistics:
         """A snapshot of the device, its memory and its lanes."""
-        core, lifecycle = self._core, self._core.lifecycle
+        core, lifecycle = self.core, self.core.lifecycle
         assert core.place.supervisor is not None  # set before the device is handed out
         return DeviceStatistics(
             state=lifecycle.state,

@@ -341,7 +341,7 @@ async def opened_devices(
 
     def lost(error: BaseException) -> bool:
         """Return True if an error only says that a device is lost. The system raises that."""
-        of = (each for each in devices if each._core.lifecycle.tells_of_the_loss(error))
+        of = (each for each in devices if each.core.lifecycle.tells_of_the_loss(error))
         device = next(of, None)
         # If the supervisor lets the other devices go on, the error must reach the block here.
         return device is not None and decider(DeviceLost(""), device.ref.name) is Directive.ESCALATE
@@ -354,11 +354,11 @@ async def opened_devices(
             )
             devices += await _open_others(system, devices[0], indices[1:], settings)
             for device in devices:
-                device._core.lifecycle.over_how = "its 'async with' block was left"
+                device.core.lifecycle.over_how = "its 'async with' block was left"
             try:
                 yield devices
                 for device in devices:
-                    await device._core.lifecycle.verdict()
+                    await device.core.lifecycle.verdict()
             except BaseException as error:
                 # If the block got the loss, the loss is the only error: the system raises it.
                 if not lost(error):

@@ -76,7 +76,7 @@ class DeviceNode:
     @property
     def restarting(self) -> bool:
         """True if the device is being stopped to be restarted."""
-        return self.cell is not None and self.cell._restarting
+        return self.cell is not None and self.cell.restarting
 
     def library_ref(self, library: str) -> ActorRef:
         """The actor of a library."""

@@ -9,7 +9,7 @@ from ..ops import D
 from .registry import catalogue
 
 if TYPE_CHECKING:
-    from ..ops import DeviceView, Recent
+    from ..ops import DeviceView, Recent, Transfers
     from .array.facade import ArrayFunctions
     from .blas.facade import Blas
     from .blaslt._facade import BlasLt
@@ -48,12 +48,13 @@ class Libraries(Generic[D], HasOtherNames):
     sparselt: SparseLt[D]
     tensor: Tensor[D]
 
-    def _add_libraries(self, device: DeviceView) -> None:
+    def _add_libraries(self, device: DeviceView, transfers: Transfers | None = None) -> None:
         known = catalogue()
         for name in known.in_order:
             uses = (getattr(self, used) for used in known.all[name].uses)
             facade: Any = known.facades[name](device, *uses)
-            facade._library = name
+            facade.library = name
+            facade.transfers = transfers
             setattr(self, name, facade)
 
     def _tables(self) -> dict[str, Recent[Any, Any]]:
@@ -61,12 +62,12 @@ class Libraries(Generic[D], HasOtherNames):
         found = {}
         for library in catalogue().facades:
             facade = getattr(self, library)
-            templates = (facade._templates.known,) if facade.templated else ()
-            for table in (*templates, *facade._caches):
+            templates = (facade.call_templates.known,) if facade.templated else ()
+            for table in (*templates, *facade.caches):
                 found[f"{library}.{table.name}"] = table
         return found
 
-    def _share_libraries(self, others: Libraries[Any], device: DeviceView) -> None:
+    def share_libraries(self, others: Libraries[Any], device: DeviceView) -> None:
         """Take over another object's libraries, with their state; their ops go to ``device``."""
         for name in catalogue().facades:
-            setattr(self, name, getattr(others, name)._on(device))
+            setattr(self, name, getattr(others, name).on(device))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class _BlockRef(Protocol):
     """A ref of a buffer."""
 
-    _block: Block
+    block: Block
 
     def on_block(self, block: Block) -> Any:
         """Return the same array in another block."""
@@ -64,9 +64,9 @@ class MemoryScope:
         given: object = ref
         if not isinstance(given, _BlockRef):
             raise TypeError(f"keep takes a buffer, a GpuRef, not {said_of(given)}")
-        self._blocks.discard(ref._block)
+        self._blocks.discard(ref.block)
         if self._outer is not None:
-            self._outer._note(self._memory, ref._block)
+            self._outer._note(self._memory, ref.block)
         return ref
 
     def _note(self, memory: MemoryMap, block: Block) -> None:

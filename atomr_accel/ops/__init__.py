@@ -26,7 +26,7 @@ from ._arguments import (
 from ._call_template import CallTemplate, picker
 from ._copies import ARRAY_LANE, ARRAY_WAITS, copying
 from ._descriptor import Library, LibraryCheck, Requirement
-from ._library import AsRequests, Awaited, Collected, D, DeviceView, LaneSpec
+from ._library import AsRequests, Awaited, Collected, D, DeviceView, LaneSpec, Transfers
 from ._merged import LARGEST_ITEM, merged
 from ._op import Facade, Identity, RequestsOnly, op, op_like
 from ._origin import require_home, require_made_on
@@ -41,7 +41,7 @@ from ._request import (
     Submission,
     TemplatePreparer,
 )
-from ._signatures import signature
+from ._signatures import HoldsRefs, signature
 from ._staging import STAGED, needs_staging, on_any_views, on_copies
 from ._template_maker import NoTemplate, UndeclaredAddress
 from ._witness import CallRecorder, recorded_call
@@ -64,6 +64,7 @@ __all__ = [
     "D",
     "DeviceView",
     "Facade",
+    "HoldsRefs",
     "HostObjects",
     "Identity",
     "ImmediatePreparer",
@@ -80,6 +81,7 @@ __all__ = [
     "Requirement",
     "Submission",
     "TemplatePreparer",
+    "Transfers",
     "UndeclaredAddress",
     "WorkspaceSet",
     "WorkspaceStatistics",

@@ -50,13 +50,13 @@ def require_readable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool
         NotContiguous: it is not contiguous.
     """
     if type(ref) is GpuRef:
-        block = ref._block
+        block = ref.block
         epoch = block.epoch
         if epoch is memory.epoch or epoch is memory.sealed_epoch:
-            if ref._strides is None:
+            if ref.own_strides is None:
                 return block
             if strided:
-                return ref._addressable_block
+                return ref.addressable_block
             raise not_contiguous(ref, name)
     raise ref_error(ref, memory, name)
 
@@ -71,7 +71,7 @@ def require_writable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool
     block = require_readable(ref, memory, name, strided=strided)
     if block.sealed:
         raise sealed_error(ref, name)
-    if ref._strides is not None and repeats(ref.shape, ref._strides):
+    if ref.own_strides is not None and repeats(ref.shape, ref.own_strides):
         raise ValueError(
             f"{name} is read-only: elements of {ref!r} are the same memory, as broadcast_to has "
             "made it; write to what it was made of, or to a copy"
@@ -82,7 +82,7 @@ def require_writable(ref: GpuRef, memory: MemoryMap, name: str, *, strided: bool
 def strided(*refs: object) -> bool:
     """Return whether any of these is a ref that is not contiguous."""
     for ref in refs:  # noqa: SIM110 - this is a hot path
-        if getattr(ref, "_strides", None) is not None:
+        if getattr(ref, "own_strides", None) is not None:
             return True
     return False
 
@@ -101,13 +101,13 @@ def overlap(one: GpuRef, other: GpuRef) -> bool:
     They may be views of one buffer, and of the same elements. If an exact answer takes too long,
     the result is True.
     """
-    (first, start), (second, other_start) = origin(one._block), origin(other._block)
+    (first, start), (second, other_start) = origin(one.block), origin(other.block)
     if first is not second or not (one.nbytes and other.nbytes):
         return False
     (low, high), (other_low, other_high) = _span(one, start), _span(other, other_start)
     if low >= other_high or other_low >= high:
         return False
-    if one._strides is None and other._strides is None:
+    if one.own_strides is None and other.own_strides is None:
         return True
     return share_elements(
         (one.shape, one.strides, start),
@@ -118,21 +118,21 @@ def overlap(one: GpuRef, other: GpuRef) -> bool:
 
 def _span(ref: GpuRef, start: int) -> tuple[int, int]:
     """Return the range of a ref's memory in its buffer; its first element is at ``start``."""
-    if ref._strides is None:
+    if ref.own_strides is None:
         return start, start + ref.nbytes
-    low, high = span(ref.shape, ref._strides, ref.dtype.itemsize)
+    low, high = span(ref.shape, ref.own_strides, ref.dtype.itemsize)
     return start + low, start + high
 
 
 def same_place(one: GpuRef, other: GpuRef) -> bool:
     """Return whether two refs are the same memory, from beginning to end, in the same order."""
-    (first, start), (second, other_start) = origin(one._block), origin(other._block)
+    (first, start), (second, other_start) = origin(one.block), origin(other.block)
     if first is not second or start != other_start:
         return False
-    if one._strides is None and other._strides is None:
+    if one.own_strides is None and other.own_strides is None:
         return one.nbytes == other.nbytes
     same = one.shape == other.shape and one.dtype.itemsize == other.dtype.itemsize
-    return same and one._strides == other._strides
+    return same and one.own_strides == other.own_strides
 
 
 def require_no_alias(
@@ -158,9 +158,9 @@ def require_no_alias(
         ValueError: two buffers share memory; the message names both.
     """
     outputs, inputs = list(written), list(read)
-    bases = {id(origin(ref._block)[0]) for _, ref in outputs}
+    bases = {id(origin(ref.block)[0]) for _, ref in outputs}
     if len(bases) == len(outputs) and bases.isdisjoint(
-        [id(origin(ref._block)[0]) for _, ref in inputs]
+        [id(origin(ref.block)[0]) for _, ref in inputs]
     ):
         return
     if in_place:
@@ -173,10 +173,10 @@ def require_no_alias(
             )
         ]
     every = [*outputs, *inputs]
-    if any(ref._strides is not None for _, ref in every):
+    if any(ref.own_strides is not None for _, ref in every):
         _require_apart(op, outputs, inputs, in_place)
         return
-    places = [(*origin(ref._block), ref.nbytes) for _, ref in every]
+    places = [(*origin(ref.block), ref.nbytes) for _, ref in every]
     spans = sorted(
         (id(base), start, start + nbytes, at)
         for at, (base, start, nbytes) in enumerate(places)
@@ -218,7 +218,7 @@ def _shares(op: str, one: str, other: str, in_place: Collection[tuple[str, str]]
 
 def alignment(ref: GpuRef) -> int:
     """Return the largest power of two, up to 256, of which the ref's address is a multiple."""
-    return math.gcd(BLOCK_ALIGNMENT, ref._block.offset)
+    return math.gcd(BLOCK_ALIGNMENT, ref.block.offset)
 
 
 def require_alignment(ref: GpuRef, nbytes: int, name: str, why: str) -> None:
@@ -230,7 +230,7 @@ def require_alignment(ref: GpuRef, nbytes: int, name: str, why: str) -> None:
     if alignment(ref) % nbytes and ref.size:
         raise ValueError(
             f"{name} must begin at a multiple of {nbytes} bytes, because {why}, not "
-            f"{ref._block.offset} bytes into its buffer; copy it first"
+            f"{ref.block.offset} bytes into its buffer; copy it first"
         )
 
 

@@ -116,7 +116,7 @@ class CallTemplate(msgspec.Struct, frozen=True):
         blocks: list[Block] = []
         addresses: list[int] = []
         for ref in refs:
-            block = ref._block
+            block = ref.block
             if isinstance(block, BlockView):
                 addresses.append(block.whole.address + block.start)
                 blocks.append(block.whole)  # later code asks whole blocks, which answer sooner

@@ -55,7 +55,7 @@ def _message(source: GpuRef, target: GpuRef) -> CopyStrided | None:
     """Return the message that copies one ref to the other; None for empty refs."""
     if not source.size:
         return None
-    of, to = source._addressable_block, target._addressable_block
+    of, to = source.addressable_block, target.addressable_block
     plan = merged(
         source.shape,
         target.strides,

@@ -99,6 +99,22 @@ class Submitted(Protocol):
         """Wait until it is done; its result."""
 
 
+class Transfers(Protocol):
+    """Transfers of arrays between the program and the device, for libraries that await them."""
+
+    async def put(self, array: object, *, sealed: bool = False) -> GpuRef:
+        """Copy an array to the device."""
+
+    async def get(self, ref: GpuRef) -> np.ndarray[Any, Any]:
+        """Copy a buffer from the device."""
+
+    async def free(self, ref: GpuRef) -> None:
+        """Give memory back."""
+
+    async def seal(self, ref: GpuRef) -> GpuRef:
+        """Make a buffer read-only for good."""
+
+
 class DeviceView(Protocol):
     """Owner of facades: an open device, or an object that collects ops for one."""
 

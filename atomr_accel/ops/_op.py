@@ -39,7 +39,7 @@ from ._templates import CallTemplates
 if TYPE_CHECKING:
     from ..actors import ActorRef
     from ..wire.recent import Recent
-    from ._library import DeviceView
+    from ._library import DeviceView, Transfers
     from ._request import Request
 
 P = ParamSpec("P")
@@ -53,24 +53,33 @@ class Identity:
 
 
 class Facade(Generic[D], HasOtherNames):
-    """Object with ops: a library, or an object that one made, such as a generator or a kernel."""
+    """Object with ops: a library, or an object that one made, such as a generator or a kernel.
+
+    Attributes:
+        home: what its ops go to: a device, a batch or a recording, or what makes requests.
+        library: the library's attribute name, such as ``"blas"``; empty for what a library made.
+        caches: the library's caches other than call templates. ``device.statistics()`` shows them.
+        transfers: moves arrays between the program and the device, for methods that are not ops;
+            None for what a library made, and where ops are not awaited.
+        call_templates: calls that were prepared before, if the class is ``templated``.
+    """
 
     templated: ClassVar[bool] = False
     """True if its calls depend only on their arguments and on the answers of their preparers."""
 
-    _device: DeviceView
-    _library = ""
-    _caches: tuple[Recent[Any, Any], ...] = ()
-    """The library's caches other than call templates, which ``device.statistics()`` shows."""
+    home: DeviceView
+    library: str = ""
+    caches: tuple[Recent[Any, Any], ...] = ()
+    transfers: Transfers | None = None
+    call_templates: CallTemplates
 
-    _identity: Identity
-    _templates: CallTemplates
+    shared_identity: Identity
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         facade = super().__new__(cls)
-        facade._identity = Identity()
+        facade.shared_identity = Identity()
         if cls.templated:
-            facade._templates = CallTemplates()  # which copies share
+            facade.call_templates = CallTemplates()  # which copies share
         return facade
 
     @property
@@ -79,14 +88,20 @@ class Facade(Generic[D], HasOtherNames):
 
         It exists as long as the device, also during rebuilds.
         """
-        return self._device.library_ref(self._library)
+        return self.home.library_ref(self.library)
 
-    def _on(self, device: DeviceView) -> Any:
+    def on(self, device: DeviceView) -> Any:
         """Return a copy with the same state, whose ops go to ``device``."""
         facade = object.__new__(type(self))  # what copy.copy does takes longer than a call
-        vars(facade).update(vars(self))
-        facade._device = device
+        vars(facade).update(vars(self), home=device, transfers=None)
         return facade
+
+    def as_requests(self, home: DeviceView) -> Any:
+        """Return a copy with the same state, whose ops return requests for ``home``.
+
+        A library that uses another one makes parts of its own ops by that one's requests.
+        """
+        return self.on(RequestsOnly(home))
 
 
 @final
@@ -109,13 +124,13 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
     def __init__(self, make: Callable[Concatenate[Any, P], Request[T]]) -> None:
         @functools.wraps(make)
         async def awaited(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
-            device: Any = facade._device  # of such facades it is what carries requests out
+            device: Any = facade.home  # of such facades it is what carries requests out
             try:
                 if device.recorder is not None:
                     told: T = await device.recorder.awaited(make, facade, args, kwargs)
                     return told
                 if facade.templated:
-                    found = facade._templates.find(make, facade, device, args, kwargs)
+                    found = facade.call_templates.find(make, facade, device, args, kwargs)
                     sent = send(device, *found) if found is not None else None
                     if sent is not None:
                         made, submitted = sent
@@ -135,13 +150,13 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
 
         def beside_batch(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> Any:
             coroutine = self._by_mode[Awaited](facade, *args, **kwargs)
-            device: Any = facade._device
+            device: Any = facade.home
             device.note_unawaited(coroutine, facade)
             return coroutine
 
         @functools.wraps(make)
         def collected(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
-            collector: Any = facade._device
+            collector: Any = facade.home
             result: T
             try:
                 if collector.recorder is not None:
@@ -155,7 +170,7 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
 
         @functools.wraps(make)
         def described(facade: Facade[Any], /, *args: P.args, **kwargs: P.kwargs) -> Request[T]:
-            device = facade._device
+            device = facade.home
             try:
                 request = bound(on_any_views(make, facade, args, kwargs), device.memory)
             except TypeError as error:
@@ -193,7 +208,7 @@ class op(Generic[P, T]):  # noqa: N801 - used as a decorator
     def __get__(self, facade: Facade[Any] | None, owner: Any = None) -> Any:
         if facade is None:
             return self._by_mode[Awaited]  # a plain async function, for help() and docs
-        device: Any = facade._device
+        device: Any = facade.home
         mode = device.call_mode
         if mode is Awaited and device.open_batches:  # in one, `await` is easily forgotten
             return MethodType(self._beside_batch, facade)

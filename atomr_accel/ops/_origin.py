@@ -56,14 +56,14 @@ def require_made_on(made: object, device: DeviceView) -> None:
     Raises:
         TypeError: ``made`` is something else, which the message names.
     """
-    home: DeviceView | None = getattr(made, "_device", None)
-    if home is None or not hasattr(made, "_on"):
+    home: DeviceView | None = getattr(made, "home", None)
+    if home is None or not hasattr(made, "on"):
         raise TypeError(
             f"{said_of(made)} was not made by a library of {device.memory.device}; what libraries "
             "make, and programs call, are generators, kernels, plans and the like"
         )
     facade: Facade = made  # type: ignore[type-arg, assignment]
-    if hasattr(made, "_share_libraries"):
+    if hasattr(made, "share_libraries"):
         raise TypeError(
             f"{made!r} is what has libraries, not what one of them has made; those are generators, "
             "kernels, plans and the like"
@@ -74,10 +74,10 @@ def require_made_on(made: object, device: DeviceView) -> None:
             f"one of {home.memory.said}; have it made on the "
             "device that is to use it"
         )
-    if facade._library:
+    if facade.library:
         raise TypeError(
-            f"{facade._library} is a library itself, not what one has made; what was to use it has "
-            f"it already, as its attribute {facade._library!r}"
+            f"{facade.library} is a library itself, not what one has made; what was to use it has "
+            f"it already, as its attribute {facade.library!r}"
         )
     if home is not device:
         raise TypeError(

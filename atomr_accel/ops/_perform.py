@@ -71,7 +71,7 @@ class WaitingPreparer(Preparing):
         if self._given < len(self._made):
             ref = self._made[self._given]
             known = ref.shape == shape and ref.dtype is dtype
-            if known and ref._block.epoch is self.memory.epoch:
+            if known and ref.block.epoch is self.memory.epoch:
                 self._given += 1
                 return ref
             del self._made[self._given :]

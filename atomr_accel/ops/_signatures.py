@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ..arrays.expressions import Expression, apart
 from ..memory import Block, BlockView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ..memory import MemoryMap
 
@@ -26,6 +26,19 @@ _VIEWS: Final = object()
 Key = tuple[object, ...]
 
 
+class HoldsRefs(Protocol):
+    """An argument that holds refs, such as a sparse matrix.
+
+    Its class has these methods if calls with it are to have templates, see ``Facade.templated``.
+    """
+
+    def split_refs(self) -> tuple[object, tuple[GpuRef, ...]]:
+        """Return the rest of the value, which is hashable, and the refs."""
+
+    def with_refs(self, refs: Sequence[GpuRef], /) -> HoldsRefs:
+        """Return the value with other refs, in the order of ``split_refs``."""
+
+
 def signature(
     form: tuple[object, ...], memory: MemoryMap, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Key, list[GpuRef], list[int]] | None:
@@ -35,9 +48,8 @@ def signature(
     its expressions, in words of four bytes.
 
     A call without a signature gives None. Such a call has lists or other values, or buffers that no
-    call may use; the call itself then raises the error. A value that holds buffers may be taken
-    apart: ``_apart()`` returns the rest of the value, and the buffers, and ``_joined(refs)`` the
-    value with other buffers. Expressions are taken apart as well, with their numbers.
+    call may use; the call itself then raises the error. ``HoldsRefs`` are taken apart, and
+    expressions, with their numbers.
     """
     parts: list[object] = [*form]
     refs: list[GpuRef] = []
@@ -52,11 +64,11 @@ def signature(
     for value in given:
         kind = type(value)
         if kind is GpuRef:
-            block = value._block
+            block = value.block
             if isinstance(block, BlockView):  # a view: alignment and overlaps depend on its start
                 views = True
                 parts.append(block.start)
-                parts.append(value._strides)
+                parts.append(value.own_strides)
                 block = block.whole
             if block.epoch is not epoch and block.epoch is not sealed_epoch:
                 return None
@@ -75,7 +87,7 @@ def signature(
                     return None
                 views = views or seen
             refs += held
-            blocks += [ref._block.base for ref in held]
+            blocks += [ref.block.base for ref in held]
             words += numbers
             parts.append(rest)
             continue
@@ -94,16 +106,16 @@ def signature(
             if value not in SCALARS:  # a function that is fused may read its attributes
                 return None
         elif kind not in _PLAIN and not isinstance(value, np.dtype):
-            if not hasattr(kind, "_flatten"):
+            if not hasattr(kind, "split_refs"):
                 return None
-            rest, held = value._flatten()
+            rest, held = value.split_refs()
             for ref in held:
                 seen = _seen(ref, memory, parts)
                 if seen is None:
                     return None
                 views = views or seen
             refs += held
-            blocks += [ref._block.base for ref in held]
+            blocks += [ref.block.base for ref in held]
             value = rest  # noqa: PLW2901 - what is left of it
         parts.append(kind)
         parts.append(value)
@@ -120,10 +132,10 @@ def _seen(ref: object, memory: MemoryMap, parts: list[object]) -> bool | None:
     """Add a buffer inside an argument; whether it is a view, and None if no call may use it."""
     if type(ref) is not GpuRef:
         return None
-    block = ref._block
+    block = ref.block
     view = type(block) is not Block
     if view:
-        parts += (block.offset, ref._strides)
+        parts += (block.offset, ref.own_strides)
         block = block.base
     if block.epoch is not memory.epoch and block.epoch is not memory.sealed_epoch:
         return None

@@ -75,7 +75,7 @@ def on_copies(
         return staged(preparer, by_columns=False)
 
     # Some calls look at their buffers at once: for that, any of these shapes will do.
-    seen = partial(_seen_contiguous, facade._device.memory)
+    seen = partial(_seen_contiguous, facade.home.memory)
     given, named = replaced(args, "", seen), replaced(kwargs, "", seen)
     request = make(facade, *given, **named)
     return Request(request.lane, request.name, prepare)
@@ -110,7 +110,7 @@ def replaced(value: Any, name: str, by: Callable[[Any, str], Buffer]) -> Any:
     """Arguments with something else in the place of expressions and views with gaps."""
 
     def each(buffer: Buffer, what: str) -> Buffer:
-        plain = type(buffer) is GpuRef and buffer._strides is None
+        plain = type(buffer) is GpuRef and buffer.own_strides is None
         return buffer if plain else by(buffer, what)
 
     return _mapped(value, name, each)
@@ -149,7 +149,7 @@ def _by_columns(ref: GpuRef) -> bool:
 def _seen_contiguous(memory: MemoryMap, buffer: Buffer, _name: str) -> GpuRef:
     """Return a ref that describes itself as a contiguous copy would; its address is not used."""
     shape, dtype = buffer.shape, buffer.dtype
-    block = buffer._addressable_block if type(buffer) is GpuRef else block_at(memory, 0, 0)
+    block = buffer.addressable_block if type(buffer) is GpuRef else block_at(memory, 0, 0)
     return GpuRef(block, shape, dtype, math.prod(shape) * dtype.itemsize)
 
 
@@ -187,7 +187,7 @@ class _Staging(Preparing):
 
     def _copy_of(self, buffer: Buffer, name: str) -> GpuRef:
         if type(buffer) is GpuRef:
-            if buffer._strides is None or (self._by_columns and _by_columns(buffer)):
+            if buffer.own_strides is None or (self._by_columns and _by_columns(buffer)):
                 self._plain.append((name, buffer))
                 return buffer
             require_readable(buffer, self.memory, name, strided=True)
@@ -206,17 +206,17 @@ class _Staging(Preparing):
         before, back = [], []
         for name, buffer, made in self.scratch.values():
             if type(buffer) is Expression:
-                if made._block in written:
+                if made.block in written:
                     raise TypeError(
                         f"{name} must be a GpuRef, not an Expression, because {request.name} "
                         "writes to it; evaluate it first: await device.evaluate(expression)"
                     )
                 before.append(self.home.evaluation(buffer, made))
-            elif made._block in touched:
+            elif made.block in touched:
                 before.append(copying(buffer, made))
-                if made._block in written:
+                if made.block in written:
                     back.append((name, buffer, made))
-        others = [(name, ref) for name, ref in self._plain if ref._block.base in written]
+        others = [(name, ref) for name, ref in self._plain if ref.block.base in written]
         for name, ref, _ in back:
             require_writable(ref, self.memory, name, strided=True)
             for other_name, other in others:

@@ -129,17 +129,17 @@ class TemplateMaker:
             holes = [_Hole(_WORDS, at) for at in range(first, self._words)]
             return joined(value, [self._stand_in(ref) for ref in held], holes)
         if type(value) is not GpuRef:
-            if not hasattr(type(value), "_flatten"):
+            if not hasattr(type(value), "split_refs"):
                 return value
-            _, held = value._flatten()
-            return value._unflatten([self._stand_in(ref) for ref in held])
-        whole, offset = value._block.base, value._block.offset
+            _, held = value.split_refs()
+            return value.with_refs([self._stand_in(ref) for ref in held])
+        whole, offset = value.block.base, value.block.offset
         made = self._stand_ins.get(whole)
         if made is None:  # what stands for the first of its views is where that begins
             hole = _Hole(_REFS, len(self._refs), -offset)
             made = self._stand_ins[whole] = block_at(self.memory, hole, 0)
             made.epoch, made.sealed = whole.epoch, whole.sealed
-        ref = value.on_block(part_of(made, offset) if value._block is not whole else made)
+        ref = value.on_block(part_of(made, offset) if value.block is not whole else made)
         self._refs.append(ref)
         return ref
 
@@ -165,9 +165,9 @@ class TemplateMaker:
 
     def stand_in(self, ref: GpuRef) -> GpuRef:
         """Return ``ref`` if it is one of the call's own; the signature has no others."""
-        whole = ref._block.base
+        whole = ref.block.base
         if not any(
-            whole is each for each in (*[ref._block.base for ref in self._refs], *self._obtained)
+            whole is each for each in (*[ref.block.base for ref in self._refs], *self._obtained)
         ):
             raise NoTemplate(repr(ref))
         return ref
@@ -197,7 +197,7 @@ class TemplateMaker:
         own = next(at for at, (_, made) in enumerate(parts) if made is submission)
         count = len(self._refs)
         starts = (0, count, count + len(self._obtained))  # of each kind of values in a call
-        places = {ref._block: at for at, ref in reversed([*enumerate(self._refs)])}
+        places = {ref.block: at for at, ref in reversed([*enumerate(self._refs)])}
         places |= {block: count + at for at, block in enumerate(self._obtained)}
         ops = [
             self._op(each, made, starts, places, answers=made is submission and finish is not None)
@@ -264,13 +264,13 @@ class TemplateMaker:
             if ref is result:
                 return itemgetter(at)
         for at, ref in enumerate(self._refs):
-            if ref._block is result._block and result._strides is None:
+            if ref.block is result.block and result.own_strides is None:
                 shape, dtype, nbytes = result.shape, result.dtype, result.nbytes
-                return lambda refs: GpuRef(refs[at]._block, shape, dtype, nbytes)
-        begin = result._block.base, result._block.offset
+                return lambda refs: GpuRef(refs[at].block, shape, dtype, nbytes)
+        begin = result.block.base, result.block.offset
         for at, ref in enumerate(self._refs):
-            if (ref._block.base, ref._block.offset) == begin:  # a view of all of it, as ref.T is
-                return lambda refs: result.on_block(refs[at]._addressable_block)
+            if (ref.block.base, ref.block.offset) == begin:  # a view of all of it, as ref.T is
+                return lambda refs: result.on_block(refs[at].addressable_block)
         raise NoTemplate
 
 

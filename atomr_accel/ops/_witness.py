@@ -88,13 +88,13 @@ class CallRecorder(Protocol):
 def recorded_call(method: F) -> F:
     """Return a method that reports its calls to the recorder; it must not make an op.
 
-    The recorder is that of the device, which the method's object has as ``_core``.
+    The recorder is that of the device, which the method's object has as ``core``.
     """
     if inspect.iscoroutinefunction(method):
 
         @functools.wraps(method)
         async def told_async(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            recorder: CallRecorder | None = self._core.recorder
+            recorder: CallRecorder | None = self.core.recorder
             try:
                 if recorder is None:
                     return await method(self, *args, **kwargs)
@@ -108,7 +108,7 @@ def recorded_call(method: F) -> F:
 
         @functools.wraps(method)
         def told(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            recorder: CallRecorder | None = self._core.recorder
+            recorder: CallRecorder | None = self.core.recorder
             try:
                 if recorder is None:
                     return method(self, *args, **kwargs)

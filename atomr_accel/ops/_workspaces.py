@@ -85,16 +85,16 @@ class Workspaces:
             kept = device.scratch[self] = WorkspaceSet()
         epoch = device.memory.epoch
         last = kept.refs[-1] if kept.refs else None
-        if last is not None and last._block.epoch is epoch and last.nbytes >= nbytes:
+        if last is not None and last.block.epoch is epoch and last.nbytes >= nbytes:
             # By far the most common case: what the op before it has got.
-            busy = bool(last._block.writer)
+            busy = bool(last.block.writer)
             if not busy or kept.run < TOGETHER:
                 kept.run = kept.run + 1 if busy else 1
-                return last._block
-        there = [ref for ref in kept.refs if ref._block.epoch is epoch]
+                return last.block
+        there = [ref for ref in kept.refs if ref.block.epoch is epoch]
         fitting = [ref for ref in there if ref.nbytes >= nbytes]
         most = self._slots if nbytes <= self._small else 1
-        idle = [ref for ref in fitting if not ref._block.writer]
+        idle = [ref for ref in fitting if not ref.block.writer]
         if idle or len(fitting) >= most:
             chosen = (idle or fitting)[0]
         else:
@@ -103,13 +103,13 @@ class Workspaces:
             chosen = preparer.output((nbytes,), _UINT8)
         kept.run = kept.run + 1 if chosen is last else 1
         kept.refs = [*(ref for ref in there if ref is not chosen), chosen]
-        return chosen._block
+        return chosen.block
 
     def nbytes(self, device: DeviceView) -> int:
         """Return the bytes that all kept workspaces of a device use."""
         epoch = device.memory.epoch
         kept = device.scratch.get(self, WorkspaceSet())
-        return sum(ref._block.size for ref in kept.refs if ref._block.epoch is epoch)
+        return sum(ref.block.size for ref in kept.refs if ref.block.epoch is epoch)
 
     def statistics(self, device: DeviceView) -> WorkspaceStatistics:
         """Return a snapshot of the memory that is kept for a device."""

@@ -671,7 +671,7 @@ def open_batcher(
         adaptive=adaptive,
     )
     kind: type[Batcher[In, Out]] = Batcher
-    batcher = kind._create(
+    batcher = kind.construct(
         function, settings, bucket=bucket, overflow=overflow, retry=retry, halve=halve,
         observer=observer,
     )  # fmt: skip

@@ -317,7 +317,7 @@ async def open_cascade(
     if not callable(confidence):
         raise TypeError(f"confidence must be a function of an answer, not {confidence!r}")
     kind: type[Cascade[In, Out]] = Cascade
-    cascade = kind._create(
+    cascade = kind.construct(
         stages,
         confidence,
         _checked_budget(budget, stages),

@@ -174,6 +174,6 @@ async def open_ensemble(
             raise TypeError(f"members and combine must be functions, not {member!r}")
     needed = len(members) if quorum is None else whole(quorum, "quorum", 1, len(members))
     kind: type[Ensemble[In, Out]] = Ensemble
-    ensemble = kind._create(members, combine, needed, observer)
+    ensemble = kind.construct(members, combine, needed, observer)
     async with serving_callers(ensemble, place):
         yield ensemble

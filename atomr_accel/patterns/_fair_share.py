@@ -178,7 +178,7 @@ class FairShare(Service, metaclass=NoPublicConstructor):
             Closed: by the ``async with``: the block was left.
         """
         check_path(tenant)
-        slot: Slot = Slot._create(self, tenant, amount(cost, "cost"), tenant)
+        slot: Slot = Slot.construct(self, tenant, amount(cost, "cost"), tenant)
         return slot
 
     def tune(
@@ -378,7 +378,7 @@ class FairServer(FairShare, Generic[In, Out]):
     async def __call__(self, item: In) -> Out:
         """Call the function when it is the turn of the item's tenant. See `FairShare.slot`."""
         cost = 1.0 if self._cost is None else amount(self._cost(item), "cost")
-        slot: Slot = Slot._create(self, check_path(self._tenant(item)), cost, item)
+        slot: Slot = Slot.construct(self, check_path(self._tenant(item)), cost, item)
         async with slot:
             return await self._function(item)
 
@@ -468,7 +468,7 @@ def open_fair_share(
     if function is None:
         if tenant is not None or cost is not None:
             raise TypeError("tenant and cost are for a function: slots are told both")
-        share: FairShare = FairShare._create(capacity, **options)
+        share: FairShare = FairShare.construct(capacity, **options)
         return _opened(share, place)
     if not callable(function):
         raise TypeError(
@@ -479,7 +479,7 @@ def open_fair_share(
     if cost is not None and not callable(cost):
         raise TypeError(f"cost must be a function of an item, not {cost!r}")
     kind: type[FairServer[Any, Any]] = FairServer
-    server = kind._create(function, capacity, tenant=tenant, cost=cost, **options)
+    server = kind.construct(function, capacity, tenant=tenant, cost=cost, **options)
     return _opened(server, place)
 
 

@@ -696,7 +696,7 @@ async def open_hot_swap(
     """
     check_factory(factory)
     kind: type[HotSwap[In, Out]] = HotSwap
-    swap = kind._create(
+    swap = kind.construct(
         _Version(version, factory),
         idempotent,
         rng or random.Random(),  # noqa: S311 (no secret)

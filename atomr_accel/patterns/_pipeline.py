@@ -270,7 +270,7 @@ class Pipeline(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
         self._runs.add(state)
         self._nursery.start_soon(self._feed, source, state, name="pipeline/source")
         kind: type[PipelineRun[Out]] = PipelineRun
-        return kind._create(state)
+        return kind.construct(state)
 
     def statistics(self) -> PipelineStatistics:
         """The pipeline and its stages at this moment."""
@@ -656,7 +656,7 @@ async def open_pipeline(
         raise TypeError("a pipeline wants one stage or more")
     buffer = count(buffer, "buffer", 0)
     checked = tuple(_named(stage, number) for number, stage in enumerate(stages, 1))
-    pipeline: Pipeline[Any, Any] = Pipeline._create(checked, buffer, observer)
+    pipeline: Pipeline[Any, Any] = Pipeline.construct(checked, buffer, observer)
     async with serving_callers(pipeline, place):
         yield pipeline
 

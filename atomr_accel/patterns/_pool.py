@@ -397,7 +397,7 @@ class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
         if name in self._replicas:
             raise NameTaken(f"the pool has a replica {name!r} already; choose another name")
         check_factory(factory)
-        replica = Replica._create(name, factory, self._max_in_flight, self._breaker)
+        replica = Replica.construct(name, factory, self._max_in_flight, self._breaker)
         self._replicas[name] = replica
         return replica
 
@@ -648,7 +648,7 @@ async def open_replica_pool(
     if not makers:
         raise ValueError("a pool wants one replica or more")
     kind: type[ReplicaPool[In, Out]] = ReplicaPool
-    pool = kind._create(
+    pool = kind.construct(
         Supervision(intensity=intensity, backoff=backoff),
         policy=policy,
         max_in_flight=count(max_in_flight, "max_in_flight"),

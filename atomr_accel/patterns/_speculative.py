@@ -444,7 +444,7 @@ class SpeculativeDecoder(InCallers, metaclass=NoPublicConstructor):
         (own,) = (self._rng if rng is None else rng).spawn(1)
         kind: type[Generation] = Generation
         ends = frozenset(whole(token, "a token of stop") for token in stop)
-        return kind._create(_Text(self._plan, text, max_tokens, ends, own))
+        return kind.construct(_Text(self._plan, text, max_tokens, ends, own))
 
     async def call(self, item: Iterable[int], **options: Any) -> list[int]:
         """Answer a `Call` with the tokens of a text, all at once. See ``generate``."""
@@ -531,7 +531,7 @@ async def open_speculative(
         rng = whole(rng, "rng", 0)
     widths = tuple(count(width, "a width of branching", most=MOST_DRAFTS) for width in branching)
     plan = _DecoderState(target, draft, sampling, length, widths, retry, observer)
-    decoder: SpeculativeDecoder = SpeculativeDecoder._create(plan, np.random.default_rng(rng))
+    decoder: SpeculativeDecoder = SpeculativeDecoder.construct(plan, np.random.default_rng(rng))
     try:
         async with serving_callers(decoder, place):
             yield decoder

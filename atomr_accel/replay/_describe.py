@@ -21,6 +21,7 @@ import numpy as np
 from .._dtypes import DTYPES, NAMES
 from ..arrays import GpuRef
 from ..arrays.expressions import Operand
+from ..device.data.arrays import Arrays
 from ..libraries.array.graph import ExpressionGraph
 from ..libraries.nvrtc.structures import is_struct
 from ..memory import Block
@@ -137,12 +138,12 @@ class ObjectNumbers:
 
 def identity_of(thing: Any) -> Identity | object:
     """Return the object by which a facade is known; all copies of the facade share it."""
-    return thing._identity if isinstance(thing, Facade) and not is_device(thing) else thing
+    return thing.shared_identity if isinstance(thing, Facade) and not is_device(thing) else thing
 
 
 def is_device(thing: Any) -> bool:
     """Return True for a device, a batch or a recording, which are facades too."""
-    return hasattr(thing, "_core")
+    return isinstance(thing, Arrays)
 
 
 @final
@@ -236,7 +237,7 @@ class Describer:
             return DType(np.dtype(value).name)
         if isinstance(value, FunctionType | BuiltinFunctionType | type | np.ufunc):
             return function_of(value)
-        if isinstance(value, Facade) or hasattr(value, "_core"):
+        if isinstance(value, Facade) or is_device(value):
             return self.handle(value, brought)
         return self._fields(value, describe)
 
@@ -254,17 +255,17 @@ class Describer:
         """Describe the object whose method is called."""
         if is_device(facade):
             return "device"
-        return facade._library or self.handle(facade, self._brought)
+        return facade.library or self.handle(facade, self._brought)
 
     def _ref(self, ref: GpuRef, brought: Callable[[Any, int], None] | None) -> Ref:
-        block = ref._block
+        block = ref.block
         whole = block.base
         number = self._numbers.of_block(whole)
         if not number:
             number = self._numbers.add_block(whole)
             if brought is not None:
                 brought(ref, number)
-        return Ref(number, NAMES[ref.dtype], ref.shape, block.offset, ref._strides, whole.nbytes)
+        return Ref(number, NAMES[ref.dtype], ref.shape, block.offset, ref.own_strides, whole.nbytes)
 
     def _array(self, value: np.ndarray[Any, Any]) -> Value:
         if value.dtype not in DTYPES.values():

@@ -45,7 +45,7 @@ class Doubts(DeviceInstrument):
         if reason is None:
             doubtful = {block for block in writes if block in self._reasons}
             if doubtful:
-                ours = {ref._block.base for ref in self._buffers.values()}
+                ours = {ref.block.base for ref in self._buffers.values()}
                 reason = self.among(doubtful & ours)
         if reason is not None:
             for block in writes:
@@ -59,7 +59,7 @@ class Doubts(DeviceInstrument):
         """Mark a buffer as doubtful, unless it is sealed."""
         ref = self._buffers.get(number)
         if ref is not None and not ref.sealed:
-            self.add_block(ref._block, reason)
+            self.add_block(ref.block, reason)
 
     def add_block(self, block: Block, reason: str) -> None:
         """Mark the whole block of some memory as doubtful."""
@@ -67,6 +67,6 @@ class Doubts(DeviceInstrument):
 
     def settle(self, ref: GpuRef) -> None:
         """Mark a buffer as known, unless ``ref`` is a view of only a part of it."""
-        block = ref._block.base
+        block = ref.block.base
         if ref.nbytes == block.nbytes and not repeats(ref.shape, ref.strides):
             self._reasons.pop(block, None)

@@ -142,7 +142,7 @@ def _paths() -> tuple[str, ...]:
 
 
 async def _opened(device: Device, writer: JournalWriter, header: Header) -> AsyncIterator[Journal]:
-    core = device._core
+    core = device.core
     if core.recorder is not None:
         raise JournalError(f"{device.name} has a journal already; it has one at a time")
     async with PlainNursery() as nursery:

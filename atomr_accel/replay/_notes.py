@@ -167,7 +167,7 @@ class Notes:
         program: Collector | None = None,
     ) -> T:
         """Take a call into a batch or a recording, and note it."""
-        collector: Any = facade._device if program is None else program
+        collector: Any = facade.home if program is None else program
         if not self._notes_calls() or not self._knows(collector):
             result: T = collector.collect(make, facade, args, kwargs)
             return result
@@ -292,7 +292,7 @@ class Notes:
         if self._notes_calls():
             kind = "batch" if type(program) is Batch else "record"
             inputs = () if kind == "batch" else program._inputs
-            note = self._described(kind, program._owner, inputs, {}, None)
+            note = self._described(kind, program.made_on, inputs, {}, None)
             self._programs[program] = self._numbers.add_handle(identity_of(program))
             self._place(note)
             self._done(note, program)
@@ -357,7 +357,7 @@ class Notes:
         """
         await self._room()
         for _, ref in refs_in([args, kwargs], ""):
-            block = ref._block.base
+            block = ref.block.base
             if self._notes_calls() and not self._numbers.of_block(block) and not ref.is_stale:
                 room = await self._core.empty(block.nbytes, np.uint8)
                 if self._notes_calls() and not self._numbers.of_block(block) and not ref.is_stale:
@@ -408,8 +408,8 @@ class Notes:
             self._add(Brought(number, type(thing).__name__))
 
     def _bring_buffer(self, ref: GpuRef, number: int, room: GpuRef | None) -> None:
-        block = ref._block.base
-        whole = ref.contiguous and not ref._block.offset and ref.nbytes == block.nbytes
+        block = ref.block.base
+        whole = ref.contiguous and not ref.block.offset and ref.nbytes == block.nbytes
         if not whole:
             uint8 = as_dtype(np.uint8)
             ref = GpuRef(block, (block.nbytes,), uint8, block.nbytes)
@@ -495,14 +495,14 @@ class Notes:
             written = None if submission is None else {each.base for each in submission.writes}
             for where, ref in note.given:
                 strided = submission is not None and not ref.contiguous
-                if not ref.sealed and (written is None or ref._block.base in written or strided):
+                if not ref.sealed and (written is None or ref.block.base in written or strided):
                     self._copy_output(note, where, ref)
-        given = {ref._block.base for _, ref in note.given}
+        given = {ref.block.base for _, ref in note.given}
         for where, ref in refs_in(result, "result"):
-            if not (late and ref._block.base in given):
+            if not (late and ref.block.base in given):
                 self._copy_output(note, where, ref)
         if note.method == "replay" and not late:
-            for program in (note.owner, *note.owner._called):
+            for program in (note.owner, *note.owner.called):
                 for made in self._made.get(program, ()):
                     block = made.block()
                     if block is not None:
@@ -544,7 +544,7 @@ class Notes:
 
         Not what stands for one that it was given: ops on that one would not wait for the copy.
         """
-        block = ref._block.base
+        block = ref.block.base
         if ref.contiguous and block in program._made:
             number = self._numbers.of_block(block)
             made = _RecordedBuffer(number, weakref.ref(block), ref.shape, ref.dtype, ref.nbytes)
@@ -646,7 +646,7 @@ class Notes:
 
 def _like(room: GpuRef, ref: GpuRef) -> GpuRef:
     """Return ``room`` with the shape and dtype of a ref that has the same size in bytes."""
-    return GpuRef(room._block, ref.shape, ref.dtype, ref.nbytes)
+    return GpuRef(room.block, ref.shape, ref.dtype, ref.nbytes)
 
 
 def _as_read(

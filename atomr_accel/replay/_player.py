@@ -275,7 +275,7 @@ class Player:
         Args:
             until: the number of the last one; None: all.
         """
-        instruments = self._device._core.instruments
+        instruments = self._device.core.instruments
         instruments.add(self._doubts)
         try:
             await self._play(until)
@@ -338,7 +338,7 @@ class Player:
                 continue
             for ref in refs_given(recall.call).values():
                 if ref.id in numbers and ref.id not in program.kept:
-                    block = buffers[ref.id]._block.base
+                    block = buffers[ref.id].block.base
                     whole = GpuRef(block, (block.nbytes,), np.dtype(np.uint8), block.nbytes)
                     program.kept[ref.id] = await self._device.copy(whole)
 
@@ -433,7 +433,7 @@ class Player:
         """Hold the blocks of a refused ``seal``, which deferred calls of a batch kept in use."""
         batch = any(each.recording is None for each in self._programs.values())
         if batch and recall.call.method == "seal" and _is_refused(recall):
-            yield from (Hold(ref._block) for ref in args if isinstance(ref, GpuRef))
+            yield from (Hold(ref.block) for ref in args if isinstance(ref, GpuRef))
 
     def _went_down(self, call: CallEntry) -> bool:
         """Return True if a call is in a batch that a fault ended, perhaps before the call ran."""
@@ -474,9 +474,9 @@ class Player:
             self._doubts.add(ref.id, reason)
         for number in self._parts(call) if call.method == "replay" else ():
             recording = self._programs[number].recording
-            for stand_in, bound in recording._bound.items():
+            for stand_in, bound in recording.inputs_bound.items():
                 if stand_in in recording._written:
-                    self._doubts.add_block(bound._block, reason)
+                    self._doubts.add_block(bound.block, reason)
             for made in recording._made:
                 self._doubts.add_block(made, reason)
 
@@ -485,7 +485,7 @@ class Player:
         given = handles_of([call.target, *call.args])
         whole = [self._programs.get(number) for number in given]
         found = [each.recording for each in whole if each is not None and each.recording]
-        parts = {part for each in found for part in (each, *each._called)}
+        parts = {part for each in found for part in (each, *each.called)}
         return [at for at, each in self._programs.items() if each.recording in parts]
 
     async def _method(self, recall: JournalCall) -> Callable[..., Any]:
@@ -664,14 +664,14 @@ class Player:
             place = _whole(array, int(where[1:])) if whole else places.get(where)
             if place is not None and place.id in self.restorer.buffers:
                 there = self.restorer.ref(place)
-                doubtful = cause or self._doubts.among([there._block.base])
+                doubtful = cause or self._doubts.among([there.block.base])
                 now = await self._device.get(there)
                 await self._compare_one(recall, where, array, now, place, doubtful)
 
     def _blocks_given(self, call: CallEntry) -> list[Block]:
         """Return the blocks of the existing buffers among a call's arguments."""
         given = [self.restorer.buffers.get(ref.id) for ref in refs_given(call).values()]
-        return [ref._block.base for ref in given if ref is not None]
+        return [ref.block.base for ref in given if ref is not None]
 
     async def _compare_one(
         self,

@@ -64,7 +64,7 @@ def view_of(
     Raises:
         ValueError: the view is not inside that memory.
     """
-    kind, block = as_dtype(dtype), ref._block.base
+    kind, block = as_dtype(dtype), ref.block.base
     nbytes = math.prod(shape) * kind.itemsize
     low, high = (0, nbytes) if strides is None else span(shape, strides, kind.itemsize)
     if not 0 <= offset + low <= offset + high <= max(block.nbytes, ref.nbytes):

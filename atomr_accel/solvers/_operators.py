@@ -93,7 +93,7 @@ def require_ref(device: Device, thing: object, name: str) -> None:
         TypeError: the argument is not a ref. If it can become one, the message says how.
     """
     if not isinstance(thing, GpuRef):
-        raise ref_error(thing, device._core.memory, name)
+        raise ref_error(thing, device.core.memory, name)
 
 
 def require_floats(device: Device, thing: GpuRef, name: str) -> None:

@@ -181,12 +181,12 @@ class Metrics:
         labels = (device.system.name if name is None else name, device.ref.path)
         if ("system", labels[0]) in self._sources:
             raise _taken(("system", labels[0]))
-        tally = SystemTally(lambda one: one is device._core, **wanted)
+        tally = SystemTally(lambda one: one is device.core, **wanted)
         stack.enter_context(device.system.instrumented(tally))
 
         def take(snapshot: MetricsSnapshot) -> None:
             device.system.tell_instruments()
-            tally.of(device._core).take(snapshot, *labels)
+            tally.of(device.core).take(snapshot, *labels)
             take_device(snapshot, device, *labels)
 
         return ("device", *labels), take
@@ -208,10 +208,10 @@ class Metrics:
         def take(snapshot: MetricsSnapshot) -> None:
             system.tell_instruments()
             devices = system.devices if isinstance(system, System) else ()
-            cores: set[WatchedDevice] = {device._core for device in devices}
+            cores: set[WatchedDevice] = {device.core for device in devices}
             tally.forget(lambda device: device not in cores)
             for device in devices:
-                tally.of(device._core).take(snapshot, label, device.ref.path)
+                tally.of(device.core).take(snapshot, label, device.ref.path)
                 take_device(snapshot, device, label, device.ref.path)
             take_actors(snapshot, system, label)
             for kind, count in tally.restarts.items():

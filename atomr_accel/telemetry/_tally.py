@@ -274,8 +274,8 @@ class SystemTally(DeviceInstrument):
 
     def actor_restarting(self, ref: ActorRef, cause: BaseException | None) -> None:
         """Count it by its class."""
-        self.restarts[ref._cell.kind] += 1
+        self.restarts[ref.kind] += 1
 
     def actor_stopped(self, ref: ActorRef, cause: BaseException | None) -> None:
         """Count it by its class."""
-        self.stops[ref._cell.kind, "normal" if cause is None else "failure"] += 1
+        self.stops[ref.kind, "normal" if cause is None else "failure"] += 1

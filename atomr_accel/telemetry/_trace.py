@@ -101,7 +101,7 @@ async def trace(
         for device in system.devices:
             seen = device.statistics()
             standby = None if seen.standby is None else seen.standby.state
-            recorder.there(device._core, seen.memory.capacity, standby)
+            recorder.there(device.core, seen.memory.capacity, standby)
         async with PlainNursery() as nursery:
             try:
                 with system.instrumented(recorder):
@@ -110,7 +110,7 @@ async def trace(
             finally:
                 nursery.cancel_scope.cancel()
                 for device in system.devices:
-                    for op in device._core.in_flight.values():
+                    for op in device.core.in_flight.values():
                         recorder.unfinished(op)
                 recorder.finish()
                 await file.write()

@@ -226,7 +226,7 @@ class _Faults(DeviceInstrument):
 
     def fault(self, device: WatchedDevice, fault: ContextPoisoned) -> None:
         """Note a fault, with NVML's name of its GPU."""
-        failed = next((one for one in self._system.devices if one._core is device), None)
+        failed = next((one for one in self._system.devices if one.core is device), None)
         if failed is not None and failed.info.uuid:
             self._monitor._note_fault(
                 DeviceFault(
@@ -235,7 +235,7 @@ class _Faults(DeviceInstrument):
                     generation=fault.generation,
                     status_name=fault.status_name,
                     op=fault.op,
-                    pid=failed._core.host_pid,
+                    pid=failed.core.host_pid,
                     at=time.monotonic(),
                 )
             )
@@ -280,7 +280,7 @@ async def open_nvml(
         ValueError: ``interval`` is not positive.
     """
     interval = real(interval, "interval", above=0, infinity=True)
-    monitor: NvmlMonitor = NvmlMonitor._create()
+    monitor: NvmlMonitor = NvmlMonitor.construct()
     group = await system.spawn(Group, name=name, supervisor=supervisor, supervision=_SUPERVISION)
     try:
         monitor._ref = await system.spawn(

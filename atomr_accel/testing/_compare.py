@@ -173,17 +173,17 @@ async def _both(
 ) -> list[tuple[str, Array, Array]]:
     """Return name, device result and CPU result of each buffer that was written."""
     assert kernel.twin is not None
-    resident, core = kernel._resident, device._core
+    resident, core = kernel.resident, device.core
     refs = [await device.put(each) if _is_buffer(each) else each for each in contents]
     variables = {
         name: await perform(core, resident.map(variable))
         for name, variable in resident.variables.items()
     }
     shared = {name: np.array(await device.get(ref)) for name, ref in variables.items()}
-    messages, _, _ = kernel._arguments(tuple(refs), core.first_try)
-    await perform(core, kernel._launch(grid, block, tuple(refs), wish))
+    messages, _, _ = kernel.encoded(tuple(refs), core.first_try)
+    await perform(core, kernel.launch_request(grid, block, tuple(refs), wish))
 
-    shape = geometry(grid, block, wish, kernel._entry, device.info)
+    shape = geometry(grid, block, wish, kernel.entry, device.info)
     here: list[Any] = [
         value_of(message) if isinstance(message, Scalar | StructArgument) else each.copy()
         for each, message in zip(contents, messages, strict=True)

@@ -116,7 +116,7 @@ async def standby_ready(device: Device, least: int | None = None) -> None:
     Raises:
         Unsupported: it keeps none.
     """
-    standby = device._core.standby
+    standby = device.core.standby
     if standby is None:
         raise Unsupported("the device keeps no standby: open it with standby='hot' or 'warm'")
     await standby.wait_ready(least)
@@ -131,7 +131,7 @@ async def kill_host(device: Device) -> None:
     async with device.watch_generation() as changes:
         # Between asking for the process and killing it nothing is awaited, so it cannot
         # have been reaped, and its number cannot be another process's by now.
-        pid = (await device._core.ready()).host.pid
+        pid = (await device.core.ready()).host.pid
         if pid is None:
             raise Unsupported('under isolation="thread" a device has no host process')
         os.kill(pid, signal.SIGKILL)

@@ -58,7 +58,7 @@ class DeviceMember:
 
     def __init__(self, device: Device) -> None:
         self.device: Final = device
-        self.core: Final[DeviceCore] = device._core
+        self.core: Final[DeviceCore] = device.core
         if self.core.collectives is None:
             self.core.collectives = _MembersOrder(self.core.memory)
         self._order: Final = self.core.collectives

@@ -93,7 +93,7 @@ class CollectivePlan:
         if not isinstance(ref, GpuRef):
             raise TypeError(f"{name} must be a GpuRef, not {type(ref).__name__}")
         for rank, core in enumerate(self.cores):
-            if ref._block.memory is core.memory:
+            if ref.block.memory is core.memory:
                 return rank
         raise ValueError(f"{name} is on {ref.device}, which is no device of this world")
 
@@ -168,7 +168,7 @@ class CollectivePlan:
         if self._given < len(self._outputs):
             where, made = self._outputs[self._given]
             good = where == rank and made.shape == shape and made.dtype is dtype
-            if good and made._block.epoch is core.memory.epoch:
+            if good and made.block.epoch is core.memory.epoch:
                 self._given += 1
                 return made
             del self._outputs[self._given :]
@@ -207,8 +207,8 @@ class CollectivePlan:
                 kind,
                 dtype.name,
                 longest,
-                0 if source is None else source._block.address,
-                0 if target is None else target._block.address,
+                0 if source is None else source.block.address,
+                0 if target is None else target.block.address,
                 sends=sends,
                 receives=receives,
                 longest=longest,
@@ -219,9 +219,9 @@ class CollectivePlan:
             reads = self._reads.setdefault(rank, [])
             writes = self._writes.setdefault(rank, [])
             if source is not None:
-                reads.append(source._block)
+                reads.append(source.block)
             if target is not None:
-                writes.append(target._block)
+                writes.append(target.block)
         self.at += numbers_of(kind, longest, self.size, dtype.itemsize)
 
     def _require_apart(self, rank: int, source: GpuRef | None, target: GpuRef | None) -> None:
@@ -467,5 +467,5 @@ def _row(plan: CollectivePlan, ref: GpuRef, name: str) -> tuple[int, ...]:
 
 def _is_row(ref: GpuRef, whole: GpuRef, rank: int) -> bool:
     """Return True if a buffer is its rank's row of another, so the op is in place."""
-    address = whole._block.address + rank * ref.nbytes
-    return ref._block.base is whole._block.base and ref._block.address == address
+    address = whole.block.address + rank * ref.nbytes
+    return ref.block.base is whole.block.base and ref.block.address == address

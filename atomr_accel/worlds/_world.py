@@ -382,7 +382,7 @@ class CollectiveGroup(Collectives):
         """Refuse what the group has made."""
         self._open = False
         for rank, ref in self._outputs:
-            memory, block = self._cores[rank].memory, ref._block
+            memory, block = self._cores[rank].memory, ref.block
             if block.epoch is memory.epoch:  # else it is stale anyway
                 memory.free(block)
 
@@ -455,7 +455,7 @@ def _checked(devices: Sequence[Device]) -> list[Device]:
             raise TypeError(f"a world takes open devices, not {type(device).__name__}")
     if not found:
         raise ValueError("a world needs a device at least")
-    if len({id(device._core) for device in found}) < len(found):
+    if len({id(device.core) for device in found}) < len(found):
         raise ValueError("a device has one rank only, and is named twice")
     backends = {device.backend for device in found}
     if len(backends) > 1:

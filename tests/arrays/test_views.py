@@ -162,7 +162,7 @@ def test_chains_of_views_are_where_numpy_has_them(
         ref = of(ref)
         assert (ref.shape, ref.dtype, ref.nbytes) == (view.shape, view.dtype, view.nbytes), called
         assert ref.contiguous == view.flags.c_contiguous
-        assert not view.size or ref._block.offset == view.__array_interface__["data"][0] - begin
+        assert not view.size or ref.block.offset == view.__array_interface__["data"][0] - begin
         for extent, has, expected in zip(view.shape, ref.strides, view.strides, strict=True):
             assert extent == 1 or not view.size or has == expected
         if ref.contiguous and ref.size:
@@ -248,7 +248,7 @@ def test_views_refuse_what_numpy_refuses() -> None:
         with pytest.raises(TypeError):
             ref.reshape(*shape)
     with pytest.raises(AttributeError, match="cannot be set"):
-        ref.T._strides = None
+        ref.T.own_strides = None
 
 
 @given(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4), st.data())

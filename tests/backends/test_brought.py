@@ -72,13 +72,13 @@ async def test_a_library_names_an_executor_for_it(abacus: Any, isolation: Isolat
         from abacus_accel._messages import Count  # type: ignore[import-not-found]
 
         beads = await device.put(np.arange(5))
-        block = beads._block
-        port = await device._core.open_lane(abacus.COUNTING)
-        op = device._core.submit(port, "count", Count(block.address, 5), (block,))
+        block = beads.block
+        port = await device.core.open_lane(abacus.COUNTING)
+        op = device.core.submit(port, "count", Count(block.address, 5), (block,))
         assert await op.wait() == 10
     async with open_device(0, backend="cpu", isolation=isolation) as device:
         with pytest.raises(Unsupported, match="counting has no executor for backend 'cpu'"):
-            await device._core.open_lane(abacus.COUNTING)
+            await device.core.open_lane(abacus.COUNTING)
 
 
 def test_unknown_backend_error_lists_the_known_ones(abacus: Any) -> None:

@@ -249,7 +249,7 @@ class Rehearsal:
         source = 'extern "C" __global__ void nothing(float* x) {}'
         kernel = await device.nvrtc.compile(source, "nothing", cpu=lambda _: None)
         await kernel.launch(1, 1, await device.zeros(1, np.float32))
-        device._core.changed()
+        device.core.changed()
 
 
 def opened(mode: StandbyMode, options: argparse.Namespace, rehearsal: Rehearsal) -> Any:

@@ -140,7 +140,7 @@ async def settled(devices: list[Device], *, standby: bool) -> None:
         await device.get(await device.put(0.0))
         if standby:
             await standby_ready(device)
-        await device._core.reaper.reap_all()
+        await device.core.reaper.reap_all()
         await device.trim()
 
 

@@ -130,7 +130,7 @@ async def test_a_caller_may_be_cancelled_at_any_step(
     assert step > 1
     await settled(device)
     assert used_by(device) == used
-    assert device._core.staging._pool.in_use == 0
+    assert device.core.staging._pool.in_use == 0
     assert same_bits(await device.get(sealed), EYE)
 
 

@@ -538,7 +538,7 @@ class Ends:
         if self.how == "fault":
             self.nursery.start_soon(self._poison)
         elif self.how == "kill":
-            context = self.device._core.serving
+            context = self.device.core.serving
             if context is not None and context.host.pid is not None:
                 os.kill(context.host.pid, signal.SIGKILL)
         elif self.how == "restart":
@@ -561,7 +561,7 @@ class Ends:
         """End the context; the next one is there, if there is one."""
         await self.end()
         with suppress(DeviceLost):
-            await self.device._core.ready()
+            await self.device.core.ready()
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
@@ -635,6 +635,6 @@ async def _meet(ends: Ends, prepare: Action, step: int, moment: str) -> None:
             async for _ in changes:
                 break
     with suppress(DeviceLost):
-        await device._core.ready()
+        await device.core.ready()
         assert np.array_equal(await device.get(ends.sealed), SEALED)
         await settled(device)

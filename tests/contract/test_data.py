@@ -139,7 +139,7 @@ async def test_many_large_transfers_share_the_staging_memory(device: Device) -> 
         for source in sources:
             nursery.start_soon(there_and_back, source)
     assert same == [True] * len(sources)
-    assert device._core.staging._pool.in_use == 0
+    assert device.core.staging._pool.in_use == 0
 
 
 @on_shared

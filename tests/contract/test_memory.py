@@ -46,7 +46,7 @@ async def test_a_request_no_device_can_serve(
     device: Device, shape: int | tuple[int, ...], sealed: bool
 ) -> None:
     with pytest.raises(OutOfMemory, match="no room for") as info:
-        await device._core.empty(shape, np.float64, sealed=sealed)
+        await device.core.empty(shape, np.float64, sealed=sealed)
     assert info.value.requested == np.prod(shape, dtype=object) * 8
     # It is over with that.
     assert np.array_equal(await device.get(await device.put(np.arange(9))), np.arange(9))

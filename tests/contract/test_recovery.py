@@ -116,10 +116,10 @@ async def test_everything_in_flight_has_the_same_cause(gate: Gate) -> None:
             for name, function in calls.items():
                 nursery.start_soon(call, name, function)
                 await trio.testing.wait_all_tasks_blocked()
-            names = {op.name for op in device._core.in_flight.values()}
+            names = {op.name for op in device.core.in_flight.values()}
             while "seal" in calls.keys() - names:
                 await trio.lowlevel.checkpoint()  # its slab is being made
-                names = {op.name for op in device._core.in_flight.values()}
+                names = {op.name for op in device.core.in_flight.values()}
             assert device.statistics().in_flight >= len(calls)
             # A GPU runs both kernels at once, so the other one is held until the context ends.
             gate.open(1 if ON_CUDA else 2)
@@ -309,7 +309,7 @@ async def test_a_standby_takes_over() -> None:
 @program
 async def test_a_standby_that_dies_is_no_loss() -> None:
     async with opened(standby=True, max_restarts=OFTEN) as device:
-        standby = device._core.standby
+        standby = device.core.standby
         assert standby is not None
         for _ in range(2):
             await standby.wait_ready()

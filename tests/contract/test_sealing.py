@@ -269,7 +269,7 @@ async def test_interrupted_seal_waits_for_its_host_to_end(
 
     array = random_bits((3 << 20,), np.dtype(np.uint8), 1)
     async with opened(max_restarts=99) as device:
-        core = device._core
+        core = device.core
         submit = core.submit
         unprotected: list[tuple[HostHandle, int]] = []
         protected: list[tuple[HostHandle, int, Op]] = []

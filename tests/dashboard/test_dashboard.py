@@ -119,9 +119,9 @@ async def test_page_shows_driver_readings_next_to_their_device() -> None:
     gpu, other = FakeGpu(), FakeGpu(uuid="GPU-other")
     fake = FakeNvml(gpu, other)
     async with opened() as device, open_nvml(device.system, interval=3600, library=fake) as nvml:
-        assert device._core.info is not None
-        own = msgspec.structs.replace(device._core.info, uuid=gpu.uuid.removeprefix("GPU-"))
-        device._core.info = own
+        assert device.core.info is not None
+        own = msgspec.structs.replace(device.core.info, uuid=gpu.uuid.removeprefix("GPU-"))
+        device.core.info = own
         await nvml.read()
         async with open_dashboard(device.system, nvml=nvml) as page, looking(page) as looker:
             await looker.until(lambda state: "gpu" in state["devices"]["/gpu-0"])

@@ -23,7 +23,7 @@ hot: Final = functools.partial(opened, standby="hot", max_restarts=OFTEN)
 
 
 def standby_of(device: Device) -> Standby:
-    standby: Any = device._core.standby
+    standby: Any = device.core.standby
     assert standby is not None
     return standby  # type: ignore[no-any-return]
 

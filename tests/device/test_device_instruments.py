@@ -353,7 +353,7 @@ async def test_instrument_misses_ops_submitted_before_it_was_added() -> None:
     async with opened(isolation="thread") as device:
         a = await device.put(np.ones((4, 4), np.float32))
         await device.blas.gemm(a, a)
-        core = device._core
+        core = device.core
         op = Op(core.ports["blas"], 1 << 40, "blas.gemm", WITHDRAWN, (), ())
         core.in_flight[op.seq] = op
         with device.system.instrumented(sampled):
@@ -438,4 +438,4 @@ async def test_a_timed_instrument_that_fails_as_an_op_is_submitted_upsets_no_ord
         await trio.testing.wait_all_tasks_blocked()
         await device.blas.gemm(a, a)
         assert device.statistics().faults == 0
-        assert not any(any(port.reports) for port in device._core.ports.values())
+        assert not any(any(port.reports) for port in device.core.ports.values())

@@ -173,7 +173,7 @@ async def nothing(device: Device) -> None:
 async def test_a_stopped_host_holds_nobody_up(call: Callable[[Device], Awaitable[None]]) -> None:
     async with opened() as device:
         await device.put(EYE)
-        stop((await device._core.ready()).host)
+        stop((await device.core.ready()).host)
         with trio.move_on_after(0.05):
             await call(device)
 
@@ -183,7 +183,7 @@ async def test_a_stopped_host_holds_nobody_up(call: Callable[[Device], Awaitable
 async def test_a_host_that_never_answers_costs_one_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as device:
         await device.put(EYE)
-        stop((await device._core.ready()).host)
+        stop((await device.core.ready()).host)
         with monkeypatch.context() as patch:
             patch.setattr(_spawn, "ANSWER_SECONDS", 0.05)
             async with device.watch_generation() as changes, trio.open_nursery() as nursery:
@@ -226,7 +226,7 @@ async def test_a_host_that_is_stopped_as_it_starts_can_be_cancelled(
 async def test_a_stopped_standby_is_not_taken() -> None:
     async with opened(standby=True) as device:
         await works(device)
-        standby = device._core.standby
+        standby = device.core.standby
         assert standby is not None
         await standby.wait_ready()
         stop(standby.hosts[0])
@@ -238,7 +238,7 @@ async def test_a_stopped_standby_is_not_taken() -> None:
 @program
 async def test_a_standby_that_is_stopped_as_it_loads_holds_nobody_up() -> None:
     async with opened(standby=True) as device:
-        standby = device._core.standby
+        standby = device.core.standby
         assert standby is not None
         await standby.wait_ready()
         stop(standby.hosts[0])
@@ -299,8 +299,8 @@ async def test_a_standby_that_cannot_start_is_tried_again(
 
     monkeypatch.setattr(_spare, "start_host", sometimes)
     async with opened(standby=True, max_restarts=1) as device:
-        assert device._core.standby is not None
-        await device._core.standby.wait_ready()
+        assert device.core.standby is not None
+        await device.core.standby.wait_ready()
         await poison(device)
         await works(device)
     assert caplog.text.count("no standby host") == 3
@@ -311,7 +311,7 @@ async def test_a_standby_that_cannot_start_is_tried_again(
 @program
 async def test_a_standby_that_ends_is_replaced() -> None:
     async with opened(standby=True) as device:
-        standby = device._core.standby
+        standby = device.core.standby
         assert standby is not None
         await standby.wait_ready()
         standby.hosts[0].kill()
@@ -555,7 +555,7 @@ async def test_out_of_descriptors_for_a_while_a_device_recovers(left: int) -> No
         max_restarts=OFTEN, backoff=Backoff(initial=0.01, base=0.01, factor=1.0)
     ) as device:
         sealed = await device.put(EYE, sealed=True)
-        supervisor = device._core.place.supervisor
+        supervisor = device.core.place.supervisor
         assert supervisor is not None
         with no_descriptors(left):
             await kill_host(device)

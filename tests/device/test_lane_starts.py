@@ -93,7 +93,7 @@ async def test_a_lane_that_ends_its_host_does_not_cost_the_device(
 
         async def use() -> None:
             try:
-                await device._core.open_lane(lanes("Aborts"))
+                await device.core.open_lane(lanes("Aborts"))
             except (ContextPoisoned, Unsupported) as error:
                 errors.append(error)
 
@@ -119,7 +119,7 @@ async def test_lane_start_during_a_fault_raises_the_fault(
 ) -> None:
     async with opened(max_restarts=2, streams=streams) as device:
         with pytest.raises(ContextPoisoned, match="starting lane 'MeetsAFault'") as caught:
-            await device._core.open_lane(lanes("MeetsAFault"))
+            await device.core.open_lane(lanes("MeetsAFault"))
         assert (caught.value.status, caught.value.status_name) == (700, "A_FAULT")
         await works(device)
         assert device.generation == 2
@@ -128,7 +128,7 @@ async def test_lane_start_during_a_fault_raises_the_fault(
 @program
 async def test_hosts_killed_while_a_lane_starts_do_not_count_against_it() -> None:
     async with opened(max_restarts=OFTEN) as device:
-        core = device._core
+        core = device.core
         for _ in range(3):
             context = await core.ready()
             start = context.host.request
@@ -163,7 +163,7 @@ async def test_a_start_waits_for_the_memory_of_killed_hosts(
     async with opened(max_restarts=2, standby=None) as device:
         await works(device)
         last = await start_host("process")
-        device._core.reaper.terminating.append(last)
+        device.core.reaper.terminating.append(last)
         monkeypatch.setattr(HostHandle, "request", request)
         if kind is Open:
             await kill_host(device)
@@ -172,7 +172,7 @@ async def test_a_start_waits_for_the_memory_of_killed_hosts(
         else:
             await open_a_lane(device)
         assert refused
-        assert last not in device._core.reaper.terminating
+        assert last not in device.core.reaper.terminating
 
 
 @program
@@ -210,7 +210,7 @@ async def test_without_staging_memory_there_is_no_device(monkeypatch: pytest.Mon
 @program
 async def test_a_host_that_tells_of_other_lanes_than_it_was_asked_for_is_killed() -> None:
     async with opened(max_restarts=OFTEN) as device:
-        context = await device._core.ready()
+        context = await device.core.ready()
         ask = context.host.request
 
         async def odd(request: Any, *fds: int) -> Any:
@@ -235,13 +235,13 @@ async def test_a_rebuild_goes_on_without_a_lane_that_does_not_start(
     # One host tells that it is one of several lanes, another which one it is.
     async with opened(max_restarts=4, streams=streams) as device:
         await works(device)
-        await device._core.open_lane(lanes(name))
+        await device.core.open_lane(lanes(name))
         await kill_host(device)
         await works(device)
         assert device.generation == 2
         assert name not in {lane.name for lane in device.statistics().lanes}
         with pytest.raises((ContextPoisoned, ValueError), match=r"SIGABRT|not today"):
-            await device._core.open_lane(lanes(name))
+            await device.core.open_lane(lanes(name))
 
 
 @pytest.mark.parametrize("streams", ["per_actor", "single"])
@@ -251,7 +251,7 @@ async def test_a_rebuild_starts_lanes_side_by_side(
 ) -> None:
     async with opened(streams=streams) as device:
         for name in ("Meets", "Meets2"):
-            await device._core.open_lane(lanes(name))
+            await device.core.open_lane(lanes(name))
         await kill_host(device)
         await works(device)
         assert {"Meets", "Meets2"} <= {lane.name for lane in device.statistics().lanes}

@@ -108,7 +108,7 @@ async def test_a_host_that_dies_with_thousands_of_ops_in_flight() -> None:
 
     async with opened() as device:
         ref, pid = await filled(device)
-        in_flight = device._core.in_flight
+        in_flight = device.core.in_flight
         with Steps(lambda: len(in_flight)) as steps:
             async with trio.open_nursery() as nursery:
                 for _ in range(MANY):
@@ -128,7 +128,7 @@ async def test_a_host_that_dies_with_thousands_of_ops_in_flight() -> None:
 async def test_a_batch_of_thousands_that_a_fault_takes_down(errors: list[str]) -> None:
     async with opened() as device:
         ref, pid = await filled(device)
-        core = device._core
+        core = device.core
         with Steps(lambda: len(core.in_flight)) as steps, pytest.raises(ContextPoisoned):
             async with device.batch() as batch:
                 for _ in range(MANY):
@@ -175,7 +175,7 @@ async def test_a_block_that_is_left_with_thousands_of_ops_in_flight() -> None:
     async with trio.open_nursery() as nursery:
         async with opened() as device:
             ref, _pid = await filled(device)
-            in_flight = device._core.in_flight
+            in_flight = device.core.in_flight
             for _ in range(MANY):
                 nursery.start_soon(ask, device, ref)
             while len(in_flight) < MANY:
@@ -191,7 +191,7 @@ async def test_a_block_that_is_left_with_thousands_of_ops_in_flight() -> None:
 @program
 async def test_thousands_of_dropped_buffers_are_counted_without_freeing_them_all() -> None:
     async with opened() as device:
-        memory = device._core.memory
+        memory = device.core.memory
         async with device.batch() as batch:
             refs = [batch.empty(1) for _ in range(MANY)]
         refs.clear()

@@ -132,7 +132,7 @@ async def test_a_fault_in_a_thread_is_final() -> None:
 @program
 async def test_the_standby_takes_over() -> None:
     async with opened(standby=True, max_restarts=3) as device:
-        standby = device._core.standby
+        standby = device.core.standby
         assert standby is not None
         for generation in (2, 3):
             await standby.wait_ready()

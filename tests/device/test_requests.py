@@ -290,7 +290,7 @@ async def test_answers_belong_to_what_was_asked(device: Device) -> None:
             None, (), (), kept["a"] + kept["b"] + (preparer.perform(saying("c")) or "")
         )
 
-    submitter: Any = device.blas._device
+    submitter: Any = device.blas.home
     assert await perform(submitter, Request(LANE, "all", prepare)) == "abc"
 
 

@@ -95,7 +95,7 @@ async def test_standby_follows_later_seals_and_frees() -> None:
             first = await device.put(np.full(3, number), sealed=True)
             second = await device.seal(await device.put(np.full(1 << 20, number, np.int32)))
             await standby.wait_ready()
-            slabs = {slab.id for slab in device._core.memory.sealed_slabs()}
+            slabs = {slab.id for slab in device.core.memory.sealed_slabs()}
             assert mapped_by(standby) == slabs
             await poison(device)
             assert (await device.get(first)).tolist() == [number] * 3
@@ -172,11 +172,11 @@ async def test_recordings_are_captured_in_advance() -> None:
             await works(device)
             assert device.statistics().host_pid == host.pid
         # What the host has captured goes with the recording, also where nobody has replayed it.
-        before = device._core.ports["programs"].statistics().submitted
+        before = device.core.ports["programs"].statistics().submitted
         del outer, inner, doubled, product
         collect_garbage()
         await works(device)
-        assert device._core.ports["programs"].statistics().submitted == before + 1
+        assert device.core.ports["programs"].statistics().submitted == before + 1
         await standby_ready(device)
 
 
@@ -194,7 +194,7 @@ async def test_recordings_that_are_gone_are_forgotten_there() -> None:
         assert spare.prepared.captured
         del recording
         collect_garbage()
-        device._core.changed()
+        device.core.changed()
         await standby_ready(device)
         assert not spare.prepared.captured
         await poison(device)
@@ -335,7 +335,7 @@ async def test_a_state_is_made_once_in_each_host_however_often_it_warms_up(tmp_p
         for _ in range(2):
             await answer(device, init)
             await standby_ready(device)
-            device._core.changed()
+            device.core.changed()
             await standby_ready(device)
             assert rehearsals >= 2
             await poison(device)
@@ -634,11 +634,11 @@ async def test_memory_of_a_host_that_is_ending_is_waited_for(
     async with hot() as device:
         await standby_ready(device)
         last = await start_host("process")
-        device._core.reaper.terminating.append(last)
+        device.core.reaper.terminating.append(last)
         monkeypatch.setattr(SlabGrowth, "_create_now", create)
         await works(device)
         assert refused
-        assert last not in device._core.reaper.terminating
+        assert last not in device.core.reaper.terminating
         assert standby_of(device).statistics().mode == "hot"
 
 

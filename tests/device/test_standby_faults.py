@@ -135,7 +135,7 @@ class _Program:
 
 
 async def _kill_standby(device: Device) -> None:
-    standby = device._core.standby
+    standby = device.core.standby
     assert standby is not None
     await trio.lowlevel.checkpoint()
     for host in standby.hosts:
@@ -163,7 +163,7 @@ async def test_faults_lose_and_change_no_results(
     doomed = doomed.tolist()
     settings: dict[str, Any] = {"standby": "hot", "standbys": kept, "max_restarts": OFTEN}
     async with opened(warm_up=warm_up if number % 2 else None, **settings) as device:
-        standby = device._core.standby
+        standby = device.core.standby
         assert standby is not None
         ours = _Program(device, rng)
         async with trio.open_nursery() as nursery:

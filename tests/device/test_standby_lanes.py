@@ -45,9 +45,9 @@ async def test_a_lane_that_was_just_closed_is_not_taken_over() -> None:
         init = functools.partial(load, await device.put(EYE, sealed=True))
         await answer(device, init, "mine")
         await standby_ready(device)
-        port = device._core.ports["run.mine"]
+        port = device.core.ports["run.mine"]
         port.hang_up()  # as closing it does, and at the same time
-        device._core.remove_lane("run.mine")
+        device.core.remove_lane("run.mine")
         calls: Any = device._host_calls
         calls._lanes.pop("mine")
         await poison(device)
@@ -76,10 +76,10 @@ async def test_a_lane_that_was_just_reopened_has_no_earlier_state(
         await device.close_lane("mine")
         await reached.wait()
         await answer(device, init, "mine")
-        number = device._core.lanes["run.mine"][1]
+        number = device.core.lanes["run.mine"][1]
         await poison(device)
         await answer(device, init, "mine")
-        assert device._core.ports["run.mine"].index == device._core.lanes["run.mine"][1] == number
+        assert device.core.ports["run.mine"].index == device.core.lanes["run.mine"][1] == number
 
 
 @program
@@ -101,7 +101,7 @@ async def test_waking_a_standby_that_is_used_at_once_changes_nothing(
         assert spare.prepared is not None
         port = spare.prepared.ports["run.mine"]
         before = set(spare.prepared.ports)
-        device._core.drop_lane("run.mine")  # as closing it does
+        device.core.drop_lane("run.mine")  # as closing it does
         spare.prepared, spare.taken = None, True  # as taking it does
         assert spare.context is not None
         spare.context.hand_over()
@@ -110,5 +110,5 @@ async def test_waking_a_standby_that_is_used_at_once_changes_nothing(
         assert set(spare.context.prepared.ports) == before
         assert port._sock.fileno() >= 0
         prepared = spare.context.prepared
-        device._core.lifecycle.discard(prepared.host, prepared.ports, spare.shadow)
+        device.core.lifecycle.discard(prepared.host, prepared.ports, spare.shadow)
         assert port._sock.fileno() < 0

@@ -21,7 +21,7 @@ async def test_one_that_captures_is_not_ready(monkeypatch: pytest.MonkeyPatch) -
         await go_on.wait()
 
     async with opened(standby="hot") as device:
-        standby = device._core.standby
+        standby = device.core.standby
         assert standby is not None
         x = await device.put(np.eye(3), sealed=True)
         recordings = []

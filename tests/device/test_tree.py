@@ -201,7 +201,7 @@ async def test_a_library_waits_while_the_device_is_rebuilt() -> None:
     async with open_system("app") as system:
         device = await open_in(system)
         sealed = await device.put(2 * EYE, sealed=True)
-        context = device._core.context
+        context = device.core.context
         assert context is not None
         await kill_host(device)
         assert shown(system.tree())["/gpu-0/blas"] == ("LibraryActor", ChildState.WAITING, 2)

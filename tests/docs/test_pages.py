@@ -216,6 +216,7 @@ def documented() -> dict[str, Any]:
         "atomr_accel.solvers",
         "atomr_accel.testing",
         "atomr_accel.backends",
+        "atomr_accel.ops",
     ],
 )
 def test_the_reference_has_every_public_name(package: str) -> None:

@@ -80,7 +80,7 @@ async def test_copies_between_devices() -> None:
         ):
             await two.copy(await one.zeros(3), copy)
         for device in (one, two):
-            assert device._core.staging._pool.in_use == 0
+            assert device.core.staging._pool.in_use == 0
         await poison(one)
         with pytest.raises(GpuRefStale):
             await two.copy(ref)
@@ -97,7 +97,7 @@ async def test_copies_in_both_directions_at_once() -> None:
             # By way of the host, both take pieces of both devices' staging memory.
             ref = await source.put(array)
             there = await target.empty(array.shape, array.dtype)
-            await _between._by_way_of_the_host(source._core, ref, target._core, there)
+            await _between._by_way_of_the_host(source.core, ref, target.core, there)
             assert same_bits(await target.get(there), array)
 
         for array in arrays:
@@ -118,8 +118,8 @@ async def test_a_cancelled_copy_between_devices_leaves_nothing(nbytes: int) -> N
             step += 1
             for device in (one, two):
                 await settled(device)
-                assert device._core.staging._pool.in_use == 0
-        two._core.memory.collect(1000)
+                assert device.core.staging._pool.in_use == 0
+        two.core.memory.collect(1000)
         assert used_by(two) == 0
         assert two.statistics().memory.slabs == slabs
         assert same_bits(await one.get(ref), array)
@@ -330,7 +330,7 @@ async def test_a_description_is_not_believed(device: Device) -> None:
 @program
 async def test_a_ref_that_never_had_memory_cannot_be_salvaged() -> None:
     async with opened(max_restarts=9, memory_limit=16 << 20) as device:
-        late = device._core.memory.promise()
+        late = device.core.memory.promise()
         ref = GpuRef(late, (3,), np.dtype(np.float32), 12)
         await poison(device)
         for view in (ref, ref[1:]):

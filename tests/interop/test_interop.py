@@ -461,7 +461,7 @@ async def test_memory_stays_mapped_while_an_array_is_copied_there(
 ) -> None:
     """A fault ends the buffer meanwhile, and its slab is given up."""
     async with opened() as device:
-        exports: Any = device._core.exports
+        exports: Any = device.core.exports
         view = exports._view
         take, mapped = view.take, list[bool]()
 

@@ -190,7 +190,7 @@ async def test_arrays_made_before_sharing_stay_good(device: Device) -> None:
         assert same_bits(await device.get(theirs), np.arange(1000))
         assert not (await device.get(filler)).any()
     del before
-    await device._core.exports.sweep()
+    await device.core.exports.sweep()
 
 
 @program

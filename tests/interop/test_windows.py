@@ -46,8 +46,8 @@ def noise(nbytes: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 
 def has_window(source: Device, target: Device, ref: GpuRef) -> bool:
-    slab = target._core.memory.slab_of(ref._block)
-    return source._core.windows.find(target._core, slab) is not None
+    slab = target.core.memory.slab_of(ref.block)
+    return source.core.windows.find(target.core, slab) is not None
 
 
 def slabs_of_host(device: Device) -> int:
@@ -91,7 +91,7 @@ async def test_a_window_stays_open_and_serves_small_copies_too() -> None:
         again = await two.copy(ref)
         assert same_bits(await two.get(again), array)
         assert (await two.get(await two.copy(small))).sum() == 3
-        assert one._core.staging._pool.in_use == 0
+        assert one.core.staging._pool.in_use == 0
 
 
 @cpu_only
@@ -123,7 +123,7 @@ async def test_window_keeps_no_memory_that_its_owner_freed() -> None:
 
 def requests(device: Device, monkeypatch: pytest.MonkeyPatch) -> list[UnmapSlabs]:
     """Return the list of requests to unmap slabs that a device's host has answered."""
-    context, answered = device._core.serving, list[UnmapSlabs]()
+    context, answered = device.core.serving, list[UnmapSlabs]()
     assert context is not None
     request = context.host.request
 
@@ -148,8 +148,8 @@ async def test_a_trim_that_is_cancelled_at_any_step_leaves_nothing_mapped(
         step, goes_on = 1, True
         while goes_on:
             copy = await two.copy(ref)
-            slab = two._core.memory.slab_of(copy._block)
-            window = one._core.windows.find(two._core, slab)
+            slab = two.core.memory.slab_of(copy.block)
+            window = one.core.windows.find(two.core, slab)
             assert window is not None
             windows.add(window.number)
             slabs.add(slab.id)
@@ -176,7 +176,7 @@ def test_a_host_that_does_not_answer_holds_up_no_other_device_for_long(
             ended.append(function)
 
         async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
-            context = one._core.serving
+            context = one.core.serving
             assert context is not None
             request = context.host.request
 
@@ -188,8 +188,8 @@ def test_a_host_that_does_not_answer_holds_up_no_other_device_for_long(
             monkeypatch.setattr(context.host, "request", silent)
             ref = await one.put(noise(MUCH))
             await two.copy(ref)
-            two._core.memory.trim()
-            waits = (two._core.windows.close_guests, two._core.lifecycle.settle)
+            two.core.memory.trim()
+            waits = (two.core.windows.close_guests, two.core.lifecycle.settle)
             async with trio.open_nursery() as nursery:
                 try:
                     for wait in waits:
@@ -214,18 +214,18 @@ async def test_a_window_in_use_is_not_closed(gate: Gate) -> None:
         hold = await gate.kernel(one)
         x = await one.zeros(MUCH // 4, np.float32)
         before = await two.copy(x)
-        slab = two._core.memory.slab_of(before._block)
-        window = one._core.windows.find(two._core, slab)
+        slab = two.core.memory.slab_of(before.block)
+        window = one.core.windows.find(two.core, slab)
         assert window is not None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hold, x)
             await trio.testing.wait_all_tasks_blocked()
             nursery.start_soon(two.copy, x)
             await trio.testing.wait_all_tasks_blocked()
-            two._core.windows.given_up(slab.id)
-            assert one._core.memory.unmapped == []
+            two.core.windows.given_up(slab.id)
+            assert one.core.memory.unmapped == []
             gate.open()
-        assert one._core.memory.unmapped == [window.number]
+        assert one.core.memory.unmapped == [window.number]
         after = await two.copy(x)  # through another
         assert (await two.get(after))[0] == 1
 
@@ -278,7 +278,7 @@ async def test_a_copy_that_is_cancelled_at_any_step_leaves_nothing() -> None:
             step += 1
             await settled(one)
             await settled(two)
-        two._core.memory.collect(1000)
+        two.core.memory.collect(1000)
         assert used_by(two) == 0
         assert same_bits(await two.get(await two.copy(ref)), array)
 
@@ -320,4 +320,4 @@ async def test_a_fault_of_either_side_at_any_step_names_it_and_leaves_the_other(
             assert (await other.get(plain)).sum() == 3
             for each in (one, two):
                 assert same_bits(await each.get(kept[each]), array)
-                assert each._core.staging._pool.in_use == 0
+                assert each.core.staging._pool.in_use == 0

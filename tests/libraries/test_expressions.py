@@ -145,4 +145,4 @@ async def test_a_staged_call_uses_a_template(argument: str) -> None:
             right = np.fft.fft(expected) if value.ndim == 2 else abs(expected).sum()
             np.testing.assert_allclose(await device.get(made), right, rtol=1e-5)
         facade: Any = device.blas if argument == "expression" else device.fft
-        assert any(type(known) is CallTemplate for known in facade._templates.known.values())
+        assert any(type(known) is CallTemplate for known in facade.call_templates.known.values())

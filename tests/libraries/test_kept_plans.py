@@ -81,7 +81,7 @@ class Unused(Libraries[Any]):
     """Libraries that have seen no calls yet."""
 
     def __init__(self, device: Device) -> None:
-        self._add_libraries(device._core)
+        self._add_libraries(device.core)
 
 
 async def outcome(device: Device, call: Callable[[], Any]) -> object:
@@ -184,15 +184,15 @@ def test_a_value_takes_the_place_of_the_one_before() -> None:
 
 @on_shared
 async def test_a_call_template_in_use_is_kept_when_others_come(device: Device) -> None:
-    blas = type(device.blas)(device._core)
+    blas = type(device.blas)(device.core)
     hot = await device.put(np.zeros((3, 3), np.float32))
-    blas._templates.known.limit = 4
+    blas.call_templates.known.limit = 4
     for _ in range(2):
         await blas.gemm(hot, hot)
     for size in range(4, 12):
         await blas.gemm(x := await device.put(np.zeros((size, size), np.float32)), x)
         await blas.gemm(hot, hot)
-    found = blas._templates.known.statistics("blas.templates")
+    found = blas.call_templates.known.statistics("blas.templates")
     assert found.hits == 8
     assert found.entries == found.limit == 4
 

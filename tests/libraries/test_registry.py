@@ -24,7 +24,7 @@ LIBRARY = Library("one", "an example", f"{__name__}:One", (LaneSpec("one", {}),)
 
 class One(Facade[Any]):
     def __init__(self, device: Any, *used: Any) -> None:
-        self._device = device
+        self.home = device
 
 
 def catalogue(*libraries: Library) -> registry.Catalogue:

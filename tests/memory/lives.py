@@ -124,7 +124,7 @@ def spans_of(handles: list[Handle]) -> set[tuple[int, int]]:
     for each in handles:
         if each.kind in ("block", "ref", "export") and each.life.piece is not None:
             ref = each.thing.ref if each.kind == "export" else each.thing
-            block = ref if each.kind == "block" else ref._block
+            block = ref if each.kind == "block" else ref.block
             spans.add((block.address, block.size))
         if each.kind == "hold":
             spans.update(piece.entry for piece in each.thing._keeping.pieces if piece)
@@ -271,7 +271,7 @@ class Lives:
     async def hold(self) -> None:
         found = self.some("ref")
         if found is not None:
-            hold = Hold(found.thing._block)
+            hold = Hold(found.thing.block)
             self.add(hold, found.life, "hold", block=False, kept=kept_of(found.life))
 
     async def release(self) -> None:
@@ -351,7 +351,7 @@ class Lives:
         collect_garbage()
         handles = alive(self.handles, self.knots)
         pieces = in_use(handles)
-        core = self.device._core
+        core = self.device.core
         await core.exports.sweep()
         used = self.device.statistics().memory.used - self._base
         assert used == sum(piece.size for piece in pieces), (used, [p.size for p in pieces])

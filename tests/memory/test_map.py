@@ -124,7 +124,7 @@ class Maps(RuleBasedStateMachine):
 
     @rule(held=buffers)
     def op_ends(self, held: Held) -> None:
-        block = held.ref._block
+        block = held.ref.block
         if held.flying:
             assert block.readers is not None
             block.readers.discard(held.flying.pop())
@@ -137,7 +137,7 @@ class Maps(RuleBasedStateMachine):
     @rule(held=buffers)
     def free(self, held: Held) -> None:
         if not held.ref.is_stale:
-            self.memory.free(held.ref._block)
+            self.memory.free(held.ref.block)
             held.freed = True
             if not held.flying:
                 held.size = 0
@@ -153,7 +153,7 @@ class Maps(RuleBasedStateMachine):
             assert onto is not None
         if held.flying:
             held.kept += held.size
-        self.memory.rebind(held.ref._block, onto)
+        self.memory.rebind(held.ref.block, onto)
         held.sealed = True
         assert not held.ref.is_stale
 
@@ -185,7 +185,7 @@ class Maps(RuleBasedStateMachine):
     def trim(self) -> None:
         sealed = {slab.id for slab in self.memory.sealed_slabs()}
         used = {
-            held.ref._block.address >> 40
+            held.ref.block.address >> 40
             for held in self.held
             if held.size and (held.sealed or held.generation == self.memory.generation)
         }

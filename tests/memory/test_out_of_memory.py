@@ -179,7 +179,7 @@ async def test_many_dropped_buffers_are_released_a_few_per_turn() -> None:
             self.released = 0
 
     async with opened(isolation="thread", memory_limit=64 * MIB) as device:
-        memory = device._core.memory
+        memory = device.core.memory
         turns = LoopFlusher()
         release = memory.release
 

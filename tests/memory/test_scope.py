@@ -138,7 +138,7 @@ async def test_a_scope_that_ends_while_something_is_sealed_inside_frees_no_seale
     step, more = 1, True
     while more:
         outside = await device.put(content)
-        scope = MemoryScope(device._core.memory)
+        scope = MemoryScope(device.core.memory)
         scope.open()
         more, ref = await interrupted_at(step, act, end)
         if not more:
@@ -147,7 +147,7 @@ async def test_a_scope_that_ends_while_something_is_sealed_inside_frees_no_seale
         assert not (what == "seal" and ref.is_stale)  # what was made outside
         if not ref.is_stale:
             assert np.array_equal(await device.get(ref), content)
-            assert ref._block.address != next_one._block.address
+            assert ref.block.address != next_one.block.address
         del outside, ref, next_one
         step += 1
     assert step > 2

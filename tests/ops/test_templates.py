@@ -34,7 +34,7 @@ SIDE = 4
 
 def templates_of(facade: Any) -> list[CallTemplate]:
     """Return the templates that a facade holds."""
-    return [each for each in facade._templates.known.values() if isinstance(each, CallTemplate)]
+    return [each for each in facade.call_templates.known.values() if isinstance(each, CallTemplate)]
 
 
 def same(one: object, other: object) -> bool:
@@ -139,7 +139,7 @@ values = st.one_of(
 async def test_a_signature_tells_all_that_differs(
     device: Device, one: list[Any], other: list[Any]
 ) -> None:
-    keys = [signature((), device._core.memory, tuple(given), {}) for given in (one, other)]
+    keys = [signature((), device.core.memory, tuple(given), {}) for given in (one, other)]
     assert all(key is not None for key in keys)
     alike = len(one) == len(other) and all(map(same, one, other))
     first, second = (key and key[0] for key in keys)
@@ -148,7 +148,7 @@ async def test_a_signature_tells_all_that_differs(
 
 @on_shared
 async def test_unhashable_arguments_have_no_signature(device: Device) -> None:
-    memory = device._core.memory
+    memory = device.core.memory
     whole = await device.zeros((SIDE, SIDE))
     freed = await device.zeros((SIDE, SIDE))
     await device.free(freed)
@@ -299,14 +299,14 @@ class Tally(Message, frozen=True):
 @on_shared
 async def test_undeclared_address_is_an_error_when_a_template_is_made(device: Device) -> None:
     def tally(_facade: object, x: GpuRef) -> Request[None]:
-        sent: Submission[None] = Submission(Tally(x._block.address), (x._block,), ())
+        sent: Submission[None] = Submission(Tally(x.block.address), (x.block,), ())
         return Request(LANE, "blas.tally", lambda _preparer: sent)
 
     templates, x = CallTemplates(), await device.zeros(SIDE)
-    assert templates.find(tally, None, device._core, (x,), {}) is None
+    assert templates.find(tally, None, device.core, (x,), {}) is None
     for _ in range(2):
         with pytest.raises(UndeclaredAddress, match="Tally must declare all fields"):
-            templates.find(tally, None, device._core, (x,), {})
+            templates.find(tally, None, device.core, (x,), {})
 
 
 @on_shared
@@ -367,7 +367,7 @@ async def test_templates_end_with_their_generation() -> None:
         for _ in range(2):
             for _ in range(3):
                 y = await device.blas.gemm(x, x)
-            assert [each.epoch for each in templates_of(device.blas)] == [device._core.memory.epoch]
+            assert [each.epoch for each in templates_of(device.blas)] == [device.core.memory.epoch]
             np.testing.assert_array_equal(await device.get(y), np.eye(SIDE))
             await poison(device)
             with pytest.raises(GpuRefStale):
@@ -394,7 +394,7 @@ async def test_a_batch_of_another_generation_takes_no_calls_by_templates() -> No
 @program
 async def test_there_are_only_so_many_and_none_holds_a_buffer() -> None:
     async with opened() as device:
-        device.blas._templates.known.limit = 8
+        device.blas.call_templates.known.limit = 8
         before = used_by(device)
         gc.disable()
         try:
@@ -406,7 +406,7 @@ async def test_there_are_only_so_many_and_none_holds_a_buffer() -> None:
                 for _ in range(3):
                     batch.blas.gemm(x, x)
             del x, batch
-            assert len(device.blas._templates.known) == 8
+            assert len(device.blas.call_templates.known) == 8
             assert used_by(device) == before
         finally:
             gc.enable()

@@ -27,7 +27,7 @@ WAYS, SMALL = 3, 4096
 async def test_there_are_few_and_each_is_large_enough(
     device: Device, steps: list[tuple[int, bool]]
 ) -> None:
-    spaces, core = Workspaces(WAYS, SMALL), device._core
+    spaces, core = Workspaces(WAYS, SMALL), device.core
     await device.free(await device.zeros(16 * SMALL))  # so that there is room
     taken: list[Block] = []
     for nbytes, ends in steps:
@@ -49,7 +49,7 @@ async def test_there_are_few_and_each_is_large_enough(
 async def test_small_ops_that_are_in_flight_together_take_different_ones(
     device: Device, nbytes: int, most: int
 ) -> None:
-    spaces, core = Workspaces(WAYS, SMALL), device._core
+    spaces, core = Workspaces(WAYS, SMALL), device.core
     await device.free(await device.zeros(16 * SMALL))
     taken: list[Block] = []
     for _ in range(5):  # longer than there are ways
@@ -68,7 +68,7 @@ async def test_small_ops_that_are_in_flight_together_take_different_ones(
 @pytest.mark.parametrize("nbytes", [SMALL, SMALL + 1])
 @on_shared
 async def test_lone_op_uses_the_same_workspace_each_time(device: Device, nbytes: int) -> None:
-    spaces, core = Workspaces(WAYS, SMALL), device._core
+    spaces, core = Workspaces(WAYS, SMALL), device.core
     await device.free(await device.zeros(16 * SMALL))
     blocks = {id(spaces.obtain(core.first_try, nbytes)) for _ in range(5)}
     assert len(blocks) == 1
@@ -78,7 +78,7 @@ async def test_lone_op_uses_the_same_workspace_each_time(device: Device, nbytes:
 @program
 async def test_a_rebuild_takes_it_away() -> None:
     async with opened(isolation="process") as device:
-        spaces, core = Workspaces(WAYS, SMALL), device._core
+        spaces, core = Workspaces(WAYS, SMALL), device.core
         await device.zeros(1)
         before = spaces.obtain(core.first_try, 100)
         await poison(device)
@@ -86,4 +86,4 @@ async def test_a_rebuild_takes_it_away() -> None:
         assert spaces.nbytes(core) == 0
         after = spaces.obtain(core.first_try, 100)
         assert after is not before
-        assert after.epoch is device._core.memory.epoch
+        assert after.epoch is device.core.memory.epoch

@@ -36,7 +36,7 @@ class Delayed(Shared):
         """Run a program, and see that it leaves nothing behind."""
         device = self.device
         used = used_by(device)
-        if self.kernel is None or self.kernel._device is not device._core:
+        if self.kernel is None or self.kernel.home is not device.core:
             self.kernel = await compiled(device)
         await Run(device, self.kernel).run(ops)
         await settled(device)

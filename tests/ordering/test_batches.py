@@ -706,7 +706,7 @@ async def test_within_a_batch_memory_serves_again_once_its_ops_are_answered() ->
         x = await device.put(np.eye(256))  # half a MiB
         await device.blas.gemm(x, x)
         full = [await device.empty((256, 256)) for _ in range(6)]
-        answers = device._core.ports["blas"]._sock
+        answers = device.core.ports["blas"]._sock
         async with device.batch() as batch:
             for _ in range(5):
                 before = _submitted(device, "blas")
@@ -742,7 +742,7 @@ async def test_a_batch_that_had_no_room_leaves_some_to_the_next(device: Device, 
 async def test_room_is_made_ahead_within_a_share_of_the_limit() -> None:
     async with opened(memory_limit=256 << 20) as device:
         for wanted in (1 << 30, 1 << 20):
-            await device._core.growth.grow_ahead(wanted)
+            await device.core.growth.grow_ahead(wanted)
             assert device.statistics().memory.capacity == 16 << 20
         async with device.batch() as batch:
             refs = [batch.zeros(1 << 20, np.uint8) for _ in range(20)]

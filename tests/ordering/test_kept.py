@@ -48,7 +48,7 @@ def nothing() -> None:
 
 
 async def _executes(device: Device, lane: str, message: Message) -> bool:
-    core = device._core
+    core = device.core
     try:
         await core.submit(core.ports[lane], "look", message).wait()
     except KeyError:
@@ -75,7 +75,7 @@ async def has_program(device: Device, number: int) -> bool:
 async def has_kernel_for_programs(device: Device, number: int) -> bool:
     step = ProgramStep(KERNELS.executors[device.backend], "look", encoder.encode(_launch(number)))
     own = next(_numbers)
-    core = device._core
+    core = device.core
     try:
         made = core.submit(core.ports[PROGRAMS.name], "look", RecordProgram(own, (), (step,)))
         await core.submit(core.ports[PROGRAMS.name], "look", Replay(own)).wait()
@@ -88,7 +88,7 @@ async def told(device: Device) -> None:
     """Have the host learn of dropped handles, which it does with other ops, and wait for it."""
     collect_garbage()
     x = await device.zeros(1)
-    while device._core.dropped:
+    while device.core.dropped:
         await device.fill(x, 0)
     await settled(device)
 
@@ -133,7 +133,7 @@ async def test_kernels(device: Device) -> None:
         async with trio.open_nursery() as nursery:  # each finds that it is not loaded
             for _ in range(3):
                 nursery.start_soon(kernel.launch, 1, 1)
-        numbers.append(kernel._resident.number)
+        numbers.append(kernel.resident.number)
         await told(device)
         assert await has_kernel(device, numbers[-1])
         await kernel.launch(1, 1)
@@ -145,7 +145,7 @@ async def test_kernels(device: Device) -> None:
 @on_shared
 async def test_a_kernel_that_is_loaded_in_a_batch_stays_for_all(device: Device) -> None:
     kernel = await device.nvrtc.compile(SOURCE, "nothing", cpu=nothing)
-    number = kernel._resident.number
+    number = kernel.resident.number
     async with device.batch() as batch:
         batch.launch(kernel, 1, 1)
         async with trio.open_nursery() as nursery:
@@ -169,7 +169,7 @@ async def test_a_kernel_that_is_loaded_in_a_batch_stays_for_all(device: Device) 
 async def test_a_kernel_is_loaded_once(device: Device) -> None:
     """By whatever launches it first; what a batch has asked for counts once it has not failed."""
     kernel = await device.nvrtc.compile(SOURCE, "nothing", cpu=nothing)
-    core = device._core
+    core = device.core
     loads: list[str] = []
 
     def submit(port: Any, name: str, message: Message, *blocks: Any) -> Any:
@@ -209,7 +209,7 @@ async def test_a_batchs_load_is_good_for_what_comes_after_it(device: Device) -> 
     async with device.batch() as batch:
         batch.launch(kernel, 1, 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(kernel._resident), "_load", None)
+        patch.setattr(type(kernel.resident), "_load", None)
         await kernel.launch(1, 1)
         async with device.batch() as batch:
             batch.launch(kernel, 1, 1)
@@ -218,12 +218,12 @@ async def test_a_batchs_load_is_good_for_what_comes_after_it(device: Device) -> 
 @on_shared
 async def test_a_load_that_fails_in_a_batch_does_not_count(device: Device) -> None:
     kernel = await device.nvrtc.compile(SOURCE, "nothing", cpu=nothing)
-    image = kernel._resident._image
-    kernel._resident._image = b"no kernel"
+    image = kernel.resident._image
+    kernel.resident._image = b"no kernel"
     with pytest.raises(ExceptionGroup):  # the load, and the launch that finds nothing
         async with device.batch() as batch:
             batch.launch(kernel, 1, 1)
-    kernel._resident._image = image
+    kernel.resident._image = image
     await kernel.launch(1, 1)
 
 
@@ -241,10 +241,10 @@ async def test_a_kernel_stays_while_it_runs(device: Device, gate: Gate) -> None:
         collect_garbage()
         await device.zeros(1)
         await device.fill(await device.zeros(1), 0)
-        assert not device._core.dropped
+        assert not device.core.dropped
         gate.open()
     await settled(device)
-    assert device._core.dropped
+    assert device.core.dropped
     await told(device)
     assert (await device.get(cells)).tolist() == [1]
 
@@ -258,7 +258,7 @@ async def _cancel_when_blocked(scope: trio.CancelScope) -> None:
 async def test_programs_and_what_they_have_prepared(device: Device) -> None:
     kernel = await device.nvrtc.compile(SOURCE, "nothing", cpu=nothing)
     await kernel.launch(1, 1)
-    number = kernel._resident.number
+    number = kernel.resident.number
     programs = []
     for _ in range(2):
         async with device.record() as recorded:
@@ -309,7 +309,7 @@ async def test_whatever_is_dropped_when(
         kernel = await device.nvrtc.compile(SOURCE, "nothing", cpu=nothing)
         if kind == "kernel":
             await kernel.launch(1, 1)
-            made.append((kernel, (has_kernel, kernel._resident.number)))
+            made.append((kernel, (has_kernel, kernel.resident.number)))
             return
         async with device.record() as recorded:
             recorded.launch(kernel, 1, 1)
@@ -356,7 +356,7 @@ async def test_much_that_goes_at_once_does_not_hold_up_the_next_op(device: Devic
     del event
     events.clear()
     await settled(device)
-    assert len(device._core.dropped) == 300
+    assert len(device.core.dropped) == 300
     before = device.statistics().in_flight
     async with trio.open_nursery() as nursery:
         nursery.start_soon(device.fill, x, 0)
@@ -375,7 +375,7 @@ async def test_objects_of_a_dead_host_are_forgotten() -> None:
         await event.wait()
         await kill_host(device)
         await kernel.launch(1, 1)
-        number = kernel._resident.number
+        number = kernel.resident.number
         await told(device)  # that it was loaded in the generation before is nothing to release
         assert await has_kernel(device, number)
         del event, kernel

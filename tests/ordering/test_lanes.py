@@ -103,10 +103,10 @@ async def test_a_batch_of_more_than_a_window(device: Device) -> None:
 
 @on_shared
 async def test_unencodable_op_fails_and_keeps_its_place(device: Device) -> None:
-    core, x = device._core, await device.full(4, 2.0)
+    core, x = device.core, await device.full(4, 2.0)
     nowhere = Fill(LateAddress(core.memory.promise()), 8, bytes(8))  # type: ignore[arg-type]
     before = lane(device, "memory").failed
-    op = core.submit(core.ports["memory"], "fill", nowhere, (), (x._block,))
+    op = core.submit(core.ports["memory"], "fill", nowhere, (), (x.block,))
     after: list[list[float]] = []
 
     async def get() -> None:

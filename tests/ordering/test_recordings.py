@@ -456,9 +456,9 @@ async def test_a_recording_that_is_dropped_leaves_nothing(device: Device) -> Non
         async with device.record(x) as other:
             other.blas.gemm(x, x)
         await other.replay()  # sends what has been noted
-        port = await device._core.open_lane(_programs())
+        port = await device.core.open_lane(_programs())
         with pytest.raises(KeyError, match=str(number)):
-            await device._core.submit(port, "dot", _describe(number)).wait()
+            await device.core.submit(port, "dot", _describe(number)).wait()
         forgotten += 1
     assert forgotten == 5
     await trio.lowlevel.checkpoint()  # until then trio holds the last error, and that this frame

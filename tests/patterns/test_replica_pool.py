@@ -172,7 +172,7 @@ async def test_a_policy_of_ones_own(autojump_clock: trio.testing.MockClock) -> N
 
     class Stranger:
         def choose(self, replicas: Sequence[Replica]) -> Replica:
-            return Replica._create("?", workers[0].factory, 1, CircuitBreaker)
+            return Replica.construct("?", workers[0].factory, 1, CircuitBreaker)
 
     async with opened(*workers, policy=Stranger()) as pool:
         with pytest.raises(ValueError, match="must choose one of the replicas it is given"):

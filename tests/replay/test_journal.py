@@ -118,7 +118,7 @@ async def test_journal_notes_nothing_after_its_block_nor_of_other_devices(tmp_pa
         batch.put(np.ones(1))
         await batch.__aexit__(None, None, None)
         assert journal.position == 3
-        assert device._core.recorder is None
+        assert device.core.recorder is None
         with pytest.raises(FileExistsError):
             async with open_journal(device, tmp_path / "journal"):
                 pass
@@ -332,7 +332,7 @@ async def test_calls_of_others_go_on_unrecorded_wherever_the_journal_is_left(
 
                     more, got = await interrupted_at(step, make(x), end)
                     leave.set()
-                assert device._core.recorder is None
+                assert device.core.recorder is None
                 if isinstance(got, np.ndarray):
                     assert got.tolist() == [0, 1, 2, 3]
                 if not more:
@@ -398,7 +398,7 @@ async def test_opening_ends_wherever_it_is_cancelled(tmp_path: Path) -> None:
 
             if not await cancelled_at(step, journal):
                 break
-            assert device._core.recorder is None
+            assert device.core.recorder is None
             if found_there := path.exists():
                 assert await read_journal(path) == []
             found.append(found_there)

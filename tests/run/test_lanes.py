@@ -194,7 +194,7 @@ async def test_a_host_that_dies_while_a_lane_is_closed() -> None:
             assert await device.run(count, lane="x", init=make) == 1
             await device.close_lane("x")
         await settled(device)
-        assert not [name for name in device._core.lanes if name == "run.x"]
+        assert not [name for name in device.core.lanes if name == "run.x"]
 
 
 @on_shared
@@ -331,7 +331,7 @@ async def test_lane_request_at_the_end_of_a_context_raises_its_cause() -> None:
     """The lane takes no more tasks, and its end is not known yet."""
     async with open_system("demo") as system:
         device = await system.open_device(0, backend=BACKEND)
-        context: Any = device._core.context
+        context: Any = device.core.context
         async with trio.open_nursery() as over:
             pass
         context._nursery = over

@@ -160,7 +160,7 @@ async def test_large_things_travel_both_ways(device: Device, nbytes: int) -> Non
     numbers = list(range(nbytes // 100))
     assert await device.run(lambda x: x[::-1], numbers) == numbers[::-1]
     await settled(device)
-    assert device._core.staging._pool.in_use == 0
+    assert device.core.staging._pool.in_use == 0
 
 
 @on_shared

@@ -127,7 +127,7 @@ async def test_large_results_come_back_whole(device: Device, nbytes: int) -> Non
     )
     assert same_bits(two, (np.arange(nbytes) % 251).astype(np.uint8).reshape(1, -1)[:, ::-1])
     await settled(device)
-    assert device._core.staging._pool.in_use == 0
+    assert device.core.staging._pool.in_use == 0
 
 
 def speaking() -> Any:
@@ -591,7 +591,7 @@ async def test_a_cancelled_call_leaves_nothing(device: Device) -> None:
     ):
         step += 1
         await settled(device)
-        assert device._core.staging._pool.in_use == 0
+        assert device.core.staging._pool.in_use == 0
     assert step > 3
     await settled(device)
     lanes = {lane.name: lane for lane in device.statistics().lanes}

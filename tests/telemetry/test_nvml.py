@@ -325,7 +325,7 @@ async def test_an_xid_and_a_fault_of_a_device_find_each_other(
         open_nvml(device.system, interval=NEVER, library=fake) as nvml,
         nvml.watch_xids() as xids,
     ):
-        core = device._core
+        core = device.core
         assert core.info is not None
         core.info = msgspec.structs.replace(core.info, uuid="000102030405060708090a0b0c0d0e0f")
         pid = core.host_pid

@@ -311,7 +311,7 @@ async def test_without_a_thread_to_copy_there_is_no_room(monkeypatch: pytest.Mon
     """The copy is not made later, when the memory belongs to another buffer."""
     async with opened() as device:
         sealed = await device.put(np.ones(4), sealed=True)
-        before, free = used_by(device), device._core.staging.statistics().used
+        before, free = used_by(device), device.core.staging.statistics().used
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", _no_thread)
             patch.setattr(trio.to_thread, "run_sync", _no_thread)
@@ -321,7 +321,7 @@ async def test_without_a_thread_to_copy_there_is_no_room(monkeypatch: pytest.Mon
             with pytest.raises(OutOfMemory, match="a worker thread cannot be started"):
                 await device.export(sealed)
         assert used_by(device) == before
-        assert device._core.staging.statistics().used == free
+        assert device.core.staging.statistics().used == free
         x = np.arange(1 << 20)
         assert same_bits(await device.get(await device.put(x)), x)
         with monkeypatch.context() as patch:  # those that there are do it all

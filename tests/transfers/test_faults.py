@@ -72,7 +72,7 @@ def noise(nbytes: int) -> Array:
 
 def nothing_is_held(device: Device) -> bool:
     """Return whether all staging and pinned memory has been freed."""
-    core = device._core
+    core = device.core
     held = core.staging._pool.in_use or device.pinned.statistics().used
     return not (held or core.transfers or core.reaper.quarantined or core.reaper.terminating)
 

@@ -115,7 +115,7 @@ def test_a_closed_device_is_gone_whatever_an_error_holds(how: str, isolation: Is
 
     async def fails() -> Any:
         async with opened(isolation=isolation) as device:
-            seen.append(weakref.ref(device._core))
+            seen.append(weakref.ref(device.core))
             x = await device.put(np.ones(1000))
             if how == "pinned":
                 async with device.pinned.array((1000,)) as array:
@@ -153,7 +153,7 @@ class Census:
             ),
             "slabs": (memory.slabs, memory.capacity, memory.used, memory.stale),
             "page-locked": (pinned.arenas, pinned.capacity, pinned.used),
-            "staging": device._core.staging._pool.in_use,
+            "staging": device.core.staging._pool.in_use,
         }
         self.objects = len(gc.get_objects())
         self.resident = {"program": anonymous("self"), "host": anonymous(host)}
@@ -162,7 +162,7 @@ class Census:
     @classmethod
     async def of(cls, device: Device) -> Census:
         await settled(device)
-        reaper = device._core.reaper
+        reaper = device.core.reaper
         while reaper.terminating or reaper.quarantined:  # until those hosts have ended
             await trio.lowlevel.checkpoint()
         await device.trim()

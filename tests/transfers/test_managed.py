@@ -98,7 +98,7 @@ async def test_only_managed_buffers_take_advice() -> None:
 @program
 async def test_a_lost_descriptor_is_a_shortage() -> None:
     async with opened(isolation="thread") as device:
-        context = device._core.context
+        context = device.core.context
         assert context is not None
         request = context.host.request
         unmapped: list[int] = []
@@ -113,7 +113,7 @@ async def test_a_lost_descriptor_is_a_shortage() -> None:
                 raise OSError(errno.EMFILE, "too many open files")
             return reply, fd
 
-        context.host.request = loses  # type: ignore[assignment,method-assign]
+        context.host.request = loses
         with pytest.raises(OutOfMemory, match="no room for 4096 bytes"):
             await device.managed(3)
         assert unmapped, "the host keeps nothing that the program does not know"
@@ -218,9 +218,9 @@ async def test_managed_buffers_never_take_more_than_the_limit() -> None:
                 nursery.start_soon(make)
         assert (len(refs), len(errors)) == (1, 2)
         assert "its memory_limit is" in str(errors[0])
-        device._core.memory.reserved = 30 * mib  # as by a hot standby
+        device.core.memory.reserved = 30 * mib  # as by a hot standby
         refs.clear()
         with pytest.raises(OutOfMemory, match="its memory_limit is"):
             await device.managed(40 * mib, np.uint8)
-        device._core.memory.reserved = 0
+        device.core.memory.reserved = 0
         await device.managed(40 * mib, np.uint8)

@@ -299,8 +299,8 @@ async def test_snapshot_refuses_invalid_options() -> None:
 async def test_without_a_path_a_peer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
         x = await one.zeros(3)
-        windows: Any = one._core.windows
-        windows._refused.add(two._core.memory)
+        windows: Any = one.core.windows
+        windows._refused.add(two.core.memory)
         with pytest.raises(Unsupported, match="cannot write to the memory"):
             await one.snapshot([x], to=two)
         assert used_by(two) == 0
@@ -328,7 +328,7 @@ async def test_whoever_is_cancelled_leaves_nothing(elsewhere: bool) -> None:
         assert step > 3
         collect_garbage()
         for device in (one, two):
-            device._core.memory.collect(1000)
+            device.core.memory.collect(1000)
         assert (used_by(one), used_by(two)) == (used, 0)
         assert one.pinned.statistics().used == 0
 
@@ -487,7 +487,7 @@ async def test_a_host_unmaps_the_memory_of_a_snapshot_that_is_closed_early(
     held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(isolation="thread") as device:
-        context = device._core.serving
+        context = device.core.serving
         assert context is not None
         request, unmapped = context.host.request, trio.Event()
 
@@ -515,7 +515,7 @@ async def test_closed_snapshots_keep_no_descriptors() -> None:
             snapshot = await device.snapshot([x])
             await snapshot.wait()
             snapshot.close()
-            await device.pinned._unmap(await device._core.ready())
+            await device.pinned._unmap(await device.core.ready())
             counts.append(descriptors())
         assert counts == counts[:1] * 3
 

@@ -40,7 +40,7 @@ def noise(nbytes: int, seed: int = 0) -> Array:
 
 def nothing_is_held(device: Device) -> bool:
     """Return whether all staging and pinned memory has been freed."""
-    core = device._core
+    core = device.core
     return core.staging._pool.in_use == 0 and not core.transfers and not core.reaper.quarantined
 
 
@@ -389,7 +389,7 @@ async def test_a_small_array_that_does_not_arrive_is_a_fault() -> None:
     async with opened(max_restarts=9) as device:
         ref = await device.put(noise(1000))
         # A message that the host cannot obey stands for whatever may go wrong there.
-        ref._block.address += 1 << 60
+        ref.block.address += 1 << 60
         async with device.watch_generation() as changes:
             await device.put(noise(1000), out=ref)
             assert await anext(changes) == 2
@@ -397,7 +397,7 @@ async def test_a_small_array_that_does_not_arrive_is_a_fault() -> None:
         fault = device.statistics().last_fault
         assert fault is not None
         assert "put failed" in fault
-        ref._block.address -= 1 << 60
+        ref.block.address -= 1 << 60
         assert same_bits(await device.get(await device.put(noise(1000))), noise(1000))
         while not nothing_is_held(device):
             await trio.lowlevel.checkpoint()

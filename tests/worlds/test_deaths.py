@@ -143,7 +143,7 @@ def kill_before(
     function, killed = getattr(owner, name), list[int]()
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        core = mortal._core
+        core = mortal.core
         mine = any(each is core or getattr(each, "core", None) is core for each in args)
         lanes = {spec.name for each in args if isinstance(each, list) for spec in each}
         pid = core.host_pid
@@ -207,7 +207,7 @@ def test_device_that_was_in_a_world_is_collected() -> None:
         async with world_of(2, 1) as world:
             await world.barrier()
             await world.all_reduce(await ones(world))
-            cores.extend(weakref.ref(device._core) for device in world.devices)
+            cores.extend(weakref.ref(device.core) for device in world.devices)
 
     leave_worlds()
     collect_garbage()

@@ -25,7 +25,7 @@ def parts_of(root: Operand) -> Iterator[Any]:
             waiting.pop()
             continue
         if type(each) is Expression:
-            missing = [arg for arg in each._args if id(arg) not in done]
+            missing = [arg for arg in each.args if id(arg) not in done]
             if missing:
                 waiting += reversed(missing)
                 continue
@@ -52,16 +52,16 @@ def apart(root: Expression) -> tuple[tuple[object, ...], list[Any], list[int]]:
             operands.append(each)
             form.append(None)
             continue
-        kind = each._kind
+        kind = each.kind
         if kind == "ufunc":
-            form += (each._name, each.dtype)
+            form += (each.name, each.dtype)
         elif kind == "constant":
-            words += each._params[1]
+            words += each.params[1]
             form.append(each.dtype)
             continue
         else:
-            form += (kind, each._name, each._params, each.shape, each.dtype)
-        for arg in each._args:
+            form += (kind, each.name, each.params, each.shape, each.dtype)
+        for arg in each.args:
             at = places.setdefault(id(arg), len(found))
             if at == len(found):
                 found.append(arg)
@@ -78,17 +78,17 @@ def joined(root: Expression, operands: Sequence[Any], words: Sequence[Any]) -> E
         if type(each) is not Expression:
             places[id(each)] = next(given)
             continue
-        if each._kind == "constant":
-            params = each._params[0], tuple([next(numbers) for _ in each._params[1]])
+        if each.kind == "constant":
+            params = each.params[0], tuple([next(numbers) for _ in each.params[1]])
             places[id(each)] = Expression("constant", "", (), params, (), each.dtype)
-        for arg in each._args:
+        for arg in each.args:
             if id(arg) not in places:
                 places[id(arg)] = None
                 found.append(arg)
     for each in parts_of(root):
-        if type(each) is Expression and each._kind != "constant":
-            args = tuple([places[id(arg)] for arg in each._args])
-            made = (each._kind, each._name, args, each._params, each.shape, each.dtype)
+        if type(each) is Expression and each.kind != "constant":
+            args = tuple([places[id(arg)] for arg in each.args])
+            made = (each.kind, each.name, args, each.params, each.shape, each.dtype)
             places[id(each)] = Expression(*made)
     result: Expression = places[id(root)]
     return result

@@ -62,7 +62,7 @@ class _TextWriter:
 
     def text(self, x: Any, depth: int = 0) -> tuple[str, int]:
         """The text, and how tightly its outermost operator binds."""
-        kind = getattr(x, "_kind", None)
+        kind = getattr(x, "kind", None)
         # What is shared is written each time: so much of it, and no more, is gone through.
         self._seen += 1
         if kind is None:
@@ -70,11 +70,11 @@ class _TextWriter:
         if depth > _DEEPEST or self._seen > _MOST:
             return "...", _ATOM
         if kind == "constant":
-            text = str(x._params[0])
+            text = str(x.params[0])
             return text, 8 if text.startswith("-") else _ATOM
         if kind == "index":
-            return f"index(axis={x._params[0]})", _ATOM
-        name, args = x._name, x._args
+            return f"index(axis={x.params[0]})", _ATOM
+        name, args = x.name, x.args
         if kind in ("ufunc", "matmul") and name in _INFIX:
             sign, binds = _INFIX[name]
             left, right = self.text(args[0], depth + 1), self.text(args[1], depth + 1)
@@ -87,7 +87,7 @@ class _TextWriter:
                 return f"{inner}.astype({x.dtype.name})", _ATOM
             if kind == "view":
                 return f"{inner}.view{list(x.shape)}", _ATOM
-            axes, keepdims = x._params
+            axes, keepdims = x.params
             options = f"axis={axes[0] if len(axes) == 1 else axes}"
             options += ", keepdims=True" if keepdims else ""
             return f"{inner}.{_METHODS.get(name, name)}({options})", _ATOM

@@ -64,9 +64,9 @@ class Operand(Methods):
         __hash__ = object.__hash__
 
         def __await__(self) -> NoReturn:
-            raise TypeError(self._NOT_AWAITED)
+            raise TypeError(self.NOT_AWAITED)
 
-    _NOT_AWAITED: ClassVar[str] = (
+    NOT_AWAITED: ClassVar[str] = (
         "an expression is not awaited itself; write: ref = await device.evaluate(expression), or "
         "array = await device.get(expression)"
     )
@@ -341,10 +341,10 @@ class Expression(Operand, msgspec.Struct, eq=False, weakref=True):
     """
 
     # A struct, because each operator makes one and those are made fastest.
-    _kind: Kind
-    _name: str
-    _args: tuple[Operand, ...]
-    _params: tuple[Any, ...]
+    kind: Kind
+    name: str
+    args: tuple[Operand, ...]
+    params: tuple[Any, ...]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
@@ -464,9 +464,9 @@ def cast(x: Operand, dtype: np.dtype[Any]) -> Operand:
     """``x`` with another dtype, rounded and wrapped as ``astype`` does."""
     if x.dtype is dtype:
         return x
-    if isinstance(x, Expression) and x._kind == "constant":
+    if isinstance(x, Expression) and x.kind == "constant":
         with np.errstate(all="ignore"):
-            number = with_words(x._params[0].astype(dtype))
+            number = with_words(x.params[0].astype(dtype))
         return Expression("constant", "", (), number, (), dtype)
     return Expression("cast", "", (x,), (), x.shape, dtype)
 
@@ -571,10 +571,10 @@ def view(x: Operand, axes: tuple[int | None, ...], shape: tuple[int, ...]) -> Op
     """
     if axes == tuple(range(len(x.shape))) and shape == x.shape:
         return x
-    if isinstance(x, Expression) and x._kind == "view":
-        inner = x._params[0]
+    if isinstance(x, Expression) and x.kind == "view":
+        inner = x.params[0]
         axes = tuple(None if at is None else inner[at] for at in axes)
-        return view(x._args[0], axes, shape)
+        return view(x.args[0], axes, shape)
     return Expression("view", "", (x,), (axes,), shape, x.dtype)
 
 

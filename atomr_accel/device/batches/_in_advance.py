@@ -32,22 +32,22 @@ async def capture_in(recording: Recording, shadow: DeviceCore, mapped: set[int])
         mapped: the sealed slabs that it has mapped.
     """
     port = await shadow.open_lane(PROGRAMS)
-    parts = (recording, *recording._called)
+    parts = (recording, *recording.called)
     made = {block: nbytes for part in parts for block, nbytes in part._made.items()}
-    plain = [stand_in for stand_in, ref in recording._bound.items() if not ref._block.sealed]
+    plain = [stand_in for stand_in, ref in recording.inputs_bound.items() if not ref.block.sealed]
     sizes = [
         *made.values(),
-        *(recording._bound[one].nbytes + recording._pads[one] for one in plain),
+        *(recording.inputs_bound[one].nbytes + recording._pads[one] for one in plain),
     ]
     # They may overlap, but each begins elsewhere, because a copy to its own source is dropped.
     room = max(sizes, default=0) + BLOCK_ALIGNMENT * len(sizes)
     place = await shadow.empty(room, np.uint8)
     # From here on nothing is awaited until it is submitted.
     starts = itertools.count(0, BLOCK_ALIGNMENT)
-    there = {one: part_of(place._block, next(starts)) for one in (*made, *plain)}
+    there = {one: part_of(place.block, next(starts)) for one in (*made, *plain)}
     bound: dict[Block, GpuRef] = {}
-    for stand_in, ref in recording._bound.items():
-        pad, block = recording._pads[stand_in], ref._block
+    for stand_in, ref in recording.inputs_bound.items():
+        pad, block = recording._pads[stand_in], ref.block
         if not block.sealed:
             if stand_in not in there:
                 return  # it was unsealed meanwhile
@@ -64,8 +64,8 @@ async def capture_in(recording: Recording, shadow: DeviceCore, mapped: set[int])
     finally:
         for block, address in addresses.items():
             block.address = address
-    reads = [ref._block for ref in bound.values() if ref._block.sealed]
-    op = shadow.submit(port, "program.record: in advance", record, reads, (place._block,))
+    reads = [ref.block for ref in bound.values() if ref.block.sealed]
+    op = shadow.submit(port, "program.record: in advance", record, reads, (place.block,))
     await op.wait()
 
 

@@ -154,7 +154,7 @@ class Batch(EntersAsync, Collector):
         super().__init__(device)
         self._ops: deque[Op] = deque()
         self._number = next(_numbers)
-        self._instruments = self._core.instruments
+        self._instruments = self.core.instruments
         self._made: list[weakref.ref[Block]] = []
         # The bytes and the number of each promise.
         self._promised: weakref.WeakKeyDictionary[Block, tuple[int, int]] = (
@@ -178,14 +178,14 @@ class Batch(EntersAsync, Collector):
         if self._entered:
             raise RuntimeError("a batch is entered once; make another: device.batch()")
         self._entered = True
-        await self._core.ready()
-        self.ports: dict[str, Any] = dict(self._core.ports)
+        await self.core.ready()
+        self.ports: dict[str, Any] = dict(self.core.ports)
         self._epoch = self.memory.epoch
         self._open = True
         self._task = trio.lowlevel.current_task()
-        self._around = around = self._core.open_batches.get(self._task)
+        self._around = around = self.core.open_batches.get(self._task)
         self.depth = len(self._task.child_nurseries) if around is None else around.depth
-        self._core.open_batches[self._task] = self
+        self.core.open_batches[self._task] = self
         if self.recorder is not None:
             self.recorder.entered(self)
         return self
@@ -225,14 +225,14 @@ class Batch(EntersAsync, Collector):
             piece = None
         if piece is not None:
             np.copyto(piece.view(host.nbytes), bytes_of(host))
-            message = Copy(ref._block.address, piece.address, host.nbytes)
-            moving = self._move("put", piece, message, (), (ref._block,))
-            after(self._core, moving.host, moving.op, piece.release)
+            message = Copy(ref.block.address, piece.address, host.nbytes)
+            moving = self._move("put", piece, message, (), (ref.block,))
+            after(self.core, moving.host, moving.op, piece.release)
             return ref
 
         async def transfer() -> None:
-            await self._provide((ref._block,))
-            await self._owner._upload(host, ref)
+            await self._provide((ref.block,))
+            await self.made_on._upload(host, ref)
 
         self._put_off(transfer)
         return ref
@@ -253,12 +253,12 @@ class Batch(EntersAsync, Collector):
         """
         if isinstance(ref, Expression):
             self._check()
-            ref = self._add_request(self._core.evaluation(ref))
+            ref = self._add_request(self.core.evaluation(ref))
         require_readable(ref, self.memory, "ref", strided=True)
         self._check()
         if not ref.contiguous:
             ref = self.collect(copying, self, (ref, None), {})
-        block = ref._block
+        block = ref.block
         host = room_for(ref)
         later: BatchResult[np.ndarray[Any, Any]] = BatchResult()
         piece = self._piece(host.nbytes)
@@ -270,8 +270,8 @@ class Batch(EntersAsync, Collector):
             return later
 
         async def transfer() -> None:
-            await self._provide((ref._block,))
-            await self._owner._download(ref, host)
+            await self._provide((ref.block,))
+            await self.made_on._download(ref, host)
             self._done.append(partial(later._set, host))
 
         self._put_off(transfer)
@@ -336,7 +336,7 @@ class Batch(EntersAsync, Collector):
         async def call() -> None:
             # The function cannot use later promises, because their ops come later.
             await self._provide(self._promised_until(promised))
-            result = await self._owner.run(function, *args, lane=lane, init=init)
+            result = await self.made_on.run(function, *args, lane=lane, init=init)
             self._done.append(partial(later._set, result))
 
         self._put_off(call)
@@ -370,7 +370,7 @@ class Batch(EntersAsync, Collector):
         if nbytes > SMALL or self._late:
             return None
         self._check()
-        return self._core.staging.try_acquire(nbytes)
+        return self.core.staging.try_acquire(nbytes)
 
     def _move(
         self,
@@ -381,7 +381,7 @@ class Batch(EntersAsync, Collector):
         writes: tuple[Block, ...],
     ) -> _SubmittedCopy:
         """Submit a copy to or from staging memory."""
-        context = self._core.context
+        context = self.core.context
         try:
             assert context is not None  # or the batch's generation would be over
             self.submit(self.ports[MEMORY_LANE], name, message, reads, writes)
@@ -402,7 +402,7 @@ class Batch(EntersAsync, Collector):
         """Carry out a call at once; its result gets its content later."""
         now = self._open and self.memory.epoch is self._epoch and not self._late
         if now and facade.templated:
-            found = facade._templates.find(make, facade, self, args, kwargs)
+            found = facade.call_templates.find(make, facade, self, args, kwargs)
             if found is not None and found[0].finish is None:  # there are no answers here
                 trace, refs, words = found
                 if trace.lanes <= self.ports.keys():
@@ -418,7 +418,7 @@ class Batch(EntersAsync, Collector):
                     if not late:
                         for each in trace.ops:
                             port = self.ports[each.lane]
-                            op = each.submit(self._core, port, addresses, blocks)
+                            op = each.submit(self.core, port, addresses, blocks)
                             self._note(op, port)
                         return result  # type: ignore[no-any-return]
         return self._add_call(make, facade, args, kwargs)
@@ -439,7 +439,7 @@ class Batch(EntersAsync, Collector):
             return made
         if self._filling:
             raise Pending((shape, dtype))
-        self._core.growth.require_possible(nbytes)
+        self.core.growth.require_possible(nbytes)
         block = memory.promise()
         self._promises += 1
         self._promised[block] = nbytes, self._promises
@@ -499,16 +499,16 @@ class Batch(EntersAsync, Collector):
             async def submit_later() -> None:
                 try:
                     await self._provide((*reads, *writes))
-                    lane = await self._core.open_lane(port) if isinstance(port, LaneSpec) else port
+                    lane = await self.core.open_lane(port) if isinstance(port, LaneSpec) else port
                     self._check_epoch()
-                    self._note(self._core.submit(lane, name, message, reads, writes))
+                    self._note(self.core.submit(lane, name, message, reads, writes))
                 finally:
                     for hold in holds:
                         hold.release()
 
             self._put_off(submit_later)
         else:
-            self._note(self._core.submit(port, name, message, reads, writes), port)
+            self._note(self.core.submit(port, name, message, reads, writes), port)
 
     def _note(self, op: Op, port: Port | None = None) -> None:
         """Note an op of this batch that was just submitted, and the port that has to send it."""
@@ -540,7 +540,7 @@ class Batch(EntersAsync, Collector):
 
     def _check_epoch(self) -> None:
         if self.memory.epoch is not self._epoch:
-            raise self._core.lifecycle.why_over("the batch", self._epoch.generation)
+            raise self.core.lifecycle.why_over("the batch", self._epoch.generation)
 
     async def _provide(self, blocks: Iterable[Block]) -> None:
         """Allocate memory for the given blocks that have none yet."""
@@ -550,7 +550,7 @@ class Batch(EntersAsync, Collector):
             nbytes, _ = self._promised[block]
             while not self.memory.provide(block, nbytes):
                 try:
-                    await self._core.growth.grow(nbytes)
+                    await self.core.growth.grow(nbytes)
                 except OutOfMemory:
                     if not await self._another_is_done():
                         raise
@@ -570,7 +570,7 @@ class Batch(EntersAsync, Collector):
 
     def note_unawaited(self, call: CoroutineType[Any, Any, Any], facade: Facade[Any]) -> None:
         """Note a call of the device itself in the block, of which nothing is seen if forgotten."""
-        library = facade._library
+        library = facade.library
         owner = f"batch.{library}" if library else f"batch.using({type(facade).__name__.lower()})"
         self._unawaited.append((call, f"{owner}.{call.__name__}(...)"))
         if len(self._unawaited) == _CALLS:
@@ -605,9 +605,9 @@ class Batch(EntersAsync, Collector):
     ) -> None:
         self._open = False
         if self._around is None:
-            del self._core.open_batches[self._task]
+            del self.core.open_batches[self._task]
         else:
-            self._core.open_batches[self._task] = self._around
+            self.core.open_batches[self._task] = self._around
         failure = error
         try:
             self._look_for_unawaited(alert=error is None)
@@ -633,7 +633,7 @@ class Batch(EntersAsync, Collector):
             promised = sum(nbytes for nbytes, _ in self._promised.values())
             lacking = min(self._lacking, promised)
             if lacking:  # for these, and the next batch that is like this one
-                await self._core.growth.grow_ahead(lacking)
+                await self.core.growth.grow_ahead(lacking)
                 self._check_epoch()
             while self._later:
                 step = self._later.popleft()
@@ -704,7 +704,7 @@ class Batch(EntersAsync, Collector):
             for op in self._ops:
                 op.withdraw()
         for _, (piece, op, host) in self._fetched:
-            after(self._core, host, op, piece.release)
+            after(self.core, host, op, piece.release)
         self._fetched.clear()
         for number, made in enumerate(self._made, 1):
             block = made()

@@ -52,6 +52,8 @@ _FOR_FACADES: Final = {
     *dir(DeviceView),
     *dir(TemplatePreparer),
     *("collect", "depth", "note_unawaited", "ref", "take", "templated", "when_placed"),
+    *("as_requests", "caches", "call_templates", "core", "home", "library", "made_on", "on"),
+    *("share_libraries", "transfers"),
 }
 """Attributes for facades and requests, hidden from programs; ``perform`` is for both."""
 
@@ -59,8 +61,8 @@ _FOR_FACADES: Final = {
 class CollectingDevice(Protocol):
     """A device, which executes what batches and recordings have collected."""
 
-    _core: DeviceCore
-    _templates: Any
+    core: DeviceCore
+    call_templates: Any
 
     async def run(
         self,
@@ -92,7 +94,7 @@ class _SharedLibrary:
     def __get__(self, collector: Any, owner: Any = None) -> Any:
         if collector is None:
             return self
-        facade = getattr(collector._owner, self._name)._on(collector)
+        facade = getattr(collector.made_on, self._name).on(collector)
         if not collector._ended:  # a later use raises the error that explains it
             setattr(collector, self._name, facade)
         return facade
@@ -109,11 +111,11 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     _hidden = frozenset(name for name in _FOR_FACADES if not name.startswith("_")) - {"perform"}
 
     def __init__(self, device: CollectingDevice) -> None:
-        super().__init__(device._core)
-        self._owner = device
-        self._templates = device._templates
-        self.recorder: CallRecorder | None = self._core.recorder
-        self.ports: dict[str, Any] = dict(self._core.ports)
+        super().__init__(device.core)
+        self.made_on = device
+        self.call_templates = device.call_templates
+        self.recorder: CallRecorder | None = self.core.recorder
+        self.ports: dict[str, Any] = dict(self.core.ports)
         self._done: list[Callable[[], None]] = []
         self.scratch: dict[Workspaces, WorkspaceSet] = {}
         self._ended = False
@@ -160,7 +162,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         return shared
 
     @property
-    def _device(self) -> Collector:  # type: ignore[override] # as an attribute it would be a cycle
+    def home(self) -> Collector:  # type: ignore[override] # as an attribute it would be a cycle
+        """Executor of the requests it collects: itself."""
         return self
 
     def copy(self, src: GpuRef, dst: GpuRef | None = None) -> GpuRef:
@@ -185,11 +188,6 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     def when_placed(self, call: Callable[[], None]) -> None:
         """Call back once all that was collected so far has its place in the program's order."""
         call()
-
-    @property
-    def home(self) -> Collector:
-        """Executor of the requests it collects: itself."""
-        return self
 
     def collect(
         self,
@@ -257,7 +255,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     @property
     def host_objects(self) -> HostObjects:
         """Keeper of host objects: the device's, because ops are executed there."""
-        return self._core
+        return self.core
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """An uninitialised buffer, for a result or as scratch memory."""
@@ -289,8 +287,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     ) -> None:
         """Launch a kernel in this program. Arguments and errors are those of ``kernel.launch``."""
         made: object = kernel
-        if type(made) is not Kernel or made._device is not self._core:
-            require_made_on(made, self._core)
+        if type(made) is not Kernel or made.home is not self.core:
+            require_made_on(made, self.core)
             raise TypeError(f"launch takes a kernel, of device.nvrtc.compile, not {made!r}")
         wish: dict[str, Any] = {}
         if not (  # spelled out: this is a hot path

@@ -145,9 +145,9 @@ class Recording(EntersAsync, Collector):
         self._prepare: list[_Op] = []
         self._nodes: list[_Op | _ProgramCall | _ConditionalPart] = []
         self._choices: list[_ConditionalPart] = []  # whose blocks are open, innermost last
-        self._called: dict[Recording, None] = {}  # directly or not, in order
+        self.called: dict[Recording, None] = {}  # directly or not, in order
         self._placeholders: dict[GpuRef, GpuRef] = {}
-        self._bound: dict[Block, GpuRef] = {}
+        self.inputs_bound: dict[Block, GpuRef] = {}
         self._stand_ins: dict[Block, list[Block]] = {}  # by the block they stand for
         self._inside: dict[Block, tuple[Block, int]] = {}  # stand-ins that are parts of others
         self._pads: dict[Block, int] = {}  # offset of a stand-in from the buffer that it replaces
@@ -167,8 +167,8 @@ class Recording(EntersAsync, Collector):
     async def __aenter__(self) -> Recording:
         if self._entered:
             raise RuntimeError("a recording is entered once; make another: device.record(...)")
-        await self._core.ready()
-        self.ports: dict[str, Any] = {name: spec for name, (spec, _) in self._core.lanes.items()}
+        await self.core.ready()
+        self.ports: dict[str, Any] = {name: spec for name, (spec, _) in self.core.lanes.items()}
         self._open = self._entered = True
         for at, ref in enumerate(self._inputs):
             if not self._takes(ref):
@@ -244,7 +244,7 @@ class Recording(EntersAsync, Collector):
         """
         if isinstance(argument, (list, tuple)):
             return type(argument)(self.take(item) for item in argument)
-        if not self._takes(argument) or self._knows(argument._block.base):
+        if not self._takes(argument) or self._knows(argument.block.base):
             return argument
         placeholder = self._placeholders.get(argument)
         if placeholder is None:
@@ -262,13 +262,13 @@ class Recording(EntersAsync, Collector):
 
     def _knows(self, block: Block) -> bool:
         """Return True if a block belongs to the program: made in it, or a stand-in."""
-        return block in self._made or block in self._bound or block in self._inside
+        return block in self._made or block in self.inputs_bound or block in self._inside
 
     def _takes(self, ref: object) -> bool:
         """Return True if a buffer can be recorded. It may be one that another recording makes."""
         if not isinstance(ref, GpuRef):
             return False
-        block, memory = ref._block, self.memory
+        block, memory = ref.block, self.memory
         epoch = block.epoch
         if epoch is None or block.memory is not memory:
             return False
@@ -279,15 +279,15 @@ class Recording(EntersAsync, Collector):
 
         A buffer that replaces an input on replay so replaces its views, too.
         """
-        for stand_in in self._stand_ins.get(argument._block.base, ()):
-            start = _start(argument, self._bound[stand_in])
+        for stand_in in self._stand_ins.get(argument.block.base, ()):
+            start = _start(argument, self.inputs_bound[stand_in])
             if start is not None:
                 at = start + self._pads[stand_in]
                 return argument.on_block(part_of(stand_in, at) if at else stand_in)
         return None
 
     def _stand_in(self, argument: GpuRef) -> GpuRef:
-        block, stand_in = argument._block, self.memory.promise()
+        block, stand_in = argument.block, self.memory.promise()
         stand_in.sealed = block.sealed
         if block.epoch is not None and self.memory.current(block.epoch):
             stand_in.epoch = block.epoch  # else it has content when this program is replayed
@@ -297,13 +297,13 @@ class Recording(EntersAsync, Collector):
         stand_in.stands_for = block.base, block.offset - pad
         others = self._stand_ins.setdefault(block.base, [])
         for other in others[:]:
-            start = _start(self._bound[other], argument)
+            start = _start(self.inputs_bound[other], argument)
             if start is not None:  # a view that was taken before it
                 others.remove(other)
-                del self._bound[other]
+                del self.inputs_bound[other]
                 self._inside[other] = stand_in, start + pad - self._pads[other]
         others.append(stand_in)
-        self._bound[stand_in] = argument
+        self.inputs_bound[stand_in] = argument
         return argument.on_block(part_of(stand_in, pad) if pad else stand_in)
 
     def _root(self, block: Block) -> Block:
@@ -326,7 +326,7 @@ class Recording(EntersAsync, Collector):
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """Return a buffer of the program, which gets its memory at the end of the block."""
         nbytes = math.prod(shape) * dtype.itemsize
-        self._core.growth.require_possible(nbytes)
+        self.core.growth.require_possible(nbytes)
         block = self.memory.promise()
         self._made[block] = nbytes
         return GpuRef(block, shape, dtype, nbytes)
@@ -343,7 +343,7 @@ class Recording(EntersAsync, Collector):
         del reads  # all that is bound is read, as far as other ops are concerned
         self._check_open()
         self._particular = self._particular or port.name != KERNELS.name
-        step = (port.executor_on(self._core.backend_description), name, message)
+        step = (port.executor_on(self.core.backend_description), name, message)
         if getattr(message, "prepares", False):
             self._prepare.append(step)
             self._note(writes)
@@ -406,7 +406,7 @@ class Recording(EntersAsync, Collector):
             self._choices.pop()
             if self.recorder is not None:
                 self.recorder.section_ended(self)
-        if kind == "loop" and self._root(flag._block) not in map(self._root, choice.written):
+        if kind == "loop" and self._root(flag.block) not in map(self._root, choice.written):
             raise ValueError("an op in this loop must write its flag, or the loop runs for ever")
         self._add(choice, choice.written)
 
@@ -434,21 +434,21 @@ class Recording(EntersAsync, Collector):
         self._check_open()
         if not isinstance(program, Recording):
             raise TypeError(f"call takes a recorded program, not {type(program).__name__}")
-        if program._core is not self._core:
+        if program.core is not self.core:
             raise ValueError(
-                f"the program was recorded on {program._core.name}, not on {self._core.name}"
+                f"the program was recorded on {program.core.name}, not on {self.core.name}"
             )
         if program._open:
             raise RuntimeError("call a program after its block, not inside it")
         arguments = {
             stand_in: self.take(ref) for stand_in, ref in program._bind(inputs, replace).items()
         }
-        writes = [block for part in (program, *program._called) for block in part._made]
+        writes = [block for part in (program, *program.called) for block in part._made]
         for stand_in, ref in arguments.items():
             if stand_in in program._written:
                 writes.append(require_writable(ref, self.memory, "a buffer", strided=True))
         self._particular = self._particular or program._particular
-        self._called.update(dict.fromkeys((program, *program._called)))
+        self.called.update(dict.fromkeys((program, *program.called)))
         self._add(_ProgramCall(program, arguments), writes)
 
     def _add(self, node: _Op | _ProgramCall | _ConditionalPart, writes: Iterable[Block]) -> None:
@@ -501,25 +501,25 @@ class Recording(EntersAsync, Collector):
         if self._spoilt:
             raise RuntimeError("the block of this recording raised; record another")
         bound = self._bind(inputs, replace)
-        parts = (self, *self._called)
+        parts = (self, *self.called)
         while True:
-            port = await self._core.open_lane(PROGRAMS)
+            port = await self.core.open_lane(PROGRAMS)
             for part in parts:
                 await part._prepared()
-            if self._core.ports.get(PROGRAMS.name) is port and not any(
-                part._unprepared() for part in self._called
+            if self.core.ports.get(PROGRAMS.name) is port and not any(
+                part._unprepared() for part in self.called
             ):
                 break
         # From here on nothing is awaited until both ops are submitted.
         task = trio.lowlevel.current_task()
         for part in parts:
             part._require_own(task)
-        called = {block for part in self._called for block in part._made}
+        called = {block for part in self.called for block in part._made}
         reads: list[Block] = []
         writes: list[Block] = []
         addresses: list[Any] = []
         for stand_in, ref in bound.items():
-            written, block = stand_in in self._written, ref._addressable_block
+            written, block = stand_in in self._written, ref.addressable_block
             if block not in called:  # what a part makes has content when it comes there
                 check = require_writable if written else require_readable
                 check(ref, self.memory, _FROM_OUTSIDE, strided=True)
@@ -532,15 +532,15 @@ class Recording(EntersAsync, Collector):
         binding = (self.memory.epoch, *addresses)
         if binding != self._sent:
             record = RecordProgram(self._number, *self._encode(bound))
-            self._recorded = self._core.submit(port, "program.record", record, reads, writes)
+            self._recorded = self.core.submit(port, "program.record", record, reads, writes)
             self._sent = binding
-            if self._core.standby is not None:
-                self._core.standby.note_recording(self._number, self)
+            if self.core.standby is not None:
+                self.core.standby.note_recording(self._number, self)
         record_op = self._recorded
         assert record_op is not None
-        replay = self._core.submit(port, "program.replay", Replay(self._number), reads, writes)
-        if self._core.instruments.active:
-            self._core.instruments("op_replays", replay, self._number)
+        replay = self.core.submit(port, "program.replay", Replay(self._number), reads, writes)
+        if self.core.instruments.active:
+            self.core.instruments("op_replays", replay, self._number)
         lives = [part._begin_replay(task) for part in parts]
         try:
             await replay.wait()
@@ -560,7 +560,7 @@ class Recording(EntersAsync, Collector):
     def _keep(self) -> Kept:
         if self._kept is None or self._kept.epoch is not self.memory.epoch:
             message = ForgetProgram(self._number)
-            self._kept = self._core.keep(PROGRAMS.name, "program.forget", message)
+            self._kept = self.core.keep(PROGRAMS.name, "program.forget", message)
         return self._kept
 
     def _bind(
@@ -568,13 +568,13 @@ class Recording(EntersAsync, Collector):
     ) -> dict[Block, GpuRef]:
         """Return the buffers for this replay, by the stand-ins that they replace."""
         if not inputs and not replace:
-            return self._bound
+            return self.inputs_bound
         if len(inputs) > len(self._inputs):
             raise ValueError(
                 f"replay must be given {len(self._inputs)} inputs, as were recorded, "
                 f"not {len(inputs)}"
             )
-        bound = dict(self._bound)
+        bound = dict(self.inputs_bound)
         replaced: dict[Block, GpuRef] = {}
         for recorded, ref in (*zip(self._inputs, inputs, strict=False), *(replace or {}).items()):
             placeholder = self._placeholders.get(recorded)
@@ -582,8 +582,8 @@ class Recording(EntersAsync, Collector):
                 placeholder = self._view(recorded)
             if placeholder is None:
                 raise ValueError(f"{recorded!r} is no buffer that this program was recorded with")
-            stand_in = self._root(placeholder._block)
-            whole = self._bound[stand_in]
+            stand_in = self._root(placeholder.block)
+            whole = self.inputs_bound[stand_in]
             same = whole.shape == recorded.shape and whole.dtype == recorded.dtype
             if not (same and same_place(whole, recorded)):
                 raise ValueError(f"{recorded!r} is a view of {whole!r}; replace that")
@@ -591,7 +591,7 @@ class Recording(EntersAsync, Collector):
                 raise ref_error(ref, self.memory, _FROM_OUTSIDE)
             if ref.shape != recorded.shape:
                 raise ValueError(f"{ref!r} has not the shape of {recorded!r}, which it replaces")
-            if ref._strides != recorded._strides:
+            if ref.own_strides != recorded.own_strides:
                 raise ValueError(f"{ref!r} has not the strides of {recorded!r}, which it replaces")
             if ref.dtype != recorded.dtype:
                 raise TypeError(f"{ref!r} has not the dtype of {recorded!r}, which it replaces")
@@ -599,7 +599,7 @@ class Recording(EntersAsync, Collector):
             if self._particular and alignment(ref) % begins:
                 raise ValueError(
                     f"{ref!r} must begin at a multiple of {begins} bytes, as the view "
-                    f"that it replaces did, not {ref._block.offset} bytes into its "
+                    f"that it replaces did, not {ref.block.offset} bytes into its "
                     "buffer; copy it first"
                 )
             before = replaced.setdefault(stand_in, ref)
@@ -617,12 +617,12 @@ class Recording(EntersAsync, Collector):
         Raises:
             Unsupported: before the first replay in this generation there is none.
         """
-        port = await self._core.open_lane(PROGRAMS)
+        port = await self.core.open_lane(PROGRAMS)
         kept = self._kept
         if self._sent is None or kept is None or kept.epoch is not self.memory.epoch:
             raise Unsupported("a program has no graph before its first replay")
         message = Describe(self._number)
-        text: str = await self._core.submit(port, "program.dot", message, (kept,)).wait()
+        text: str = await self.core.submit(port, "program.dot", message, (kept,)).wait()
         return text
 
     # --- for the host ---------------------------------------------------------------------
@@ -632,7 +632,7 @@ class Recording(EntersAsync, Collector):
     ) -> tuple[tuple[ProgramStep, ...], tuple[Node, ...]]:
         """Return the program's preparing steps and the nodes to replay, on the present buffers."""
         for stand_in, ref in bound.items():
-            stand_in.address = ref._addressable_block.address + -self._pads[stand_in]
+            stand_in.address = ref.addressable_block.address + -self._pads[stand_in]
         for part, (whole, start) in reversed(self._inside.items()):
             part.address = whole.address + start
         prepare = [_step(op) for op in self._prepare]
@@ -650,7 +650,7 @@ class Recording(EntersAsync, Collector):
                 encoded.append(Section("call", inner))
             elif isinstance(node, _ConditionalPart):
                 inner = self._encode_nodes(node.nodes, prepare)
-                address, nbytes = node.flag._block.address, node.flag.nbytes
+                address, nbytes = node.flag.block.address, node.flag.nbytes
                 encoded.append(Section(node.kind, inner, address, nbytes))
             else:
                 encoded.append(_step(node))
@@ -699,7 +699,7 @@ class Recording(EntersAsync, Collector):
     async def _prepared(self) -> None:
         """Have memory for the program's buffers in the present generation."""
         while True:
-            await self._core.ready()
+            await self.core.ready()
             if self._life.awaited.generation != self.memory.generation:
                 self._life = _ProgramLife(self.memory.generation)
             block = self._unprepared()
@@ -717,15 +717,15 @@ class Recording(EntersAsync, Collector):
             if self.memory.provide(block, self._made[block]):
                 self._provided += 1
             else:
-                await self._core.growth.grow(self._made[block])
+                await self.core.growth.grow(self._made[block])
 
 
 def _start(part: GpuRef, whole: GpuRef) -> int | None:
     """Return the offset of ``part`` in ``whole`` in bytes, or None if it is not inside."""
-    start = part._block.offset - whole._block.offset
-    if part._block.base is not whole._block.base:
+    start = part.block.offset - whole.block.offset
+    if part.block.base is not whole.block.base:
         return None
-    if whole._strides is not None:  # the memory between its elements is not its own
+    if whole.own_strides is not None:  # the memory between its elements is not its own
         return start if same_place(part, whole) else None
     low, high = span(part.shape, part.strides, part.dtype.itemsize)
     if not 0 <= start + low <= start + high <= whole.nbytes:

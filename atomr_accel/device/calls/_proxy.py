@@ -27,7 +27,7 @@ class Proxy(Libraries[D]):
     """Attributes for facades, hidden from programs."""
 
     def __init__(self, core: DeviceCore) -> None:
-        self._core: Final = core
+        self.core: Final = core
         self.memory: Final[MemoryMap] = core.memory
 
     def __dir__(self) -> list[str]:
@@ -39,42 +39,42 @@ class Proxy(Libraries[D]):
         Raises:
             TypeError: ``made`` was not made by a library of this device.
         """
-        require_made_on(made, self._core)
-        return made._on(self)
+        require_made_on(made, self.core)
+        return made.on(self)
 
     @property
     def backend(self) -> str:
         """The backend's name."""
-        return self._core.backend
+        return self.core.backend
 
     @property
     def capabilities(self) -> Capabilities:
         """Capabilities of the device's backend."""
-        return self._core.capabilities
+        return self.core.capabilities
 
     @property
     def memory_lane(self) -> LaneSpec:
         """The lane that fills and copies."""
-        return self._core.memory_lane
+        return self.core.memory_lane
 
     @property
     def info(self) -> DeviceInfo | None:
         """Properties of the device."""
-        return self._core.info
+        return self.core.info
 
     @property
     def deterministic(self) -> bool:
         """True if results are independent of other ops in flight and of timing."""
-        return self._core.deterministic
+        return self.core.deterministic
 
     def library_ref(self, library: str) -> ActorRef:
         """The actor of a library."""
-        return self._core.library_ref(library)
+        return self.core.library_ref(library)
 
     def evaluation(self, expression: Operand, out: GpuRef | None = None) -> Request[GpuRef]:
         """Return the request that computes an expression, by default into a new buffer."""
-        return self._core.evaluation(expression, out)
+        return self.core.evaluation(expression, out)
 
     def keep(self, lane: str, name: str, release: Message) -> Block:
         """Return the handle of an object that the host keeps for the program."""
-        return self._core.keep(lane, name, release)
+        return self.core.keep(lane, name, release)

@@ -85,7 +85,7 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
         # While the device is open its block holds it; a reference from here would be a cycle.
         self._find_device = weakref.ref(methods)
         self.scratch: Final[MutableMapping[Workspaces, WorkspaceSet]] = core.scratch
-        self._share_libraries(libraries, self)
+        self.share_libraries(libraries, self)
 
     @overload
     def using(self, made: Fused[Any, P, R]) -> Fused[AsRequests, P, R]: ...
@@ -116,7 +116,7 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
         return described
 
     @property
-    def _device(self) -> Requests:  # type: ignore[override] # as an attribute it would be a cycle
+    def home(self) -> Requests:  # type: ignore[override] # as an attribute it would be a cycle
         return self
 
     # --- methods of the device itself -------------------------------------------------------
@@ -203,7 +203,7 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
     def _methods(self) -> MemoryMethods:
         device = self._find_device()
         if device is None:
-            raise DeviceLost(f"{self._core.name} is closed: its 'async with' block was left")
+            raise DeviceLost(f"{self.core.name} is closed: its 'async with' block was left")
         return device
 
     def _call(
@@ -216,12 +216,12 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
     @property
     def recorder(self) -> CallRecorder | None:
         """Object that gets the program's calls, or None."""
-        return self._core.recorder
+        return self.core.recorder
 
     @property
     def ports(self) -> Mapping[str, Any]:
         """The lanes that are open now, by name."""
-        return self._core.ports
+        return self.core.ports
 
     def submit(self, *_op: Any, **_blocks: Any) -> NoReturn:
         """Requests are not carried out here."""

@@ -125,7 +125,7 @@ class _PackedCall:
 
     def lies_in(self, slabs: set[int]) -> bool:
         """Return True if all its buffers are in the given slabs."""
-        return all(ref._addressable_block.address >> SLAB_SHIFT in slabs for ref in self.refs)
+        return all(ref.addressable_block.address >> SLAB_SHIFT in slabs for ref in self.refs)
 
     def kept(self) -> _PackedCall:
         """This, for a later time: without memory that others may change."""
@@ -154,7 +154,7 @@ class _PackedCall:
         writes: list[Block] = []
         for number, ref in enumerate(self.refs):
             block = require_readable(ref, core.memory, f"ref {number}", strided=True)
-            strides = ref._strides
+            strides = ref.own_strides
             fixed = block.sealed or (strides is not None and repeats(ref.shape, strides))
             buffers.append(Buffer(block.address, ref.shape, ref.dtype.name, fixed, strides))
             # The function may do anything with a buffer.
@@ -494,8 +494,8 @@ class HostCalls:
         if ref is None:
             ref = await core.empty(array.shape, dtype)
         self._check(epoch, name)
-        message = Keep(ticket, index, ref._block.address)
-        await core.submit(port, f"{name}: result", message, (), (ref._block,)).wait()
+        message = Keep(ticket, index, ref.block.address)
+        await core.submit(port, f"{name}: result", message, (), (ref.block,)).wait()
         return ref
 
     async def _fetch(

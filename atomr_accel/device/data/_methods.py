@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 class MemoryMethods(Arrays[Awaited]):
     """The methods of ``Device`` for data and memory."""
 
-    _core: DeviceCore
+    core: DeviceCore
 
     @property
     def pinned(self) -> Pinned:
         """Pool of page-locked arrays, which are transferred without another copy."""
-        return cast("Pinned", self._core.pinned)
+        return cast("Pinned", self.core.pinned)
 
     # --- to the device and back -------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class MemoryMethods(Arrays[Awaited]):
             OutOfMemory: the device has too little memory.
             Unsupported: ``sealed`` is true, and the platform cannot export device memory.
         """
-        core = self._core
+        core = self.core
         if out is not None:
             if sealed:
                 raise ValueError("put(..., sealed=True) makes a buffer of its own; leave out away")
@@ -105,7 +105,7 @@ class MemoryMethods(Arrays[Awaited]):
                 ref = await core.empty(host.shape, host.dtype, sealed=sealed)
             try:
                 if sealed:
-                    async with filling(core, ref._block):
+                    async with filling(core, ref.block):
                         await upload(core, host, ref, new=True)
                 else:
                     await upload(core, host, ref, new=True, wait=False)
@@ -137,7 +137,7 @@ class MemoryMethods(Arrays[Awaited]):
                 waits for; ``batch.get`` is for that.
             OutOfMemory: the copy on the device does not fit.
         """
-        core = self._core
+        core = self.core
         if core.open_batches:
             core.refuse_in_batch("get")
         if isinstance(ref, Expression):
@@ -181,9 +181,9 @@ class MemoryMethods(Arrays[Awaited]):
             GpuRefStale, GpuRefSealed: ``src`` cannot be read, or ``dst`` not written.
             OutOfMemory: the device has too little memory.
         """
-        core = self._core
+        core = self.core
         if lives_elsewhere(core, src):
-            require_readable(src, src._block.memory, "src", strided=True)
+            require_readable(src, src.block.memory, "src", strided=True)
             if dst is not None:
                 check_pair(src, dst, core.memory)
             src = await copy_here(core, src)
@@ -221,7 +221,7 @@ class MemoryMethods(Arrays[Awaited]):
             OutOfMemory: the device has too little free memory.
             Unsupported: the device cannot share managed memory with a running host.
         """
-        return await make_managed(self._core, shape, dtype)
+        return await make_managed(self.core, shape, dtype)
 
     @recorded_call
     async def prefetch(self, ref: GpuRef, to: Place = "device") -> None:
@@ -238,9 +238,7 @@ class MemoryMethods(Arrays[Awaited]):
             GpuRefStale: of an older generation, or freed.
         """
         on_device = one_of(to, Place, "to") == "device"
-        await on_managed(
-            self._core, ref, "prefetch", lambda at: Prefetch(at, ref.nbytes, on_device)
-        )
+        await on_managed(self.core, ref, "prefetch", lambda at: Prefetch(at, ref.nbytes, on_device))
 
     @recorded_call
     async def advise(self, ref: GpuRef, advice: Advice) -> None:
@@ -259,7 +257,7 @@ class MemoryMethods(Arrays[Awaited]):
             GpuRefStale: of an older generation, or freed.
         """
         one_of(advice, Advice, "advice")
-        await on_managed(self._core, ref, "advise", lambda at: Advise(at, ref.nbytes, advice))
+        await on_managed(self.core, ref, "advise", lambda at: Advise(at, ref.nbytes, advice))
 
     @recorded_call
     async def attach(self, ref: GpuRef, to: Attachment) -> None:
@@ -277,7 +275,7 @@ class MemoryMethods(Arrays[Awaited]):
             GpuRefStale: of an older generation, or freed.
         """
         one_of(to, Attachment, "to")
-        await on_managed(self._core, ref, "attach", lambda at: Attach(at, to))
+        await on_managed(self.core, ref, "attach", lambda at: Attach(at, to))
 
     # --- the program's own libraries ---------------------------------------------------------
 
@@ -312,7 +310,7 @@ class MemoryMethods(Arrays[Awaited]):
             LibraryError: the program's own CUDA context fails, perhaps because the program has
                 broken it.
         """
-        exported: Export = await self._core.exports.export(ref)
+        exported: Export = await self.core.exports.export(ref)
         return exported
 
     @recorded_call
@@ -339,8 +337,8 @@ class MemoryMethods(Arrays[Awaited]):
             OutOfMemory: the copy, or another descriptor or mapping, does not fit.
         """
         if isinstance(array, SharedBuffer):
-            return await open_shared(self._core, array)
-        return await self._core.exports.adopt(array, self.put)
+            return await open_shared(self.core, array)
+        return await self.core.exports.adopt(array, self.put)
 
     @recorded_call
     async def share(self, ref: GpuRef) -> SharedBuffer:
@@ -369,7 +367,7 @@ class MemoryMethods(Arrays[Awaited]):
             Unsupported: the platform cannot export device memory, or the buffer is managed or
                 adopted memory.
         """
-        return await share(self._core, ref)
+        return await share(self.core, ref)
 
     async def salvage(self, ref: GpuRef) -> np.ndarray[Any, Any]:
         """Fetch the content that a fault has left in a stale buffer. Do not trust it.
@@ -390,7 +388,7 @@ class MemoryMethods(Arrays[Awaited]):
             OutOfMemory: another descriptor or mapping does not fit.
             Unsupported: the platform cannot export device memory.
         """
-        return await salvage(self._core, ref)
+        return await salvage(self.core, ref)
 
     # --- checkpoints ------------------------------------------------------------------------
 
@@ -431,9 +429,9 @@ class MemoryMethods(Arrays[Awaited]):
             raise TypeError(f"out must be a Snapshot, not {said_of(out)}")
         if to is not None and not isinstance(to, MemoryMethods):
             raise TypeError(f"to must be an open device, not {said_of(to)}")
-        peer = None if to is None else to._core
+        peer = None if to is None else to.core
         await trio.lowlevel.checkpoint_if_cancelled()
-        return await take(self._core, tuple(refs), peer, out)
+        return await take(self.core, tuple(refs), peer, out)
 
     async def restore(
         self, snapshot: Snapshot, *, out: Sequence[GpuRef] | None = None
@@ -464,7 +462,7 @@ class MemoryMethods(Arrays[Awaited]):
         """
         if not isinstance(snapshot, Snapshot):
             raise TypeError(f"snapshot must be a Snapshot, not {said_of(snapshot)}")
-        core = self._core
+        core = self.core
         if out is not None:
             check_outs(core, snapshot, out)
         with snapshot._being_read():
@@ -472,7 +470,7 @@ class MemoryMethods(Arrays[Awaited]):
 
     async def _restore(self, snapshot: Snapshot, out: Sequence[GpuRef] | None) -> list[GpuRef]:
         """Implement ``restore``."""
-        core = self._core
+        core = self.core
         await snapshot.wait()
         if snapshot._refs:
             outs = [None] * len(snapshot) if out is None else out
@@ -503,7 +501,7 @@ class MemoryMethods(Arrays[Awaited]):
             GpuRefStale: ``ref`` is of an older generation, or was freed before.
             ValueError: a ref of another device.
         """
-        core = self._core
+        core = self.core
         require_readable(ref, core.memory, "ref", strided=True)
         await core.ready()
         core.memory.free(require_readable(ref, core.memory, "ref", strided=True))
@@ -515,7 +513,7 @@ class MemoryMethods(Arrays[Awaited]):
 
         That happens by itself when memory is short.
         """
-        await self._core.growth.trim()
+        await self.core.growth.trim()
 
     @opens
     async def scope(self) -> AsyncIterator[MemoryScope]:
@@ -525,7 +523,7 @@ class MemoryMethods(Arrays[Awaited]):
         there, including results of ops, even if refs to them are still held. ``scope.keep(ref)``
         exempts one. Dropped refs are freed earlier, as always.
         """
-        scope = MemoryScope(self._core.memory)
+        scope = MemoryScope(self.core.memory)
         await trio.lowlevel.checkpoint()
         scope.open()
         try:
@@ -555,7 +553,7 @@ class MemoryMethods(Arrays[Awaited]):
             Unsupported: the platform cannot export device memory, or ``ref`` is a module's
                 variable.
         """
-        core = self._core
+        core = self.core
         block = require_readable(ref, core.memory, "ref", strided=True).base
         with refusing_writers(core, block):
             await core.ready()
@@ -581,7 +579,7 @@ class MemoryMethods(Arrays[Awaited]):
             GpuRefStale: the buffer was freed.
             OutOfMemory: the copy does not fit.
         """
-        require_readable(ref, self._core.memory, "ref", strided=True)
+        require_readable(ref, self.core.memory, "ref", strided=True)
         if not ref.sealed:
             raise ValueError(f"ref is not sealed: {ref!r}; device.copy makes a copy of any buffer")
         return await self.copy(ref)
@@ -589,11 +587,11 @@ class MemoryMethods(Arrays[Awaited]):
     async def _download(self, ref: GpuRef, host: np.ndarray[Any, Any]) -> None:
         """Copy any view into an array, which is C-contiguous."""
         if ref.contiguous:
-            await download(self._core, ref, host)
+            await download(self.core, ref, host)
             return
         while True:
             try:
-                await download(self._core, await self.copy(ref), host)
+                await download(self.core, await self.copy(ref), host)
             except GpuRefStale:
                 if not ref.sealed or ref.is_stale:
                     raise
@@ -603,15 +601,15 @@ class MemoryMethods(Arrays[Awaited]):
     async def _upload(self, array: np.ndarray[Any, Any], ref: GpuRef) -> None:
         """Copy an array to a buffer that a batch has made."""
         try:
-            await upload(self._core, await arranged(array), ref, new=True)
+            await upload(self.core, await arranged(array), ref, new=True)
         except Rebuilt:
-            raise ref_error(ref, self._core.memory, "ref") from None
+            raise ref_error(ref, self.core.memory, "ref") from None
 
 
 def transfers_of(core: DeviceCore) -> MemoryMethods:
     """Return the methods that move data, for a library that needs more than requests."""
     methods = MemoryMethods()
-    methods._core = methods._device = core
+    methods.core = methods.home = core
     return methods
 
 

@@ -420,7 +420,7 @@ async def _to_peer(
         epoch = peer.memory.epoch
         windows: dict[int, Window] = {}
         try:
-            for slab in {peer.memory.slab_of(copy._block) for copy in copies}:
+            for slab in {peer.memory.slab_of(copy.block) for copy in copies}:
                 window = await core.windows.open(peer, slab)
                 if window is None:
                     await peer.ready()  # or it is lost
@@ -438,14 +438,14 @@ async def _to_peer(
                 continue
             moves = _Moves(partial(_seal_all, peer, copies))
             for block, copy in zip(blocks, copies, strict=True):
-                slab = peer.memory.slab_of(copy._block)
+                slab = peer.memory.slab_of(copy.block)
                 window = windows[slab.id]
-                to = window.number << SLAB_SHIFT | (copy._block.address - (slab.id << SLAB_SHIFT))
+                to = window.number << SLAB_SHIFT | (copy.block.address - (slab.id << SLAB_SHIFT))
                 for begin, length in _chunks(copy.nbytes):
                     message = Copy(to + begin, block.address + begin, length)
                     op = core.submit(core.ports[MEMORY_LANE], "snapshot", message, (block,), ())
                     window.hold()
-                    hold = Hold(copy._block)
+                    hold = Hold(copy.block)
                     moves.add(
                         core, context.host, op, length, partial(_release_window, hold, window)
                     )
@@ -464,10 +464,10 @@ def _release_window(hold: Hold, window: Window) -> None:
 def _seal_all(peer: DeviceCore, copies: Sequence[GpuRef]) -> Exception | None:
     """Seal all buffers after the copies; return an error if the peer has failed meanwhile."""
     memory = peer.memory
-    if any(copy._block.epoch is not memory.epoch for copy in copies):
-        return peer.lifecycle.why_over("snapshot", copies[0]._block.generation)
+    if any(copy.block.epoch is not memory.epoch for copy in copies):
+        return peer.lifecycle.why_over("snapshot", copies[0].block.generation)
     for copy in copies:
-        memory.seal(copy._block)
+        memory.seal(copy.block)
     return None
 
 

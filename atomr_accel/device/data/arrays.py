@@ -61,7 +61,7 @@ class Arrays(Evaluating[D]):
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             return Submission(None, (), (), preparer.output(sizes, kind))
 
-        return Request(self._device.memory_lane, "empty", prepare)
+        return Request(self.home.memory_lane, "empty", prepare)
 
     @op
     def zeros(self, shape: Shape, dtype: DTypeLike = np.float64) -> Request[GpuRef]:
@@ -122,19 +122,19 @@ class Arrays(Evaluating[D]):
             message = Fill(block.address, ref.nbytes, _element(value, ref.dtype))
             return Submission(message, (), (block,), ref)
 
-        return Request(self._device.memory_lane, "fill", prepare)
+        return Request(self.home.memory_lane, "fill", prepare)
 
     def _fill_strided(self, ref: GpuRef, value: Number) -> Request[GpuRef]:
         """Fill a view by repeating one element, which is filled first."""
-        lane = self._device.memory_lane
+        lane = self.home.memory_lane
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             require_writable(ref, preparer.memory, "ref", strided=True)
             one = preparer.output((), ref.dtype)
-            message = Fill(one._block.address, one.nbytes, _element(value, ref.dtype))
+            message = Fill(one.block.address, one.nbytes, _element(value, ref.dtype))
 
             def prepare_one(_preparer: Preparer) -> Submission[GpuRef]:
-                return Submission(message, (), (one._block,), one)
+                return Submission(message, (), (one.block,), one)
 
             submission = copy_strided(one.broadcast_to(ref.shape), ref).prepare(preparer)
             return submission.around([Request(lane, "fill", prepare_one)])
@@ -146,10 +146,10 @@ class Arrays(Evaluating[D]):
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             ref = preparer.output(sizes, dtype)
-            message = Fill(ref._block.address, ref.nbytes, element)
-            return Submission(message, (), (ref._block,), ref)
+            message = Fill(ref.block.address, ref.nbytes, element)
+            return Submission(message, (), (ref.block,), ref)
 
-        return Request(self._device.memory_lane, "fill", prepare)
+        return Request(self.home.memory_lane, "fill", prepare)
 
 
 def copying(device: DeviceView, src: GpuRef, dst: GpuRef | None) -> Request[GpuRef]:
@@ -171,8 +171,8 @@ def copying(device: DeviceView, src: GpuRef, dst: GpuRef | None) -> Request[GpuR
         else:
             check_pair(src, dst, preparer.memory)
             target = dst
-        message = Copy(target._block.address, source.address, src.nbytes)
-        return Submission(message, (source,), (target._block,), target)
+        message = Copy(target.block.address, source.address, src.nbytes)
+        return Submission(message, (source,), (target.block,), target)
 
     return Request(device.memory_lane, "copy", prepare)
 

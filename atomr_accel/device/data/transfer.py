@@ -185,7 +185,7 @@ async def upload(
         GpuRefStale, GpuRefSealed: the buffer became stale or sealed before any data had arrived.
     """
     data = bytes_of(host)
-    block = ref._block
+    block = ref.block
 
     def check() -> None:
         if not new:
@@ -208,8 +208,8 @@ async def upload(
             check()
             if core.context is None:
                 return None
-            message = Copy(ref._block.address + start, piece.address, length)
-            return core.submit(core.ports[MEMORY_LANE], "put", message, (), (ref._block,))
+            message = Copy(ref.block.address + start, piece.address, length)
+            return core.submit(core.ports[MEMORY_LANE], "put", message, (), (ref.block,))
 
         await Bulk(core, data, submit, upload=True, progress=transfer.add).run()
 
@@ -241,7 +241,7 @@ async def download(core: DeviceCore, ref: GpuRef, host: np.ndarray[Any, Any]) ->
             block = require_readable(ref, core.memory, "ref")
             if core.context is None:  # sealed buffers are good without one, too
                 return None
-            message = Copy(piece.address, ref._block.address + start, length)
+            message = Copy(piece.address, ref.block.address + start, length)
             return core.submit(core.ports[MEMORY_LANE], "get", message, (block,), ())
 
         await Bulk(core, data, submit, upload=False, progress=transfer.add).run()
@@ -263,9 +263,9 @@ async def send(
         while (context := core.context) is None:
             await core.ready()
             check()
-        message = Copy(ref._block.address + start, piece.address, length)
+        message = Copy(ref.block.address + start, piece.address, length)
         port = core.ports[MEMORY_LANE]
-        op = core.submit(port, "put", message, (), (ref._block,))
+        op = core.submit(port, "put", message, (), (ref.block,))
     except BaseException:
         piece.release()
         raise
@@ -288,7 +288,7 @@ async def receive(core: DeviceCore, piece: Piece, ref: GpuRef, start: int, lengt
         while (context := core.context) is None:  # sealed buffers are good without one, too
             await core.ready()
             block = require_readable(ref, core.memory, "ref")
-        message = Copy(piece.address, ref._block.address + start, length)
+        message = Copy(piece.address, ref.block.address + start, length)
         op = core.submit(core.ports[MEMORY_LANE], "get", message, (block,), ())
     except BaseException:
         piece.release()
@@ -396,8 +396,8 @@ async def _upload_directly(
 ) -> None:
     def submit(start: int, length: int) -> Op:
         check()
-        message = Copy(ref._block.address + start, address + start, length)
-        return core.submit(core.ports[MEMORY_LANE], "put", message, (), (ref._block,))
+        message = Copy(ref.block.address + start, address + start, length)
+        return core.submit(core.ports[MEMORY_LANE], "put", message, (), (ref.block,))
 
     await _directly(core, address, submit, transfer)
 
@@ -407,7 +407,7 @@ async def _download_directly(
 ) -> None:
     def submit(start: int, length: int) -> Op:
         block = require_readable(ref, core.memory, "ref")
-        message = Copy(address + start, ref._block.address + start, length)
+        message = Copy(address + start, ref.block.address + start, length)
         return core.submit(core.ports[MEMORY_LANE], "get", message, (block,), ())
 
     ops: list[tuple[HostHandle, Op]] = []
@@ -562,7 +562,7 @@ async def seal(core: DeviceCore, ref: GpuRef) -> None:
                     "seal before the batch or after it"
                 )
         while True:
-            target = (await core.empty(source.size, np.uint8, sealed=True))._block
+            target = (await core.empty(source.size, np.uint8, sealed=True)).block
             require_readable(ref, core.memory, "ref", strided=True)
             with suppress(Rebuilt):
                 async with filling(core, target):

@@ -101,7 +101,7 @@ class Candidate(metaclass=NoPublicConstructor):
     @property
     def state(self) -> CandidateState:
         """State of the device. Policies only get devices that are ready."""
-        state = self._device._core.lifecycle.state
+        state = self._device.core.lifecycle.state
         if state == "lost":
             return CandidateState.LOST
         if self._draining:
@@ -116,17 +116,17 @@ class Candidate(metaclass=NoPublicConstructor):
     @property
     def queued(self) -> int:
         """Number of its ops that are not answered yet, from all callers."""
-        return len(self._device._core.in_flight)
+        return len(self._device.core.in_flight)
 
     @property
     def generation(self) -> int:
         """The device's generation: one more for each fault."""
-        return self._device._core.generation
+        return self._device.core.generation
 
     @property
     def free_bytes(self) -> int:
         """Bytes that this program may still allocate there, less the reserved ones."""
-        memory = self._device._core.memory.statistics()
+        memory = self._device.core.memory.statistics()
         total = self._device.info.total_memory
         limit = total if memory.limit is None else min(memory.limit, total)
         return max(0, limit - memory.used - self._reserved)
@@ -138,16 +138,16 @@ class Candidate(metaclass=NoPublicConstructor):
 
     def far_bytes(self, near: Sequence[GpuRef]) -> int:
         """Return the bytes of these buffers that lie on other devices."""
-        core = self._device._core
-        return sum(ref.nbytes for ref in near if ref._block.memory is not core.memory)
+        core = self._device.core
+        return sum(ref.nbytes for ref in near if ref.block.memory is not core.memory)
 
     def seconds_to(self, near: Sequence[GpuRef]) -> float:
         """Estimate the seconds to copy these buffers here, from the bandwidths of the links."""
-        core = self._device._core
+        core = self._device.core
         return sum(
             ref.nbytes / self._topology.expected_bandwidth(ref.device, self.name)
             for ref in near
-            if ref._block.memory is not core.memory
+            if ref.block.memory is not core.memory
         )
 
     def _admits(self, hints: Hints) -> bool:

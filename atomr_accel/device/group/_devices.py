@@ -257,7 +257,7 @@ class Devices(Sequence["Device"]):
 
 async def follow(device: Device, placement: Placement) -> None:
     """Have waiting tasks check again whenever a device is ready again, has failed, or is lost."""
-    core = device._core
+    core = device.core
     try:
         with core.lifecycle.watch() as changes:
             while True:

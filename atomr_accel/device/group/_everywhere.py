@@ -106,7 +106,7 @@ class SealedCopies(Mapping["Device", GpuRef]):
             if source is None:
                 source = self._nearest(device)
             try:
-                return await copy_here(device._core, self._refs[source], sealed=True)
+                return await copy_here(device.core, self._refs[source], sealed=True)
             except (ContextPoisoned, DeviceLost, GpuRefStale):
                 # A source that has failed comes back with its copy, or is lost and has none.
                 if device.closed:
@@ -167,7 +167,7 @@ async def sealed_everywhere(
 def _homes(devices: Sequence[Device], x: object) -> list[Device]:
     """The devices on which it may be sealed first: the one that has it, if one of them has."""
     if isinstance(x, GpuRef):
-        own = [each for each in devices if each._core.memory is x._block.memory]
+        own = [each for each in devices if each.core.memory is x.block.memory]
         if own:
             return own
     return [each for each in devices if not each.closed]
@@ -176,6 +176,6 @@ def _homes(devices: Sequence[Device], x: object) -> list[Device]:
 async def _sealed_at(home: Device, x: object) -> GpuRef:
     if not isinstance(x, GpuRef):
         return await home.put(x, sealed=True)
-    if home._core.memory is x._block.memory:
+    if home.core.memory is x.block.memory:
         return await home.seal(x)
-    return await copy_here(home._core, x, sealed=True)
+    return await copy_here(home.core, x, sealed=True)

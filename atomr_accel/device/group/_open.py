@@ -96,7 +96,7 @@ async def open_devices(
         topology = Topology(opened, links)
         placement = Placement()
         candidates = [
-            Candidate._create(device, position, limit, topology, utilization)
+            Candidate.construct(device, position, limit, topology, utilization)
             for position, device in enumerate(opened)
         ]
         async with PlainNursery() as nursery:

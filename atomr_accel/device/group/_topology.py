@@ -188,7 +188,7 @@ async def links_of(devices: Sequence[Device]) -> dict[tuple[str, str], Link]:
         others = [other for other in devices if other is not device]
         for other, peer in zip(others, await _peers(device, others), strict=True):
             kind: LinkKind = "host"
-            if peer.access and device._core.capabilities.host_memory:
+            if peer.access and device.core.capabilities.host_memory:
                 kind = "memory"
             elif peer.access:
                 kind = "nvlink" if peer.atomics else "pcie"
@@ -197,7 +197,7 @@ async def links_of(devices: Sequence[Device]) -> dict[tuple[str, str], Link]:
 
 
 async def _peers(device: Device, others: Sequence[Device]) -> list[Peer]:
-    core = device._core
+    core = device.core
     while True:
         context = await core.ready()
         try:

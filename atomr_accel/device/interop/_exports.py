@@ -183,10 +183,10 @@ class Export:
         self.dtype: Final = ref.dtype
         self.nbytes: Final = ref.nbytes
         self.sealed: Final = ref.sealed
-        self._strides: Final = ref._strides
+        self._strides: Final = ref.own_strides
         # As in NumPy's broadcast_to, elements that share memory must not be written.
         self._read_only = ref.sealed or repeats(ref.shape, ref.strides)
-        self._memory = ref._block.memory
+        self._memory = ref.block.memory
         self._pointer = pointer
         self._lease = lease
 
@@ -295,7 +295,7 @@ class DeviceExport(NotForNumpy, Export):
             self._pointer,
             self.shape,
             self.dtype,
-            device=self.ref._block.memory.index,
+            device=self.ref.block.memory.index,
             sealed=self._read_only,
             owner=self._lease,
             strides=self._strides,
@@ -371,7 +371,7 @@ class Exports:
             put: copies an array on the CPU that cannot be shared.
         """
         core = self._core
-        if isinstance(array, Export) and array.ref._block.memory is core.memory:
+        if isinstance(array, Export) and array.ref.block.memory is core.memory:
             require_readable(array.ref, core.memory, "array", strided=True)
             await trio.lowlevel.checkpoint()
             return array.ref
@@ -449,13 +449,13 @@ class Exports:
         while True:
             ref = await core.empty(borrowed.shape, borrowed.dtype)
             if borrowed.nbytes and not ref.is_stale:
-                slab = core.memory.slab_of(ref._block)
+                slab = core.memory.slab_of(ref.block)
                 await self._map(slab)
                 if not ref.is_stale:
                     # Until it is written, also if a fault ends its generation.
-                    lease = _Lease(self._view, slab.id, ref._block)
+                    lease = _Lease(self._view, slab.id, ref.block)
                     try:
-                        await self._in_worker(self._view.take, ref._block.address, borrowed)
+                        await self._in_worker(self._view.take, ref.block.address, borrowed)
                     finally:
                         del lease
                     await self.sweep()

@@ -39,12 +39,12 @@ _DIRECT: Final = 1 << 20
 
 def lives_here(core: DeviceCore, ref: object) -> bool:
     """Return True if ``ref`` is a ref of this device, even a stale one."""
-    return isinstance(ref, GpuRef) and ref._block.memory is core.memory
+    return isinstance(ref, GpuRef) and ref.block.memory is core.memory
 
 
 def lives_elsewhere(core: DeviceCore, ref: object) -> bool:
     """Return True if ``ref`` is a ref of another device, even a stale one."""
-    return isinstance(ref, GpuRef) and ref._block.memory is not core.memory
+    return isinstance(ref, GpuRef) and ref.block.memory is not core.memory
 
 
 # --- between devices ---------------------------------------------------------------------
@@ -52,7 +52,7 @@ def lives_elsewhere(core: DeviceCore, ref: object) -> bool:
 
 async def copy_here(core: DeviceCore, src: GpuRef, *, sealed: bool = False) -> GpuRef:
     """A new buffer, perhaps a sealed one, with the content of one of another device."""
-    there = cast("DeviceCore", src._block.memory.owner)
+    there = cast("DeviceCore", src.block.memory.owner)
     require_readable(src, there.memory, "src", strided=True)
     if not src.contiguous:
         src = await perform(there, copying(there, src, None))
@@ -63,7 +63,7 @@ async def copy_here(core: DeviceCore, src: GpuRef, *, sealed: bool = False) -> G
         if ref is None:
             ref = await core.empty(src.shape, src.dtype, sealed=sealed)
         try:
-            async with filling(core, ref._block):
+            async with filling(core, ref.block):
                 if not await _directly(there, src, core, ref):
                     await _by_way_of_the_host(there, src, core, ref)
         except Rebuilt:
@@ -79,7 +79,7 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
     """Have the other device's host write to this device's memory; return False if it cannot."""
     if there.backend != core.backend or ref.is_stale or not src.nbytes:
         return False
-    block = ref._block
+    block = ref.block
     slab = core.memory.slab_of(block)
     if slab.fd < 0:
         return False
@@ -121,7 +121,7 @@ async def _directly(there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRe
 async def _by_way_of_the_host(
     there: DeviceCore, src: GpuRef, core: DeviceCore, ref: GpuRef
 ) -> None:
-    block = ref._block
+    block = ref.block
 
     def check() -> None:
         if block.epoch is not core.memory.epoch:
@@ -160,7 +160,7 @@ async def salvage(core: DeviceCore, ref: GpuRef) -> np.ndarray[Any, Any]:
     """Implement ``Device.salvage``."""
     if not lives_here(core, ref):
         raise ref_error(ref, core.memory, "ref")
-    block = ref._block
+    block = ref.block
     if not ref.contiguous:
         low, high = span(ref.shape, ref.strides, ref.dtype.itemsize)
         around = GpuRef(part_of(block, low), (high - low,), DTYPES["uint8"], high - low)
@@ -295,10 +295,10 @@ async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
     if not ref.contiguous:
         ref = await perform(core, copying(core, ref, None))
     await core.growth.tidy()
-    sealed = ref._block.epoch is core.memory.sealed_epoch  # not only about to be
+    sealed = ref.block.epoch is core.memory.sealed_epoch  # not only about to be
     if sealed:
         block = await _move_alone(core, ref)
-        offset = ref._block.offset
+        offset = ref.block.offset
     else:
         block = await _copy_alone(core, ref)
         offset = 0
@@ -399,9 +399,9 @@ async def open_shared(core: DeviceCore, shared: SharedBuffer) -> GpuRef:
                 source = block_at(core.memory, number << SLAB_SHIFT | content.offset, 0)
                 ref = await core.empty(content.shape, dtype)
                 if context is core.context:
-                    message = Copy(ref._block.address, source.address, nbytes)
+                    message = Copy(ref.block.address, source.address, nbytes)
                     port = core.ports[MEMORY_LANE]
-                    op = core.submit(port, "adopt", message, (source,), (ref._block,))
+                    op = core.submit(port, "adopt", message, (source,), (ref.block,))
                     with trio.CancelScope(shield=True):  # as long as the mapping is needed
                         await op.wait()
                     return ref

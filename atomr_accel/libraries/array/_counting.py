@@ -109,14 +109,14 @@ class Counting(ArrayPart[D]):
         if weights is None:  # by a kernel of ours: CUB's would have to be there, and built first
             given = steps.contiguous(x)
             message = CountNumbers(
-                given._addressable_block.address,
+                given.addressable_block.address,
                 given.size,
                 NAMES[given.dtype],
-                made._addressable_block.address,
+                made.addressable_block.address,
                 size,
             )
             steps.submit(
-                "array.count", message, [given._addressable_block], [made._addressable_block]
+                "array.count", message, [given.addressable_block], [made.addressable_block]
             )
             return made
         each = steps.cast(steps.ref(weights, "weights"), dtype)
@@ -130,7 +130,7 @@ class Counting(ArrayPart[D]):
             chosen.loops(each),
             (),
             outside="drop",
-            ordered=self._device.deterministic,
+            ordered=self.home.deterministic,
         )
         return made
 
@@ -260,20 +260,20 @@ def _binned(
         require_intervals(float(least), float(most), count, NAMES[dtype])
     counts, ends = steps.output((count,), INT64), steps.output((count + 1,), dtype)
     message = CountHistogram(
-        x._addressable_block.address if x.size else 0,
+        x.addressable_block.address if x.size else 0,
         x.size,
         NAMES[x.dtype],
-        0 if both is None else both._addressable_block.address,
+        0 if both is None else both.addressable_block.address,
         float(least),
         float(most),
-        counts._addressable_block.address,
-        ends._addressable_block.address,
+        counts.addressable_block.address,
+        ends.addressable_block.address,
         NAMES[dtype],
         count,
     )
-    reads = [ref._addressable_block for ref in (x, both) if ref is not None]
+    reads = [ref.addressable_block for ref in (x, both) if ref is not None]
     steps.submit(
-        "array.histogram", message, reads, [counts._addressable_block, ends._addressable_block]
+        "array.histogram", message, reads, [counts.addressable_block, ends.addressable_block]
     )
     return counts, ends
 
@@ -304,8 +304,8 @@ def _places(
     if bounds is None and x.size:
         both = _ends(steps, wide)
         low, high = both[0], both[1]
-        message = RequireIntervals(both._addressable_block.address, NAMES[edge], count)
-        steps.submit("array.histogram", message, [both._addressable_block], [])
+        message = RequireIntervals(both.addressable_block.address, NAMES[edge], count)
+        steps.submit("array.histogram", message, [both.addressable_block], [])
     else:
         least, most = bounds or (0.0, 1.0)
         require_intervals(float(least), float(most), count, NAMES[edge])

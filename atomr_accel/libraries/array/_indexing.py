@@ -188,7 +188,7 @@ class Indexing(ArrayPart[D]):
                 for d, extent in enumerate(shape)
             ]
             kind: Kind = "gather" if values is None else "set"
-            ordered = values is not None and self._device.deterministic
+            ordered = values is not None and self.home.deterministic
             pairs = [(found, at)]
             choose(steps, kind, plain, source, pairs, axes, (), outside=outside, ordered=ordered)
             return plain if values is None else ref
@@ -303,7 +303,7 @@ class Indexing(ArrayPart[D]):
     ) -> Request[GpuRef]:
         ref, way = self._ref(x), mode_of(mode)
         items = items_of(key, ref)
-        ordered = self._device.deterministic if deterministic is None else bool(deterministic)
+        ordered = self.home.deterministic if deterministic is None else bool(deterministic)
         mask = whole_mask(items, value)
         like = fitting(value, ref)
 

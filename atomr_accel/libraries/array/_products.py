@@ -112,9 +112,9 @@ def _as_ref(x: Operand) -> GpuRef | None:
     """Return an operand of a product as a view of a buffer; None if it has to be computed."""
     if isinstance(x, GpuRef):
         return x
-    if not isinstance(x, Expression) or x._kind != "view":
+    if not isinstance(x, Expression) or x.kind != "view":
         return None
-    (ref,), (axes,) = x._args, x._params
+    (ref,), (axes,) = x.args, x.params
     if not isinstance(ref, GpuRef):
         return None
     if any(at is None and extent != 1 for at, extent in zip(axes, x.shape, strict=True)):

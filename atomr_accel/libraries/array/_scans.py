@@ -94,7 +94,7 @@ class Scans(ArrayPart[D]):
                 steps,
                 kind,
                 rows,
-                deterministic=self._device.deterministic,
+                deterministic=self.home.deterministic,
                 out=to if last else None,
             )
             sums = steps.cast(sums, result)
@@ -130,13 +130,13 @@ def scanned(
     scratch = steps.output((PARTS * SCAN_PART,), _UINT8) if rows.size == n > _LONG else None
     message = ScanRows(
         kind,
-        rows._addressable_block.address,
-        made._addressable_block.address,
+        rows.addressable_block.address,
+        made.addressable_block.address,
         NAMES[rows.dtype],
         rows.size // n,
         n,
-        0 if scratch is None else scratch._addressable_block.address,
+        0 if scratch is None else scratch.addressable_block.address,
     )
-    writes = [ref._addressable_block for ref in (made, scratch) if ref is not None]
-    steps.submit("array.scan", message, (rows._addressable_block,), writes)
+    writes = [ref.addressable_block for ref in (made, scratch) if ref is not None]
+    steps.submit("array.scan", message, (rows.addressable_block,), writes)
     return made

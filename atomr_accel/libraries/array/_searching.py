@@ -89,8 +89,8 @@ def require_order(steps: CallSteps, edges: GpuRef, name: str, *, falls: bool) ->
     flags = steps.output((2,), _BOOL)
     before, after = edges[:-1], edges[1:]
     steps.evaluate_all([(after < before).any(), (after > before).any()], (flags[0], flags[1]))
-    message = RequireOrder(flags._addressable_block.address, falls)
-    steps.submit(f"array.{name}", message, [flags._addressable_block], [])
+    message = RequireOrder(flags.addressable_block.address, falls)
+    steps.submit(f"array.{name}", message, [flags.addressable_block], [])
     return flags[0]
 
 

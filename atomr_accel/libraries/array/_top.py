@@ -67,16 +67,16 @@ def top(
     scratch = steps.output((room,), _UINT8) if room else None
     if rows:
         message = Top(
-            ref._addressable_block.address,
+            ref.addressable_block.address,
             NAMES[ref.dtype],
             rows,
             length,
             count,
             bool(descending),
-            values._addressable_block.address,
-            0 if places is None else places._addressable_block.address,
-            0 if scratch is None else scratch._addressable_block.address,
+            values.addressable_block.address,
+            0 if places is None else places.addressable_block.address,
+            0 if scratch is None else scratch.addressable_block.address,
         )
-        writes = [each._addressable_block for each in (values, places, scratch) if each is not None]
-        steps.submit("array.top", message, (ref._addressable_block,), writes)
+        writes = [each.addressable_block for each in (values, places, scratch) if each is not None]
+        steps.submit("array.top", message, (ref.addressable_block,), writes)
     return values, places

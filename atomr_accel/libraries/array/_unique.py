@@ -165,7 +165,7 @@ def _distinct(
     begins = steps.output(values.shape, INT64) if flags[2] else None
     scratch = steps.output((PARTS,), INT64)
     message = Distinct(
-        values._addressable_block.address,
+        values.addressable_block.address,
         values.size,
         NAMES[values.dtype],
         equal_nan,
@@ -175,14 +175,14 @@ def _distinct(
         _address(inverse),
         _address(begins),
         _address(lengths),
-        scratch._addressable_block.address,
+        scratch.addressable_block.address,
     )
-    reads = [ref._addressable_block for ref in (values, order) if ref is not None]
+    reads = [ref.addressable_block for ref in (values, order) if ref is not None]
     targets = (made, places, inverse, begins, lengths, scratch)
-    writes = [ref._addressable_block for ref in targets if ref is not None]
+    writes = [ref.addressable_block for ref in targets if ref is not None]
     refs = tuple([ref for ref in (made, places, inverse, lengths) if ref is not None])
     return Submission(message, tuple(reads), tuple(writes), finish=Answered(finish, refs))
 
 
 def _address(ref: GpuRef | None) -> Any:
-    return 0 if ref is None else ref._addressable_block.address
+    return 0 if ref is None else ref.addressable_block.address

@@ -98,24 +98,24 @@ def choose(
     low, high = span(chosen.shape, chosen.strides, chosen.dtype.itemsize)
     message = Choose(
         kind,
-        plain._addressable_block.address,
-        chosen._addressable_block.address,
+        plain.addressable_block.address,
+        chosen.addressable_block.address,
         low,
         high - low,
         NAMES[chosen.dtype] if kind == "add" else _MOVED[itemsize],
         NAMES[indices[0][0].dtype],
         outside,
         tuple(
-            Index(ref._addressable_block.address, chosen.shape[axis], chosen.strides[axis])
+            Index(ref.addressable_block.address, chosen.shape[axis], chosen.strides[axis])
             for ref, axis in indices
         ),
         tuple(Element(*each) for each in axes),
         inner if ordered else 0,
     )
-    blocks = [ref._addressable_block for ref, _ in indices]
-    reads, writes = [*blocks, plain._addressable_block], [chosen._addressable_block]
+    blocks = [ref.addressable_block for ref, _ in indices]
+    reads, writes = [*blocks, plain.addressable_block], [chosen.addressable_block]
     if kind == "gather":
-        reads, writes = [*blocks, chosen._addressable_block], [plain._addressable_block]
+        reads, writes = [*blocks, chosen.addressable_block], [plain.addressable_block]
     steps.submit(f"array.{kind}", message, reads, writes)
 
 
@@ -137,8 +137,8 @@ def _merged(
         last = others[-1]
         if last.plain == last.chosen == itemsize:
             parts = [
-                plain._addressable_block.offset,
-                chosen._addressable_block.offset,
+                plain.addressable_block.offset,
+                chosen.addressable_block.offset,
                 last.extent * itemsize,
             ]
             parts += [each.plain for each in (*first, *others[:-1])]
@@ -191,7 +191,7 @@ def asking(
 
 def trimmed(ref: GpuRef, count: int) -> GpuRef:
     """Return the first elements of a buffer with one owner; the rest of its memory is freed."""
-    block, nbytes = ref._block, count * ref.dtype.itemsize
+    block, nbytes = ref.block, count * ref.dtype.itemsize
     block.memory.shrink(block, nbytes)
     return GpuRef(block, (count,), ref.dtype, nbytes)
 
@@ -209,14 +209,14 @@ def compacting(
     flags = steps.flat(steps.ref(cast(mask, _BOOL)))
     positions, scratch = steps.output(flags.shape, INT64), steps.output((PARTS,), INT64)
     message = Compact(
-        flags._addressable_block.address,
+        flags.addressable_block.address,
         flags.size,
-        positions._addressable_block.address,
-        scratch._addressable_block.address,
+        positions.addressable_block.address,
+        scratch.addressable_block.address,
     )
-    writes = positions._addressable_block, scratch._addressable_block
+    writes = positions.addressable_block, scratch.addressable_block
     return Submission(
-        message, (flags._addressable_block,), writes, finish=Answered(make, (positions,))
+        message, (flags.addressable_block,), writes, finish=Answered(make, (positions,))
     )
 
 
@@ -237,14 +237,14 @@ def first_outside(cub: Cub[AsRequests], indices: GpuRef, extent: int) -> Request
         flat = steps.flat(indices)
         scratch = steps.output((1,), INT64)
         message = FindOutside(
-            flat._addressable_block.address,
+            flat.addressable_block.address,
             flat.size,
             NAMES[flat.dtype],
             extent,
-            scratch._addressable_block.address,
+            scratch.addressable_block.address,
         )
         return Submission(
-            message, (flat._addressable_block,), (scratch._addressable_block,), finish=tuple
+            message, (flat.addressable_block,), (scratch.addressable_block,), finish=tuple
         )
 
     return asking(cub, "check", build, WAITS)
@@ -257,7 +257,7 @@ def read_numbers(
 
     def build(steps: CallSteps) -> Submission[tuple[int, ...]]:
         refs = steps.evaluate_all([cast(each, INT64) for each in expressions])
-        places = tuple([ref._addressable_block for ref in refs])
+        places = tuple([ref.addressable_block for ref in refs])
         addresses = tuple([place.address for place in places])
         return Submission(ReadNumbers(addresses), places, (), finish=tuple)
 
@@ -269,9 +269,7 @@ def read_number(cub: Cub[AsRequests], expression: Operand, name: str) -> Request
 
     def build(steps: CallSteps) -> Submission[int]:
         ref = steps.evaluate(cast(expression, INT64))
-        message = ReadNumbers((ref._addressable_block.address,))
-        return Submission(
-            message, (ref._addressable_block,), (), finish=lambda found: int(found[0])
-        )
+        message = ReadNumbers((ref.addressable_block.address,))
+        return Submission(message, (ref.addressable_block,), (), finish=lambda found: int(found[0]))
 
     return asking(cub, name, build)

@@ -193,7 +193,7 @@ def computing(
     def prepare(preparer: Preparer) -> Submission[Any]:
         on, reads = start(preparer)
         made = outs or tuple([preparer.output(shape, dtype) for shape, dtype in targets])
-        writes = [ref._block for ref in made]
+        writes = [ref.block for ref in made]
         if interpreted:
             message: Any = _interpret(on, made)
         else:
@@ -220,7 +220,7 @@ def _standing(ref: GpuRef, preparer: Preparer, captured: weakref.ref[Block] | No
 
         require_readable(ref, memory, "an operand", strided=True)
         preparer.depends(still)
-        ref = _view(ref, preparer.obtain(base), ref._block.offset)
+        ref = _view(ref, preparer.obtain(base), ref.block.offset)
     return preparer.stand_in(ref)
 
 
@@ -255,7 +255,7 @@ def _require_apart(outs: tuple[GpuRef, ...]) -> None:
 
 
 def _array(ref: GpuRef) -> StridedArray:
-    return StridedArray(ref._addressable_block.address, ref.shape, ref.strides, NAMES[ref.dtype])
+    return StridedArray(ref.addressable_block.address, ref.shape, ref.strides, NAMES[ref.dtype])
 
 
 def _interpret(graph: ExpressionGraph, made: tuple[GpuRef, ...]) -> Interpret:
@@ -285,7 +285,7 @@ def _layout(ref: GpuRef) -> BufferLayout:
 
 def _signature(ref: GpuRef) -> tuple[object, ...]:
     """Return the parts of a ref that a plan depends on, besides its shape and dtype."""
-    return ref._strides, ref._block.offset & (BLOCK_ALIGNMENT - 1)
+    return ref.own_strides, ref.block.offset & (BLOCK_ALIGNMENT - 1)
 
 
 def _conflicts(operands: list[GpuRef], made: tuple[GpuRef, ...]) -> tuple[Conflict, ...]:
@@ -295,7 +295,7 @@ def _conflicts(operands: list[GpuRef], made: tuple[GpuRef, ...]) -> tuple[Confli
         for number, ref in enumerate(operands):
             if overlap(out, ref):
                 same = (
-                    origin(out._block) == origin(ref._block)
+                    origin(out.block) == origin(ref.block)
                     and out.shape == ref.shape
                     and out.strides == ref.strides
                     and out.dtype is ref.dtype
@@ -340,7 +340,7 @@ def _run(
     reads += built(kernels, preparer, BUILDS)
     places: dict[str, list[Any]] = {"operand": graph.operands, "output": [*made]}
     places["scratch"] = [preparer.output((count,), dtype) for count, dtype in plan.scratch]
-    writes += [ref._block for ref in places["scratch"]]
+    writes += [ref.block for ref in places["scratch"]]
     words = graph.words
     launches = tuple(
         ExpressionLaunch(
@@ -350,7 +350,7 @@ def _run(
                 [
                     0
                     if place is None
-                    else places[place.kind][place.number]._addressable_block.address
+                    else places[place.kind][place.number].addressable_block.address
                     for place in each.places
                 ]
             ),
@@ -416,7 +416,7 @@ class Fused(Facade[D], Generic[D, P, R]):
     templated = True
 
     def __init__(self, device: DeviceView, function: Callable[P, Any]) -> None:
-        self._device = device
+        self.home = device
         self._function = function
         self._known: Recent[Hashable, _Traced] = Recent(_MOST_FUSED)
 
@@ -431,7 +431,7 @@ class Fused(Facade[D], Generic[D, P, R]):
             TypeError: the function returns no expression, or reads the content of refs.
             Exception: any error of the function, or of ``evaluate``.
         """
-        interpreted = self._device.capabilities.python_kernels
+        interpreted = self.home.capabilities.python_kernels
         refs: list[GpuRef] = []
         try:
             key = (len(args), tuple(kwargs), _signed((*args, *kwargs.values()), refs))
@@ -463,7 +463,7 @@ class Fused(Facade[D], Generic[D, P, R]):
         self, refs: list[GpuRef], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[_Traced, list[GpuRef]]:
         """Trace the function with stand-ins; return the trace and the operands of this call."""
-        memory = self._device.memory
+        memory = self.home.memory
         stand_ins: dict[Block, int] = {}
 
         def stand_in(ref: GpuRef) -> GpuRef:
@@ -478,14 +478,14 @@ class Fused(Facade[D], Generic[D, P, R]):
         operands, used = [], []
         captured: dict[int, weakref.ref[Block]] = {}
         for at, ref in enumerate(graph.operands):
-            base, offset = ref._block.base, ref._block.offset
+            base, offset = ref.block.base, ref.block.offset
             argument = stand_ins.get(base)
             if argument is None:
                 captured[at] = weakref.ref(base)
             like = ref.on_block(block_at(memory, 0, 0))
             operands.append(_FusedOperand(argument or 0, offset, like))
             used.append(
-                ref if argument is None else _view(like, refs[argument]._addressable_block, offset)
+                ref if argument is None else _view(like, refs[argument].addressable_block, offset)
             )
         return _Traced(graph.on([]), tuple(operands), captured, single), used
 
@@ -525,7 +525,7 @@ class _Traced(NamedTuple):
         for at, (argument, offset, like) in enumerate(self.operands):
             captured = self.captured.get(at)
             if captured is None:
-                used.append(_view(like, refs[argument]._addressable_block, offset))
+                used.append(_view(like, refs[argument].addressable_block, offset))
                 continue
             base = captured()
             if base is None:
@@ -554,13 +554,13 @@ def _signed(value: Any, refs: list[GpuRef]) -> Hashable:
     kind = type(value)
     if kind is GpuRef:
         refs.append(value)
-        return kind, value.shape, value.dtype, value._strides
+        return kind, value.shape, value.dtype, value.own_strides
     if kind is Expression:
         graph = ExpressionGraph((value,))
         if any(type(word) is not int for words in graph.words for word in words):
             raise NoTemplate  # a function may be called for each number
         refs += graph.operands
-        strides = tuple([ref._strides for ref in graph.operands])
+        strides = tuple([ref.own_strides for ref in graph.operands])
         return kind, graph.structure, graph.results, strides, graph.words
     if kind in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return kind, tuple([_signed(each, refs) for each in value])
@@ -647,7 +647,7 @@ class Evaluating(Facade[D]):
             GpuRefSealed: a sealed ``out``.
             OutOfMemory: the result does not fit into the device's memory.
         """
-        interpreted = self._device.capabilities.python_kernels
+        interpreted = self.home.capabilities.python_kernels
         return evaluating(interpreted, expressions, out)
 
     @overload
@@ -692,4 +692,4 @@ class Evaluating(Facade[D]):
         """
         if not callable(function):
             raise TypeError(f"fuse takes a function, not {said_of(function)}")
-        return Fused(self._device, function)
+        return Fused(self.home, function)

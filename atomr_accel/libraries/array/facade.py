@@ -48,4 +48,4 @@ class ArrayFunctions(
     def __init__(self, device: DeviceView, cub: Cub[Any]) -> None:
         super().__init__(device, cub)
         evaluator = evaluator_of(device.memory)
-        self._caches = (evaluator.plans, evaluator.kernels)
+        self.caches = (evaluator.plans, evaluator.kernels)

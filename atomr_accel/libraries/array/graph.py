@@ -146,7 +146,7 @@ class ExpressionGraph:
 
     def _value(self, x: Operand) -> int:
         if isinstance(x, GpuRef):
-            block = x._block
+            block = x.block
             place = (block.base, block.offset, x.shape, x.strides, x.dtype)
             at = self._places.get(place)
             if at is None:
@@ -155,15 +155,15 @@ class ExpressionGraph:
             return self._number(GraphValue("operand", "", (at,), x.shape, x.dtype))
         if not isinstance(x, Expression):
             raise TypeError(f"an expression is made of refs and numbers, not of {type(x).__name__}")
-        if x._kind == "constant":
-            self.constants.append(x._params)
+        if x.kind == "constant":
+            self.constants.append(x.params)
             args: tuple[int, ...] = (len(self.constants) - 1,)
         else:
-            args = tuple([self._known[id(arg)] for arg in x._args])
+            args = tuple([self._known[id(arg)] for arg in x.args])
         axes: tuple[int, ...] = ()
         keepdims = False
-        if x._kind in ("reduce", "arg"):
-            axes, keepdims = x._params
+        if x.kind in ("reduce", "arg"):
+            axes, keepdims = x.params
             if not axes:  # each element is reduced alone; kernels have an axis for that
                 inner = self.values[args[0]]
                 last = len(inner.shape)
@@ -171,11 +171,11 @@ class ExpressionGraph:
                     "view", "", args, (*inner.shape, 1), inner.dtype, (*range(last), -1)
                 )
                 args, axes, keepdims = (self._number(seen),), (last,), False
-        elif x._kind == "view":
-            axes = tuple(-1 if at is None else at for at in x._params[0])
-        elif x._kind == "index":
-            axes = x._params
-        return self._number(GraphValue(x._kind, x._name, args, x.shape, x.dtype, axes, keepdims))
+        elif x.kind == "view":
+            axes = tuple(-1 if at is None else at for at in x.params[0])
+        elif x.kind == "index":
+            axes = x.params
+        return self._number(GraphValue(x.kind, x.name, args, x.shape, x.dtype, axes, keepdims))
 
     def _number(self, value: GraphValue) -> int:
         at = self._numbers.get(value)

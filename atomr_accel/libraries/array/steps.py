@@ -17,7 +17,6 @@ from ...ops import (
     D,
     Facade,
     Request,
-    RequestsOnly,
     Submission,
     copying,
     overlap,
@@ -204,7 +203,7 @@ class CallSteps:
         ref = self.output(array.shape, dtype)
         if ref.size:
             data = np.ascontiguousarray(array, dtype).tobytes()
-            self.submit("array.upload", UploadBytes(ref._block.address, data), (), (ref._block,))
+            self.submit("array.upload", UploadBytes(ref.block.address, data), (), (ref.block,))
         return ref
 
     def result(self, result: T, last: Submission[Any] | None = None) -> Submission[T]:
@@ -305,8 +304,8 @@ class ArrayPart(Facade[D]):
     """Base of the parts of ``device.array``."""
 
     def __init__(self, device: DeviceView, cub: Cub[Any]) -> None:
-        self._device = device
-        self._cub: Cub[AsRequests] = cub._on(RequestsOnly(device))
+        self.home = device
+        self._cub: Cub[AsRequests] = cub.as_requests(device)
 
     def _several(
         self, name: str, build: Callable[[CallSteps], T], lane: LaneSpec = LANE
@@ -322,7 +321,7 @@ class ArrayPart(Facade[D]):
 
     def _evaluated(self, expression: Operand, out: GpuRef | None = None) -> Request[GpuRef]:
         """Return a request that computes an expression."""
-        return _evaluating(self._device, expression, out)
+        return _evaluating(self.home, expression, out)
 
     def _operand(self, x: Operand, name: str = "x") -> Operand:
         """Return an argument, which has to be a ref or an expression.
@@ -331,7 +330,7 @@ class ArrayPart(Facade[D]):
             TypeError: it is neither.
         """
         if not isinstance(x, Operand):
-            raise ref_error(x, self._device.memory, name)
+            raise ref_error(x, self.home.memory, name)
         return x
 
     def _ref(self, x: object, name: str = "x") -> GpuRef:
@@ -341,7 +340,7 @@ class ArrayPart(Facade[D]):
             TypeError: it is an expression, or anything else.
         """
         if not isinstance(x, GpuRef):
-            raise ref_error(x, self._device.memory, name)
+            raise ref_error(x, self.home.memory, name)
         return x
 
     def _refs(self, arrays: Sequence[GpuRef], name: str = "arrays") -> list[GpuRef]:

@@ -88,7 +88,7 @@ class Factorizations(BlasPart[D]):
         """
 
         def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef, GpuRef]]:
-            block = require_readable(a, self._device.memory, "a")
+            block = require_readable(a, self.home.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "getrf_batched")
             stack = _square_stack(a, "a")
             lu, block_lu = self._output(out, a.shape, a.dtype, preparer)
@@ -96,7 +96,7 @@ class Factorizations(BlasPart[D]):
             piv = preparer.output(a.shape[:-1], INT32)
             info = preparer.output(stack.lead, INT32)
             factor = Factor("getrf", dtype, stack.batch, stack.n, stack.n)
-            writes = {"c": block_lu, "pivots": piv._block, "info": info._block}
+            writes = {"c": block_lu, "pivots": piv.block, "info": info.block}
             scratch = (a.nbytes, _POINTERS * stack.batch)
             return _submission(preparer, factor, {"a": block}, writes, scratch, (lu, piv, info))
 
@@ -136,7 +136,7 @@ class Factorizations(BlasPart[D]):
         """
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            memory = self._device.memory
+            memory = self.home.memory
             block_lu, block_piv = (
                 require_readable(lu, memory, "lu"),
                 require_readable(piv, memory, "piv"),
@@ -186,7 +186,7 @@ class Factorizations(BlasPart[D]):
         """
 
         def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
-            memory = self._device.memory
+            memory = self.home.memory
             block_lu, block_piv = (
                 require_readable(lu, memory, "lu"),
                 require_readable(piv, memory, "piv"),
@@ -199,7 +199,7 @@ class Factorizations(BlasPart[D]):
             info = preparer.output(stack.lead, INT32)
             factor = Factor("getri", dtype, stack.batch, stack.n, stack.n)
             reads = {"a": block_lu, "pivots": block_piv}
-            writes = {"c": block, "info": info._block}
+            writes = {"c": block, "info": info.block}
             scratch = (lu.nbytes, lu.nbytes, _POINTERS * stack.batch, max(4, piv.nbytes))
             return _submission(preparer, factor, reads, writes, scratch, (result, info))
 
@@ -229,7 +229,7 @@ class Factorizations(BlasPart[D]):
         """
 
         def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
-            block = require_readable(a, self._device.memory, "a")
+            block = require_readable(a, self.home.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "matinv_batched")
             stack = _square_stack(a, "a")
             if stack.n > _MOST_INVERTED:
@@ -241,7 +241,7 @@ class Factorizations(BlasPart[D]):
             require_no_alias("matinv_batched", [("out", result)], [("a", a)])
             info = preparer.output(stack.lead, INT32)
             factor = Factor("matinv", dtype, stack.batch, stack.n, stack.n)
-            writes = {"c": block_c, "info": info._block}
+            writes = {"c": block_c, "info": info.block}
             scratch = (_POINTERS * stack.batch,)
             return _submission(preparer, factor, {"a": block}, writes, scratch, (result, info))
 
@@ -271,14 +271,14 @@ class Factorizations(BlasPart[D]):
         """
 
         def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
-            block = require_readable(a, self._device.memory, "a")
+            block = require_readable(a, self.home.memory, "a")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "geqrf_batched")
             stack = _stack(a, "a")
             qr, block_qr = self._output(out, a.shape, a.dtype, preparer)
             require_no_alias("geqrf_batched", [("out", qr)], [("a", a)], in_place=[("out", "a")])
             tau = preparer.output((*stack.lead, min(stack.m, stack.n)), a.dtype)
             factor = Factor("geqrf", dtype, stack.batch, stack.m, stack.n)
-            writes = {"c": block_qr, "tau": tau._block}
+            writes = {"c": block_qr, "tau": tau.block}
             scratch = (a.nbytes, _POINTERS * stack.batch)
             return _submission(preparer, factor, {"a": block}, writes, scratch, (qr, tau))
 
@@ -311,7 +311,7 @@ class Factorizations(BlasPart[D]):
         """
 
         def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
-            memory = self._device.memory
+            memory = self.home.memory
             block_a, block_b = require_readable(a, memory, "a"), require_readable(b, memory, "b")
             dtype = require_kind(a, SINGLE_OR_DOUBLE, "gels_batched")
             stack = _stack(a, "a")
@@ -327,7 +327,7 @@ class Factorizations(BlasPart[D]):
             info = preparer.output(stack.lead, INT32)
             factor = Factor("gels", dtype, stack.batch, stack.m, stack.n, nrhs)
             reads = {"a": block_a, "b": block_b}
-            writes = {"c": block, "info": info._block}
+            writes = {"c": block, "info": info.block}
             scratch = (a.nbytes, b.nbytes, _POINTERS * stack.batch, b.nbytes)
             return _submission(preparer, factor, reads, writes, scratch, (result, info))
 
@@ -338,7 +338,7 @@ class Factorizations(BlasPart[D]):
     ) -> tuple[GpuRef, Block]:
         if out is None:
             out = preparer.output(shape, dtype)
-        block = require_writable(out, self._device.memory, "out")
+        block = require_writable(out, self.home.memory, "out")
         require_dtype(out, dtype, "out", "the input")
         require_shape(out, shape, "out")
         return out, block
@@ -401,7 +401,7 @@ def _submission(
     result: T,
 ) -> Submission[T]:
     """Complete a message with scratch memory and the addresses of its blocks, by field."""
-    pieces = [preparer.output((nbytes,), UINT8)._block for nbytes in scratch]
+    pieces = [preparer.output((nbytes,), UINT8).block for nbytes in scratch]
     places = {name: block.address for name, block in (reads | writes).items()}
     message = msgspec.structs.replace(
         factor, scratch=tuple([piece.address for piece in pieces]), **places

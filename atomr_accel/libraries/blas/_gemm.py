@@ -323,7 +323,7 @@ class BlasProducts(BlasPart[D]):
         writes: tuple[Block, ...] = (block, *rooms)
         pointers = 0
         if plan.pointer_bytes:
-            scratch = preparer.output((plan.pointer_bytes,), UINT8)._block
+            scratch = preparer.output((plan.pointer_bytes,), UINT8).block
             pointers = scratch.address
             writes = (*writes, scratch)
         message = Gemm(
@@ -370,7 +370,7 @@ class BlasProducts(BlasPart[D]):
         grouped = name == "gemm_grouped_batched"
 
         def prepare(preparer: Preparer) -> Submission[Any]:
-            memory = self._device.memory
+            memory = self.home.memory
             blocks = [
                 (
                     require_readable(left, memory, f"a[{i}]"),
@@ -419,8 +419,8 @@ class BlasProducts(BlasPart[D]):
                     for i, ref in enumerate(refs)
                 ]
                 require_no_alias(name, [(f"out[{i}]", ref) for i, ref in enumerate(out)], inputs)
-            written = [result._block for result in results]
-            pointers = preparer.output((3 * POINTER_BYTES * len(a),), UINT8)._block
+            written = [result.block for result in results]
+            pointers = preparer.output((3 * POINTER_BYTES * len(a),), UINT8).block
             message = GemmList(
                 tuple(pair[0].address for pair in blocks),
                 tuple(pair[1].address for pair in blocks),

@@ -126,7 +126,7 @@ class GroupedProducts(BlasPart[D]):
             def place(whole: Block, elements: int) -> Any:
                 return part_of(whole, elements * dtype.itemsize).address
 
-            pointers = preparer.output((3 * POINTER_BYTES * len(groups),), UINT8)._block
+            pointers = preparer.output((3 * POINTER_BYTES * len(groups),), UINT8).block
             message = GemmList(
                 tuple(place(block_a, at * k) for _, at, _ in groups),
                 tuple(place(block_b, g * k * n) for g, _, _ in groups),

@@ -122,7 +122,7 @@ class RowRoutines(BlasPart[D]):
                 if at == rescaled:
                     scales_nothing(numbers[-1], None)
                 refs[at] = ref = preparer.output(shape, kind)
-                blocks[at] = ref._block
+                blocks[at] = ref.block
             places: list[int] = []
             bases: list[object] = []
             for block, start in zip(blocks, starts, strict=True):
@@ -149,7 +149,7 @@ class RowRoutines(BlasPart[D]):
                 written += room
             scratch = 0
             if scratch_bytes:
-                block = preparer.output((scratch_bytes,), UINT8)._block
+                block = preparer.output((scratch_bytes,), UINT8).block
                 written.append(block)
                 scratch = block.address
             message = RunRoutine(

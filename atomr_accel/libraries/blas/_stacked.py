@@ -106,9 +106,7 @@ class StackedRoutines(BlasPart[D]):
             factors = scalar(alpha, a.dtype, "alpha"), scalar(beta, a.dtype, "beta")
             fresh = scales_nothing(factors[1], out)
             several = len(batch.sizes) > 1
-            pointers = preparer.output(
-                (_POINTERS * batch.products if several else 0,), UINT8
-            )._block
+            pointers = preparer.output((_POINTERS * batch.products if several else 0,), UINT8).block
             places = block_a.address, block_x.address, block.address
             _, sizes, strides_a, strides_x = batch
             message: Message
@@ -218,7 +216,7 @@ class StackedRoutines(BlasPart[D]):
                 [("a", a), ("b", b)],
                 in_place=[("out", "b")],
             )
-            pointers = preparer.output((_POINTERS * batch.products,), UINT8)._block
+            pointers = preparer.output((_POINTERS * batch.products,), UINT8).block
             message = RunStacked(
                 *("trsm", dtype),
                 *(block_a.address, block_b.address, block.address),

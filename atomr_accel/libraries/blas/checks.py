@@ -60,7 +60,7 @@ class BlasPart(Facade[D]):
     """Base of the classes that ``device.blas`` consists of."""
 
     def __init__(self, device: DeviceView) -> None:
-        self._device = device
+        self.home = device
 
     def _request(self, name: str, prepare: Callable[[Preparer], Submission[T]]) -> Request[T]:
         return Request(LANE, f"blas.{name}", prepare)
@@ -131,7 +131,7 @@ def place_scalars(
         TypeError: a buffer of another dtype.
         ValueError: a buffer of another shape than ().
     """
-    room = preparer.output((SCALAR_BYTES * (len(given) + 1),), UINT8)._block
+    room = preparer.output((SCALAR_BYTES * (len(given) + 1),), UINT8).block
     places: list[int] = []
     read: list[Block] = []
     for name, value, dtype in given:

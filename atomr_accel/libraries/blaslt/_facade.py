@@ -112,9 +112,9 @@ class BlasLt(Facade[D]):
     templated = True
 
     def __init__(self, device: DeviceView) -> None:
-        self._device = device
+        self.home = device
         self._choices: Recent[_Wanted, _Choice] = Recent(_MOST_ALGORITHMS, name="algorithms")
-        self._caches = (self._choices,)
+        self.caches = (self._choices,)
         self._workspaces = Workspaces(LANE.max_streams, WORKSPACE)
 
     @op
@@ -292,7 +292,7 @@ class BlasLt(Facade[D]):
         alpha: Any = options.get("alpha", 1.0)
         operands, chosen = _read(a, b, **options)
         autotune = flag(autotune, "autotune")
-        require_no_race(self._device, autotune=autotune)
+        require_no_race(self.home, autotune=autotune)
         if algorithm is not None:
             algorithm = whole(algorithm, "algorithm")
             if autotune:
@@ -360,7 +360,7 @@ class BlasLt(Facade[D]):
     def statistics(self) -> BlasLtStatistics:
         """Return the number of tuned products, and the size of the workspaces."""
         tuned = sum(autotune for _, autotune, _ in self._choices)
-        return BlasLtStatistics(tuned, self._workspaces.nbytes(self._device))
+        return BlasLtStatistics(tuned, self._workspaces.nbytes(self.home))
 
     def _choose(self, preparer: Preparer, checked: _Checked, wanted: _Wanted) -> _Choice:
         """Ask the lane for an algorithm, and have it try the candidates if that is wanted."""
@@ -372,7 +372,7 @@ class BlasLt(Facade[D]):
                 raise Unsupported(
                     f"algorithm {number} in a batch: call it once before, so that it is known"
                 )
-            return b"", WORKSPACE if self._device.capabilities.needs_scratch else 0, -1
+            return b"", WORKSPACE if self.home.capabilities.needs_scratch else 0, -1
         most = _CANDIDATES if autotune else 1 if number is None else _MOST_OFFERED
         message = Heuristic(spec, WORKSPACE, most)
         heuristic: Request[list[_Choice]] = Request(

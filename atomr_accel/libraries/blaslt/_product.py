@@ -168,13 +168,13 @@ class BlasLtProduct(msgspec.Struct, frozen=True, gc=False):
         a, b, _, side, scale_a, scale_b, scale_out, out, aux, factors = self.operands
         plan, added = self.plan, self.added
         epilogue, result, begin = plan.epilogue, out, plan.offset_d
-        if result is None or (scratch and result._strides is None):
+        if result is None or (scratch and result.own_strides is None):
             result = preparer.output(plan.shape if out is None else out.shape, plan.dtype)
         elif scratch:  # of a view, with room for its gaps: they are part of the plan
             low, high = span(result.shape, result.strides, result.dtype.itemsize)
             result, begin = preparer.output((high - low,), _UINT8), begin - low
         results: Any = result
-        writes = [result._block]
+        writes = [result.block]
         largest = None
         if plan.several:
             if epilogue.makes_aux and (aux is None or scratch):
@@ -185,11 +185,11 @@ class BlasLtProduct(msgspec.Struct, frozen=True, gc=False):
                 largest = preparer.output((), _FLOAT32)
             made = (aux if epilogue.makes_aux else None, side if epilogue.bias_gradient else None)
             results = MatmulResults(result, *made, largest)
-            writes = [ref._block for ref in results if ref is not None]
+            writes = [ref.block for ref in results if ref is not None]
         zeros = packed_a = packed_b = packed_scales = workspace = 0
         if plan.scratch:
             temporary = [
-                preparer.output((size,), _UINT8)._block if size else None
+                preparer.output((size,), _UINT8).block if size else None
                 for size in (plan.zeros, *plan.packed)
             ]
             zeros, packed_a, packed_b, packed_scales = (
@@ -204,18 +204,18 @@ class BlasLtProduct(msgspec.Struct, frozen=True, gc=False):
         message = RunBlasLt(
             plan.encoded,
             algorithm,
-            zeros or a._addressable_block.address + plan.offset_a,
-            zeros or b._addressable_block.address + plan.offset_b,
+            zeros or a.addressable_block.address + plan.offset_a,
+            zeros or b.addressable_block.address + plan.offset_b,
             0
             if added is None
-            else added._addressable_block.address + (plan.offset_d if added is out else 0),
-            result._addressable_block.address + begin,
-            0 if side is None else side._block.address,
-            0 if aux is None else aux._block.address,
-            0 if scale_a is None else scale_a._block.address,
-            0 if scale_b is None else scale_b._block.address,
-            0 if scale_out is None else scale_out._block.address,
-            0 if largest is None else largest._block.address,
+            else added.addressable_block.address + (plan.offset_d if added is out else 0),
+            result.addressable_block.address + begin,
+            0 if side is None else side.block.address,
+            0 if aux is None else aux.block.address,
+            0 if scale_a is None else scale_a.block.address,
+            0 if scale_b is None else scale_b.block.address,
+            0 if scale_out is None else scale_out.block.address,
+            0 if largest is None else largest.block.address,
             workspace,
             workspace_bytes,
             packed_a,
@@ -224,7 +224,7 @@ class BlasLtProduct(msgspec.Struct, frozen=True, gc=False):
             plan.zeros,
             self.alpha,
             self.beta,
-            0 if factors is None else factors._block.address,
+            0 if factors is None else factors.block.address,
         )
         return Submission(message, self.reads, writes, results)
 
@@ -278,7 +278,7 @@ def check(
     if out is not None or aux is not None:
         reads = _require_outputs(operands, plan, memory)
         if added is out and out is not None:
-            reads.append(out._block)
+            reads.append(out.block)
     return BlasLtProduct(operands, plan, factor, scale, added, adds, reads)
 
 
@@ -332,4 +332,4 @@ def _require_outputs(operands: ProductOperands, plan: BlasLtPlan, memory: Memory
         if ref is not None and name != "out" and (name != "aux" or plan.epilogue.takes_aux)
     ]
     require_no_alias("matmul", written, read, in_place=_IN_PLACE)
-    return [ref._block for _, ref in read]
+    return [ref.block for _, ref in read]

@@ -110,7 +110,7 @@ class Elements(CubPart[D]):
         truth = isinstance(op, str) and rules[named(op, len(given), "op")].truth
         result = ("bool" if truth else dtypes[0]) if dtype is None else NAMES[as_dtype(dtype)]
         _require_castable(dtypes[0], result)
-        operator = coded(self._device, op, dtypes, result, "op")
+        operator = coded(self.home, op, dtypes, result, "op")
         spec = CubSpec(algorithm, (*dtypes, result), (operator,))
         shape = given[0][1].shape
         return self._request(
@@ -162,7 +162,7 @@ class Elements(CubPart[D]):
         if counts not in ("int32", "uint32", "int64", "uint64"):
             raise TypeError(f"counts are int32, uint32, int64 or uint64, not {counts}")
         whole(bins, "bins", 1, 2**31 - 2)
-        require_int32(self._device, "histogram_even", (x.size,))
+        require_int32(self.home, "histogram_even", (x.size,))
         edge = DTYPES["float64"]
         if DTYPES[given].kind in "iu":
             edge = DTYPES["uint64" if given == "uint64" else "int64"]

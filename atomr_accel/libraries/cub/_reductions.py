@@ -73,12 +73,12 @@ class CubReductions(CubPart[D]):
         """
         self._require(x=x)
         count = x.size
-        if not deterministic and self._device.deterministic:
+        if not deterministic and self.home.deterministic:
             raise ValueError(
                 "deterministic must be True on a device that was opened with deterministic=True, "
                 "not False"
             )
-        operator, dtypes, begin = _folding(self._device, x, op, dtype, init, "op")
+        operator, dtypes, begin = _folding(self.home, x, op, dtype, init, "op")
         if not count and begin is None:
             raise ValueError(
                 f"zero-size array to reduction operation {operator.kind or 'op'} which has no "
@@ -218,7 +218,7 @@ class CubReductions(CubPart[D]):
         out: GpuRef | None,
     ) -> Request[GpuRef]:
         self._require(x=x)
-        operator, dtypes, begin = _folding(self._device, x, op, dtype, init, "op")
+        operator, dtypes, begin = _folding(self.home, x, op, dtype, init, "op")
         if algorithm == "inclusive_scan" and init is None:
             begin = None
         elif begin is None:
@@ -226,7 +226,7 @@ class CubReductions(CubPart[D]):
                 f"{algorithm} by this operator has to begin with something: give init="
             )
         exact = bool(operator.kind) and BINARY[operator.kind].exact
-        if self._device.deterministic and not exact and DTYPES[dtypes[1]].kind not in "biu":
+        if self.home.deterministic and not exact and DTYPES[dtypes[1]].kind not in "biu":
             raise Unsupported(
                 f"{algorithm} of {dtypes[1]}: in which order CUB adds up parts depends on time, "
                 "and the device was opened with deterministic=True"
@@ -279,7 +279,7 @@ class CubReductions(CubPart[D]):
         self._require(x=x, begins=begins, ends=ends)
         offsets = offsets_of(begins, ends)
         operator, (given, accumulator, result), begin = _folding(
-            self._device, x, op, dtype, init, "op"
+            self.home, x, op, dtype, init, "op"
         )
         if begin is None:
             begin = _extreme(operator.kind, accumulator)

@@ -126,7 +126,7 @@ class Selections(CubPart[D]):
             algorithm,
             (dtype,),
             tuple(
-                coded(self._device, each, (dtype,), "bool", name)
+                coded(self.home, each, (dtype,), "bool", name)
                 for each, name in zip(predicates, names, strict=True)
             ),
         )
@@ -208,7 +208,7 @@ class Selections(CubPart[D]):
 
     def _distinct(self, keys: GpuRef, values: str, op: AnyOperator, name: str) -> CubSpec:
         dtype = element(keys, name)
-        equal = coded(self._device, op, (dtype, dtype), "bool", "op")
+        equal = coded(self.home, op, (dtype, dtype), "bool", "op")
         return CubSpec("unique_by_key", (dtype, values), (equal,))
 
     @op

@@ -148,7 +148,7 @@ class Sorts(CubPart[D]):
             return CubSpec("radix_sort", (dtype, values), descending=first)
         if first:
             raise ValueError("op says which key comes first, so descending has no meaning with it")
-        less = coded(self._device, op, (dtype, dtype), "bool", "op")
+        less = coded(self.home, op, (dtype, dtype), "bool", "op")
         return CubSpec("merge_sort", (dtype, values), (less,))
 
     @op
@@ -306,7 +306,7 @@ class Sorts(CubPart[D]):
             raise TypeError(f"data is {dtype} and values {NAMES[values.dtype]}; cast one first")
         operators: tuple[OperatorSpec, ...] = ()
         if op is not None:
-            operators = (coded(self._device, op, (dtype, dtype), "bool", "op"),)
+            operators = (coded(self.home, op, (dtype, dtype), "bool", "op"),)
         elif "float" not in dtype:
             operators = (OperatorSpec((dtype, dtype), "bool", "less"),)
         spec = CubSpec(algorithm, (dtype, dtype), operators)

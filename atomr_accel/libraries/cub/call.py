@@ -132,8 +132,8 @@ class CubBuilds:
             made = asked.get(spec)
             if made is None:
                 made = asked[spec] = preparer.output((), _UINT8)
-                preparer.perform(_building(key, (made._block,)))
-            return 0, made._block
+                preparer.perform(_building(key, (made.block,)))
+            return 0, made.block
         answer = preparer.perform(_building(key, ()))
         assert answer is not None
         nbytes, origin, seconds = answer
@@ -177,9 +177,9 @@ class CubPart(Facade[D]):
     """Base of the parts of ``device.cub``."""
 
     def __init__(self, device: DeviceView) -> None:
-        self._device = device
+        self.home = device
         self._builds = CubBuilds(device)
-        self._caches = (self._builds.known,)
+        self.caches = (self._builds.known,)
 
     def _require(self, **refs: object) -> None:
         """Check that all of these are buffers, of any kind.
@@ -189,7 +189,7 @@ class CubPart(Facade[D]):
         """
         for name, ref in refs.items():
             if not isinstance(ref, GpuRef):
-                raise ref_error(ref, self._device.memory, name)
+                raise ref_error(ref, self.home.memory, name)
 
     def _request(
         self,
@@ -249,8 +249,8 @@ class CubPart(Facade[D]):
                 if out is None:
                     out = preparer.output(output.shape, output.dtype)
                 made.append(out)
-                writes.append(out._block)
-                addresses.append(out._block.address if out.size else 0)
+                writes.append(out.block)
+                addresses.append(out.block.address if out.size else 0)
             workspace: Any = 0
             if nbytes:
                 scratch = self._builds.workspaces.obtain(preparer, nbytes)

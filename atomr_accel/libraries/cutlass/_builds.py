@@ -85,8 +85,8 @@ class CutlassBuilds:
             made = asked.get(key)
             if made is None:
                 made = asked[key] = preparer.output((), _UINT8)
-                preparer.perform(_building(key, (made._block,)))
-            return made._block
+                preparer.perform(_building(key, (made.block,)))
+            return made.block
         answer = preparer.perform(_building(key, ()))
         assert answer is not None
         origin, seconds = answer

@@ -44,13 +44,13 @@ class CutlassPart(Facade[D]):
     templated = True
 
     def __init__(self, device: DeviceView) -> None:
-        self._device = device
+        self.home = device
         self._builds = CutlassBuilds(device)
-        self._caches = self._builds.caches
+        self.caches = self._builds.caches
 
     def _multiply(self, name: str, given: MatmulArguments, choice: KernelChoice) -> Request[GpuRef]:
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            product = check(given, self._device, preparer.memory)
+            product = check(given, self.home, preparer.memory)
             sizes = product.sizes
             tuned = []
             if choice.tile is None:
@@ -67,7 +67,7 @@ class CutlassPart(Facade[D]):
                 result = preparer.output(product.shape, product.dtype)
             message = product.message(spec, turn, result, product.lowered.buffers)
             sent = None if building is None else untraceable
-            return Submission(message, reads, [result._block, *product.writes], result, sent=sent)
+            return Submission(message, reads, [result.block, *product.writes], result, sent=sent)
 
         return Request(LANE, name, prepare)
 
@@ -80,10 +80,10 @@ class CutlassPart(Facade[D]):
         schedules: Sequence[str] | None,
         swizzles: Sequence[int],
     ) -> Request[list[Tuned]]:
-        require_no_race(self._device, autotune=True)
+        require_no_race(self.home, autotune=True)
 
         def prepare(preparer: Preparer) -> Submission[list[Tuned]]:
-            product = check(given, self._device, preparer.memory)
+            product = check(given, self.home, preparer.memory)
             found = space(
                 *(product.spec, product.sizes),
                 tiles=tiles,
@@ -97,11 +97,11 @@ class CutlassPart(Facade[D]):
             out, buffers = product.scratch(preparer)
             wanted = encode(product.spec)
             trial = product.message(*candidates[0], out, buffers)
-            written = [buffers[slot]._block for slot in product.lowered.written]
+            written = [buffers[slot].block for slot in product.lowered.written]
             return Submission(
                 TuneCutlass(wanted, trial, candidates),
                 product.reads,
-                [out._block, *written],
+                [out.block, *written],
                 finish=partial(self._timed, wanted, trial.sizes, candidates),
             )
 

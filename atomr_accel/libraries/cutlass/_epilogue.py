@@ -58,7 +58,7 @@ class Epilogue:
         self._value: Final = value
         self._parts: tuple[object, tuple[GpuRef, ...]] | None = None
 
-    def _flatten(self) -> tuple[object, tuple[GpuRef, ...]]:
+    def split_refs(self) -> tuple[object, tuple[GpuRef, ...]]:
         """Split the expression into its steps without buffers, and its buffers.
 
         Each step names its inputs by number.
@@ -78,7 +78,7 @@ class Epilogue:
             self._parts = rest, tuple(step._ref for step in steps if step._ref is not None)
         return self._parts
 
-    def _unflatten(self, refs: Iterable[GpuRef]) -> Epilogue:
+    def with_refs(self, refs: Iterable[GpuRef]) -> Epilogue:
         """Return the same expression with other buffers."""
         given = iter(refs)
         made: dict[int, Epilogue] = {}

@@ -196,7 +196,7 @@ class Cutlass(CutlassConvolutions[D]):
         choice = read_choice(tile, cluster, schedule, stages, None)
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            groups = check_groups(given, sizes, self._device, preparer.memory)
+            groups = check_groups(given, sizes, self.home, preparer.memory)
             result = out
             if not groups.rows:
                 if result is None:
@@ -209,10 +209,10 @@ class Cutlass(CutlassConvolutions[D]):
             reads = groups.reads if building is None else (*groups.reads, building)
             if result is None:
                 result = preparer.output(groups.shape, DTYPES[groups.spec.out])
-            table = preparer.output((groups.table_bytes,), DTYPES["uint8"])._block
+            table = preparer.output((groups.table_bytes,), DTYPES["uint8"]).block
             message = groups.message(spec, turn, result, table)
             sent = None if building is None else untraceable
-            return Submission(message, reads, (result._block, table), result, sent=sent)
+            return Submission(message, reads, (result.block, table), result, sent=sent)
 
         return Request(LANE, "cutlass.matmul_grouped", prepare)
 

@@ -73,7 +73,7 @@ class Groups(NamedTuple):
     def message(self, spec: bytes, swizzle: int, out: GpuRef, table: Block) -> Grouped:
         """Return the message."""
         kinds = self.spec.a, self.spec.b, self.spec.out
-        blocks = (*self.reads, out._block)
+        blocks = (*self.reads, out.block)
         a, b, result = (
             tuple(
                 part_of(block, place[at] * DTYPES[kind].itemsize).address for place in self.places

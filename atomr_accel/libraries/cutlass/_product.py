@@ -124,11 +124,11 @@ class CutlassProduct(NamedTuple):
             spec,
             self.sizes,
             swizzle,
-            self.a._block.address,
-            self.b._block.address,
-            0 if source is None else source._block.address,
-            out._block.address,
-            tuple(ref._block.address for ref in buffers),
+            self.a.block.address,
+            self.b.block.address,
+            0 if source is None else source.block.address,
+            out.block.address,
+            tuple(ref.block.address for ref in buffers),
             self.lowered.numbers,
         )
 

@@ -43,17 +43,17 @@ class Dnn(
     @property
     def plan_limit(self) -> int:
         """Number of plans that are kept in memory. The least recently used are dropped."""
-        return self._plans.plans.limit
+        return self.plans.plans.limit
 
     @plan_limit.setter
     def plan_limit(self, limit: int) -> None:
-        self._plans.limit_to(whole(limit, "plan_limit", 1))
+        self.plans.limit_to(whole(limit, "plan_limit", 1))
 
     def clear_plans(self) -> None:
         """Drop all plans and workspaces from memory. Plans on disk stay."""
-        self._plans.plans.clear()
-        self._plans.workspaces.clear(self._device)
+        self.plans.plans.clear()
+        self.plans.workspaces.clear(self.home)
 
     def statistics(self) -> DnnStatistics:
         """Return the numbers of plans by origin, and bytes of workspace."""
-        return self._plans.statistics()
+        return self.plans.statistics()

@@ -201,7 +201,7 @@ class FftPlanCache:
             out: where its result goes.
         """
         number, work, used = self.find(preparer, spec)
-        target = out._block
+        target = out.block
         writes: tuple[Block, ...] = (target,)
         workspace = 0
         if scratch + work:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, final
 
-from ...ops import D, RequestsOnly
+from ...ops import D
 from ...wire.options import whole
 from ...wire.recent import Recent
 from ._cache import FftPlanCache
@@ -66,12 +66,11 @@ class Fft(Trigonometric[D], FftConvolutions[D], Transforms[D]):
     templated = True
 
     def __init__(self, device: DeviceView, cub: Cub[Any]) -> None:
-        self._device = device
+        self.home = device
         self._calls = Recent(_MOST_CALLS, name="calls")
         self._plans = FftPlanCache(device)
-        self._caches = (self._plans.table, self._calls)
-        described = RequestsOnly(device)
-        self._known = FftFacades(self._on(described), cub._on(described))
+        self.caches = (self._plans.table, self._calls)
+        self._known = FftFacades(self.as_requests(device), cub.as_requests(device))
 
     @property
     def plan_limit(self) -> int:
@@ -128,4 +127,4 @@ class Fft(Trigonometric[D], FftConvolutions[D], Transforms[D]):
 
     def statistics(self) -> WorkspaceStatistics:
         """Return the work areas that plans share."""
-        return self._plans.workspaces.statistics(self._device)
+        return self._plans.workspaces.statistics(self.home)

@@ -74,10 +74,10 @@ class FftSteps(CallSteps):
         """Another step, by ``FftPlanCache.transforming``, which may spend its input."""
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            made = self.fft._plans.transforming(preparer, spec, scratch, source._block, out)
+            made = self.fft._plans.transforming(preparer, spec, scratch, source.block, out)
             if not spent:
                 return made
-            return msgspec.structs.replace(made, reads=(), writes=(*made.writes, source._block))
+            return msgspec.structs.replace(made, reads=(), writes=(*made.writes, source.block))
 
         self.do(Request(TRANSFORMS, f"fft.{name}", prepare))
 

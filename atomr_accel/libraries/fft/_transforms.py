@@ -476,7 +476,7 @@ class Transforms(Facade[D]):
                 norm_of(norm),
                 flag(half, "half"),
                 aligned,
-                (hook(load, "load", self._device), hook(store, "store", self._device)),
+                (hook(load, "load", self.home), hook(store, "store", self.home)),
             )
             calls = self._calls.get(key)
             if calls is None:
@@ -510,8 +510,8 @@ class Transforms(Facade[D]):
             if not spacing:
                 raise ValueError("d must not be zero")
             out = preparer.output((points // 2 + 1 if half else points,), _FLOAT64)
-            message = Frequencies(out._block.address, points, 1.0 / (points * spacing), half)
-            return Submission(message, (), (out._block,), out)
+            message = Frequencies(out.block.address, points, 1.0 / (points * spacing), half)
+            return Submission(message, (), (out.block,), out)
 
         return Request(LANE, f"fft.{name}", prepare)
 
@@ -529,8 +529,8 @@ class Transforms(Facade[D]):
                 shifts[axis] += half if inverse else -half
             shape, turns = _merged(x.shape, shifts)
             out = preparer.output(x.shape, x.dtype)
-            message = Roll(block.address, out._block.address, x.dtype.itemsize, shape, turns)
-            return Submission(message, (block,), (out._block,), out)
+            message = Roll(block.address, out.block.address, x.dtype.itemsize, shape, turns)
+            return Submission(message, (block,), (out.block,), out)
 
         return Request(LANE, f"fft.{name}", prepare)
 
@@ -590,7 +590,7 @@ def _require_output(
 
 def _aligned(ref: GpuRef) -> bool:
     """Return True if a buffer is aligned for complex numbers; a view of real ones may not be."""
-    offset = ref._block.offset
+    offset = ref.block.offset
     if not offset:
         return True
     width = ref.dtype.itemsize if ref.dtype.kind == "c" else 2 * ref.dtype.itemsize

@@ -141,9 +141,9 @@ class KernelCall:
         for name, shape in self._outputs.items():
             given = self._outs.get(name)
             made[name] = preparer.output(shape, self._dtype(name)) if given is None else given
-        writes = [ref._block for ref in made.values()]
+        writes = [ref.block for ref in made.values()]
         addresses = {name: block.address for name, block in blocks.items()}
-        addresses |= {name: ref._block.address for name, ref in made.items()}
+        addresses |= {name: ref.block.address for name, ref in made.items()}
         nbytes = scratch_of(form)
         if nbytes:
             block = kept.obtain(preparer, nbytes)

@@ -77,7 +77,7 @@ class FlashAttention(AttentionCalls[D]):
     _called: ClassVar[Mapping[str, str]] = {**ARGUMENTS, "dO": "dout", "stats": "softmax_lse"}
 
     def __init__(self, device: DeviceView, dnn: Dnn[Any]) -> None:
-        super().__init__(device, dnn._plans)
+        super().__init__(device, dnn.plans)
         self._scratch: Final = workspaces()
 
     # --- forward --------------------------------------------------------------------------
@@ -339,7 +339,7 @@ class FlashAttention(AttentionCalls[D]):
         if cache_batch_idx is not None:
             if block_table is not None:
                 raise ValueError("cache_batch_idx is for caches without pages")
-            require(cache_batch_idx, self._device.memory, "cache_batch_idx", (_INT32,), q.shape[:1])
+            require(cache_batch_idx, self.home.memory, "cache_batch_idx", (_INT32,), q.shape[:1])
             # Sequences of a cache are pages that are as long.
             block_table = cache_batch_idx.reshape(-1, 1)
         for ref, what in ((q, "q"), (k_cache, "k_cache"), (v_cache, "v_cache")):
@@ -553,7 +553,7 @@ class FlashAttention(AttentionCalls[D]):
             if call.inputs[name].dtype not in FP8:
                 raise ValueError(f"{name}_descale is for numbers in fp8, and {name} has none")
             shape = (call.spec.batch, call.spec.kv_heads)
-            require(scale, self._device.memory, f"{name}_descale", (_FLOAT32,), (), (1,), shape)
+            require(scale, self.home.memory, f"{name}_descale", (_FLOAT32,), (), (1,), shape)
 
 
 def _with_probs(request: Request[Any]) -> Request[AttnProbs]:

@@ -43,4 +43,4 @@ class Linalg(MatrixFunctions[D]):
 
     def statistics(self) -> WorkspaceStatistics:
         """Return the workspaces of the device."""
-        return self._known.workspaces.statistics(self._device)
+        return self._known.workspaces.statistics(self.home)

@@ -20,7 +20,6 @@ from ...ops import (
     D,
     LaneSpec,
     Request,
-    RequestsOnly,
     Submission,
     Workspaces,
     copying,
@@ -192,7 +191,7 @@ class LinalgSteps(CallSteps):
         problem = SolverProblem(routine, NAMES[stack.dtype], stack.batch, sizes, options)
         work = self._work(problem)
         info = self.output(stack.lead, INT32)
-        written = [ref._block for ref in (*buffers[reads:], info)]
+        written = [ref.block for ref in (*buffers[reads:], info)]
         workspace = 0
         if work:
             block = self._known.workspaces.obtain(self.preparer, work)
@@ -200,14 +199,14 @@ class LinalgSteps(CallSteps):
             written.append(block)
         message = Compute(
             problem,
-            tuple([ref._block.address for ref in buffers]),
-            info._block.address,
+            tuple([ref.block.address for ref in buffers]),
+            info.block.address,
             workspace,
             work,
             failure,
         )
         made: Submission[None] = Submission(
-            message, tuple([ref._block for ref in buffers[:reads]]), tuple(written)
+            message, tuple([ref.block for ref in buffers[:reads]]), tuple(written)
         )
         self._add(Request(LANE, f"linalg.{routine}", lambda _preparer: made), made)
         return info
@@ -219,8 +218,8 @@ class LinalgSteps(CallSteps):
             ``info``, as ``solve`` gives it.
         """
         made = self.evaluate(cast(info, INT32))
-        message = Require(problem, made._block.address, failure)
-        sent: Submission[None] = Submission(message, (made._block,), ())
+        message = Require(problem, made.block.address, failure)
+        sent: Submission[None] = Submission(message, (made.block,), ())
         self._add(Request(LANE, f"linalg.{problem.routine}", lambda _preparer: sent), sent)
         return made
 
@@ -264,13 +263,13 @@ class LinalgPart(ArrayPart[D]):
 
     def __init__(self, device: DeviceView, cub: Cub[Any], blas: Blas[Any]) -> None:
         super().__init__(device, cub)
-        described: Blas[AsRequests] = blas._on(RequestsOnly(device))
+        described: Blas[AsRequests] = blas.as_requests(device)
         self._known = LinalgState(
             described,
             Recent(_MOST_PROBLEMS, name="sizes"),
             Workspaces(LANE.max_streams, _SMALL),
         )
-        self._caches = (self._known.work,)
+        self.caches = (self._known.work,)
 
     def _calls(
         self, name: str, build: Callable[[LinalgSteps], T], lane: LaneSpec = LANE

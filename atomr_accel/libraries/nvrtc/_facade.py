@@ -114,7 +114,7 @@ class Nvrtc(Facade[D]):
     """
 
     def __init__(self, device: DeviceView) -> None:
-        self._device = device
+        self.home = device
         self._compiled = self._found = 0
 
     @op
@@ -343,7 +343,7 @@ class Nvrtc(Facade[D]):
             Unsupported: elements that texture units do not know.
             GpuRefStale: a ref of an older generation, or freed.
         """
-        return array_of(self._device, ref, channels, surface=surface)
+        return array_of(self.home, ref, channels, surface=surface)
 
     def statistics(self) -> NvrtcStatistics:
         """Return the numbers of compilations so far."""
@@ -371,11 +371,11 @@ class Nvrtc(Facade[D]):
     def _pickled(self, cpu: CpuFallbacks | None, names: Sequence[str]) -> bytes:
         """Return the functions of kernels for a host that calls them; empty for other hosts."""
         twins = _twins(cpu, names)
-        return cloudpickle.dumps(twins) if self._device.capabilities.python_kernels else b""
+        return cloudpickle.dumps(twins) if self.home.capabilities.python_kernels else b""
 
     def _module(self, plan: _ModulePlan, compiled: CompiledCode) -> Module[D]:
         resident, kernels = self._made(plan, compiled)
-        return Module(self._device, resident, kernels, compiled.log)
+        return Module(self.home, resident, kernels, compiled.log)
 
     def _made(
         self, plan: _ModulePlan, compiled: CompiledCode
@@ -412,7 +412,7 @@ class Nvrtc(Facade[D]):
         resident = Resident(names[0], image, symbols, variables, prints=prints)
         kernels: tuple[Kernel[D], ...] = tuple(
             Kernel(
-                self._device,
+                self.home,
                 resident,
                 at,
                 name,

@@ -63,7 +63,7 @@ class ArrayMemory:
         self.dtype: Final = ref.dtype
         self.layout: Final = layout
         self.surface: Final = surface
-        self._home = ref._block.memory
+        self._home = ref.block.memory
         self._freed = False
         self._source = ref if ref.sealed else None
         self._copies: WeakKeyDictionary[object, _CudaArrayCopy] = WeakKeyDictionary()
@@ -158,7 +158,7 @@ class CudaArray(Facade[D]):
     """
 
     def __init__(self, device: DeviceView, memory: ArrayMemory) -> None:
-        self._device = device
+        self.home = device
         self._memory = memory
         self.shape: Final[tuple[int, ...]] = memory.shape
         self.dtype: Final[np.dtype[np.generic]] = memory.dtype

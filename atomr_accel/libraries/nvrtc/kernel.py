@@ -73,10 +73,10 @@ class Kernel(Facade[D]):
         twin: Callable[..., object] | None,
         guessed: tuple[np.dtype[np.void], ...] | None = None,
     ) -> None:
-        self._device = device
-        self._resident = resident
+        self.home = device
+        self.resident = resident
         self._at = at
-        self._entry = entry
+        self.entry = entry
         self._runs = twin is not None or not device.capabilities.python_kernels
         self._guessed = guessed  # structs of a source that no compiler has seen; else None
         self._positions = None if parameters is None else _positions(parameters, entry.parameters)
@@ -139,7 +139,7 @@ class Kernel(Facade[D]):
                 without them.
         """
         wish = LaunchWish(shared, elements, cluster, cooperative, programmatic, priority)
-        return self._launch(grid, block, args, wish)
+        return self.launch_request(grid, block, args, wish)
 
     @op
     def attributes(self) -> Request[KernelAttributes]:
@@ -151,7 +151,7 @@ class Kernel(Facade[D]):
         Raises:
             Unsupported: the device is the CPU backend.
         """
-        return self._ask("attributes", DescribeFunction(self._resident.number, self._at))
+        return self._ask("attributes", DescribeFunction(self.resident.number, self._at))
 
     @op
     def occupancy(self, block: Dim, *, shared: int = 0, cluster: Dim | None = None) -> Request[int]:
@@ -174,11 +174,11 @@ class Kernel(Facade[D]):
         """
         wish = LaunchWish(shared, cluster=cluster)
         grid = 1 if cluster is None else cluster
-        shape = geometry(grid, block, wish, self._entry, self._device.info)
-        asked = None if cluster is None else self._entry.cluster
+        shape = geometry(grid, block, wish, self.entry, self.home.info)
+        asked = None if cluster is None else self.entry.cluster
         if shape.options is not None:
             asked = shape.options.cluster
-        message = Occupancy(self._resident.number, self._at, shape.block, shape.shared, asked)
+        message = Occupancy(self.resident.number, self._at, shape.block, shape.shared, asked)
         return self._ask("occupancy", message)
 
     @op
@@ -195,12 +195,12 @@ class Kernel(Facade[D]):
             TypeError, ValueError: as ``launch``.
             Unsupported: on the CPU backend.
         """
-        size = geometry(1, 1, LaunchWish(shared), KernelEntry(""), self._device.info).shared
-        return self._ask("suggest_block", SuggestBlock(self._resident.number, self._at, size))
+        size = geometry(1, 1, LaunchWish(shared), KernelEntry(""), self.home.info).shared
+        return self._ask("suggest_block", SuggestBlock(self.resident.number, self._at, size))
 
     def _ask(self, what: str, message: Any) -> Request[Any]:
         """The request of something that the host knows."""
-        resident = self._resident
+        resident = self.resident
 
         def prepare(preparer: Preparer) -> Submission[Any]:
             if preparer.home.capabilities.python_kernels:
@@ -213,21 +213,21 @@ class Kernel(Facade[D]):
 
         return Request(KERNELS, f"{what} of {self.name}", prepare)
 
-    def _launch(
+    def launch_request(
         self, grid: Dim | None, block: Dim, args: tuple[Argument, ...], wish: LaunchWish
     ) -> Request[None]:
         """The request of ``launch``, its arguments in tuples."""
-        resident = self._resident
+        resident = self.resident
 
         def prepare(preparer: Preparer) -> Submission[None]:
-            shape = geometry(grid, block, wish, self._entry, preparer.home.info)
+            shape = geometry(grid, block, wish, self.entry, preparer.home.info)
             if not self._runs:
                 raise Unsupported(
                     f"kernel {self.name!r} must have a Python function on the CPU "
                     f"backend; give one: device.nvrtc.compile(source, {self.name!r}, "
                     "cpu=function)"
                 )
-            arguments, reads, writes = self._arguments(args, preparer)
+            arguments, reads, writes = self.encoded(args, preparer)
             if shape.grid is None:
                 return Submission(None, (), ())
             reads.append(preparer.obtain(resident.loaded))
@@ -250,16 +250,17 @@ class Kernel(Facade[D]):
 
         return Request(KERNELS, self._op_name, prepare)
 
-    def _arguments(
+    def encoded(
         self, args: tuple[Argument, ...], preparer: Preparer
     ) -> tuple[tuple[_Sent, ...], list[Block], list[Block]]:
+        """Return arguments as messages have them, and the blocks that they read and write."""
         positions = self._positions
         if positions is None:
-            sizes = self._entry.parameters
+            sizes = self.entry.parameters
             if sizes is not None and len(sizes) != len(args):
                 raise TypeError(f"kernel {self.name} takes {len(sizes)} arguments, not {len(args)}")
             if self._guessed is not None and self.twin is not None:
-                check_count(self.name, self.twin, self._resident.variables, len(args))
+                check_count(self.name, self.twin, self.resident.variables, len(args))
                 args = tuple(
                     np.asarray(arg)[()] if isinstance(arg, complex | float | int) else arg
                     for arg in args
@@ -306,7 +307,7 @@ def launching(
 ) -> Request[None]:
     """The request of ``kernel.launch``."""
     wish = LaunchWish(shared, elements, cluster, cooperative, programmatic, priority)
-    return kernel._launch(grid, block, args, wish)
+    return kernel.launch_request(grid, block, args, wish)
 
 
 def _itself(answer: Any) -> Any:

@@ -33,7 +33,7 @@ class Module(Facade[D]):
     def __init__(
         self, device: DeviceView, resident: Resident, kernels: tuple[Kernel[Any], ...], log: str
     ) -> None:
-        self._device = device
+        self.home = device
         self._resident = resident
         self._kernels = {kernel.name: kernel for kernel in kernels}
         self.names: Final = tuple(self._kernels)
@@ -56,7 +56,7 @@ class Module(Facade[D]):
         kernel = self._find(self._kernels, name, "kernel")
 
         def prepare(_preparer: Preparer) -> Submission[Kernel[D]]:
-            return Submission(None, (), (), kernel._on(self._device))
+            return Submission(None, (), (), kernel.on(self.home))
 
         return Request(KERNELS, f"kernel {name}", prepare)
 

@@ -179,7 +179,7 @@ class Texture:
         wanted = "copy it into a device.nvrtc.cuda_array"
         if strided(source):
             raise not_contiguous(source, "a Texture's buffer")
-        _check_begin(source._block, repr(source))
+        _check_begin(source.block, repr(source))
         if len(extent) == 1:
             if self.filter != "point" or self.normalized or self.address != ("clamp",):
                 raise ValueError(

@@ -344,11 +344,11 @@ class Choosing(Drawing[D]):
         state = self._state
         weights = None if chances is None else self._provide(preparer, chances)
         target = preparer.output(shape, _INT64) if out is None else out
-        writes: tuple[Block, ...] = (target._block,)
+        writes: tuple[Block, ...] = (target.block,)
         scratch = 0
         if weights is not None or items <= _RACE:
-            times = preparer.output((items,), _FLOAT64)._block
-            writes, scratch = (target._block, times), times.address
+            times = preparer.output((items,), _FLOAT64).block
+            writes, scratch = (target.block, times), times.address
         count = math.prod(shape)
         message = Pick(
             state.kind,
@@ -358,7 +358,7 @@ class Choosing(Drawing[D]):
             items,
             count,
             0 if weights is None else weights.address,
-            target._block.address,
+            target.block.address,
             scratch,
         )
         sent = partial(state.drawn, count, rejections=items if scratch else 1)
@@ -374,5 +374,5 @@ def _take(
     )
     target = preparer.output(shape, rows.dtype) if out is None else out
     nbytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
-    message = Take(source.address, places.address, target._block.address, index.size, nbytes)
-    return Submission(message, (source, places), (target._block,), target)
+    message = Take(source.address, places.address, target.block.address, index.size, nbytes)
+    return Submission(message, (source, places), (target.block,), target)

@@ -60,7 +60,7 @@ class Drawing(Facade[D]):
     """Base of generators: it prepares and submits draws."""
 
     def __init__(self, device: DeviceView, state: GeneratorState, known: RngFacades) -> None:
-        self._device = device
+        self.home = device
         self._state = state
         self._known = known
 
@@ -115,7 +115,7 @@ class Drawing(Facade[D]):
             )
         if out is None:
             out = preparer.output(shape, dtype)
-        target = out._block
+        target = out.block
         writes: tuple[Block, ...] = (target,)
         message: Points | Draw
         if state.spec.quasi:
@@ -132,7 +132,7 @@ class Drawing(Facade[D]):
         fits = fits and alignment(out) % (4 * BLOCK) == 0
         by_vendor = not state.spec.fused and not use.until_accepted
         if by_vendor and not fits and preparer.home.capabilities.needs_scratch:
-            words = preparer.output((4 * BLOCK * blocks,), _UINT8)._block
+            words = preparer.output((4 * BLOCK * blocks,), _UINT8).block
             writes, scratch = (target, words), words.address
         message = Draw(
             distribution,
@@ -173,8 +173,8 @@ def put_table(data: bytes, preparer: Preparer) -> Submission[GpuRef]:
 
 def _first(data: bytes, preparer: Preparer) -> Submission[GpuRef]:
     ref = preparer.output((len(data) // _FLOAT64.itemsize,), _FLOAT64)
-    message = UploadTable(ref._block.address, data[:_PIECE])
-    return Submission(message, (), (ref._block,), ref)
+    message = UploadTable(ref.block.address, data[:_PIECE])
+    return Submission(message, (), (ref.block,), ref)
 
 
 def _further(data: bytes, ref: GpuRef, start: int, preparer: Preparer) -> Submission[GpuRef]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-from ...ops import D, RequestsOnly
+from ...ops import D
 from ._draws import RngFacades
 from ._state import new_state
 from .generator import Generator, check_dimensions
@@ -30,8 +30,7 @@ class Rng(Generator[D]):
     def __init__(
         self, device: DeviceView, array: ArrayFunctions[Any], cub: Cub[Any], blas: Blas[Any]
     ) -> None:
-        described = RequestsOnly(device)
-        known = RngFacades(array._on(described), cub._on(described), blas._on(described))
+        known = RngFacades(*(used.as_requests(device) for used in (array, cub, blas)))
         super().__init__(device, new_state(None, "philox4_32_10", "default", 0, 1), known)
 
     def seed(self, seed: Seed = None) -> None:
@@ -91,4 +90,4 @@ class Rng(Generator[D]):
             TypeError: an invalid seed, or a seed for a quasi-random generator.
         """
         state = new_state(seed, kind, ordering, offset, check_dimensions(dimensions))
-        return Generator(self._device, state, self._known)
+        return Generator(self.home, state, self._known)

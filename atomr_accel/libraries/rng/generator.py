@@ -128,9 +128,7 @@ class Generator(Choosing[D]):
         if operator.index(n_children) < 0:
             raise ValueError(f"n_children must be at least 0, not {n_children}")
         return [
-            Generator(
-                self._device, GeneratorState(state.kind, state.ordering, 1, seeds), self._known
-            )
+            Generator(self.home, GeneratorState(state.kind, state.ordering, 1, seeds), self._known)
             for seeds in state.seeds.spawn(n_children)
         ]
 
@@ -597,7 +595,7 @@ class Generator(Choosing[D]):
             state = new_state(None, kind, "default", offset, check_dimensions(dimensions))
             points = continuous("uniform", dtype_of(dtype, out, "float64"), 0.0, 1.0)
             shape = (operator.index(n), dimensions)
-            generator: Generator[D] = Generator(self._device, state, self._known)
+            generator: Generator[D] = Generator(self.home, state, self._known)
             return generator._draw(preparer, "sobol", points, shape, out)
 
         return Request(LANE, "rng.sobol", prepare)

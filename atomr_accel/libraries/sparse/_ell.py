@@ -87,10 +87,12 @@ class EllRef(msgspec.Struct, frozen=True, eq=False):
         """True if the content of a part is gone."""
         return any(part.is_stale for part in self.parts)
 
-    def _flatten(self) -> tuple[object, tuple[GpuRef, ...]]:
+    def split_refs(self) -> tuple[object, tuple[GpuRef, ...]]:
+        """Return format and sizes, and the refs."""
         return (self.format, self.shape, self.nnz, self.size), self.parts
 
-    def _unflatten(self, parts: Sequence[GpuRef]) -> EllRef:
+    def with_refs(self, parts: Sequence[GpuRef]) -> EllRef:
+        """Return a matrix of the same kind on other refs."""
         *offsets, indices, data = parts
         return EllRef(self.format, self.shape, self.nnz, self.size, data, indices, *offsets)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from ..._dtypes import as_dtype
 from ..._errors import Unsupported, said_of
@@ -17,32 +17,15 @@ from .direct import DirectSolves
 from .part import FLOATS, require_sparse
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import DTypeLike
     from scipy.sparse import bsr_array, coo_array, csc_array, csr_array
 
-    from ...arrays import GpuRef
+    from ...ops import Transfers
 
     ScipyArray = bsr_array | coo_array | csc_array | csr_array
 
 
 Stored = TypeVar("Stored", SparseRef, EllRef)
-
-
-class Transfers(Protocol):
-    """Transfers of arrays between the program and the device."""
-
-    async def put(self, array: object, *, sealed: bool = False) -> GpuRef:
-        """Copy an array to the device."""
-
-    async def get(self, ref: GpuRef) -> np.ndarray[Any, Any]:
-        """Copy a buffer from the device."""
-
-    async def free(self, ref: GpuRef) -> None:
-        """Give memory back."""
-
-    async def seal(self, ref: GpuRef) -> GpuRef:
-        """Make a buffer read-only for good."""
 
 
 @final
@@ -60,7 +43,6 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
     """
 
     templated = True
-    _transfers: Transfers | None = None
 
     async def put(self, array: object, *, sealed: bool = False, check: bool = False) -> SparseRef:
         """Copy a sparse array of SciPy's to the device.
@@ -236,15 +218,9 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
             await moving.free(part)
 
     def _transfers_for(self, name: str) -> Transfers:
-        if self._transfers is None:
+        if self.transfers is None:
             raise Unsupported(f"sparse.{name} is awaited on the device itself")
-        return self._transfers
-
-    def _on(self, device: Any) -> Any:
-        """Return a facade whose calls go to a collector, which moves no arrays."""
-        facade = super()._on(device)
-        facade._transfers = None
-        return facade
+        return self.transfers
 
 
 def _require_matrix(a: object) -> None:

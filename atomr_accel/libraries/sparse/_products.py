@@ -156,7 +156,7 @@ class SparseProducts(SparseStructure[D]):
                 (matrix,),
                 (given, laid(made, "out")),
                 taken_as(taken, a.dtype),
-                deterministic=self._device.deterministic,
+                deterministic=self.home.deterministic,
             )
             compute = _computed(a.dtype)
             return self._call(
@@ -218,7 +218,7 @@ class SparseProducts(SparseStructure[D]):
                     f"not {a.shape}, {b.shape} and {pattern.shape}"
                 )
             data = preparer.output(pattern.data.shape, pattern.dtype)
-            target = data._block
+            target = data.block
             spec = SparseSpec(
                 "sddmm", pattern.dtype.name, (matrix,), (laid(left, "a"), laid(right, "b"))
             )
@@ -397,7 +397,7 @@ class SparseProducts(SparseStructure[D]):
         kept: Block = plan._kept
         if kept.epoch is not preparer.memory.epoch:
             raise GpuRefStale("the device was rebuilt since the plan was made; make another")
-        outputs = [part._block for part in product.parts]
+        outputs = [part.block for part in product.parts]
         operands = tuple(block.address for block in (*blocks, *outputs))
         message = ComputeProduct(
             plan._number, encode(spec), operands, structure, scalar(alpha, a.dtype, "alpha")

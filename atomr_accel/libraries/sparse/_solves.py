@@ -311,7 +311,7 @@ class Solves(SparsePart[D]):
         steps.assign((right, target[:, :n]))
         name = "pentadiagonal" if interleaved else "tridiagonal" if one else "tridiagonal_batch"
         spec = SparseSpec(name, dtype.name, sizes=(size, count))
-        blocks = [each._block.base for each in (*diagonals, target)]
+        blocks = [each.block.base for each in (*diagonals, target)]
 
         def prepare(preparer: Preparer) -> Submission[None]:
             return self._call(preparer, spec, blocks, blocks, None)

@@ -144,10 +144,12 @@ class SparseRef(msgspec.Struct, frozen=True, eq=False):
         rows, columns = self.shape
         return SparseRef(_TRANSPOSED[self.format], (columns, rows), self.data, major, indices)
 
-    def _flatten(self) -> tuple[object, tuple[GpuRef, ...]]:
+    def split_refs(self) -> tuple[object, tuple[GpuRef, ...]]:
+        """Return format and shape, and the refs."""
         return (self.format, self.shape), self.parts
 
-    def _unflatten(self, parts: Sequence[GpuRef]) -> SparseRef:
+    def with_refs(self, parts: Sequence[GpuRef]) -> SparseRef:
+        """Return a matrix of the same kind on other refs."""
         major, indices, data = parts
         return SparseRef(self.format, self.shape, data, major, indices)
 

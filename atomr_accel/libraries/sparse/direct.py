@@ -74,7 +74,7 @@ class SparseLU(Facade[D]):
         steps: Callable[[str, Callable[[CallSteps], GpuRef]], Request[GpuRef]],
         factors: HostFactors,
     ) -> None:
-        self._device = device
+        self.home = device
         self._in_steps: Final = steps
         self._factors: Final = factors
 
@@ -246,7 +246,7 @@ class HostFactors:
 
             def prepare(preparer: Preparer) -> Submission[None]:
                 parts = self._parts(preparer, self.matrix)
-                source, target, kept = right._block, x._block, self.here(preparer)
+                source, target, kept = right.block, x.block, self.here(preparer)
                 message = SolveBy(
                     self._number,
                     tuple(each.address for each in parts),
@@ -411,7 +411,7 @@ class DirectSolves(SparsePart[D]):
         def prepare(preparer: Preparer) -> Submission[SparseLU[Awaited]]:
             matrix, _ = self._matrix(preparer, by_rows(a), "a", ("csr",))
             options = (kind, triangle, reordering, pivoting, threshold, epsilon, steps)
-            system = SparseSystem(matrix, *options, self._device.deterministic)
+            system = SparseSystem(matrix, *options, self.home.deterministic)
             factors = HostFactors(self, a, system)
             lu: SparseLU[Awaited] = SparseLU(self._home, self._steps, factors)
             return factors.factorizing(preparer, a, factors.keep(preparer), lu)

@@ -16,7 +16,6 @@ from ...ops import (
     Facade,
     LaneSpec,
     Request,
-    RequestsOnly,
     Submission,
     Workspaces,
     WorkspaceStatistics,
@@ -69,18 +68,17 @@ class SparsePart(Facade[D]):
     """Base of the parts of ``device.sparse``."""
 
     def __init__(self, device: DeviceView, array: ArrayFunctions[Any], cub: Cub[Any]) -> None:
-        self._device = self._home = device
-        describing = RequestsOnly(device)
-        self._array: ArrayFunctions[AsRequests] = array._on(describing)
-        self._cub: Cub[AsRequests] = cub._on(describing)
+        self.home = self._home = device
+        self._array: ArrayFunctions[AsRequests] = array.as_requests(device)
+        self._cub: Cub[AsRequests] = cub.as_requests(device)
         self._workspaces = Workspaces(LANE.max_streams, _SMALL)
         self._measured: Recent[bytes, MeasuredScratch] = Recent(_MOST_MEASURED, name="sizes")
-        self._caches = (self._measured,)
+        self.caches = (self._measured,)
         self._told: WeakKeyDictionary[DeviceView, set[bytes]] = WeakKeyDictionary()
 
     def statistics(self) -> WorkspaceStatistics:
         """Return the workspaces of the device."""
-        return self._workspaces.statistics(self._device)
+        return self._workspaces.statistics(self.home)
 
     # --- calls ------------------------------------------------------------------------------
 
@@ -198,7 +196,7 @@ class SparsePart(Facade[D]):
             TypeError: another object.
         """
         if not isinstance(ref, GpuRef):
-            raise ref_error(ref, self._device.memory, name)
+            raise ref_error(ref, self.home.memory, name)
 
     def _refuse_unsteady(self, what: str, instead: str) -> None:
         """Refuse what adds up in an order that depends on time, where nothing may.
@@ -206,7 +204,7 @@ class SparsePart(Facade[D]):
         Raises:
             Unsupported: the device was opened as deterministic.
         """
-        if self._device.deterministic:
+        if self.home.deterministic:
             raise Unsupported(
                 f"{what}: cuSPARSE adds up in an order that depends on time, and the device was "
                 f"opened with deterministic=True; {instead}"

@@ -106,7 +106,7 @@ class SparseLt(Facade[D]):
     templated = True
 
     def __init__(self, device: DeviceView) -> None:
-        self._device = device
+        self.home = device
 
     # --- matrices -----------------------------------------------------------------------------
 
@@ -207,9 +207,9 @@ class SparseLt(Facade[D]):
                     "in a batch; await it"
                 )
             made, *scratch = (preparer.output((size,), _UINT8) for size in sizes if size)
-            targets: list[Block] = [each._block for each in (made, *scratch)]
-            at = scratch[0]._block.address if scratch else 0
-            message = Compress(matrix, source.address, made._block.address, at)
+            targets: list[Block] = [each.block for each in (made, *scratch)]
+            at = scratch[0].block.address if scratch else 0
+            message = Compress(matrix, source.address, made.block.address, at)
             result = StructuredRef((a.shape[0], a.shape[1]), a.dtype, made)
             return Submission(message, (source,), targets, result)
 
@@ -278,7 +278,7 @@ class SparseLt(Facade[D]):
         if order not in get_args(Order):
             raise ValueError(f"order must be 'C' or 'F', not {order!r}")
         tuned = flag(autotune, "autotune")
-        require_no_race(self._device, autotune=tuned)
+        require_no_race(self.home, autotune=tuned)
         numbers = [_number(alpha, "alpha"), _number(beta, "beta")]
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
@@ -344,9 +344,9 @@ class SparseLt(Facade[D]):
                 encode(spec),
                 compressed.address,
                 source.address,
-                (added if added is not None else made)._addressable_block.address,
+                (added if added is not None else made).addressable_block.address,
                 target.address,
-                0 if bias is None else bias._block.address,
+                0 if bias is None else bias.block.address,
                 *numbers,
             )
             if added is out and numbers[1]:
@@ -358,7 +358,7 @@ class SparseLt(Facade[D]):
     def _structured(self, preparer: Preparer, a: GpuRef) -> tuple[Structured, Block]:
         """A matrix that is, or may be, half zeros."""
         if not isinstance(a, GpuRef):
-            raise ref_error(a, self._device.memory, "a")
+            raise ref_error(a, self.home.memory, "a")
         if a.dtype.name not in RESULTS:
             raise TypeError(f"a is {a.dtype.name}; it must be one of {', '.join(RESULTS)}")
         if a.ndim != 2:

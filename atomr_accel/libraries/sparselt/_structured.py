@@ -50,10 +50,12 @@ class StructuredRef(msgspec.Struct, frozen=True, eq=False):
         """True if its content is gone."""
         return self.data.is_stale
 
-    def _flatten(self) -> tuple[object, tuple[GpuRef, ...]]:
+    def split_refs(self) -> tuple[object, tuple[GpuRef, ...]]:
+        """Return shape and dtype, and the refs."""
         return (self.shape, self.dtype), (self.data,)
 
-    def _unflatten(self, parts: Sequence[GpuRef]) -> StructuredRef:
+    def with_refs(self, parts: Sequence[GpuRef]) -> StructuredRef:
+        """Return a matrix of the same kind on other refs."""
         (data,) = parts
         return StructuredRef(self.shape, self.dtype, data)
 

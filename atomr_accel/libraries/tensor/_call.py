@@ -147,11 +147,11 @@ class TensorCall(NamedTuple):
 
 def alike(one: GpuRef, other: GpuRef) -> bool:
     """Return True if two arrays have the same layout, at any addresses."""
-    return one.shape == other.shape and one._strides == other._strides
+    return one.shape == other.shape and one.own_strides == other.own_strides
 
 
 def lies(ref: GpuRef) -> tuple[object, ...]:
-    return ref.shape, ref._strides, alignment(ref)
+    return ref.shape, ref.own_strides, alignment(ref)
 
 
 def _require_strides(ref: GpuRef, memory: MemoryMap, name: str) -> None:
@@ -267,7 +267,7 @@ def operation_of(
 
 def _tensor(ref: GpuRef, modes: tuple[int, ...], operator: str) -> TensorLayout:
     size = ref.dtype.itemsize
-    strides = strides_of(ref.shape, size) if ref._strides is None else ref.strides
+    strides = strides_of(ref.shape, size) if ref.own_strides is None else ref.strides
     steps = tuple(
         1 if extent == 1 else stride // size
         for extent, stride in zip(ref.shape, strides, strict=True)

@@ -16,7 +16,7 @@ from ...arrays.expressions import Operand, cast
 from ...arrays.expressions.promotion import FLOAT32
 from ...arrays.views import strides_of
 from ...ops import ARRAY_LANE as ARRAY
-from ...ops import AsRequests, Collected, D, Request, RequestsOnly, Submission, op
+from ...ops import AsRequests, Collected, D, Request, Submission, op
 from ...wire.recent import Recent
 from ..array.steps import CallSteps, target_of
 from ..blas.checks import LANE as BLAS
@@ -59,10 +59,10 @@ class Einsum(TensorOperations[D]):
     def __init__(self, device: DeviceView, blas: Blas[Any], cub: Cub[Any]) -> None:
         super().__init__(device)
         self._found = _HostFacts()
-        self._blas: Blas[AsRequests] = blas._on(RequestsOnly(device))
-        self._cub: Cub[AsRequests] = cub._on(RequestsOnly(device))
+        self._blas: Blas[AsRequests] = blas.as_requests(device)
+        self._cub: Cub[AsRequests] = cub.as_requests(device)
         self._sums: Recent[Hashable, EinsumPlan] = Recent(_MOST_PLANS, name="sums")
-        self._caches = (*self._caches, self._sums)
+        self.caches = (*self.caches, self._sums)
 
     @op
     def einsum(
@@ -109,7 +109,7 @@ class Einsum(TensorOperations[D]):
         terms, arrays = _read(subscripts, operands)
         for at, each in enumerate(arrays):
             if not isinstance(each, Operand):
-                raise ref_error(each, self._device.memory, f"operand {at}")
+                raise ref_error(each, self.home.memory, f"operand {at}")
         kind = _dtype_of(arrays, dtype, casting)
         asked = (terms, arrays, out, kind, optimize)
         without = self._planned(*asked, contracts=False)
@@ -137,7 +137,7 @@ class Einsum(TensorOperations[D]):
         the answer of an earlier call if there is one. The choice may therefore vary between calls,
         so a deterministic device does not use cuTENSOR.
         """
-        if self._device.deterministic:
+        if self.home.deterministic:
             return False
         found = self._found
         known = found.cutensor
@@ -177,10 +177,10 @@ class Einsum(TensorOperations[D]):
 
     def _perform(self, steps: CallSteps, plan: EinsumPlan, values: list[GpuRef]) -> None:
         """Do the steps of a plan."""
-        described: TensorOperations[AsRequests] = self._on(RequestsOnly(self._device))
+        described: TensorOperations[AsRequests] = self.as_requests(self.home)
 
         def seen(view: ArrayView) -> GpuRef:
-            return values[view.value]._seen(view.shape, view.strides)
+            return values[view.value].with_layout(view.shape, view.strides)
 
         for step in plan.steps:
             match step:

@@ -42,4 +42,4 @@ class Tensor(Einsum[D]):
 
     def statistics(self) -> WorkspaceStatistics:
         """Return the workspaces of the device."""
-        return self._workspaces.statistics(self._device)
+        return self._workspaces.statistics(self.home)

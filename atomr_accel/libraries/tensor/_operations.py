@@ -85,10 +85,10 @@ class TensorOperations(Facade[D]):
     """The part of ``Tensor`` that is cuTENSOR's."""
 
     def __init__(self, device: DeviceView) -> None:
-        self._device = device
+        self.home = device
         self._workspaces = Workspaces(LANE.max_streams, WORKSPACE)
         self._tuned: Recent[bytes, Epoch] = Recent(_MOST_OPERATIONS, name="tuned")
-        self._caches: tuple[Recent[Any, Any], ...] = (self._tuned,)
+        self.caches: tuple[Recent[Any, Any], ...] = (self._tuned,)
 
     @op
     def contract(
@@ -394,7 +394,7 @@ class TensorOperations(Facade[D]):
     ) -> Request[GpuRef]:
         compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
         jit, autotune = flag(jit, "jit"), flag(autotune, "autotune")
-        require_no_race(self._device, autotune=autotune)
+        require_no_race(self.home, autotune=autotune)
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             checked = call.checked(preparer.memory)
@@ -423,27 +423,27 @@ class TensorOperations(Facade[D]):
                 else:
                     inputs[-1] = result
             reads = [
-                ref._addressable_block for ref in (*inputs, *([] if added is None else [added]))
+                ref.addressable_block for ref in (*inputs, *([] if added is None else [added]))
             ]
             if autotune and preparer.home.call_mode is not Collected:
                 self._tune(preparer, data, checked, inputs, result)
             workspace, nbytes = self._workspace(preparer, call.kind)
             message = RunTensor(
                 data,
-                tuple([ref._addressable_block.address for ref in inputs]),
-                0 if added is None else added._addressable_block.address,
-                result._addressable_block.address,
+                tuple([ref.addressable_block.address for ref in inputs]),
+                0 if added is None else added.addressable_block.address,
+                result.addressable_block.address,
                 checked.scalars,
                 0 if workspace is None else workspace.address,
                 nbytes,
             )
-            writes = [result._addressable_block, *([] if workspace is None else [workspace])]
+            writes = [result.addressable_block, *([] if workspace is None else [workspace])]
             return Submission(message, reads, writes, result, before=before)
 
         return Request(LANE, f"tensor.{call.kind.value}", prepare)
 
     def _workspace(self, preparer: Preparer, kind: OperationKind) -> tuple[Block | None, int]:
-        if kind not in ADDS or not self._device.capabilities.needs_scratch:
+        if kind not in ADDS or not self.home.capabilities.needs_scratch:
             return None, 0
         return self._workspaces.obtain(preparer, WORKSPACE), WORKSPACE
 
@@ -468,16 +468,16 @@ class TensorOperations(Facade[D]):
             workspace, size = self._workspace(preparer, OperationKind.CONTRACT)
             run = RunTensor(
                 data,
-                tuple([ref._addressable_block.address for ref in inputs]),
+                tuple([ref.addressable_block.address for ref in inputs]),
                 0,
-                trial._block.address,
+                trial.block.address,
                 (checked.scalars[0], (0.0, 0.0) if checked.dtype.kind == "c" else 0.0),
                 0 if workspace is None else workspace.address,
                 size,
             )
-            writes = [trial._block, *([] if workspace is None else [workspace])]
+            writes = [trial.block, *([] if workspace is None else [workspace])]
             return Submission(
-                TuneTensor(run), [ref._addressable_block for ref in inputs], writes, True
+                TuneTensor(run), [ref.addressable_block for ref in inputs], writes, True
             )
 
         preparer.perform(Request(LANE, "tensor.tune", prepare, key=("tensor.tune", data)))

@@ -86,7 +86,7 @@ class DeviceCopies:
             )
         for i in ranks:
             for j in ranks:
-                if parts[i][j]._block.memory is not self._devices[i]._core.memory:
+                if parts[i][j].block.memory is not self._devices[i].core.memory:
                     raise ValueError(
                         f"parts[{i}][{j}] is not on the device of rank {i}: {parts[i][j]!r}"
                     )

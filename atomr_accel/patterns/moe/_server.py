@@ -369,7 +369,7 @@ async def open_moe(
         raise ValueError(f"the exchange has {exchange.ranks} ranks for {len(devices)} devices")
     retry = Retry() if retry is None else retry
     check_instance("retry", retry, Retry)
-    moe = Moe._create(devices, weights, exchange, retry, observer, residual=residual)
+    moe = Moe.construct(devices, weights, exchange, retry, observer, residual=residual)
     bounds = [rank * experts // len(devices) for rank in range(len(devices) + 1)]
     seeds = np.random.SeedSequence(seed).spawn(len(devices))
     with naming(devices):

@@ -137,7 +137,7 @@ async def test_several_results_may_be_products(device: Device) -> None:
     made = await device.evaluate(product, product + 1, product, y @ x.T, x)
     for ref, wanted in zip(made, (a @ b.T, a @ b.T + 1, a @ b.T, b @ a.T, a), strict=True):
         np.testing.assert_array_equal(await device.get(ref), wanted)
-    assert len({ref._block for ref in made}) == 5
+    assert len({ref.block for ref in made}) == 5
     one, other = await device.evaluate(product, y @ x.T)
     await device.evaluate(product * 0, product * 2, out=(other, one))
     assert not (await device.get(other)).any()
@@ -179,13 +179,13 @@ async def test_product_alone_is_one_op_and_leaves_a_template() -> None:
         for _ in range(4):
             await device.evaluate(x @ x)
         (trace,) = [
-            each for each in device._templates.known.values() if isinstance(each, CallTemplate)
+            each for each in device.call_templates.known.values() if isinstance(each, CallTemplate)
         ]
         assert [(each.lane, each.name) for each in trace.ops] == [("blas", "array.evaluate")]
         for _ in range(4):
             await device.evaluate((x + 1) @ x - 1)
         traces = [
-            each for each in device._templates.known.values() if isinstance(each, CallTemplate)
+            each for each in device.call_templates.known.values() if isinstance(each, CallTemplate)
         ]
         assert [each.lane for each in traces[1].ops] == ["array", "blas", "array"]
 

@@ -21,7 +21,7 @@ NUMBERS = (1.5, 2.0, 0.0, -0.0, -3, float("nan"), float("-inf"), 1e300, 7, 4.0, 
 
 def templates_of(facade: Any) -> list[CallTemplate]:
     """Return the call templates of a facade."""
-    return [each for each in facade._templates.known.values() if isinstance(each, CallTemplate)]
+    return [each for each in facade.call_templates.known.values() if isinstance(each, CallTemplate)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "complex64", "complex128"])

@@ -100,10 +100,10 @@ async def test_group_keeps_no_writable_mapping_of_sealed_memory() -> None:
     async with group(3) as devices:
         copies = await devices.seal_everywhere(LARGE)
         for source in devices:
-            assert source._core.memory.unmapped == []
+            assert source.core.memory.unmapped == []
             for target, ref in copies.items():
-                slab = target._core.memory.slab_of(ref._block)
-                assert source._core.windows.find(target._core, slab) is None
+                slab = target.core.memory.slab_of(ref.block)
+                assert source.core.windows.find(target.core, slab) is None
 
 
 @program
@@ -190,5 +190,5 @@ async def test_whoever_is_cancelled_leaves_nothing() -> None:
                 await settled(device)
         assert step > 5
         for device in devices:
-            device._core.memory.collect(1000)
+            device.core.memory.collect(1000)
             assert used_by(device) == 0

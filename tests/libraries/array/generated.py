@@ -43,12 +43,12 @@ class Leaves:
         memory: Any = _Memory
         strides = None if array.flags.c_contiguous else array.strides
         ref = GpuRef(block_at(memory, 0, 0), array.shape, dtype, array.nbytes, strides)
-        self._arrays[ref._block] = array
+        self._arrays[ref.block] = array
         return ref
 
     def pointer(self, ref: GpuRef) -> int:
         """Return the address of the first element of a ref or a view."""
-        return self._arrays[ref._block.base].ctypes.data + ref._block.offset
+        return self._arrays[ref.block.base].ctypes.data + ref.block.offset
 
 
 class Case:

@@ -180,9 +180,11 @@ async def test_calls_that_are_traced_have_kernels_built_where_they_are_missing()
         async with device.batch() as batch:
             made += [batch.array.sum(x, axis=0) for _ in range(3)]
         assert not LOG
-        epoch = device._core.memory.epoch
+        epoch = device.core.memory.epoch
         known = [
-            each for each in device.array._templates.known.values() if type(each) is CallTemplate
+            each
+            for each in device.array.call_templates.known.values()
+            if type(each) is CallTemplate
         ]
         assert [each.epoch for each in known] == [epoch] * 2  # awaited, and in batches
         for each in (first, *made):

@@ -159,7 +159,7 @@ def seen(array: Array) -> Any:
     """Return a stand-in for a ref to this array."""
     place = SimpleNamespace(address=pointer(array), offset=pointer(array) % 256)
     return SimpleNamespace(
-        _addressable_block=place, shape=array.shape, strides=array.strides, dtype=array.dtype
+        addressable_block=place, shape=array.shape, strides=array.strides, dtype=array.dtype
     )
 
 

@@ -266,9 +266,9 @@ async def test_a_kernel_gets_contiguous_copies(device: Device) -> None:
 async def test_a_block_of_a_view_tells_no_address(device: Device) -> None:
     _, x = await filled(device, 4, 6)
     with pytest.raises(NotContiguous, match="copy it first"):
-        _ = x.T._block.address
-    assert x.T._addressable_block.address == x._block.address
-    assert x[:, 1]._addressable_block.address == x._block.address + 4
+        _ = x.T.block.address
+    assert x.T.addressable_block.address == x.block.address
+    assert x[:, 1].addressable_block.address == x.block.address + 4
     with pytest.raises(ValueError, match="ref is not contiguous, and is needed so here"):
         await device.prefetch(x.T)
 
@@ -291,8 +291,8 @@ async def test_one_copy_is_one_op_of_merged_axes(device: Device) -> None:
     square = await device.full((4, 4), 1, np.float32)
     request = device.requests.blas.gemm(x.reshape(24, 8)[:, ::2], square)
     await device.copy(x.T)
-    (copy,) = request.prepare(device._core.first_try).before
-    message = copy.prepare(device._core.first_try).message
+    (copy,) = request.prepare(device.core.first_try).before
+    message = copy.prepare(device.core.first_try).message
     assert isinstance(message, CopyStrided)
     assert (message.shape, message.source_strides, message.itemsize) == ((96,), (8,), 4)
 

@@ -132,7 +132,7 @@ async def test_the_nth_call_is_as_numpys(device: Device, chosen: Any, batch: boo
 
 def templates_of(device: Device) -> list[CallTemplate]:
     """Return the templates that ``device.array`` holds."""
-    known = device.array._templates.known.values()
+    known = device.array.call_templates.known.values()
     return [each for each in known if isinstance(each, CallTemplate)]
 
 
@@ -144,7 +144,7 @@ async def test_calls_have_templates_in_each_generation() -> None:
             for count, name in enumerate(CALLS, 1):
                 for seed in range(3):
                     await check(device, name, ("transposed", "gaps"), seed)
-                epoch = device._core.memory.epoch
+                epoch = device.core.memory.epoch
                 assert sum(each.epoch is epoch for each in templates_of(device)) == count, name
             await poison(device)
 

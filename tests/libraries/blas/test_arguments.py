@@ -413,7 +413,7 @@ async def test_sizes_beyond_the_library_are_refused(device: Device) -> None:
     """The refs pretend to be large; their content is never read."""
     small = await device.put(np.zeros((1, 1), np.float32))
     pivots = await device.put(np.zeros((1,), np.int32))
-    many = GpuRef(small._block, (1, 2**31), small.dtype, 2**33)
+    many = GpuRef(small.block, (1, 2**31), small.dtype, 2**33)
     for call in (
         device.blas.getrs_batched(small, pivots, many),
         device.blas.gels_batched(small, many),
@@ -422,7 +422,7 @@ async def test_sizes_beyond_the_library_are_refused(device: Device) -> None:
             ValueError, match=r"b must have at most 2\*\*31 - 1 right-hand sides, not 2147483648,"
         ):
             await call
-    long = GpuRef(small._block, (2**31, 1, 1), small.dtype, 2**33)
+    long = GpuRef(small.block, (2**31, 1, 1), small.dtype, 2**33)
     with pytest.raises(
         ValueError, match=r"a must have at most 2\*\*31 - 1 rows in all, not 2147483648 times"
     ):

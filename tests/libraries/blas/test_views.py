@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def prepared(device: Device, a: GpuRef, b: GpuRef, **more: Any) -> Submission[GpuRef]:
     """Return the prepared submission of a product."""
-    return device.requests.blas.gemm(a, b, **more).prepare(device._core.first_try)
+    return device.requests.blas.gemm(a, b, **more).prepare(device.core.first_try)
 
 
 @on_shared
@@ -58,11 +58,11 @@ async def test_routines_take_transposes_as_they_are(device: Device) -> None:
     requests = device.requests.blas
     await device.blas.gemv(x, await device.full(4, 1, np.float32))
     await device.copy(x.T)
-    plain = requests.gemv(x.T, v).prepare(device._core.first_try)
+    plain = requests.gemv(x.T, v).prepare(device.core.first_try)
     assert not plain.before
-    assert not requests.geam(x.T, trans_a=True).prepare(device._core.first_try).before
-    assert requests.gemv(x[:, ::2], v[:2]).prepare(device._core.first_try).before
-    half = requests.trmv(x[:, :3].T, v).prepare(device._core.first_try)
+    assert not requests.geam(x.T, trans_a=True).prepare(device.core.first_try).before
+    assert requests.gemv(x[:, ::2], v[:2]).prepare(device.core.first_try).before
+    half = requests.trmv(x[:, :3].T, v).prepare(device.core.first_try)
     assert (half.before, half.message.options, half.message.steps[0]) == ((), (1, 1, 0), 4)
     product = await device.blas.gemv(x.T, v)
     assert same_bits(await device.get(product), host.T @ np.arange(3, dtype=np.float32))
@@ -76,7 +76,7 @@ async def test_strides_that_no_leading_dimension_expresses_are_copied(device: De
     for view in (x[:, ::2][:, :4], x[::-1], x[0].broadcast_to((8, 8))):
         submission = prepared(device, view, x[: view.shape[1]])
         (copy,) = submission.before
-        assert isinstance(copy.prepare(device._core.first_try).message, CopyStrided)
+        assert isinstance(copy.prepare(device.core.first_try).message, CopyStrided)
         assert not submission.after
     into = prepared(device, x, x, out=(await device.zeros((8, 8), np.float32)).T)
     assert (len(into.before), len(into.after)) == (1, 1)
@@ -135,7 +135,7 @@ async def test_fused_products_take_them_as_they_are_too(device: Device) -> None:
     made = await device.blaslt.matmul(a, b, bias=bias, epilogue="relu_bias")
     expected = np.maximum(host[:, :8].T @ host[:, 9:] + await device.get(bias), 0)
     assert same_bits(await device.get(made), expected)
-    submission = request.prepare(device._core.first_try)
+    submission = request.prepare(device.core.first_try)
     assert not submission.before
     around = await device.zeros((8, 16), np.float32)
     out = around[:, 3:14]
@@ -167,7 +167,7 @@ async def test_vectors_go_by_their_increments_when_they_are_views(device: Device
     requests = device.requests.blas
 
     def submission(request: Any) -> Any:
-        return request.prepare(device._core.first_try)
+        return request.prepare(device.core.first_try)
 
     start = submission(requests.nrm2(m[:, 0])).message.places[0]
     for request, places, steps in (
@@ -197,7 +197,7 @@ async def test_a_traced_routine_takes_other_views_of_the_same_layout(device: Dev
     for column in (3, 3, 3, 5, 3):
         length = await device.get(await device.blas.nrm2(m[:, column]))
         np.testing.assert_allclose(length, np.linalg.norm(host[:, column]))
-    assert any(not isinstance(each, int) for each in device.blas._templates.known.values())
+    assert any(not isinstance(each, int) for each in device.blas.call_templates.known.values())
 
 
 vectors = st.tuples(st.integers(0, 3), st.sampled_from([-3, -2, -1, 1, 2, 3]), st.booleans())

@@ -226,11 +226,11 @@ async def test_calls_that_are_alike_have_buffers_and_numbers_of_their_own(device
 def test_an_epilogue_comes_apart_and_together_again() -> None:
     shared = ACCUMULATED.relu() * 2
     whole = shared + shared.tanh()
-    rest, refs = whole._flatten()
-    again = whole._unflatten(refs)
+    rest, refs = whole.split_refs()
+    again = whole.with_refs(refs)
     assert again is not whole
-    assert again._flatten() == (rest, ())
+    assert again.split_refs() == (rest, ())
     # Where a value is used twice it is one still.
     assert again._inputs[1]._inputs[0] is again._inputs[0]
-    assert (shared + (ACCUMULATED.relu() * 2).tanh())._flatten() != (rest, ())
-    assert (shared * 0.0)._flatten() != (shared * -0.0)._flatten()
+    assert (shared + (ACCUMULATED.relu() * 2).tanh()).split_refs() != (rest, ())
+    assert (shared * 0.0).split_refs() != (shared * -0.0).split_refs()

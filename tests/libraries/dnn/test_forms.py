@@ -232,7 +232,7 @@ async def test_a_call_gives_what_it_gives_when_nothing_is_known(
         found = []
         for call, which in steps:
             if forget:
-                device.dnn._plans.calls.clear()
+                device.dnn.plans.calls.clear()
             made = await CALLS[call](device.dnn, r, which)
             refs = made if isinstance(made, tuple) else (made,)
             found += [(await device.get(ref)).tobytes() for ref in refs]

@@ -207,13 +207,13 @@ async def test_no_plan_is_left_in_the_host_that_the_program_has_dropped(
 ) -> None:
     """A plan may be dropped while a transform that has found it waits to be sent."""
     sent: list[Any] = []
-    submit = device._core.submit
+    submit = device.core.submit
 
     def spy(port: Any, name: str, message: Any, *blocks: Any) -> Any:
         sent.append(message)
         return submit(port, name, message, *blocks)
 
-    monkeypatch.setattr(device._core, "submit", spy)
+    monkeypatch.setattr(device.core, "submit", spy)
     refs = [await device.put(noise(2, size)) for size in range(2, 12) for _ in range(3)]
     device.fft.plan_limit = 2
     async with trio.open_nursery() as nursery:
@@ -345,7 +345,7 @@ async def test_a_request_uses_work_areas_of_what_carries_it_out(device: Device) 
         async with device.batch() as batch:
             results.append(batch.perform(request))
         assert device.fft.statistics().workspace == 0
-    results += [await perform(device._core, request) for _ in range(2)]
+    results += [await perform(device.core, request) for _ in range(2)]
     assert device.fft.statistics().workspace >= 200 * 4
     async with device.record(a) as program:
         results.append(program.fft.rfft(a, n=200))
@@ -389,14 +389,14 @@ async def test_a_plan_that_was_asked_for_in_vain_has_the_same_number_again(
     """A new number would leave the old plan in the host, with no message to drop it."""
     a = await fresh.put(noise(8))
     with trio.CancelScope() as scope:
-        fault = fresh._core.submit
+        fault = fresh.core.submit
 
         def leaving(*args: Any) -> Any:
             if args[1] == "fft.plan":
                 scope.cancel()
             return fault(*args)
 
-        monkeypatch.setattr(fresh._core, "submit", leaving)
+        monkeypatch.setattr(fresh.core, "submit", leaving)
         await fresh.fft.fft(a)
     assert scope.cancelled_caught
     monkeypatch.undo()

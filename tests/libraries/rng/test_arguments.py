@@ -420,14 +420,14 @@ async def test_a_request_draws_further_numbers_each_time_it_is_carried_out(devic
         ("choice", (40, 5, False), {}),
     ):
         request = getattr(requests, method)(*args, **more)
-        first = await perform(device._core, request)
+        first = await perform(device.core, request)
         async with device.batch() as batch:
             second = batch.perform(request)
         for ref in (first, second):
             expected = await getattr(same, method)(*args, **more)
             assert np.array_equal(await device.get(ref), await device.get(expected))
     points = requests.sobol(8, 2)  # of a sequence that is no generator's
-    first, second = [await perform(device._core, points) for _ in range(2)]
+    first, second = [await perform(device.core, points) for _ in range(2)]
     assert np.array_equal(await device.get(first), await device.get(second))
     assert generator.state == same.state
 

@@ -133,7 +133,7 @@ class Appending:
     def message(self, lengths: Any, table: Any) -> Append:
         """Return the message for the lane, with addresses of the lengths and of the table."""
         order = (self.k, self.v, self.k_cache, self.v_cache)
-        places = [*(ref._block.address for ref in order), lengths, table]
+        places = [*(ref.block.address for ref in order), lengths, table]
         return Append(*places, *self.sizes())
 
     def sizes(self) -> tuple[Any, ...]:
@@ -145,7 +145,7 @@ class Appending:
         shift = -new if self.lengths is None else 0
         layers: tuple[Any, ...] = (1, 0, 0)
         if self.k_layers is not None and self.v_layers is not None:
-            first = [ref._block.address for ref in (self.k_layers, self.v_layers)]
+            first = [ref.block.address for ref in (self.k_layers, self.v_layers)]
             layers = (self.k_layers.shape[0], *first)
         return (batch, new, pages, page, self.columns, *widths, shift, self.copies, *layers)
 
@@ -652,7 +652,7 @@ class AttentionPart(DnnPart[D]):
         self, work: AttentionWork, *, sent: Callable[[], None] | None = None
     ) -> Request[Any]:
         """Return the request for cuDNN; ``sent`` is as for ``_request``."""
-        plans, names = self._plans, tuple(work.reads)
+        plans, names = self.plans, tuple(work.reads)
 
         def check() -> GraphCall:
             return gathered(work.make()).cached(plans, names, work.called)

@@ -205,7 +205,7 @@ class AttentionCalls(AttentionPart[D]):
         reads = dict(zip((*names, *BUFFERS), (*refs, *buffers), strict=False))
         tune = options.get("autotune", False)
         return AttentionWork(
-            f"{self._library}.{name}", key, reads, outs, make, tune, called or self._called
+            f"{self.library}.{name}", key, reads, outs, make, tune, called or self._called
         )
 
     def _dense(
@@ -222,7 +222,7 @@ class AttentionCalls(AttentionPart[D]):
         dtypes: Any = HALF,
     ) -> AttentionCall:
         """Check attention of sequences of one length, or padded. ``dtypes``: as for ``_cached``."""
-        memory = self._device.memory
+        memory = self.home.memory
         if layout not in _LAYOUTS:
             raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
         # What is cleaned behind the ends of sequences, and gradients, lie without gaps.
@@ -279,7 +279,7 @@ class AttentionCalls(AttentionPart[D]):
         *,
         backward: bool,
     ) -> AttentionCall:
-        memory = self._device.memory
+        memory = self.home.memory
         rank, shape = (3, "total, heads, size") if block_table is None else (4, _PAGES)
         require_sequences(q, memory, "q", 3, "total, heads, size")
         for name, ref in (("k", k), ("v", v)):
@@ -352,7 +352,7 @@ class AttentionCalls(AttentionPart[D]):
         dtypes: Any = HALF,
     ) -> AttentionCall:
         """Check attention with a cache. If ``dtypes`` is NARROW, only the cache may be in fp8."""
-        memory = self._device.memory
+        memory = self.home.memory
         require_sequences(q, memory, "q", 4, _LAYOUTS["bshd"], dtypes)
         shape = _LAYOUTS["bshd"] if block_table is None else _PAGES
         for name, ref in (("k_cache", k_cache), ("v_cache", v_cache)):
@@ -401,7 +401,7 @@ class AttentionCalls(AttentionPart[D]):
             raise ValueError("k and v belong together: new keys and new values")
         if k is None or v is None:
             return 0
-        memory = self._device.memory
+        memory = self.home.memory
         new = k.shape[1] if len(k.shape) == 4 else 0
         for name, ref, cache in (("k", k, k_cache), ("v", v, v_cache)):
             require(ref, memory, name, (cache.dtype,), (batch, new, *cache.shape[2:]))
@@ -416,7 +416,7 @@ class AttentionCalls(AttentionPart[D]):
         keys: int,
     ) -> AttentionSpec:
         """A spec about pages; adds the table to the inputs."""
-        require(block_table, self._device.memory, "block_table", (_INT32,))
+        require(block_table, self.home.memory, "block_table", (_INT32,))
         columns = columns_of(block_table)
         if block_table.shape[0] != spec.batch:
             raise ValueError(
@@ -439,7 +439,7 @@ class AttentionCalls(AttentionPart[D]):
         grads: Sequence[GpuRef] | None = None,
     ) -> AttentionCall:
         """Add the inputs and outputs of the backward pass."""
-        memory, inputs, spec = self._device.memory, call.inputs, call.spec
+        memory, inputs, spec = self.home.memory, call.inputs, call.spec
         dtype = (DTYPES[spec.dtype],)
         require(grad, memory, self._called["dO"], dtype, shape)
         require(out, memory, "out", dtype, shape)
@@ -469,7 +469,7 @@ class AttentionCalls(AttentionPart[D]):
         if scales.keys() != set(names):
             raise ValueError(f"scales must be exactly {', '.join(names)}, not {', '.join(scales)}")
         for name in names:
-            require(scales[name], self._device.memory, name, (_FLOAT32,), (), (1,), (1, 1, 1, 1))
+            require(scales[name], self.home.memory, name, (_FLOAT32,), (), (1,), (1, 1, 1, 1))
             call.inputs[name] = scales[name]
 
     @staticmethod

@@ -135,13 +135,18 @@ class PagedKVCache(AttentionPart[D]):
         self._numbers: Final = itertools.count()
         self._copied: Final[Counter[int]] = Counter()
 
-    def _on(self, device: DeviceView) -> Any:
+    def on(self, device: DeviceView) -> Any:
+        """Return a copy whose ops go to ``device``.
+
+        Raises:
+            Unsupported: ``device`` is a batch or a recording.
+        """
         if device.call_mode is Collected:
             raise Unsupported(
                 "a cache's calls cannot be in a batch or a recording; await them, which may be "
                 "inside a batch's block"
             )
-        return super()._on(device)
+        return super().on(device)
 
     # --- sequences ------------------------------------------------------------------------
 
@@ -247,11 +252,11 @@ class PagedKVCache(AttentionPart[D]):
             growth, appending = self._growing(sequences, k, v, layer)
             table, after = self._table(growth.pages.values()), self._after(growth)
             scratch = preparer.output((after.size + table.size,), _INT32)
-            lengths, rows = scratch._block, scratch[after.size :]._block
+            lengths, rows = scratch.block, scratch[after.size :].block
             data = np.concatenate([after, table.ravel()]).tobytes()
             append = appending.message(lengths.address, rows.address)
             message = Grow((SequenceUpload(lengths.address, data),), append, NOTHING, (), None)
-            reads, writes = appending.blocks(self._device.memory)
+            reads, writes = appending.blocks(self.home.memory)
             require_no_alias(
                 "append",
                 [("the cache's k", self.k), ("the cache's v", self.v)],
@@ -339,7 +344,7 @@ class PagedKVCache(AttentionPart[D]):
         chosen = checked(name, options, without=NOT_CACHED)
         if (k is None) != (v is None):
             raise ValueError("k and v belong together: new keys and new values")
-        memory = self._device.memory
+        memory = self.home.memory
         growing: list[_CacheGrowth] = []
 
         def make() -> AttentionCall:
@@ -407,7 +412,7 @@ class PagedKVCache(AttentionPart[D]):
         self, sequences: Sequence[int], k: GpuRef, v: GpuRef, layer: int
     ) -> tuple[_CacheGrowth, Appending]:
         """Check new rows, and return the changes that they need and how to write them."""
-        memory, dtype = self._device.memory, (self.k.dtype,)
+        memory, dtype = self.home.memory, (self.k.dtype,)
         new = k.shape[1] if len(getattr(k, "shape", ())) == 4 else 1
         growth = self._grown(sequences, max(1, new), layer)
         rows = (len(growth.lengths), max(1, new))
@@ -571,15 +576,15 @@ class Caches(DnnFlashAttention[D]):
         kind = as_dtype(dtype)
         if kind not in HALF:
             raise TypeError(f"dtype must be float16 or bfloat16, not {kind.name}")
-        device, plans = self._device, self._plans
+        device, plans = self.home, self.plans
 
         def zeros(preparer: Preparer, width: int) -> tuple[Clear, GpuRef]:
             ref = preparer.output((layers, pages, page_size, kv_heads, width), kind)
-            return Clear(ref._block.address, ref.nbytes), ref
+            return Clear(ref.block.address, ref.nbytes), ref
 
         def prepare_k(preparer: Preparer) -> Submission[GpuRef]:
             message, k = zeros(preparer, size)
-            return Submission(message, (), (k._block,), k)
+            return Submission(message, (), (k.block,), k)
 
         def prepare(preparer: Preparer) -> Submission[PagedKVCache[D]]:
             k = preparer.perform(Request(LANE, "dnn.kv_cache", prepare_k))
@@ -589,7 +594,7 @@ class Caches(DnnFlashAttention[D]):
                 assert k is not None  # only in a batch, where nothing is finished
                 return PagedKVCache(device, plans, k, v)
 
-            return Submission(message, (), (v._block,), finish=finish)
+            return Submission(message, (), (v.block,), finish=finish)
 
         return Request(LANE, "dnn.kv_cache", prepare)
 

@@ -342,12 +342,12 @@ class DnnPart(Facade[D]):
     """Base of the parts of ``device.dnn``."""
 
     def __init__(self, device: DeviceView, plans: DnnPlanCache | None = None) -> None:
-        self._device = device
-        self._plans = plans or DnnPlanCache(device)
+        self.home = device
+        self.plans = plans or DnnPlanCache(device)
         self._asked: set[bytes] = set()
 
-    def _on(self, device: DeviceView) -> Any:
-        facade = super()._on(device)
+    def on(self, device: DeviceView) -> Any:
+        facade = super().on(device)
         facade._asked = set()
         return facade
 
@@ -383,7 +383,7 @@ class DnnPart(Facade[D]):
             ValueError: ``tune`` is set on a device that was opened with ``deterministic=True``.
         """
         if tune is not False:
-            require_no_race(self._device, autotune=flag(tune, "autotune"))
+            require_no_race(self.home, autotune=flag(tune, "autotune"))
         planned: tuple[bytes, int] | None = None
 
         def prepare(preparer: Preparer) -> Submission[Any]:
@@ -391,7 +391,7 @@ class DnnPart(Facade[D]):
             call, reads, addresses = self._checked(preparer.memory, name, key, given, outs, make)
             if type(call) is not GraphCall:
                 return _fill(preparer, call, reads, outs)
-            plans = self._plans
+            plans = self.plans
             encoded = call.graph.encoded
             if planned is None or planned[0] != encoded:
                 nbytes = plans.find(encoded, tuned=tune)
@@ -434,7 +434,7 @@ class DnnPart(Facade[D]):
             name: name of the op.
             trial: prepares a trial of all plans with that many bytes of workspace.
         """
-        here = preparer.home is self._device  # a batch asks once
+        here = preparer.home is self.home  # a batch asks once
         if here and encoded in self._asked:
             return 0
         # What to try all plans with needs as much workspace as the first guess; a candidate
@@ -449,7 +449,7 @@ class DnnPart(Facade[D]):
             if here:
                 self._asked.add(encoded)
             return 0
-        return self._plans.keep(encoded, answer, tuned=tuned)
+        return self.plans.keep(encoded, answer, tuned=tuned)
 
     def _checked(
         self,
@@ -478,14 +478,14 @@ class DnnPart(Facade[D]):
                 continue
             if type(ref) is not GpuRef:
                 break
-            block = ref._block
+            block = ref.block
             epoch = block.epoch
             if epoch is not present and epoch is not sealed:
                 break
             if type(block) is not Block:
-                if ref._strides is not None:
-                    block, plain = ref._addressable_block, False
-                    parts.append(ref._strides)
+                if ref.own_strides is not None:
+                    block, plain = ref.addressable_block, False
+                    parts.append(ref.own_strides)
                 elif block.offset % _ALIGNMENT:
                     plain = False
             parts += (ref.shape, ref.dtype)
@@ -495,7 +495,7 @@ class DnnPart(Facade[D]):
             if key is not None:
                 signature = tuple(parts)
                 try:
-                    call = self._plans.calls.get(signature)
+                    call = self.plans.calls.get(signature)
                 except TypeError:  # an argument that cannot be a key
                     signature = None
         for out in outs:
@@ -505,7 +505,7 @@ class DnnPart(Facade[D]):
             known, call = call, call or without_images(make())
             _check(memory, name, call, given, outs)
             if known is None and signature is not None:
-                self._plans.calls.add(signature, call)
+                self.plans.calls.add(signature, call)
         return call, reads, addresses
 
     def _run(
@@ -540,14 +540,14 @@ class DnnPart(Facade[D]):
             out = outs[at] if at < brought else None
             if out is None:
                 out = preparer.output(shape, dtype)
-            block = out._block
+            block = out.block
             writes.append(block)
             addresses.append(block.address)
             made.append(out)
         setup, workspace = call.setup, 0
         scratch = workspace_bytes if setup is None else setup.nbytes + workspace_bytes
         if scratch:
-            block = self._plans.workspaces.obtain(preparer, scratch)
+            block = self.plans.workspaces.obtain(preparer, scratch)
             writes.append(block)
             workspace = block.address
             if setup is not None:
@@ -583,8 +583,8 @@ def _fill(
     made: list[GpuRef] = []
     for target, out in zip_longest(call.targets, outs):
         made.append(preparer.output(*target) if out is None else out)
-    blocks = [ref._block for ref in made]
-    parts = [Clear(ref._block.address, ref.nbytes, call.byte) for ref in made]
+    blocks = [ref.block for ref in made]
+    parts = [Clear(ref.block.address, ref.nbytes, call.byte) for ref in made]
     message = parts[0] if len(parts) == 1 else ClearAll(tuple(parts))
     results = tuple([made[at] for at in call.results])
     return Submission(message, reads, blocks, results[0] if len(results) == 1 else results)
@@ -599,8 +599,8 @@ def _update(
         assert ref is not None
         # A writer already waits for all earlier readers. Counting it as a reader, too, would make
         # the next writer wait for every one of them.
-        reads.remove(ref._block)
-        writes.append(ref._block)
+        reads.remove(ref.block)
+        writes.append(ref.block)
 
 
 def _check(

@@ -114,8 +114,8 @@ class Graph(Facade[D], GraphOperations):
     """
 
     def __init__(self, device: DeviceView, plans: DnnPlanCache) -> None:
-        self._device = device
-        self._plans = plans
+        self.home = device
+        self.plans = plans
         self._builder = Builder()
         self._inputs: dict[str, Symbol] = {}
         self._strided: set[str] = set()
@@ -317,7 +317,7 @@ class Graph(Facade[D], GraphOperations):
         """
         if outputs:
             self._require_outputs(outputs)
-        device, plans = self._device, self._plans
+        device, plans = self.home, self.plans
         tuned = flag(autotune, "autotune")
         require_no_race(device, autotune=tuned)
         graph = EncodedGraph(self._builder.finish(tf32=flag(allow_tf32, "allow_tf32")))
@@ -462,7 +462,7 @@ class GraphPlan(DnnPart[D], Generic[D, R]):
             raise TypeError(f"{what}; the plan takes {', '.join(sorted(known))}")
 
         def make() -> GraphCall:
-            self._check(part._device.memory, given)
+            self._check(part.home.memory, given)
             return self._call
 
         refs = [given[name] for name in self.inputs]
@@ -509,7 +509,7 @@ class UserGraphs(DnnPart[D]):
 
     def graph(self) -> Graph[D]:
         """A new graph, to be filled with tensors and operations."""
-        return Graph(self._device, self._plans)
+        return Graph(self.home, self.plans)
 
     @run_op
     def run(self, /, plan: GraphPlan[Any, R], **given: GpuRef | float) -> Request[R]:
@@ -529,7 +529,7 @@ class UserGraphs(DnnPart[D]):
             GpuRefStale: a ref is of an older generation, or was freed.
             OutOfMemory: no room for a result.
         """
-        home = getattr(plan, "_device", None)
-        if home is None or home.memory is not self._device.memory:
-            require_made_on(plan, self._device)
+        home = getattr(plan, "home", None)
+        if home is None or home.memory is not self.home.memory:
+            require_made_on(plan, self.home)
         return plan._run_by(self, given)

@@ -364,7 +364,7 @@ class DnnConvolutions(DnnPart[D]):
         autotune: bool = False,
     ) -> Request[GpuRef]:
         """Return the request for a convolution, whose graph is made for each new signature."""
-        memory, tf32 = self._device.memory, flag(allow_tf32, "allow_tf32")
+        memory, tf32 = self.home.memory, flag(allow_tf32, "allow_tf32")
 
         def check() -> GraphCall:
             x, first = given[0]

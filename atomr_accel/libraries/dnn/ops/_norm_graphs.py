@@ -198,7 +198,7 @@ class NormalizationPart(DnnPart[D]):
             in_place: the names of outputs that are also read, by position; they are not
                 returned.
         """
-        memory = self._device.memory
+        memory = self.home.memory
 
         def check() -> GraphCall:
             for name, ref in given.items():

@@ -205,7 +205,7 @@ class Activations(DnnPart[D]):
         if mode not in _REDUCTIONS:
             raise ValueError(f"mode must be one of {', '.join(_REDUCTIONS)}, not {mode!r}")
         flag(keepdims, "keepdims")
-        memory = self._device.memory
+        memory = self.home.memory
 
         def make() -> CachedCall:
             require_readable(x, memory, "x")
@@ -251,7 +251,7 @@ class Activations(DnnPart[D]):
         self, op: str, x: GpuRef, out: GpuRef | None, attributes: Attributes = _NO_ATTRIBUTES
     ) -> Request[GpuRef]:
         """Ask for an activation."""
-        make = partial(_pointwise, self._device.memory, op, ("input",), (x,), attributes)
+        make = partial(_pointwise, self.home.memory, op, ("input",), (x,), attributes)
         key = (op, *attributes.items()) if attributes else op
         return self._request(_NAMES[op], key, (x,), (out,), make)
 
@@ -265,7 +265,7 @@ class Activations(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Ask for the gradient of one."""
         refs = (grad, x)
-        make = partial(_pointwise, self._device.memory, op, ("loss", "input"), refs, attributes)
+        make = partial(_pointwise, self.home.memory, op, ("loss", "input"), refs, attributes)
         key = (op, *attributes.items()) if attributes else op
         return self._request(_NAMES[op], key, refs, (out,), make)
 

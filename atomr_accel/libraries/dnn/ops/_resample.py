@@ -44,7 +44,7 @@ class ResamplingPart(DnnPart[D]):
         out: GpuRef | None,
     ) -> Request[GpuRef]:
         """Ask for images of another size."""
-        memory = self._device.memory
+        memory = self.home.memory
 
         def make() -> GraphCall:
             require_readable(x, memory, "x")
@@ -69,7 +69,7 @@ class ResamplingPart(DnnPart[D]):
         out: GpuRef | None,
     ) -> Request[GpuRef]:
         """Ask for a gradient by images, of which some need no more than the shape."""
-        memory = self._device.memory
+        memory = self.home.memory
         given = x if isinstance(x, GpuRef) else None
         shape = x.shape if isinstance(x, GpuRef) else _shape(x)
 
@@ -210,7 +210,7 @@ class Resampling(ResamplingPart[D]):
             layout: where channels are; by default first.
             out: where to put the gradient. Made if absent.
         """
-        require_readable(x, self._device.memory, "x")
+        require_readable(x, self.home.memory, "x")
         attributes = {"mode": "MAXPOOL", "size": _space(grad, layout)}
         name = "adaptive_max_pool_grad"
         return self._resample_backward(name, "adaptive_pool", grad, x, attributes, layout, out)
@@ -250,7 +250,7 @@ class Resampling(ResamplingPart[D]):
         Returns:
             Shape (batch, channels, ...size), or channels last.
         """
-        require_readable(x, self._device.memory, "x")
+        require_readable(x, self.home.memory, "x")
         space = _space(x, layout)
         if (size is None) == (scale_factor is None):
             raise ValueError("interpolate takes either a size or a scale_factor")
@@ -283,7 +283,7 @@ class Resampling(ResamplingPart[D]):
             layout: where channels are; by default first.
             out: where to put the gradient. Made if absent.
         """
-        require_readable(grad, self._device.memory, "grad")
+        require_readable(grad, self.home.memory, "grad")
         op, attributes = _interpolation(mode, _space(grad, layout), align_corners)
         name = "interpolate_grad"
         return self._resample_backward(name, op, grad, tuple(shape), attributes, layout, out)

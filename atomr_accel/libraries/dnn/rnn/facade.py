@@ -88,7 +88,7 @@ class Rnn(Facade[D]):
     """
 
     def __init__(self, device: DeviceView, spec: RnnSpec, sizes: _Known) -> None:
-        self._device = device
+        self.home = device
         self.spec: Final = spec
         self._dtype: Final = DTYPES[spec.dtype]
         self._sizes: Final = sizes
@@ -133,7 +133,7 @@ class Rnn(Facade[D]):
             ]
             weights = preparer.output((nbytes // self._dtype.itemsize,), self._dtype)
             places = tuple(block.address for block in reads)
-            block = weights._block
+            block = weights.block
             message = RnnPack(self.spec, places, block.address, nbytes, out=False)
             return Submission(message, reads, [block], weights)
 
@@ -159,7 +159,7 @@ class Rnn(Facade[D]):
             (nbytes, *_) = self._ask(preparer, None, training=False)
             source = self._checked(weights, "weights", (nbytes // self._dtype.itemsize,))
             made = [preparer.output(shape, self._dtype) for shape in self.parameter_shapes]
-            blocks = [ref._block for ref in made]
+            blocks = [ref.block for ref in made]
             places = tuple(block.address for block in blocks)
             message = RnnPack(self.spec, places, source.address, nbytes, out=True)
             return Submission(message, [source], blocks, made)
@@ -209,7 +209,7 @@ class Rnn(Facade[D]):
             GpuRefStale: a ref is of an older generation, or was freed.
             OutOfMemory: there is not enough memory for the result.
         """
-        require_readable(x, self._device.memory, "x")
+        require_readable(x, self.home.memory, "x")
         flag(training, "training")
         number = whole(seed, "seed", 0, LARGEST)
         data = self._data(x, lengths, layout)
@@ -239,7 +239,7 @@ class Rnn(Facade[D]):
             ]
             tape = RnnTape(data, sizes, number, x, y, weights, h0, c0, hn, cn, kept)
             message = self._message(tape, scratch, training=training)
-            writes = [ref._block for ref in (y, hn, cn, kept, *scratch) if ref is not None]
+            writes = [ref.block for ref in (y, hn, cn, kept, *scratch) if ref is not None]
             result = RnnOutput(y, hn, cn, tape if training else None)
             return Submission(message, reads, writes, result)
 
@@ -285,9 +285,7 @@ class Rnn(Facade[D]):
         def prepare(preparer: Preparer) -> Submission[RnnGradients]:
             kept = (tape.x, tape.y, tape.weights, tape.h0, tape.c0)
             reads = [
-                require_readable(ref, self._device.memory, "tape")
-                for ref in kept
-                if ref is not None
+                require_readable(ref, self.home.memory, "tape") for ref in kept if ref is not None
             ]
             reads.append(self._checked(grad, "grad", tape.y.shape))
             states = {"dhn": (dhn, spec.output_size), "dcn": (dcn, spec.hidden_size)}
@@ -304,7 +302,7 @@ class Rnn(Facade[D]):
                 *map(_address, (grad, dhn, dcn, dx, dh0, dc0, dweights)),
             )
             made = (dx, dh0, dc0, dweights, work, tape.reserve)
-            writes = [ref._block for ref in made if ref is not None]
+            writes = [ref.block for ref in made if ref is not None]
             return Submission(message, reads, writes, RnnGradients(dx, dh0, dc0, dweights))
 
         return Request(LANE, "dnn.rnn_backward", prepare)
@@ -335,7 +333,7 @@ class Rnn(Facade[D]):
         key = (self.spec, data, training)
         found = self._sizes.get(key)
         if found is None:
-            require_int32(self._device, "a recurrent network", _counts(self.spec, data))
+            require_int32(self.home, "a recurrent network", _counts(self.spec, data))
             submission: Submission[_Sizes] = Submission(RnnSizes(self.spec, data, training), (), ())
             answer = preparer.perform(Request(LANE, "dnn.rnn_sizes", lambda _preparer: submission))
             if answer is None:
@@ -384,7 +382,7 @@ class Rnn(Facade[D]):
         return (spec.layers * spec.directions, len(data.lengths), size)
 
     def _checked(self, ref: GpuRef, name: str, shape: tuple[int, ...]) -> Any:
-        block = require_readable(ref, self._device.memory, name)
+        block = require_readable(ref, self.home.memory, name)
         if ref.dtype is not self._dtype:
             raise TypeError(f"{name} must have dtype {self._dtype.name}, not {ref.dtype.name}")
         if ref.shape != shape:
@@ -398,7 +396,7 @@ class Recurrent(DnnPart[D]):
     def __init__(self, device: DeviceView) -> None:
         super().__init__(device)
         self._rnn_sizes: _Known = Recent(_MOST_SIZES, name="networks")
-        self._caches = (self._plans.plans, self._plans.calls, self._rnn_sizes)
+        self.caches = (self.plans.plans, self.plans.calls, self._rnn_sizes)
 
     def rnn(
         self,
@@ -461,7 +459,7 @@ class Recurrent(DnnPart[D]):
             share if num_layers > 1 else 0.0,
             kind.name,
         )
-        return Rnn(self._device, spec, self._rnn_sizes)
+        return Rnn(self.home, spec, self._rnn_sizes)
 
 
 def _counts(spec: RnnSpec, data: RnnData | None) -> tuple[int, ...]:
@@ -475,4 +473,4 @@ def _counts(spec: RnnSpec, data: RnnData | None) -> tuple[int, ...]:
 
 
 def _address(ref: GpuRef | None) -> Any:
-    return 0 if ref is None else ref._block.address
+    return 0 if ref is None else ref.block.address

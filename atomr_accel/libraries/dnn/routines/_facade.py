@@ -131,9 +131,9 @@ class DnnRoutines(RoutinePart[D]):
         return self._softmax_backward(grad, y, axis, out, log=True)
 
     def _softmax(self, x: GpuRef, axis: int, out: GpuRef | None, *, log: bool) -> Request[GpuRef]:
-        require_readable(x, self._device.memory, "x")
+        require_readable(x, self.home.memory, "x")
         around = _around(x.shape, axis)
-        require_int32(self._device, "softmax", (*around, around[1] * around[2]))
+        require_int32(self.home, "softmax", (*around, around[1] * around[2]))
 
         def message(inputs: list[Any], output: Any) -> Softmax:
             return Softmax(log, around, x.dtype.name, inputs[0], output)
@@ -144,12 +144,12 @@ class DnnRoutines(RoutinePart[D]):
     def _softmax_backward(
         self, grad: GpuRef, y: GpuRef, axis: int, out: GpuRef | None, *, log: bool
     ) -> Request[GpuRef]:
-        require_readable(y, self._device.memory, "y")
-        require_readable(grad, self._device.memory, "grad")
+        require_readable(y, self.home.memory, "y")
+        require_readable(grad, self.home.memory, "grad")
         if grad.shape != y.shape:
             raise ValueError(f"grad must have shape {y.shape}, not {grad.shape}")
         around = _around(y.shape, axis)
-        require_int32(self._device, "softmax", (*around, around[1] * around[2]))
+        require_int32(self.home, "softmax", (*around, around[1] * around[2]))
 
         def message(inputs: list[Any], output: Any) -> Softmax:
             return Softmax(log, around, y.dtype.name, 0, inputs[1], inputs[0], output)
@@ -195,7 +195,7 @@ class DnnRoutines(RoutinePart[D]):
             GpuRefSealed: ``out`` is sealed.
             OutOfMemory: there is not enough memory for the result.
         """
-        require_readable(x, self._device.memory, "x")
+        require_readable(x, self.home.memory, "x")
         share = real(p, "p", least=0, below=1)
         which, begin = whole(seed, "seed", 0, LARGEST), whole(offset, "offset", 0, LARGEST)
 
@@ -296,7 +296,7 @@ class DnnRoutines(RoutinePart[D]):
         tensor, numbers = self._lrn(x, size, alpha, beta, k, layout)
         given = {"grad": grad, "y": y, "x": x}
         for name, ref in given.items():
-            require_readable(ref, self._device.memory, name)
+            require_readable(ref, self.home.memory, name)
             if ref.shape != x.shape:
                 raise ValueError(f"{name} must have shape {x.shape}, not {ref.shape}")
 
@@ -310,7 +310,7 @@ class DnnRoutines(RoutinePart[D]):
     def _lrn(
         self, x: GpuRef, size: int, alpha: float, beta: float, k: float, layout: str | None
     ) -> tuple[DnnTensor, tuple[int, float, float, float]]:
-        require_readable(x, self._device.memory, "x")
+        require_readable(x, self.home.memory, "x")
         numbers = (
             whole(size, "size", 1, _MOST_LRN),
             real(alpha, "alpha"),
@@ -319,7 +319,7 @@ class DnnRoutines(RoutinePart[D]):
         )
         tensor = image_of(x, layout)
         counts = (*tensor.shape, *tensor.strides)
-        require_int32(self._device, "local response normalisation", counts)
+        require_int32(self.home, "local response normalisation", counts)
         return tensor, numbers
 
 

@@ -113,7 +113,7 @@ class Losses(DnnPart[D]):
             Shape and dtype of ``x``; zeros where a target does not count.
         """
         call = _Entropy(self, x, target, weight, ignore_index, reduction, label_smoothing)
-        require_readable(grad, self._device.memory, "grad")
+        require_readable(grad, self.home.memory, "grad")
         require_shape(grad, call.rows if reduction == "none" else (), "grad")
         return self._loss("dnn.cross_entropy_grad", call, {"dy": grad}, x.shape, out)
 
@@ -202,7 +202,7 @@ class Losses(DnnPart[D]):
             *(self, log_probs, targets, input_lengths, target_lengths),
             *(blank, reduction, zero_infinity, cudnn),
         )
-        require_readable(grad, self._device.memory, "grad")
+        require_readable(grad, self.home.memory, "grad")
         require_shape(grad, log_probs.shape[1:2] if reduction == "none" else (), "grad")
         return self._loss("dnn.ctc_loss_grad", call, {"dy": grad}, log_probs.shape, out)
 
@@ -215,7 +215,7 @@ class Losses(DnnPart[D]):
         out: GpuRef | None,
     ) -> Request[GpuRef]:
         """A request for a loss, or with the gradient ``dy`` by it for its gradient."""
-        memory, inputs = self._device.memory, {**call.inputs, **more}
+        memory, inputs = self.home.memory, {**call.inputs, **more}
         dtype = call.dtype
         named = [("grad" if name == "dy" else name, ref) for name, ref in inputs.items()]
 
@@ -235,15 +235,13 @@ class Losses(DnnPart[D]):
                     )
                 require_no_alias(name, [("out", result)], named)
             count = call.scratch(gradient=bool(more))
-            scratch = self._plans.workspaces.obtain(
-                preparer, max(1, count) * dtype_size(dtype.name)
-            )
+            scratch = self.plans.workspaces.obtain(preparer, max(1, count) * dtype_size(dtype.name))
             places: dict[str, Any] = {
                 what: block.address for what, block in zip(inputs, blocks, strict=True)
             }
-            places["dx" if more else "y"] = result._block.address
+            places["dx" if more else "y"] = result.block.address
             message = call.message({"y": 0, **places, "scratch": scratch.address})
-            return Submission(message, blocks, [result._block, scratch], result)
+            return Submission(message, blocks, [result.block, scratch], result)
 
         return Request(LANE, name, prepare)
 
@@ -272,7 +270,7 @@ class _Entropy:
         reduction: str,
         label_smoothing: float,
     ) -> None:
-        memory = part._device.memory
+        memory = part.home.memory
         require_readable(x, memory, "x")
         require_readable(target, memory, "target")
         require_float(x, "x")
@@ -333,7 +331,7 @@ class _Classification:
         zero_infinity: bool,
         cudnn: bool,
     ) -> None:
-        memory = part._device.memory
+        memory = part.home.memory
         whole_ones = {
             "targets": targets,
             "input_lengths": input_lengths,

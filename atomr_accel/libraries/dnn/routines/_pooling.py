@@ -73,7 +73,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             GpuRefSealed: ``out`` is sealed.
             OutOfMemory: there is not enough memory for the result.
         """
-        require_readable(x, self._device.memory, "x")
+        require_readable(x, self.home.memory, "x")
         pooling = _PoolingWindow("max", x, window, stride, padding, layout, ceil_mode)
         return self._pool(pooling, x, layout, out)
 
@@ -121,7 +121,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             GpuRefSealed: ``out`` is sealed.
             OutOfMemory: there is not enough memory for the result.
         """
-        require_readable(x, self._device.memory, "x")
+        require_readable(x, self.home.memory, "x")
         pooling = _PoolingWindow("max", x, window, stride, padding, layout, ceil_mode)
         return self._pool_backward(pooling, grad, y, x, layout, out)
 
@@ -166,7 +166,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             OutOfMemory: there is not enough memory for the result.
         """
         mode = _average(include=count_include_pad)
-        require_readable(x, self._device.memory, "x")
+        require_readable(x, self.home.memory, "x")
         pooling = _PoolingWindow(mode, x, window, stride, padding, layout, ceil_mode)
         return self._pool(pooling, x, layout, out)
 
@@ -211,7 +211,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             GpuRefSealed: ``out`` is sealed.
             OutOfMemory: there is not enough memory for the result.
         """
-        require_readable(grad, self._device.memory, "grad")
+        require_readable(grad, self.home.memory, "grad")
         like = _Like(tuple(shape), grad.dtype)
         mode = _average(include=count_include_pad)
         pooling = _PoolingWindow(mode, like, window, stride, padding, layout, ceil_mode)
@@ -227,7 +227,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
         def message(inputs: list[Any], output: Any) -> Pool:
             return pooling.message(x=inputs[0], y=output)
 
-        require_int32(self._device, "pooling", pooling.counts())
+        require_int32(self.home, "pooling", pooling.counts())
         return self._routine(f"dnn.{name}", {"x": x}, pooling.y_shape, out, message)
 
     def _pool_backward(
@@ -245,7 +245,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             inputs |= {"y": y, "x": x}
             expected["y"] = pooling.y_shape
         for name, shape in expected.items():
-            require_readable(inputs[name], self._device.memory, name)
+            require_readable(inputs[name], self.home.memory, name)
             if inputs[name].shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, not {inputs[name].shape}")
 
@@ -259,7 +259,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             dy_at, y_at, x_at = (*given, 0, 0)[:3]
             return pooling.message(x=x_at, y=y_at, dy=dy_at, dx=output)
 
-        require_int32(self._device, "pooling", pooling.counts())
+        require_int32(self.home, "pooling", pooling.counts())
         return self._routine(f"dnn.{name}", inputs, pooling.x_shape, out, message)
 
 

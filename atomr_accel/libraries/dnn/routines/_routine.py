@@ -52,7 +52,7 @@ class RoutinePart(DnnPart[D]):
             message: makes the message from the addresses of inputs and result.
             in_place: whether ``out`` may be one of the inputs.
         """
-        memory = self._device.memory
+        memory = self.home.memory
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             first = next(iter(inputs.values()))
@@ -73,11 +73,11 @@ class RoutinePart(DnnPart[D]):
             else:
                 _check_out(name, result, inputs, shape, in_place=in_place)
                 require_writable(result, memory, "out")
-            address = result._block.address
+            address = result.block.address
             if not result.size:  # a batch of none
-                return Submission(Clear(address, 0), blocks, [result._block], result)
+                return Submission(Clear(address, 0), blocks, [result.block], result)
             places = [block.address for block in blocks]
-            return Submission(message(places, address), blocks, [result._block], result)
+            return Submission(message(places, address), blocks, [result.block], result)
 
         return Request(LANE, name, prepare)
 

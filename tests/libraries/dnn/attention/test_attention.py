@@ -230,4 +230,4 @@ async def test_parts_of_one_projection_are_not_copied(layout: Any) -> None:
             got = await device.dnn.flash_attention(*parts, causal=True, layout=layout)
             np.testing.assert_array_equal(await device.get(got), expected)
         if layout == "bshd":
-            assert "array" not in device._core.ports  # which copies what has to be
+            assert "array" not in device.core.ports  # which copies what has to be

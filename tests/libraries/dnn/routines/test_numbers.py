@@ -33,7 +33,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_sizes_that_cudnn_cannot_count_are_refused_before_anything_is_sent(
     device: Device,
 ) -> None:
-    buffer = device._core.memory.promise()
+    buffer = device.core.memory.promise()
 
     def ref(*shape: int) -> GpuRef:
         kind = np.dtype(np.float16)

@@ -32,7 +32,7 @@ class Tally(Facade[D]):
     """Counts elements."""
 
     def __init__(self, device: DeviceView) -> None:
-        self._device = device
+        self.home = device
 
     @op
     def nonzero(self, x: GpuRef) -> Request[GpuRef]:
