@@ -113,7 +113,7 @@ async def test_a_lost_descriptor_is_a_shortage() -> None:
                 raise OSError(errno.EMFILE, "too many open files")
             return reply, fd
 
-        context.host.request = loses
+        context.host.request = loses  # type: ignore[assignment, method-assign]
         with pytest.raises(OutOfMemory, match="no room for 4096 bytes"):
             await device.managed(3)
         assert unmapped, "the host keeps nothing that the program does not know"
