@@ -224,6 +224,7 @@ class Cell(TreeNode):
         "name",
         "parent",
         "restarts",
+        "served",
         "shown",
     )
 
@@ -279,6 +280,8 @@ class Cell(TreeNode):
         # what makes of its own condition the one that trees and statistics show.
         self.at_end: Callable[[BaseException | None], None] | None = None
         self.shown: Callable[[Condition], Condition] | None = None
+        # Of a service, and of a part that has some: returns its statistics.
+        self.served: Callable[[], object] | None = None
         # Raises in the sender, before a message is sent, if the actor could not handle it.
         self.check: Callable[[Message[Any]], None] | None = None
 
@@ -323,6 +326,10 @@ class Cell(TreeNode):
         condition = Condition(self.state, self.restarts, self.inbox.statistics().depth)
         return condition if self.shown is None or self.ended else self.shown(condition)
 
+    def service(self) -> object:
+        """Return the statistics of the service whose place this is; None if it is none's."""
+        return None if self.served is None else self.served()
+
     def statistics(self) -> ActorStatistics:
         """Return the statistics of this moment."""
         condition = self.condition()
@@ -337,6 +344,7 @@ class Cell(TreeNode):
             mailbox=self.inbox.statistics(),
             children=None if self.supervisor is None else self.supervisor.statistics(),
             generation=condition.generation,
+            service=self.service(),
         )
 
     # --- messages in
@@ -445,7 +453,7 @@ class Cell(TreeNode):
         self._ref = weakref.ref(ref)
         self._arguments = ((), {})
         self._supervision = _NO_SUPERVISION
-        self._cause = self.at_end = self.shown = self.check = None
+        self._cause = self.at_end = self.shown = self.served = self.check = None
         if self._failure is not None:
             self._failure = record_of(self._failure)
 
