@@ -327,8 +327,15 @@ class Cell(TreeNode):
         return condition if self.shown is None or self.ended else self.shown(condition)
 
     def service(self) -> object:
-        """Return the statistics of the service whose place this is; None if it is none's."""
-        return None if self.served is None else self.served()
+        """Return the statistics of the service whose place this is; None if it is none's.
+
+        An exception that the service raises is returned in their place, to be shown there: who
+        looks at a tree looks at many actors, and means none of them.
+        """
+        try:
+            return None if self.served is None else self.served()
+        except Exception as error:  # noqa: BLE001 (of the service, which may do anything)
+            return record_of(error)
 
     def statistics(self) -> ActorStatistics:
         """Return the statistics of this moment."""

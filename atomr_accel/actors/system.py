@@ -66,7 +66,8 @@ class ActorTree:
     generation: int | None = None
     """Present generation of a device or one of its parts, else None."""
     service: object = field(default=None, hash=False)
-    """What a service's ``statistics()`` returns; for an actor that is none, None."""
+    """What a service's ``statistics()`` returns, or the exception that it raises; for an actor that
+    is none, None."""
 
     def __str__(self) -> str:
         # With a list of what is still to draw: a tree may be deeper than Python's stack.
