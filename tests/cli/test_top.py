@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import termios
 import threading
 import time
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import partial, reduce
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -124,8 +125,8 @@ def test_one_look(programs: Programs, command: Commands) -> None:
     device = next(line for line in lines if line[:2] == ["cuda:0", "rebuilding"])
     assert device[2:] == ["4", "3", "12", "250", "0.25", "ms", "3.0", "MiB"]
     assert ["cuda:0", "blas", "12", "1", "99", "2"] in lines
-    assert "[red]a A failed 2 0 asked 3 last wait 0.5" in " ".join(sum(lines, []))
-    assert "alone Pool 0 0 asked 1" in " ".join(sum(lines, []))
+    assert "[red]a A failed 2 0 asked 3 last wait 0.5" in " ".join(reduce(operator.iadd, lines, []))
+    assert "alone Pool 0 0 asked 1" in " ".join(reduce(operator.iadd, lines, []))
 
 
 def test_one_of_several(programs: Programs, command: Commands) -> None:

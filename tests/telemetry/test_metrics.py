@@ -443,10 +443,9 @@ class Library(Service):
 
 async def test_services_by_path() -> None:
     metrics = Metrics()
-    async with open_actors("town") as system:
-        async with serving(Library(), system=system, name="library"):
-            with metrics.observe(system):
-                seen = Seen(metrics)
+    async with open_actors("town") as system, serving(Library(), system=system, name="library"):
+        with metrics.observe(system):
+            seen = Seen(metrics)
     place = {"system": "town", "path": "/library", "kind": "Library"}
     assert seen("service_state", **place, state="running") == 1
     assert seen("service_state", **place, state="waiting") == 0
