@@ -300,6 +300,13 @@ async def serving(
         left_by.clear()  # the traceback has this frame in it
 
 
+def in_place(place: Place, system: ActorSystem) -> Place:
+    """Return a place, which is in a system by default, as long as that runs."""
+    if place.get("system") or place.get("parent") or system._root.stopping:
+        return place
+    return {**place, "system": system}
+
+
 def _supervisor_of(service: Service, nursery: trio.Nursery) -> Supervisor:
     """Return the supervisor of the children of a service without a place."""
     service._service_ref = None  # of an earlier block

@@ -160,6 +160,17 @@ class Membership:
         self._failures = 0
         return effects + self._form()
 
+    def restart(self, cause: Exception) -> list[Effect]:
+        """Gather anew, because nobody carries out actions for a while. All are to be ready again.
+
+        All have left the communicator by then, so there is no need to carry out what this returns
+        other than `Settled`.
+        """
+        if self.phase == "over":
+            return []
+        self._ready.clear()
+        return self._break(None, cause, self.members, self.members)
+
     def close(self, cause: Exception) -> list[Effect]:
         """End the world. Later answers are ignored."""
         if self.phase == "over":
