@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from ..actors import ChildState
 from ..actors.part import place
 from ..libraries.registry import catalogue
+from ..memory import AtEnd
+from .waking_queue import WakingQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,6 +34,21 @@ def library_of(request: Request[Any]) -> str | None:
     if library in known.facades:
         return library
     return known.library_of_lane.get(request.lane.name)
+
+
+class ShownPart(Protocol):
+    """What the tree shows of a part that has no task."""
+
+    @property
+    def in_flight(self) -> int:
+        """Its ops that are not answered."""
+
+    @property
+    def rebuilds(self) -> int:
+        """How often it was made anew for a new generation."""
+
+    def statistics(self) -> object:
+        """A snapshot."""
 
 
 @final
@@ -67,6 +85,8 @@ class DeviceNode:
         self.context: Part | None = None
         self.supervisor: Supervisor | None = None
         self.libraries: Final[dict[str, ActorRef]] = {}
+        self._parts: Final[dict[str, Part]] = {}
+        self._gone: Final = WakingQueue(weakref.WeakMethod(self._collect))
 
     @property
     def stopping(self) -> bool:
@@ -123,6 +143,54 @@ class DeviceNode:
         part = place(self.context, port.name, "Lane")
         part.shown = lambda own: own._replace(depth=port.load, generation=self._memory.generation)
         return part
+
+    def add_pinned(self, statistics: Callable[[], object]) -> None:
+        """Show the pool of page-locked memory, as long as the device is not over."""
+        if "pinned" not in self._parts:
+            assert self.cell is not None
+            part = self._parts["pinned"] = place(self.cell, "pinned", "Pinned")
+            part.shown = lambda own: self._seen(own, 0)
+            part.served = statistics
+
+    def add_recording(self, name: str, recording: ShownPart) -> AtEnd | None:
+        """Show a recording until what this returns is gone.
+
+        A shadow has no place, and neither have its recordings.
+        """
+        if self.cell is None or self.cell.ended:
+            return None
+        part = self._parts[name] = place(self.cell, name, "Recording")
+        shown = weakref.ref(recording)  # the tree keeps none alive
+        part.shown = partial(self._seen_recording, shown)
+        part.served = lambda: None if (there := shown()) is None else there.statistics()
+        return AtEnd(self._gone, name)
+
+    def _seen_recording(self, shown: weakref.ref[ShownPart], own: Condition) -> Condition:
+        recording = shown()
+        if recording is None:
+            return own
+        return self._seen(own, recording.in_flight)._replace(restarts=recording.rebuilds)
+
+    def _collect(self) -> None:
+        while self._gone:
+            part = self._parts.pop(self._gone.popleft(), None)
+            if part is not None:
+                part.end()
+
+    def part_ref(self, name: str) -> ActorRef:
+        """The place of the pool, or of a recording."""
+        if name not in self._parts:
+            raise RuntimeError(
+                f"{name} must belong to an open device to have a place in the tree, not to one "
+                "that is closed, or to a standby"
+            )
+        return self._parts[name].ref
+
+    def end_parts(self) -> None:
+        """The device is over: so are its parts."""
+        for part in [*self._parts.values()]:
+            part.end()
+        self._parts.clear()
 
     def _seen(self, own: Condition, depth: int) -> Condition:
         """Return a condition adjusted for the context, which all parts of the device need."""
