@@ -36,19 +36,15 @@ def library_of(request: Request[Any]) -> str | None:
     return known.library_of_lane.get(request.lane.name)
 
 
-class ShownPart(Protocol):
-    """What the tree shows of a part that has no task."""
-
+class _RecordingNow(Protocol):
     @property
-    def in_flight(self) -> int:
-        """Its ops that are not answered."""
-
+    def in_flight(self) -> int: ...
     @property
-    def rebuilds(self) -> int:
-        """How often it was made anew for a new generation."""
+    def rebuilds(self) -> int: ...
 
-    def statistics(self) -> object:
-        """A snapshot."""
+
+class _ShownRecording(Protocol):
+    def statistics(self) -> _RecordingNow: ...
 
 
 @final
@@ -152,7 +148,7 @@ class DeviceNode:
             part.shown = lambda own: self._seen(own, 0)
             part.served = statistics
 
-    def add_recording(self, name: str, recording: ShownPart) -> AtEnd | None:
+    def add_recording(self, name: str, recording: _ShownRecording) -> AtEnd | None:
         """Show a recording until what this returns is gone.
 
         A shadow has no place, and neither have its recordings.
@@ -165,11 +161,12 @@ class DeviceNode:
         part.served = lambda: None if (there := shown()) is None else there.statistics()
         return AtEnd(self._gone, name)
 
-    def _seen_recording(self, shown: weakref.ref[ShownPart], own: Condition) -> Condition:
+    def _seen_recording(self, shown: weakref.ref[_ShownRecording], own: Condition) -> Condition:
         recording = shown()
         if recording is None:
             return own
-        return self._seen(own, recording.in_flight)._replace(restarts=recording.rebuilds)
+        now = recording.statistics()
+        return self._seen(own, now.in_flight)._replace(restarts=now.rebuilds)
 
     def _collect(self) -> None:
         while self._gone:

@@ -175,7 +175,7 @@ class Recording(EntersAsync, Collector):
         self._made: dict[Block, int] = {}
         self._provided = 0
         self._life = _ProgramLife(0)
-        self._replays = self._in_flight = self._lives = 0
+        self._ops = self._nbytes = self._replays = self._in_flight = self._lives = 0
         self._placed: AtEnd | None = None
         self._written: set[Block] = set()
         self._sent: tuple[Any, ...] | None = None
@@ -246,24 +246,14 @@ class Recording(EntersAsync, Collector):
         """
         return self._core.place.part_ref(self._name)
 
-    @property
-    def in_flight(self) -> int:
-        """Replays that are not finished."""
-        return self._in_flight
-
-    @property
-    def rebuilds(self) -> int:
-        """How often it was prepared again for a new generation."""
-        return max(0, self._lives - 1)
-
     def statistics(self) -> RecordingStatistics:
         """A snapshot of this recording."""
         return RecordingStatistics(
-            ops=_count(self._nodes),
+            ops=self._ops,
             replays=self._replays,
-            in_flight=self.in_flight,
-            rebuilds=self.rebuilds,
-            nbytes=sum(self._made.values()),
+            in_flight=self._in_flight,
+            rebuilds=max(0, self._lives - 1),
+            nbytes=self._nbytes,
         )
 
     # --- collecting -----------------------------------------------------------------------
@@ -390,6 +380,7 @@ class Recording(EntersAsync, Collector):
         self._core.growth.require_possible(nbytes)
         block = self.memory.promise()
         self._made[block] = nbytes
+        self._nbytes += nbytes
         return GpuRef(block, shape, dtype, nbytes)
 
     def submit(
@@ -514,6 +505,7 @@ class Recording(EntersAsync, Collector):
 
     def _add(self, node: _Op | _ProgramCall | _ConditionalPart, writes: Iterable[Block]) -> None:
         (self._choices[-1].nodes if self._choices else self._nodes).append(node)
+        self._ops += not isinstance(node, _ConditionalPart)
         self._note(writes)
 
     def _note(self, writes: Iterable[Block]) -> None:
@@ -784,11 +776,6 @@ class Recording(EntersAsync, Collector):
                 self._provided += 1
             else:
                 await self._core.growth.grow(self._made[block])
-
-
-def _count(nodes: Iterable[_Op | _ProgramCall | _ConditionalPart]) -> int:
-    """Return the number of ops, with those in conditional parts."""
-    return sum(_count(node.nodes) if isinstance(node, _ConditionalPart) else 1 for node in nodes)
 
 
 def _start(part: GpuRef, whole: GpuRef) -> int | None:
