@@ -48,7 +48,7 @@ BATCH = 64
 class TreeNode:
     """A place in the tree that can have children: the root, or an actor's cell."""
 
-    __slots__ = ("_nursery", "_serial", "_supervision", "children", "path", "supervisor", "system")
+    __slots__ = ("_nursery", "_serials", "_supervision", "children", "path", "supervisor", "system")
 
     def __init__(self, system: ActorSystem, path: str, supervision: Supervision) -> None:
         self.system: Final = system
@@ -57,7 +57,7 @@ class TreeNode:
         self.supervisor: Supervisor | None = None
         self._supervision = supervision
         self._nursery: trio.Nursery | None = None
-        self._serial = 0
+        self._serials: dict[str, int] | None = None  # by class, of actors without a name
 
     @trio.lowlevel.enable_ki_protection
     async def spawn(
@@ -144,11 +144,13 @@ class TreeNode:
         return self.system._elsewhere(self.path or f"the system {self.system.name!r}")
 
     def _next_name(self, actor_type: type[Actor]) -> str:
+        kind = actor_type.__name__.lower()
+        if self._serials is None:
+            self._serials = {}
         while True:
-            self._serial += 1
-            name = f"{actor_type.__name__.lower()}-{self._serial}"
-            if name not in self.children:
-                return name
+            serial = self._serials[kind] = self._serials.get(kind, 0) + 1
+            if f"{kind}-{serial}" not in self.children:
+                return f"{kind}-{serial}"
 
     @property
     def stopping(self) -> bool:

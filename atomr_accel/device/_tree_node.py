@@ -63,6 +63,7 @@ class DeviceNode:
         context: that of its contexts, one after the other.
         supervisor: who starts them.
         libraries: the libraries' actors by name.
+        pinned: the place of the pool of page-locked memory.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class DeviceNode:
         self.context: Part | None = None
         self.supervisor: Supervisor | None = None
         self.libraries: Final[dict[str, ActorRef]] = {}
+        self.pinned: ActorRef | None = None
         self._parts: Final[dict[str, Part]] = {}
         self._gone: Final = WakingQueue(weakref.WeakMethod(self._collect))
 
@@ -147,9 +149,10 @@ class DeviceNode:
             part = self._parts["pinned"] = place(self.cell, "pinned", "Pinned")
             part.shown = lambda own: self._seen(own, 0)
             part.served = statistics
+            self.pinned = part.ref
 
-    def add_recording(self, name: str, recording: _ShownRecording) -> AtEnd | None:
-        """Show a recording until what this returns is gone.
+    def add_recording(self, name: str, recording: _ShownRecording) -> tuple[ActorRef, AtEnd] | None:
+        """Show a recording at the ref that this returns, until the other object is gone.
 
         A shadow has no place, and neither have its recordings.
         """
@@ -159,7 +162,7 @@ class DeviceNode:
         shown = weakref.ref(recording)  # the tree keeps none alive
         part.shown = partial(self._seen_recording, shown)
         part.served = lambda: None if (there := shown()) is None else there.statistics()
-        return AtEnd(self._gone, name)
+        return part.ref, AtEnd(self._gone, name)
 
     def _seen_recording(self, shown: weakref.ref[_ShownRecording], own: Condition) -> Condition:
         recording = shown()
@@ -173,15 +176,6 @@ class DeviceNode:
             part = self._parts.pop(self._gone.popleft(), None)
             if part is not None:
                 part.end()
-
-    def part_ref(self, name: str) -> ActorRef:
-        """The place of the pool, or of a recording."""
-        if name not in self._parts:
-            raise RuntimeError(
-                f"{name} must belong to an open device to have a place in the tree, not to one "
-                "that is closed, or to a standby"
-            )
-        return self._parts[name].ref
 
     def end_parts(self) -> None:
         """The device is over: so are its parts."""

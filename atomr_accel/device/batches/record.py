@@ -176,7 +176,7 @@ class Recording(EntersAsync, Collector):
         self._provided = 0
         self._life = _ProgramLife(0)
         self._ops = self._nbytes = self._replays = self._in_flight = self._lives = 0
-        self._placed: AtEnd | None = None
+        self._place: tuple[ActorRef, AtEnd] | None = None
         self._written: set[Block] = set()
         self._sent: tuple[Any, ...] | None = None
         self._recorded: Op | None = None
@@ -196,7 +196,7 @@ class Recording(EntersAsync, Collector):
             if not self._takes(ref):
                 raise ref_error(ref, self.memory, f"input {at} of record")
             self.take(ref)
-        self._placed = self._core.place.add_recording(self._name, self)
+        self._place = self._core.place.add_recording(f"recording-{self._number}", self)
         if self.recorder is not None:
             self.recorder.entered(self)
         return self
@@ -231,10 +231,6 @@ class Recording(EntersAsync, Collector):
     # --- its place in the tree ------------------------------------------------------------
 
     @property
-    def _name(self) -> str:
-        return f"recording-{self._number}"
-
-    @property
     def ref(self) -> ActorRef:
         """Its place in the tree of actors, such as ``/gpu-0/recording-3``.
 
@@ -242,9 +238,12 @@ class Recording(EntersAsync, Collector):
         recording any more, or with the device.
 
         Raises:
-            RuntimeError: the recording was not entered, or the device is closed.
+            RuntimeError: the recording was not entered, or prepares a standby, which has no place.
         """
-        return self._core.place.part_ref(self._name)
+        if self._place is None:
+            self._check_entered()
+            raise RuntimeError("a device must be the program's own to have a ref, not a standby's")
+        return self._place[0]
 
     def statistics(self) -> RecordingStatistics:
         """A snapshot of this recording."""

@@ -128,9 +128,12 @@ class Pinned:
         It answers ``GetStatistics``, and can be watched. It ends with the device.
 
         Raises:
-            RuntimeError: the device is closed.
+            RuntimeError: the device is one that prepares a standby, which has no place.
         """
-        return self._core.place.part_ref("pinned")
+        ref = self._core.place.pinned
+        if ref is None:
+            raise RuntimeError("a device must be the program's own to have a ref, not a standby's")
+        return ref
 
     def statistics(self) -> PinnedStatistics:
         """A snapshot of the pool."""
