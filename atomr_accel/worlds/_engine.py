@@ -25,6 +25,7 @@ from .._errors import (
     Unsupported,
     WorldBroken,
 )
+from ..actors.nursery import PlainNursery
 from ._blame import Unfinished, to_blame
 from ._interfaces import WorldMember
 from ._mail import Mail
@@ -349,7 +350,7 @@ class Engine(Generic[_M]):
         """
         failure: Exception | None = None
         try:
-            async with trio.open_nursery(strict_exception_groups=True) as nursery:
+            async with PlainNursery() as nursery:
                 self._nursery = nursery
                 self._effects.clear()
                 for number, member in enumerate(self._members):
