@@ -47,7 +47,7 @@ async def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             async with (
                 open_journal(device, Path(folder) / "calls"),
-                open_replica_pool([replica, replica]) as pool,
+                open_replica_pool([replica, replica], system=system, name="pool") as pool,
                 open_batcher(pool, max_size=8, system=system, name="multiply") as batcher,
                 open_world(ranks) as world,
             ):
@@ -75,7 +75,7 @@ async def main() -> None:
 
     for path in ("context/blas", "standby", "blas", "pinned", program.ref.name):
         assert f"/gpu-0/{path}" in shown
-    assert {"/rank-0", "/rank-1", "/journal-1", "/multiply", "/world-1"} < shown.keys()
+    assert {"/rank-0", "/rank-1", "/journal-1", "/multiply", "/pool", "/world-1"} < shown.keys()
     assert all(node.state.value in ("running", "starting") for node in shown.values())
 
 

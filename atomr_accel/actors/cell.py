@@ -23,7 +23,7 @@ from ._mailbox import (
     message_of,
 )
 from ._policy import ChildSpec, RestartType, Supervision
-from ._records import record_of
+from ._records import answer_or_error, record_of
 from ._supervision import ChildState
 from ._supervisor import Supervisor
 from .condition import ActorStatistics, Condition
@@ -329,15 +329,8 @@ class Cell(TreeNode):
         return condition if self.shown is None or self.ended else self.shown(condition)
 
     def service(self) -> object:
-        """Return the statistics of the service whose place this is; None if it is none's.
-
-        An exception that the service raises is returned in their place, to be shown there: who
-        looks at a tree looks at many actors, and means none of them.
-        """
-        try:
-            return None if self.served is None else self.served()
-        except Exception as error:  # noqa: BLE001 (of the service, which may do anything)
-            return record_of(error)
+        """Return the statistics of the service whose place this is; None if it is none's."""
+        return None if self.served is None else answer_or_error(self.served)
 
     def statistics(self) -> ActorStatistics:
         """Return the statistics of this moment."""

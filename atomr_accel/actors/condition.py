@@ -26,8 +26,8 @@ class ActorStatistics:
         mailbox: the mailbox's statistics.
         children: statistics of its children's supervisor; None without children in this life.
         generation: present generation of a device or one of its parts, else None.
-        service: what a service's ``statistics()`` returns, or the exception that it raises; for an
-            actor that is none, None.
+        service: statistics of a service, or the exception that its ``statistics()`` raises; else
+            None.
     """
 
     path: str

@@ -66,8 +66,7 @@ class ActorTree:
     generation: int | None = None
     """Present generation of a device or one of its parts, else None."""
     service: object = field(default=None, hash=False)
-    """What a service's ``statistics()`` returns, or the exception that it raises; for an actor that
-    is none, None."""
+    """Statistics of a service, or the exception that its ``statistics()`` raises; else None."""
 
     def __str__(self) -> str:
         # With a list of what is still to draw: a tree may be deeper than Python's stack.

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @final
 class WakingQueue(deque[Any]):
-    """What finalizers append, until the program's thread takes it out.
+    """Entries that finalizers append, until the program's thread takes them out.
 
     Args:
-        collect: takes all out.
+        collect: the method that takes all out.
     """
 
     def __init__(self, collect: weakref.WeakMethod[Callable[[], None]]) -> None:

@@ -92,11 +92,11 @@ class Journal(Service):
             error=None if self.error is None else describe(self.error),
         )
 
-    def load(self) -> int:
+    def depth(self) -> int:
         """Entries that wait to be written, and outputs on their way from the device."""
         return self._writer.waiting[0] + self._notes.copies
 
-    async def drain(self) -> None:
+    async def finish(self) -> None:
         """Wait until the outputs of all recorded calls have arrived."""
         await self._notes.settled()
 

@@ -135,7 +135,7 @@ class World(Collectives, Service):
         """Refuse all further calls."""
         self._engine.close()
 
-    def load(self) -> int:
+    def depth(self) -> int:
         """Ops in flight."""
         return self._engine.membership.in_flight
 

@@ -102,7 +102,7 @@ async def test_whichever_box_fails_the_others_go_on(
             return [*await device.get(products)]
 
         async def works() -> None:
-            """All of it does what it is for."""
+            """Use every box."""
             np.testing.assert_array_equal(await batcher(ROW), ROW)
             np.testing.assert_array_equal(await batcher.ref.ask(Call(ROW)), ROW)
             parts = [await rank.full((4,), 1.0) for rank in ranks]
@@ -182,7 +182,7 @@ async def test_whichever_box_fails_the_others_go_on(
         # A request that fails is the asker's. Without one it is a dead letter, and no failure.
         narrow = await device.put(np.ones((2, 2)))
         for ref in (device.ref, device.blas.ref):
-            with pytest.raises(ValueError, match="shape"):
+            with pytest.raises(ValueError, match=r"gemm|shapes|shape \("):
                 await ref.ask(device.requests.blas.gemm(narrow, weights))
             ref.tell(device.requests.blas.gemm(narrow, weights))
             await ref.ask(device.requests.blas.gemm(weights, weights))

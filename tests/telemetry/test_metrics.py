@@ -433,7 +433,7 @@ class Books:
 class Library(Service):
     """A service of a program's own."""
 
-    def load(self) -> int:
+    def depth(self) -> int:
         return 5
 
     def statistics(self) -> object:

@@ -1,4 +1,4 @@
-"""Placement of work on devices, with a line for tasks that must wait: a service beside them."""
+"""Placement of work on devices, as a service with a line for tasks that must wait."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Placement(Service):
             waiter.answered.set()
         self._waiting.clear()
 
-    def load(self) -> int:
+    def depth(self) -> int:
         """Blocks that wait for a device, or have one."""
         return self.waiting + sum(each.in_flight for each in self._candidates)
 
