@@ -105,17 +105,7 @@ class TreeNode:
                 f"there is an actor {self.path}/{name} already; stop it first, or choose "
                 "another name"
             )
-        cell = Cell(
-            self,
-            name,
-            actor_type,
-            args,
-            kwargs,
-            restart,
-            grace,
-            mailbox,
-            supervision,
-        )
+        cell = Cell(self, name, actor_type, args, kwargs, restart, grace, mailbox, supervision)
         return await self.start(cell, ChildSpec(name, cell.run, restart, grace, significant))
 
     @trio.lowlevel.enable_ki_protection

@@ -161,10 +161,9 @@ class Membership:
         return effects + self._form()
 
     def restart(self, cause: Exception) -> list[Effect]:
-        """Gather anew, because nobody carries out actions for a while. All are to be ready again.
+        """Gather again, and wait until all members are reported ready: actions were interrupted.
 
-        All have left the communicator by then, so there is no need to carry out what this returns
-        other than `Settled`.
+        The caller has all members leave the communicator itself, and carries out `Settled` alone.
         """
         if self.phase == "over":
             return []

@@ -47,7 +47,7 @@ ROW = np.arange(4.0)
 
 
 class Reports(Instrument):
-    """What is reported of actors."""
+    """Records reports of actors."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, str]] = []
