@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Unpack, final, get_args
 
 from .. import __version__
-from ..actors import Service, serving
+from ..actors import Place, Service, serving
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.service import in_place
@@ -24,7 +24,6 @@ from ._writer import JournalWriter, WaitingEntry, WhenFull
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ..actors import Place
     from ..device import Device
     from ..device.core import DeviceCore
     from ._storage import Storage

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, final
 import trio
 
 from .._errors import WorldBroken
-from ..actors import Service, serving
+from ..actors import Place, Service, serving
 from ..actors.blocks import opens
 from ..actors.service import in_place
 from ..device import Device
@@ -27,7 +27,6 @@ from ._plans import CollectivePlan, OutputPending
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable
 
-    from ..actors import Place
     from ..arrays import GpuRef
     from ..device.core import DeviceCore
     from ._engine import CollectiveCall, Term
