@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         DevicesStatistics,
         DeviceStatistics,
         FromAsyncio,
+        GetTopology,
         Hints,
         Link,
         MostFreeMemory,
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
         open_system,
     )
     from .device.batches.batch import Batch
-    from .device.batches.record import Recording
+    from .device.batches.record import Recording, RecordingStatistics
     from .device.calls._event import Event
     from .lanes import (
         DeviceInstrument,
@@ -109,6 +110,7 @@ __all__ = [
     "EventStale",
     "FinishedOps",
     "FromAsyncio",
+    "GetTopology",
     "GpuRef",
     "GpuRefSealed",
     "GpuRefStale",
@@ -125,6 +127,7 @@ __all__ = [
     "OutOfMemory",
     "PlacementPolicy",
     "Recording",
+    "RecordingStatistics",
     "RemoteError",
     "Requests",
     "SealedCopies",
@@ -166,6 +169,7 @@ _HOME = {
     "DeviceLoad": "device",
     "Devices": "device",
     "DevicesStatistics": "device",
+    "GetTopology": "device",
     "Hints": "device",
     "Link": "device",
     "MostFreeMemory": "device",
@@ -197,6 +201,7 @@ _HOME = {
     "GpuRef": "arrays",
     "Batch": "device.batches.batch",
     "Recording": "device.batches.record",
+    "RecordingStatistics": "device.batches.record",
     "Event": "device.calls._event",
     "Kernel": "libraries.nvrtc.kernel",
     "Module": "libraries.nvrtc.module",

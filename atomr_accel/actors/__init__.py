@@ -23,8 +23,8 @@ from ._supervisor import ChildStatistics, Supervisor, SupervisorStatistics, open
 from .condition import ActorStatistics
 from .deciders import Decider, Directive, decide_by_type, decide_device_faults, restart_always
 from .instrument import Instrument
-from .messages import Message, handler
-from .service import Call, GetStatistics, Place, Service, serving
+from .messages import GetStatistics, Message, handler
+from .service import Call, Place, Service, serving
 from .system import ActorSystem, ActorTree, SystemStatistics, open_system
 
 __all__ = [

@@ -7,7 +7,10 @@ supervisor. What an actor's ref keeps for later is a record.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _IDENTITY: Final = "_atomr_accel_identity"
 
@@ -27,6 +30,14 @@ def record_of(failure: BaseException) -> BaseException:
             break
         failure, copy = cause, copy.__cause__
     return first
+
+
+def answer_or_error(function: Callable[[], object]) -> object:
+    """Return the result of a function, or a record of the exception that it raises."""
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 (of the program, which may do anything)
+        return record_of(error)
 
 
 def identity(failure: BaseException) -> int:

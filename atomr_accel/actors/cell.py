@@ -23,7 +23,7 @@ from ._mailbox import (
     message_of,
 )
 from ._policy import ChildSpec, RestartType, Supervision
-from ._records import record_of
+from ._records import answer_or_error, record_of
 from ._supervision import ChildState
 from ._supervisor import Supervisor
 from .condition import ActorStatistics, Condition
@@ -48,7 +48,7 @@ BATCH = 64
 class TreeNode:
     """A place in the tree that can have children: the root, or an actor's cell."""
 
-    __slots__ = ("_nursery", "_serial", "_supervision", "children", "path", "supervisor", "system")
+    __slots__ = ("_nursery", "_serials", "_supervision", "children", "path", "supervisor", "system")
 
     def __init__(self, system: ActorSystem, path: str, supervision: Supervision) -> None:
         self.system: Final = system
@@ -57,7 +57,7 @@ class TreeNode:
         self.supervisor: Supervisor | None = None
         self._supervision = supervision
         self._nursery: trio.Nursery | None = None
-        self._serial = 0
+        self._serials: dict[str, int] | None = None  # by class, of actors without a name
 
     @trio.lowlevel.enable_ki_protection
     async def spawn(
@@ -105,17 +105,7 @@ class TreeNode:
                 f"there is an actor {self.path}/{name} already; stop it first, or choose "
                 "another name"
             )
-        cell = Cell(
-            self,
-            name,
-            actor_type,
-            args,
-            kwargs,
-            restart,
-            grace,
-            mailbox,
-            supervision,
-        )
+        cell = Cell(self, name, actor_type, args, kwargs, restart, grace, mailbox, supervision)
         return await self.start(cell, ChildSpec(name, cell.run, restart, grace, significant))
 
     @trio.lowlevel.enable_ki_protection
@@ -144,11 +134,13 @@ class TreeNode:
         return self.system._elsewhere(self.path or f"the system {self.system.name!r}")
 
     def _next_name(self, actor_type: type[Actor]) -> str:
+        kind = actor_type.__name__.lower()
+        if self._serials is None:
+            self._serials = {}
         while True:
-            self._serial += 1
-            name = f"{actor_type.__name__.lower()}-{self._serial}"
-            if name not in self.children:
-                return name
+            serial = self._serials[kind] = self._serials.get(kind, 0) + 1
+            if f"{kind}-{serial}" not in self.children:
+                return f"{kind}-{serial}"
 
     @property
     def stopping(self) -> bool:
@@ -224,6 +216,7 @@ class Cell(TreeNode):
         "parent",
         "restarting",
         "restarts",
+        "served",
         "shown",
     )
 
@@ -279,6 +272,8 @@ class Cell(TreeNode):
         # what makes of its own condition the one that trees and statistics show.
         self.at_end: Callable[[BaseException | None], None] | None = None
         self.shown: Callable[[Condition], Condition] | None = None
+        # Of a service, and of a part that has some: returns its statistics.
+        self.served: Callable[[], object] | None = None
         # Raises in the sender, before a message is sent, if the actor could not handle it.
         self.check: Callable[[Message[Any]], None] | None = None
 
@@ -323,6 +318,10 @@ class Cell(TreeNode):
         condition = Condition(self.state, self.restarts, self.inbox.statistics().depth)
         return condition if self.shown is None or self.ended else self.shown(condition)
 
+    def service(self) -> object:
+        """Return the statistics of the service whose place this is; None if it is none's."""
+        return None if self.served is None else answer_or_error(self.served)
+
     def statistics(self) -> ActorStatistics:
         """Return the statistics of this moment."""
         condition = self.condition()
@@ -337,6 +336,7 @@ class Cell(TreeNode):
             mailbox=self.inbox.statistics(),
             children=None if self.supervisor is None else self.supervisor.statistics(),
             generation=condition.generation,
+            service=self.service(),
         )
 
     # --- messages in
@@ -445,7 +445,7 @@ class Cell(TreeNode):
         self._ref = weakref.ref(ref)
         self._arguments = ((), {})
         self._supervision = _NO_SUPERVISION
-        self._cause = self.at_end = self.shown = self.check = None
+        self._cause = self.at_end = self.shown = self.served = self.check = None
         if self._failure is not None:
             self._failure = record_of(self._failure)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ class ActorStatistics:
         mailbox: the mailbox's statistics.
         children: statistics of its children's supervisor; None without children in this life.
         generation: present generation of a device or one of its parts, else None.
+        service: statistics of a service, or the exception that its ``statistics()`` raises; else
+            None.
     """
 
     path: str
@@ -38,6 +40,7 @@ class ActorStatistics:
     mailbox: MailboxStatistics
     children: SupervisorStatistics | None
     generation: int | None = None
+    service: object = field(default=None, hash=False)
 
 
 class Condition(NamedTuple):

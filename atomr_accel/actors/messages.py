@@ -78,6 +78,10 @@ def _parameters(generic: type) -> tuple[Any, ...]:
     return getattr(generic, "__parameters__", ())
 
 
+class GetStatistics(Message[Any]):
+    """A question for the statistics of a service, as ``service.statistics()`` returns them."""
+
+
 def handler(function: F) -> F:
     """Mark an async method of an actor as the handler of a message type.
 

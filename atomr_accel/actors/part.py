@@ -1,7 +1,7 @@
 """Parts: places in the tree for tasks that are no actors, such as the contexts of a device.
 
-They have a path, a state and a ref that can be watched, and are supervised like any actor. They
-take no messages.
+They have a path, a state and a ref that can be watched, and are supervised like any actor. Those
+with statistics answer `GetStatistics`; they take no other messages.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import trio
 
 from ._actor import Actor
 from ._errors import UnhandledMessage
-from ._mailbox import Entry, Mailbox, message_of
+from ._mailbox import Ask, Entry, Mailbox, message_of
 from ._policy import ChildSpec, RestartType, Supervision
 from ._supervision import ChildState
 from .cell import Cell, TreeNode
+from .messages import GetStatistics
 from .nursery import PlainNursery
 
 Run = Callable[..., Awaitable[None]]
@@ -87,15 +88,32 @@ class Part(Cell):
         return super().state
 
     def accept(self, entry: Entry, *, urgent: bool) -> bool:  # noqa: ARG002 (no queue here)
-        """Refuse it: a part takes no messages."""
+        """Refuse it: a part takes no messages, but for the question for its statistics."""
         if self.ended:
             raise self._stopped_error()
         message = message_of(entry)
+        if self.served is not None and isinstance(message, GetStatistics) and type(entry) is Ask:
+            # The asker is about to park, and is answered then. There is no queue that the message
+            # could be withdrawn from, if it is cancelled before.
+            entry.scope = trio.CancelScope()
+            trio.lowlevel.current_trio_token().run_sync_soon(self._answer_statistics, entry)
+            return True
         raise UnhandledMessage(
             f"{self.path} takes no messages, and got a {type(message).__qualname__}; send it to "
             "an actor, such as that of a library",
             path=self.path,
         )
+
+    def _answer_statistics(self, ask: Ask) -> None:
+        if ask.task is None:  # it was cancelled
+            return
+        if self.served is None:
+            ask.fail(self._stopped_error())
+            return
+        try:
+            ask.reply(self.served())
+        except Exception as error:  # noqa: BLE001 (the asker's)
+            ask.fail(error)
 
     async def stop(self) -> NoReturn:
         """Raise `RuntimeError`. A part ends with the actor that it belongs to."""

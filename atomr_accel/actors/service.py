@@ -20,7 +20,7 @@ from ._policy import ChildSpec, RestartType, Supervision
 from ._supervisor import Supervisor
 from .cell import TreeNode
 from .condition import Condition
-from .messages import Message, collect_handlers, handler, side_by_side
+from .messages import GetStatistics, Message, collect_handlers, handler, side_by_side
 from .nursery import PlainNursery
 from .part import Part
 from .system import ActorSystem
@@ -39,10 +39,6 @@ class Call(Message[Any]):
 
     item: Any
     options: Mapping[str, Any] = {}
-
-
-class GetStatistics(Message[Any]):
-    """A question for the statistics of a service, as ``service.statistics()`` returns them."""
 
 
 class Place(TypedDict, total=False):
@@ -188,7 +184,7 @@ class Service:
         return 0
 
     def statistics(self) -> object:
-        """The service at this moment."""
+        """The service at this moment. Dashboards and metrics show the fields of a dataclass."""
         return None
 
     @handler
@@ -208,6 +204,7 @@ class _ServiceActor(Actor):
         self._service = service
         service._service_ref = self.ref
         self._cell.shown = self._shown
+        self._cell.served = service.statistics
 
         def ended(failure: BaseException | None) -> None:
             # What left the block is the reason, if the service itself did not fail.
@@ -301,6 +298,13 @@ async def serving(
         service._service_supervisor = None
         service.ended(next(iter(left_by), None))
         left_by.clear()  # the traceback has this frame in it
+
+
+def in_place(place: Place, system: ActorSystem) -> Place:
+    """Return a place, which is in a system by default, as long as that runs."""
+    if place.get("system") or place.get("parent") or system.root.stopping:
+        return place
+    return {**place, "system": system}
 
 
 def _supervisor_of(service: Service, nursery: trio.Nursery) -> Supervisor:

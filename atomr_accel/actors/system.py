@@ -10,7 +10,7 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import trio
@@ -65,6 +65,8 @@ class ActorTree:
     children: tuple[ActorTree, ...]
     generation: int | None = None
     """Present generation of a device or one of its parts, else None."""
+    service: object = field(default=None, hash=False)
+    """Statistics of a service, or the exception that its ``statistics()`` raises; else None."""
 
     def __str__(self) -> str:
         # With a list of what is still to draw: a tree may be deeper than Python's stack.
@@ -307,6 +309,7 @@ def _drawn(cell: Cell, children: tuple[ActorTree, ...]) -> ActorTree:
         depth=condition.depth,
         children=children,
         generation=condition.generation,
+        service=cell.service(),
     )
 
 

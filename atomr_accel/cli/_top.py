@@ -146,7 +146,7 @@ def _hardware_part(gpu: GpuReading) -> HardwarePart:
 
 
 def blocks(document: TopDocument) -> list[Block]:
-    """Return the tables: GPUs, then devices, lanes, actors and events of each program."""
+    """Return the tables: GPUs, then devices, lanes, actors, services and events of each program."""
     made: list[Block] = []
     if document.hardware:
         columns = ("#", "GPU", "busy", "memory", "power", "temperature", "held down by")
@@ -188,11 +188,20 @@ def _program(program: ProgramPart) -> list[Block]:
     last = list(_of(state, "events").values())[-_EVENTS:]
     events = [_event(event) for event in last if isinstance(event, dict)]
     curves = _of(state, "curves")
+    services = _of(state, "patterns")
     columns = ("device", "state", "gen.", "faults", "in flight", "ops/s", "median", "memory")
     return [
         (title, columns, [_device(_of(devices, path), _of(curves, path)) for path in devices]),
         ("Lanes", ("device", "lane", "in flight", "queued", "completed", "failed"), lanes),
         ("Actors", ("path", "kind", "state", "restarts", "queued"), shown),
+        (
+            "Services",
+            ("name", "kind", "state", "restarts", "queued", "statistics"),
+            [
+                [name, *_actor({**_of(actors, name), **_of(services, name)}), _said(services, name)]
+                for name in list(services)[:_ACTORS]
+            ],
+        ),
         ("Events", ("at", "kind", "path", "what"), events),
     ]
 
@@ -226,6 +235,13 @@ def _actor(actor: State) -> list[Cell]:
         _number(actor.get("restarts")),
         _number(actor.get("depth")),
     ]
+
+
+def _said(services: State, name: str) -> str:
+    """Return the statistics of a service in one line, without those of its parts."""
+    said = _of(services, name).items()
+    plain = ((key, value) for key, value in said if key != "kind" and not isinstance(value, dict))
+    return "  ".join(f"{key.replace('_', ' ')} {value}" for key, value in plain)
 
 
 def _event(event: State) -> list[Cell]:

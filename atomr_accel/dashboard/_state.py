@@ -10,8 +10,8 @@
                 by name and transfers by number; memory.slabs by number: nbytes, kind, used and
                 cells, a digit for how full each part of the slab is; with NVML, gpu: busy (a
                 share), power, power_limit, temperature, throttled
-    patterns    by name: kind, and the fields of the pattern's statistics(); of its parts, rows;
-                terms: by field, and by "field.column" of parts, the meaning
+    patterns    by name, and services by path: kind, and the fields of their statistics(); of their
+                parts, rows; terms: by field, and by "field.column" of parts, the meaning
     curves      by path of a device, by number, one each second: a list of the fields in POINT
     past        by path of a device, "10" and "300": the same for the last hour and the last day,
                 with a point for each 10 and 300 seconds
@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import trio
 
 from .. import __version__
+from ..actors.util import describe
 from ..device import System
 from ..memory.layout import layout
 from ..telemetry.nvml import nvml_uuid
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 
 PARTS: Final = 50
 """Parts of a pattern, such as tenants or replicas, that are shown."""
+
+SERVICES: Final = 100
+"""Services whose statistics are shown, those higher in the tree first."""
 
 SLABS: Final = 64
 CELLS: Final = 48
@@ -77,6 +81,7 @@ class SystemObserver:
         self._nvml = nvml
         self._patterns = dict(patterns or {})
         self._shown_patterns: dict[str, Json] = {}
+        self._services: dict[str, Json] = {}
         self._actors: dict[str, Json] = {}
         self._devices: dict[str, Json] = {}
         self.program: Final[dict[str, Json]] = {
@@ -108,10 +113,11 @@ class SystemObserver:
     async def actors(self) -> tuple[dict[str, Json], float]:
         """All actors, parents first, and the seconds of processor time that it took.
 
-        Other tasks run in between, so it is not all of one moment.
+        It looks at their services, too. Other tasks run in between, so it is not all of one moment.
         """
-        before = self._actors
+        before, services_before = self._actors, self._services
         now: dict[str, Json] = {}
+        services: dict[str, Json] = {}
         todo: list[Cell] = [*reversed(self._system.root.children.values())]
         seconds = 0.0
         while todo:
@@ -122,9 +128,12 @@ class SystemObserver:
                     continue  # it has gone meanwhile
                 todo += reversed(cell.children.values())
                 now[cell.path] = _kept(before.get(cell.path), _actor(cell))
+                if len(services) < SERVICES and (service := cell.service()) is not None:
+                    shown = _shown(cell.kind, service)
+                    services[cell.path] = _kept(services_before.get(cell.path), shown)
             seconds += time.thread_time() - begun
             await trio.lowlevel.checkpoint()
-        self._actors = now
+        self._actors, self._services = now, services
         return now, seconds
 
     def states_of_devices(self) -> dict[str, Json]:
@@ -137,13 +146,13 @@ class SystemObserver:
         return self._devices
 
     def patterns(self) -> dict[str, Json]:
-        """Return the statistics of all patterns, by name."""
+        """Return the statistics of patterns by name, and of the services in the tree by path."""
         before = self._shown_patterns
         self._shown_patterns = {
-            name: _kept(before.get(name), _pattern(pattern))
+            name: _kept(before.get(name), _shown(type(pattern).__name__, pattern.statistics()))
             for name, pattern in self._patterns.items()
         }
-        return self._shown_patterns
+        return {**self._services, **self._shown_patterns}
 
     def _device(self, device: Device) -> dict[str, Json]:
         statistics = device.statistics()
@@ -209,20 +218,25 @@ def _actor(cell: Cell) -> dict[str, Json]:
     return actor
 
 
-def _pattern(pattern: HasStatistics) -> dict[str, Json]:
-    """Return the statistics of a pattern: plain values, and parts as rows by name."""
-    statistics = pattern.statistics()
-    terms: dict[str, Json] = dict(_terms(type(statistics)))
-    state: dict[str, Json] = {"kind": type(pattern).__name__, "terms": terms}
-    for field in fields(statistics):  # type: ignore[arg-type] # open_dashboard checks it
-        value = getattr(statistics, field.name)
+def _shown(kind: str, statistics: object) -> dict[str, Json]:
+    """Return the statistics of a pattern or service: plain values, and parts as rows by name."""
+    terms: dict[str, Json] = {}
+    state: dict[str, Json] = {"kind": kind, "terms": terms}
+    if isinstance(statistics, Exception):
+        values: dict[str, object] = {"error": describe(statistics)}
+    elif is_dataclass(statistics):
+        values = {field.name: getattr(statistics, field.name) for field in fields(statistics)}
+        terms.update(_terms(type(statistics)))
+    else:
+        values = {"statistics": statistics}
+    for name, value in values.items():
         parts = _parts(value)
         if parts:
-            state[field.name] = parts
-            for kind in {type(part) for part in _members(value)}:
-                terms.update((f"{field.name}.{name}", text) for name, text in _terms(kind).items())
+            state[name] = parts
+            for part in {type(part) for part in _members(value)}:
+                terms.update((f"{name}.{column}", text) for column, text in _terms(part).items())
         elif (simple := _simple(value)) is not None:
-            state[field.name] = simple
+            state[name] = simple
     return state
 
 

@@ -6,9 +6,10 @@ from ._statistics import DeviceStatistics
 from .calls._requests import Requests
 from .data._snapshot import Snapshot, SnapshotStatistics
 from .group._candidate import Candidate, CandidateState, Hints, PlacementPolicy
-from .group._devices import DeviceLoad, Devices, DevicesStatistics
+from .group._devices import Devices
 from .group._everywhere import SealedCopies, SealedCopiesStatistics
 from .group._open import open_devices
+from .group._placement import DeviceLoad, DevicesStatistics, GetTopology
 from .group._policies import ConsistentHash, DataLocality, MostFreeMemory
 from .group._topology import Link, Topology
 from .interop._sharing import SharedBuffer
@@ -28,6 +29,7 @@ __all__ = [
     "Devices",
     "DevicesStatistics",
     "FromAsyncio",
+    "GetTopology",
     "Hints",
     "Link",
     "MostFreeMemory",

@@ -6,6 +6,8 @@
     ├── context            one life is one generation and one host; ends with a fault
     │   ├── memory, blas   its lanes
     ├── standby            further hosts, prepared
+    ├── pinned             page-locked memory, and a node for each recording that lives
+    ├── recording-1, ...
     └── blas, dnn, ...     the libraries: they carry out what others ask of them, and outlast
                            a restart of the device by its supervisor, so that requests wait for it
 
@@ -116,6 +118,7 @@ class DeviceActor(_RequestActor):
         core.place.supervisor = cell.supervisor
         if core.standby is not None:
             await start_part(Part(cell, "standby", "Standby", core.standby.run))
+        core.place.add_pinned(core.pinned.statistics)
 
     def _check(self, message: Message[Any]) -> None:
         if not isinstance(message, (Request, DeviceCall)):
@@ -168,6 +171,7 @@ class DeviceActor(_RequestActor):
         # Nothing is awaited at an actor's end, so a task sees to it that nothing is left.
         if self._core.place.annex is not None:
             self._core.place.annex.end()
+        self._core.place.end_parts()
         self._core.lifecycle.end(failure)
         nursery = self.system.root._nursery
         assert nursery is not None

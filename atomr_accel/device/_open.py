@@ -332,12 +332,18 @@ async def opened_devices(
         indices: the devices' indices, at least one.
         settings: the settings of all devices.
         decider: the decider for a lost device. If it escalates, the block raises the
-            ``DeviceLost``.
+            ``DeviceLost``. Other actors of the system, such as worlds, are restarted.
         instruments: instruments to call for their events.
         stacklevel: the stack level of the warning that they are not GPUs, as for ``warnings.warn``.
     """
-    supervision = Supervision(decider=decider, escalation=lambda _name, cause: cause)
     devices: list[Device] = []
+
+    def decide(error: BaseException, child: str) -> Directive:
+        if any(child == device.ref.name for device in system._devices):
+            return decider(error, child)
+        return Directive.RESTART
+
+    supervision = Supervision(decider=decide, escalation=lambda _name, cause: cause)
 
     def lost(error: BaseException) -> bool:
         """Return True if an error only says that a device is lost. The system raises that."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from ..actors import ChildState
 from ..actors.part import place
 from ..libraries.registry import catalogue
+from ..memory import AtEnd
+from .waking_queue import WakingQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,6 +36,17 @@ def library_of(request: Request[Any]) -> str | None:
     return known.library_of_lane.get(request.lane.name)
 
 
+class _RecordingNow(Protocol):
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def rebuilds(self) -> int: ...
+
+
+class _ShownRecording(Protocol):
+    def statistics(self) -> _RecordingNow: ...
+
+
 @final
 class DeviceNode:
     """A device's place in a tree of actors.
@@ -49,6 +63,7 @@ class DeviceNode:
         context: that of its contexts, one after the other.
         supervisor: who starts them.
         libraries: the libraries' actors by name.
+        pinned: the place of the pool of page-locked memory.
     """
 
     def __init__(
@@ -67,6 +82,9 @@ class DeviceNode:
         self.context: Part | None = None
         self.supervisor: Supervisor | None = None
         self.libraries: Final[dict[str, ActorRef]] = {}
+        self.pinned: ActorRef | None = None
+        self._parts: Final[dict[str, Part]] = {}
+        self._gone: Final = WakingQueue(weakref.WeakMethod(self._collect))
 
     @property
     def stopping(self) -> bool:
@@ -123,6 +141,47 @@ class DeviceNode:
         part = place(self.context, port.name, "Lane")
         part.shown = lambda own: own._replace(depth=port.load, generation=self._memory.generation)
         return part
+
+    def add_pinned(self, statistics: Callable[[], object]) -> None:
+        """Show the pool of page-locked memory, as long as the device is not over."""
+        if "pinned" not in self._parts:
+            assert self.cell is not None
+            part = self._parts["pinned"] = place(self.cell, "pinned", "Pinned")
+            part.shown = lambda own: self._seen(own, 0)
+            part.served = statistics
+            self.pinned = part.ref
+
+    def add_recording(self, name: str, recording: _ShownRecording) -> tuple[ActorRef, AtEnd] | None:
+        """Show a recording at the ref that this returns, until the other object is gone.
+
+        A shadow has no place, and neither have its recordings.
+        """
+        if self.cell is None or self.cell.ended:
+            return None
+        part = self._parts[name] = place(self.cell, name, "Recording")
+        shown = weakref.ref(recording)  # the tree keeps none alive
+        part.shown = partial(self._seen_recording, shown)
+        part.served = lambda: None if (there := shown()) is None else there.statistics()
+        return part.ref, AtEnd(self._gone, name)
+
+    def _seen_recording(self, shown: weakref.ref[_ShownRecording], own: Condition) -> Condition:
+        recording = shown()
+        if recording is None:
+            return own
+        now = recording.statistics()
+        return self._seen(own, now.in_flight)._replace(restarts=now.rebuilds)
+
+    def _collect(self) -> None:
+        while self._gone:
+            part = self._parts.pop(self._gone.popleft(), None)
+            if part is not None:
+                part.end()
+
+    def end_parts(self) -> None:
+        """The device is over: so are its parts."""
+        for part in [*self._parts.values()]:
+            part.end()
+        self._parts.clear()
 
     def _seen(self, own: Condition, depth: int) -> Condition:
         """Return a condition adjusted for the context, which all parts of the device need."""

@@ -10,7 +10,7 @@ print(await explain("run.journal", out="fault.py"))              # the least tha
 from ._compare import TOLERANCES, Compared, Deviation
 from ._entries import SCHEMA
 from ._explain import Explanation, explain
-from ._journal import Journal, open_journal
+from ._journal import Journal, JournalStatistics, open_journal
 from ._player import Difference, Report, Skipped, content_hash, replay, state_at
 from ._postgres import PostgresStorage
 from ._reading import read_journal
@@ -30,6 +30,7 @@ __all__ = [
     "JournalDamaged",
     "JournalError",
     "JournalFull",
+    "JournalStatistics",
     "PostgresStorage",
     "Record",
     "RedisStorage",

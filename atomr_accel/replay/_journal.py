@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, final, get_args
+from typing import TYPE_CHECKING, Final, Unpack, final, get_args
 
 from .. import __version__
+from ..actors import Place, Service, serving
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
+from ..actors.service import in_place
+from ..actors.util import describe
 from ..wire.options import count
 from ._entries import SCHEMA, Header
 from ._notes import Notes
@@ -21,14 +25,43 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ..device import Device
+    from ..device.core import DeviceCore
     from ._storage import Storage
 
 
-@final
-class Journal:
-    """A journal that is being written. Made by ``open_journal``."""
+@dataclass(frozen=True, slots=True)
+class JournalStatistics:
+    """A journal at one moment.
 
-    def __init__(self, writer: JournalWriter, notes: Notes) -> None:
+    Attributes:
+        position: the number of the last recorded call; 0 before the first.
+        waiting: entries that wait to be written.
+        waiting_bytes: bytes that these take in memory.
+        entries: entries that were written.
+        entry_bytes: bytes that are kept of them, with their arrays.
+        copies: outputs that are on their way from the device.
+        error: why nothing is written any more; None if all is well.
+    """
+
+    position: int
+    waiting: int
+    waiting_bytes: int
+    entries: int
+    entry_bytes: int
+    copies: int
+    error: str | None
+
+
+@final
+class Journal(Service):
+    """A journal that is being written. Made by ``open_journal``.
+
+    It is an actor of its device's system. A restart by its supervisor does not interrupt it: it
+    goes on with the same file. If it is stopped, no further calls are recorded.
+    """
+
+    def __init__(self, core: DeviceCore, writer: JournalWriter, notes: Notes) -> None:
+        self._core: Final = core
         self._writer: Final = writer
         self._notes: Final = notes
 
@@ -44,6 +77,33 @@ class Journal:
     def error(self) -> Exception | None:
         """Why nothing is written any more, such as a full disk; None if all is well."""
         return self._writer.error
+
+    def statistics(self) -> JournalStatistics:
+        """Return the statistics of this moment."""
+        (waiting, waiting_bytes), (entries, entry_bytes) = self._writer.waiting, self._writer.kept
+        return JournalStatistics(
+            position=self.position,
+            waiting=waiting,
+            waiting_bytes=waiting_bytes,
+            entries=entries,
+            entry_bytes=entry_bytes,
+            copies=self._notes.copies,
+            error=None if self.error is None else describe(self.error),
+        )
+
+    def depth(self) -> int:
+        """Entries that wait to be written, and outputs on their way from the device."""
+        return self._writer.waiting[0] + self._notes.copies
+
+    async def finish(self) -> None:
+        """Wait until the outputs of all recorded calls have arrived."""
+        await self._notes.settled()
+
+    def ended(self, cause: BaseException | None) -> None:  # noqa: ARG002 (of no interest here)
+        """Record no more calls."""
+        self._notes.open = False
+        if self._core.recorder is self._notes:
+            self._core.recorder = None
 
     async def flush(self) -> None:
         """Wait until all that was noted so far is stored.
@@ -65,6 +125,7 @@ def open_journal(
     most_entries: int = 1_000_000,
     most_bytes: int = 4 << 30,
     when_full: WhenFull = "refuse",
+    **place: Unpack[Place],
 ) -> AsyncIterator[Journal]:
     """Record the calls of a device for the length of a block.
 
@@ -94,6 +155,8 @@ def open_journal(
         when_full: ``"refuse"`` further calls, which raise ``JournalFull`` and do nothing; or
             ``"drop"`` the oldest entries. Then a replay covers only the calls for which the kept
             entries suffice.
+        **place: ``system=``, ``name=`` and ``parent=``: the journal's place in a tree of actors. By
+            default it is ``/journal-1``, or a later number, in the device's system.
 
     Returns:
         A context manager. Leaving its block waits at most ten seconds until everything is written.
@@ -129,7 +192,7 @@ def open_journal(
         when_full,
         _paths(),
     )
-    return _opened(device, writer, header)
+    return _opened(device, writer, header, place)
 
 
 def _paths() -> tuple[str, ...]:
@@ -141,25 +204,26 @@ def _paths() -> tuple[str, ...]:
         return tuple(each for each in paths if Path(each).is_absolute())
 
 
-async def _opened(device: Device, writer: JournalWriter, header: Header) -> AsyncIterator[Journal]:
+async def _opened(
+    device: Device, writer: JournalWriter, header: Header, place: Place
+) -> AsyncIterator[Journal]:
     core = device.core
     if core.recorder is not None:
         raise JournalError(f"{device.name} has a journal already; it has one at a time")
     async with PlainNursery() as nursery:
-        writer.add(WaitingEntry(header))
-        nursery.start_soon(writer.run, name="journal")
         calls = 0
         try:
-            await writer.opened.wait()
             async with PlainNursery() as fetching:
                 notes = Notes(core, writer, fetching, results=header.results)
-                core.recorder = notes
+                journal = Journal(core, writer, notes)
                 try:
-                    yield Journal(writer, notes)
-                    await notes.settled()
+                    async with serving(journal, **in_place(place, device.system)):
+                        writer.add(WaitingEntry(header))
+                        nursery.start_soon(writer.run, name="journal")
+                        await writer.opened.wait()
+                        core.recorder = notes
+                        yield journal
                 finally:
-                    core.recorder = None
-                    notes.open = False
                     fetching.cancel_scope.cancel()
                     calls = notes.position
         finally:

@@ -328,6 +328,11 @@ class Notes:
             self._place(note)
             self._done(note, None)
 
+    @property
+    def copies(self) -> int:
+        """Copies for the journal that have not arrived."""
+        return self._snapshots
+
     async def settled(self) -> None:
         """Wait until the copies for the journal have arrived."""
         while self._snapshots:

@@ -106,6 +106,16 @@ class JournalWriter:
         self.opened: Final = trio.Event()
         self.error: Exception | None = None
 
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Entries that wait to be written, and their bytes."""
+        return len(self._waiting), self._bytes_waiting
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Entries that were written, and the bytes that are kept of them."""
+        return self._written, self._written_bytes
+
     def add(self, waiting: WaitingEntry) -> None:
         """Have an entry written; its arrays are not to be changed before they are."""
         if self.error is not None:

@@ -83,6 +83,7 @@ _UNITS: Final = {
 _D: Final = ("system", "device")
 _G: Final = ("gpu",)
 _P: Final = ("pattern", "name", "part")
+_S: Final = ("system", "path", "kind")
 
 _TABLE: Final = (
     # --- ops, counted as they end ---
@@ -198,6 +199,16 @@ _TABLE: Final = (
     ),
     Metric(
         "dead_letters", "counter", ("system",), "Messages without an answer that no actor handled."
+    ),
+    # --- services, by their place in the tree ---
+    Metric("service_state", "gauge", (*_S, "state"), "1 for a service's present state, else 0."),
+    Metric("service_restarts", "counter", _S, "Restarts of a service."),
+    Metric("service_load", "gauge", _S, "Calls and messages that wait or are in progress."),
+    Metric(
+        "service_statistics",
+        "gauge",
+        (*_S, "part", "field"),
+        "Numbers among the statistics of a service, and of its parts.",
     ),
     # --- GPUs, as NVML sees them ---
     Metric("gpu_info", "gauge", (*_G, "index", "model"), "Always 1; NVML's index and the model."),

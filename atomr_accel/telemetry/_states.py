@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from ..actors import ChildState
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from .. import Device
     from ..actors import ActorSystem, ActorTree
@@ -102,7 +105,10 @@ def _take_plans(snapshot: MetricsSnapshot, statistics: Any, library: str, *label
 
 
 def take_actors(snapshot: MetricsSnapshot, system: ActorSystem, name: str) -> None:
-    """Add the actors of a system to a snapshot, by their classes: those are not many."""
+    """Add the actors of a system to a snapshot, by their classes, and each service.
+
+    Classes are not many, nor are services. Parts of devices, such as recordings, may be.
+    """
     numbers: Counter[tuple[str, str]] = Counter()
     messages: Counter[str] = Counter()
     most: Counter[str] = Counter()
@@ -110,12 +116,46 @@ def take_actors(snapshot: MetricsSnapshot, system: ActorSystem, name: str) -> No
         numbers[actor.kind, actor.state.value] += 1
         messages[actor.kind] += actor.depth
         most[actor.kind] = max(most[actor.kind], actor.depth)
+        if actor.service is not None and actor.generation is None:
+            _take_service(snapshot, actor, name)
     for (kind, state), number in numbers.items():
         snapshot.add("actors", number, name, kind, state)
     for kind, number in messages.items():
         snapshot.add("mailbox_messages", number, name, kind)
         snapshot.add("mailbox_messages_max", most[kind], name, kind)
     snapshot.add("dead_letters", system.statistics().dead_letters, name)
+
+
+def _take_service(snapshot: MetricsSnapshot, actor: ActorTree, name: str) -> None:
+    labels = (name, actor.path, actor.kind)
+    states = [state.value for state in ChildState]
+    snapshot.add_one_of("service_state", actor.state.value, states, *labels)
+    snapshot.add("service_restarts", actor.restarts, *labels)
+    snapshot.add("service_load", actor.depth, *labels)
+    _take_numbers(snapshot, actor.service, *labels, "")
+
+
+def _take_numbers(snapshot: MetricsSnapshot, statistics: object, *labels: str) -> None:
+    """Add the numbers among the fields of a dataclass, and of the dataclasses in it."""
+    if not is_dataclass(statistics):
+        return
+    *whole, part = labels
+    for field in fields(statistics):
+        value = getattr(statistics, field.name)
+        if isinstance(value, bool | int | float):
+            if not math.isnan(value):  # nothing is known yet
+                snapshot.add("service_statistics", float(value), *labels, field.name)
+        elif not part:
+            for at, one in _members(value):
+                named = getattr(one, "name", None) or getattr(one, "path", None) or at
+                _take_numbers(snapshot, one, *whole, str(named))
+
+
+def _members(value: object) -> Iterable[tuple[object, object]]:
+    """Return the parts that a field has, each with what tells it from the others."""
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, tuple | list) else ()
 
 
 def _actors(root: ActorTree) -> Iterator[ActorTree]:

@@ -25,6 +25,7 @@ from .._errors import (
     Unsupported,
     WorldBroken,
 )
+from ..actors.nursery import PlainNursery
 from ._blame import Unfinished, to_blame
 from ._interfaces import WorldMember
 from ._mail import Mail
@@ -160,6 +161,7 @@ class Engine(Generic[_M]):
         self.membership: Final = Membership(range(len(members)), shrink=shrink)
         self.term: Term | None = None
         self._members = list(members)
+        self._nursery: trio.Nursery | None = None
         self._followers: dict[int, trio.CancelScope] = {}
         self._meet = meet
         self.deadline: Final = deadline
@@ -296,7 +298,8 @@ class Engine(Generic[_M]):
             if number is None:
                 number = len(self._members)
                 self._members.append(member)
-                self._nursery.start_soon(self._follow, number, member)
+                if self._nursery is not None:  # else its next life begins with all
+                    self._nursery.start_soon(self._follow, number, member)
             numbers.append(number)
         self._happen(self.membership.resize(numbers))
         for number in self._followers.keys() - set(numbers):
@@ -341,10 +344,15 @@ class Engine(Generic[_M]):
     # --- its tasks -------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled, and again when called again.
+
+        In between, calls wait, and so do letters and watchers. Ops in flight fail.
+        """
+        failure: Exception | None = None
         try:
-            async with trio.open_nursery(strict_exception_groups=True) as nursery:
+            async with PlainNursery() as nursery:
                 self._nursery = nursery
+                self._effects.clear()
                 for number, member in enumerate(self._members):
                     nursery.start_soon(self._follow, number, member)
                 if self.deadline is not None:
@@ -354,23 +362,46 @@ class Engine(Generic[_M]):
                     await self._work.wait()
                     self._work = trio.Event()
                     while self._effects:
-                        self._do(self._effects.popleft())
+                        self._do(self._effects.popleft(), nursery)
+        except Exception as error:
+            failure = error
+            raise
         finally:
-            await self._leave_all()
+            self._nursery = None
+            try:
+                await self._leave_all(failure)
+            finally:
+                del failure  # its traceback has this frame in it
 
-    async def _leave_all(self) -> None:
-        """Fail waiting calls, end all watchers, and have members leave."""
+    async def _leave_all(self, failure: Exception | None) -> None:
+        """Fail ops in flight, and have members leave."""
+        why = "its actor was stopped, or restarted" if failure is None else f"it failed: {failure}"
+        epoch = self.membership.epoch
+        cause = WorldBroken(f"the world was interrupted: {why}", rank=None, epoch=epoch)
+        cause.__cause__ = failure
+        self._happen(self.membership.restart(cause))
+        if self.membership.phase == "over":
+            self._end_watchers()
+        self._followers.clear()
+        terms = [*self._revoked_terms, *([] if self.term is None else [self.term])]
+        self.term = self._parent = None
+        for term in terms:
+            await self._leave(term)
+
+    def close(self) -> None:
+        """The world was left: fail all calls, and end all watchers."""
+        if self._closed:
+            return
         self._closed = True
         self._starting.cancel()
         left = WorldBroken("the world was left", rank=None, epoch=self.membership.epoch)
         self._happen(self.membership.close(left))
+        self._end_watchers()
+        self._change()
+
+    def _end_watchers(self) -> None:
         for watcher in list(self._watchers):
             watcher.close()
-        self._change()
-        terms = [*self._revoked_terms, *([] if self.term is None else [self.term])]
-        self.term = None
-        for term in terms:
-            await self._leave(term)
 
     async def _follow(self, number: int, member: WorldMember) -> None:
         if number not in self.membership.members:
@@ -414,10 +445,10 @@ class Engine(Generic[_M]):
         self._changed.set()
         self._changed = trio.Event()
 
-    def _do(self, effect: Effect) -> None:
+    def _do(self, effect: Effect, nursery: trio.Nursery) -> None:
         match effect:
             case FormCommunicator():
-                self._nursery.start_soon(self._form, effect)
+                nursery.start_soon(self._form, effect, nursery)
             case LeaveCommunicator():
                 self._forming.cancel()
                 term, self.term = self.term, None
@@ -430,16 +461,15 @@ class Engine(Generic[_M]):
                     for member in members:
                         member.revoke(term.number, self._revoked)
                 else:
-                    self._nursery.start_soon(self._leave, term)
+                    nursery.start_soon(self._leave, term)
             case Ended():
                 self._starting.cancel()
-                for watcher in list(self._watchers):
-                    watcher.close()
+                self._end_watchers()
                 self._change()
             case Settled() | WorldOpened():
                 raise AssertionError("these are told at once")
 
-    async def _form(self, form: FormCommunicator) -> None:
+    async def _form(self, form: FormCommunicator, nursery: trio.Nursery) -> None:
         """Let members meet, and send each of them the op to join."""
         members = [self._members[number] for number in form.members]
         if form.epoch != self.membership.epoch:
@@ -450,7 +480,7 @@ class Engine(Generic[_M]):
             if self._shrinks and rest == form.members:
                 await self._shrink(form, parent)
                 return
-            self._nursery.start_soon(self._leave, parent)
+            nursery.start_soon(self._leave, parent)
         term = self.term = Term(form.epoch, form.members, trio.current_time())
         with trio.CancelScope() as self._forming:
             try:
@@ -644,7 +674,9 @@ class Engine(Generic[_M]):
 def broken_error(what: str, broken: Broken) -> WorldBroken:
     """Return the error of a call that failed because its world broke or was left."""
     if isinstance(broken.cause, WorldBroken):
-        return WorldBroken(f"{what}: {broken.cause}", rank=None, epoch=broken.epoch)
+        interrupted = WorldBroken(f"{what}: {broken.cause}", rank=None, epoch=broken.epoch)
+        interrupted.__cause__ = broken.cause.__cause__
+        return interrupted
     who = "a rank" if broken.rank is None else f"rank {broken.rank} of {broken.size}"
     error = WorldBroken(
         f"{what}: {who} failed in epoch {broken.epoch}: {broken.cause}",

@@ -160,6 +160,16 @@ class Membership:
         self._failures = 0
         return effects + self._form()
 
+    def restart(self, cause: Exception) -> list[Effect]:
+        """Gather again, and wait until all members are reported ready: actions were interrupted.
+
+        The caller has all members leave the communicator itself, and carries out `Settled` alone.
+        """
+        if self.phase == "over":
+            return []
+        self._ready.clear()
+        return self._break(None, cause, self.members, self.members)
+
     def close(self, cause: Exception) -> list[Effect]:
         """End the world. Later answers are ignored."""
         if self.phase == "over":

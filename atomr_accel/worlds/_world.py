@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, final
 
 import trio
 
 from .._errors import WorldBroken
+from ..actors import Place, Service, serving
 from ..actors.blocks import opens
-from ..actors.nursery import PlainNursery
+from ..actors.service import in_place
 from ..device import Device
 from ..wire.options import real
 from . import _plans as plans
@@ -61,8 +62,11 @@ class WorldStatistics:
 
 
 @final
-class World(Collectives):
+class World(Collectives, Service):
     """Devices, each with a rank, and the collectives among them. Made by ``open_world``.
+
+    It is an actor of its devices' system. If its supervisor restarts it, ops in flight raise
+    ``WorldBroken``, and the devices meet again in the next epoch. Other calls wait for that.
 
     Its ops are ordered with all other ops of its devices as those are among each other: they come
     after what writes their buffers, and before what reads them. Any task of the ``trio.run``
@@ -119,6 +123,20 @@ class World(Collectives):
             breaks=membership.breaks,
             last_break=said,
         )
+
+    # --- the actor -------------------------------------------------------------------------
+
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Form communicators and look after them until cancelled."""
+        await self._engine.run(task_status=task_status)
+
+    def ended(self, cause: BaseException | None) -> None:  # noqa: ARG002 (calls know its own)
+        """Refuse all further calls."""
+        self._engine.close()
+
+    def depth(self) -> int:
+        """Ops in flight."""
+        return self._engine.membership.in_flight
 
     @opens
     async def watch(self) -> AsyncIterator[AsyncIterator[int]]:
@@ -413,6 +431,7 @@ async def open_world(
     *,
     on_break: OnBreak = "wait",
     op_deadline: float | None = 30.0,
+    **place: Unpack[Place],
 ) -> AsyncIterator[World]:
     """Have devices compute together: a context manager, which gives their world.
 
@@ -424,6 +443,8 @@ async def open_world(
         op_deadline: seconds that an op, or leaving the world, may take. Then the hosts that hang
             are killed, and the world breaks. Forming it may take 15 seconds at least, because
             new hosts load the library first. None: for ever.
+        **place: ``system=``, ``name=`` and ``parent=``: the world's place in a tree of actors. By
+            default it is ``/world-1``, or a later number, in the system of the first device.
 
     Returns:
         The world, whole.
@@ -440,11 +461,13 @@ async def open_world(
         op_deadline = real(op_deadline, "op_deadline", above=0, infinity=True)
     members = [DeviceMember(device) for device in _checked(devices)]
     engine = Engine(members, meet, shrink=on_break == "shrink", deadline=op_deadline)
-    async with PlainNursery() as nursery:
-        await nursery.start(engine.run)
-        await engine.whole()
-        yield World(engine)
-        nursery.cancel_scope.cancel()
+    world = World(engine)
+    async with serving(world, **in_place(place, members[0].device.system)):
+        try:
+            await engine.whole()
+            yield world
+        finally:
+            engine.close()
 
 
 def _checked(devices: Sequence[Device]) -> list[Device]:

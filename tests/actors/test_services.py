@@ -28,6 +28,7 @@ from atomr_accel.actors import (
     open_system,
     serving,
 )
+from atomr_accel.actors.part import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -309,3 +310,42 @@ async def test_the_block_has_the_service_and_a_name_wants_a_place() -> None:
     with pytest.raises(ValueError, match="name must come with a place"):
         async with serving(echo, name="echo"):
             raise AssertionError("it must not begin")
+
+
+async def test_a_place_shows_the_statistics_of_its_service() -> None:
+    async with open_system("test") as system:
+        await system.spawn(Group, name="group")
+        async with serving(Echo(), system=system, name="echo") as _:
+            group, echo = system.tree().children
+            assert (group.service, echo.service) == (None, 1)
+            ref = system.find("/echo")
+            assert ref.statistics().service == 1
+        assert ref.statistics().service is None
+
+
+async def test_a_part_with_statistics_answers_for_them_alone() -> None:
+    async with open_system("test") as system:
+        group = await system.spawn(Group, name="group")
+        part = place(group._cell, "part", "Part")
+        soon = trio.lowlevel.current_trio_token().run_sync_soon
+        with pytest.raises(UnhandledMessage, match=r"^/group/part takes no messages"):
+            await part.ref.ask(GetStatistics())
+        answers = iter([3, 4])
+        part.served = lambda: next(answers)
+        assert await part.ref.ask(GetStatistics()) == 3
+        with pytest.raises(UnhandledMessage, match="got a Call"):
+            await part.ref.ask(Call(1))
+        with pytest.raises(UnhandledMessage, match="got a GetStatistics"):
+            part.ref.tell(GetStatistics())
+        with trio.CancelScope() as scope:
+            soon(scope.cancel)
+            await part.ref.ask(GetStatistics())
+        assert scope.cancelled_caught
+        assert await part.ref.ask(GetStatistics(), urgent=True) == 4
+        part.served = lambda: 1 // 0
+        with pytest.raises(ZeroDivisionError):
+            await part.ref.ask(GetStatistics())
+        soon(part.end)
+        for _ in range(2):  # while it is asked, and after that
+            with pytest.raises(ActorStopped):
+                await part.ref.ask(GetStatistics())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import termios
 import threading
 import time
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import partial, reduce
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,10 @@ STATE = {
             "memory": {"used": 3 << 20},
             "lanes": {"blas": {"in_flight": 12, "queued": 1, "completed": 99, "failed": 2}},
         }
+    },
+    "patterns": {
+        "/[red]a": {"kind": "A", "asked": 3, "last_wait": 0.5, "parts": {"b": {"asked": 3}}},
+        "alone": {"kind": "Pool", "asked": 1},
     },
     "curves": {"/gpu-0": {"1": [1.0, 250.0, 0.0, 0.25, 1.0, 12, 3 << 20]}},
     "events": {"1": {"at": 0.0, "kind": "fault", "path": "/gpu-0", "text": "an assert"}},
@@ -120,6 +125,8 @@ def test_one_look(programs: Programs, command: Commands) -> None:
     device = next(line for line in lines if line[:2] == ["cuda:0", "rebuilding"])
     assert device[2:] == ["4", "3", "12", "250", "0.25", "ms", "3.0", "MiB"]
     assert ["cuda:0", "blas", "12", "1", "99", "2"] in lines
+    assert "[red]a A failed 2 0 asked 3 last wait 0.5" in " ".join(reduce(operator.iadd, lines, []))
+    assert "alone Pool 0 0 asked 1" in " ".join(reduce(operator.iadd, lines, []))
 
 
 def test_one_of_several(programs: Programs, command: Commands) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
@@ -14,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel import patterns
-from atomr_accel.actors import open_system
+from atomr_accel.actors import Service, open_system, serving
 from atomr_accel.dashboard import _state, open_dashboard
 from atomr_accel.dashboard._history import COARSER, POINTS, _Pulse, summary
 from atomr_accel.dashboard._running import folder
-from atomr_accel.dashboard._state import PARTS, SystemObserver
+from atomr_accel.dashboard._state import PARTS, SERVICES, SystemObserver
 from atomr_accel.patterns import open_batcher
 
 from ..harness import ROOT
@@ -105,6 +106,47 @@ async def test_patterns_that_have_not_changed_are_the_same_object() -> None:
     async with open_system("s") as system:
         observer = SystemObserver(system, patterns={"p": Pattern()})
         assert observer.patterns()["p"] is observer.patterns()["p"]
+
+
+class Served(Service):
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def statistics(self) -> object:
+        return self.answer() if callable(self.answer) else self.answer
+
+
+async def test_services_are_shown_by_their_paths_without_being_named() -> None:
+    async with open_system("s") as system, AsyncExitStack() as stack:
+        observer = SystemObserver(system)
+        for name, answer in {
+            "numbers": Pattern().statistics,
+            "plain": 3,
+            "bad": lambda: 1 // 0,
+            "none": None,
+        }.items():
+            await stack.enter_async_context(serving(Served(answer), system=system, name=name))
+        actors, _ = await observer.actors()
+        shown: Any = observer.patterns()
+        assert [*actors] == ["/numbers", "/plain", "/bad", "/none"]
+        assert [*shown] == ["/numbers", "/plain", "/bad"]
+        assert shown["/numbers"]["kind"] == "Served"
+        assert shown["/numbers"]["parts"]["/t7"] == {"path": "/t7", "waiting": 7}
+        assert shown["/plain"] == {"kind": "Served", "terms": {}, "statistics": 3}
+        assert shown["/bad"]["error"].startswith("ZeroDivisionError")
+        await observer.actors()
+        assert observer.patterns()["/numbers"] is shown["/numbers"]
+    await observer.actors()
+    assert observer.patterns() == {}
+
+
+async def test_a_limited_number_of_services_is_shown() -> None:
+    async with open_system("s") as system, AsyncExitStack() as stack:
+        for _ in range(SERVICES + 1):
+            await stack.enter_async_context(serving(Served(1), system=system))
+        observer = SystemObserver(system)
+        await observer.actors()
+        assert len(observer.patterns()) == SERVICES
 
 
 async def test_dashboard_shows_a_batcher() -> None:

@@ -19,6 +19,7 @@ from atomr_accel.actors import (
     Backoff,
     ChildState,
     Directive,
+    GetStatistics,
     Group,
     Intensity,
     Message,
@@ -35,6 +36,7 @@ from atomr_accel.actors import (
 )
 from atomr_accel.actors import open_system as open_actor_system
 from atomr_accel.testing import kill_host, poison
+from atomr_accel.testing.garbage import collect_garbage
 from tests.harness import BACKEND, cpu_only, opened, program
 
 if TYPE_CHECKING:
@@ -624,3 +626,61 @@ async def test_lost_device_answers_library_asks_with_the_reason() -> None:
         with pytest.raises(ActorStopped) as info:
             await device.blas.ref.ask(device.requests.blas.gemm(x, x))
         assert isinstance(info.value.__cause__, DeviceLost)
+
+
+@program
+async def test_pinned_memory_and_recordings_have_places_that_answer_for_themselves() -> None:
+    async with opened(isolation="thread") as device:
+        system = device.system
+        pinned = system.find("/gpu-0/pinned")
+        assert device.pinned.ref is pinned
+        async with device.pinned.array((4,)):
+            assert await pinned.ask(GetStatistics()) == device.pinned.statistics()
+            assert device.pinned.statistics().used
+        x = await device.put(EYE)
+        async with device.record(x) as program:
+            y = program.blas.gemm(x, x)
+            with program.when(await device.full((1,), 1, np.int32)):
+                program.blas.gemm(x, y)
+        ref, path = program.ref, program.ref.path
+        assert system.find(path) is ref
+        await program.replay()
+        await program.replay()
+        seen = await ref.ask(GetStatistics())
+        assert seen == program.statistics()
+        assert (seen.ops, seen.replays, seen.in_flight, seen.rebuilds) == (2, 2, 0, 0)
+        assert seen.nbytes == 2 * EYE.nbytes
+        assert shown(system.tree())[path] == ("Recording", ChildState.RUNNING, 1)
+        with pytest.raises(UnhandledMessage, match="takes no messages"):
+            ref.tell(Message())
+        with pytest.raises(RuntimeError, match="is a part of /gpu-0"):
+            await ref.stop()
+        del program, y
+        collect_garbage()
+        await ref.wait_stopped()
+        with pytest.raises(NoSuchActor):
+            system.find(path)
+        other = device.record()
+        with pytest.raises(RuntimeError, match="has not begun"):
+            _ = other.ref
+        async with other:
+            pass
+        assert not other.ref.stopped
+    assert pinned.stopped
+    assert other.ref.stopped
+
+
+@program
+async def test_parts_of_a_device_outlive_its_faults() -> None:
+    async with opened(backoff=AT_ONCE) as device:
+        x = await device.put(EYE, sealed=True)
+        async with device.record(x) as program:
+            program.blas.gemm(x, x)
+        await program.replay()
+        refs = program.ref, device.pinned.ref
+        await poison(device)
+        await program.replay()
+        assert (program.ref, device.pinned.ref) == refs
+        assert program.statistics().rebuilds == 1
+        (node,) = (n for n in device.system.tree().children[0].children if n.kind == "Recording")
+        assert (node.restarts, node.generation, node.state) == (1, 2, ChildState.RUNNING)

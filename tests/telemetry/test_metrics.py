@@ -27,7 +27,7 @@ from atomr_accel import (
     open_system,
     patterns,
 )
-from atomr_accel.actors import Actor, Message, handler
+from atomr_accel.actors import Actor, Message, Service, handler, serving
 from atomr_accel.actors import open_system as open_actors
 from atomr_accel.patterns import CircuitBreaker, open_batcher
 from atomr_accel.telemetry import METRICS, Metrics, PrometheusCollector, _metrics, open_nvml
@@ -412,6 +412,48 @@ async def test_actors_by_class() -> None:
     assert seen("actor_restarts_total", kind="Worker") == 1
     assert seen("actor_stops_total", kind="Worker", how="normal") == 1
     assert seen("dead_letters_total", system="office") == 0
+
+
+@dataclasses.dataclass
+class Shelf:
+    name: str
+    books: int
+
+
+@dataclasses.dataclass
+class Books:
+    lent: int
+    open: bool
+    delay: float
+    title: str
+    shelves: tuple[Shelf, ...]
+    halls: dict[str, Shelf]
+
+
+class Library(Service):
+    """A service of a program's own."""
+
+    def depth(self) -> int:
+        return 5
+
+    def statistics(self) -> object:
+        shelves = (Shelf("a", 2), Shelf("b", 3))
+        return Books(7, True, float("nan"), "all", shelves, {"north": Shelf("", 9)})
+
+
+async def test_services_by_path() -> None:
+    metrics = Metrics()
+    async with open_actors("town") as system, serving(Library(), system=system, name="library"):
+        with metrics.observe(system):
+            seen = Seen(metrics)
+    place = {"system": "town", "path": "/library", "kind": "Library"}
+    assert seen("service_state", **place, state="running") == 1
+    assert seen("service_state", **place, state="waiting") == 0
+    assert seen("service_restarts_total", **place) == 0
+    assert seen("service_load", **place) == 5
+    numbers = {("", "lent"): 7, ("", "open"): 1, ("a", "books"): 2, ("b", "books"): 3}
+    for (part, field), number in {**numbers, ("north", "books"): 9}.items():
+        assert seen("service_statistics", **place, part=part, field=field) == number
 
 
 # --- GPUs ----------------------------------------------------------------------------------

@@ -439,8 +439,16 @@ class Simulation:
 
     async def leave(self) -> None:
         """Leave the world, whatever is under way."""
+        self.engine.close()
         self._run.cancel()
         await self._left.wait()
+
+    async def restart(self) -> None:
+        """Stop the engine, whatever is under way, and have it run again."""
+        self._run.cancel()
+        await self._left.wait()
+        self._run, self._left = trio.CancelScope(), trio.Event()
+        await self.nursery.start(self._serve)
 
     async def __aexit__(self, *failure: Any) -> bool | None:
         self.nursery.cancel_scope.cancel()

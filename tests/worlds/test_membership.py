@@ -151,6 +151,14 @@ class DyingHosts(RuleBasedStateMachine):
         self.missed = False
         self.happen(self.world.resize([*members, *new]))
 
+    @rule()
+    def world_is_restarted(self) -> None:
+        ready = [member for member in self.world.members if member not in self.starting]
+        self.missed = False
+        self.happen(self.world.restart(KILLED))
+        self.starting.update(ready)  # to be reported anew
+        self.untold.clear()  # nobody was there to be told
+
     # --- what holds -------------------------------------------------------------------------
 
     @invariant()

@@ -51,6 +51,7 @@ async def busy(
     sizes: Sequence[tuple[float, int, int]] = (),
     letters: Sequence[tuple[float, int, int, bool]] = (),
     leaving: float | None = None,
+    restart: float | None = None,
     *,
     named: bool = False,
     **options: Any,
@@ -65,6 +66,7 @@ async def busy(
         letters: when, from whom, and to which of the others; and whether it is ``send``, or
             else ``recv``.
         leaving: when the world is left, whatever is under way. Otherwise that is at the end.
+        restart: when the engine is stopped and runs again, unless the world was left before.
         named: whether every failure must name a rank.
         **options: of the world.
     """
@@ -163,6 +165,11 @@ async def busy(
             await trio.sleep(after)
             await simulation.leave()
 
+        async def restart_in_the_midst(after: float) -> None:
+            await trio.sleep(after)
+            if leaving is None or after < leaving:
+                await simulation.restart()
+
         await engine.whole()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
@@ -175,6 +182,8 @@ async def busy(
                     inner.start_soon(kill, *death)
                 for each in sizes:
                     inner.start_soon(resize, *each)
+                if restart is not None:
+                    inner.start_soon(restart_in_the_midst, restart)
                 if leaving is not None:
                     inner.start_soon(leave_in_the_midst, leaving)
             assert sorted(answers) == list(range(20))
@@ -224,6 +233,7 @@ RANK = st.integers(0, 5)
     sizes=st.lists(st.tuples(AFTER, RANK, st.integers(1, 6)), max_size=4),
     letters=st.lists(st.tuples(AFTER, RANK, RANK, st.booleans()), max_size=8),
     leaving=st.none() | AFTER,
+    restart=st.none() | AFTER,
     shrink=st.booleans(),
     shrinking=st.sampled_from(("never", "works", "fails", "hangs", "unknown")),
     holds_back=st.booleans(),

@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
+    from ...actors import ActorRef
     from ...lanes import Op
     from ...libraries.programs.wire.messages import Node
-    from ...memory import Kept
+    from ...memory import AtEnd, Kept
     from ...ops import Facade, HostObjects, Request
     from ...wire import Message
 
@@ -88,6 +89,25 @@ class _ConditionalPart:
     flag: GpuRef
     nodes: list[_Op | _ProgramCall | _ConditionalPart] = field(default_factory=list)
     written: set[Block] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingStatistics:
+    """A recording at one moment.
+
+    Attributes:
+        ops: the calls that it consists of; other programs that it calls count once.
+        replays: how often it was replayed so far.
+        in_flight: the replays that are not finished.
+        rebuilds: how often it was prepared again for a new generation.
+        nbytes: bytes of the buffers that it has made.
+    """
+
+    ops: int
+    replays: int
+    in_flight: int
+    rebuilds: int
+    nbytes: int
 
 
 @final
@@ -155,6 +175,8 @@ class Recording(EntersAsync, Collector):
         self._made: dict[Block, int] = {}
         self._provided = 0
         self._life = _ProgramLife(0)
+        self._ops = self._nbytes = self._replays = self._in_flight = self._lives = 0
+        self._place: tuple[ActorRef, AtEnd] | None = None
         self._written: set[Block] = set()
         self._sent: tuple[Any, ...] | None = None
         self._recorded: Op | None = None
@@ -174,6 +196,7 @@ class Recording(EntersAsync, Collector):
             if not self._takes(ref):
                 raise ref_error(ref, self.memory, f"input {at} of record")
             self.take(ref)
+        self._place = self.core.place.add_recording(f"recording-{self._number}", self)
         if self.recorder is not None:
             self.recorder.entered(self)
         return self
@@ -204,6 +227,33 @@ class Recording(EntersAsync, Collector):
                     "before it, and fetch its results after replay()"
                 )
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    # --- its place in the tree ------------------------------------------------------------
+
+    @property
+    def ref(self) -> ActorRef:
+        """Its place in the tree of actors, such as ``/gpu-0/recording-3``.
+
+        It answers ``GetStatistics``, and can be watched. It ends when nothing refers to the
+        recording any more, or with the device.
+
+        Raises:
+            RuntimeError: the recording was not entered, or prepares a standby, which has no place.
+        """
+        if self._place is None:
+            self._check_entered()
+            raise RuntimeError("a device must be the program's own to have a ref, not a standby's")
+        return self._place[0]
+
+    def statistics(self) -> RecordingStatistics:
+        """A snapshot of this recording."""
+        return RecordingStatistics(
+            ops=self._ops,
+            replays=self._replays,
+            in_flight=self._in_flight,
+            rebuilds=max(0, self._lives - 1),
+            nbytes=self._nbytes,
+        )
 
     # --- collecting -----------------------------------------------------------------------
 
@@ -329,6 +379,7 @@ class Recording(EntersAsync, Collector):
         self.core.growth.require_possible(nbytes)
         block = self.memory.promise()
         self._made[block] = nbytes
+        self._nbytes += nbytes
         return GpuRef(block, shape, dtype, nbytes)
 
     def submit(
@@ -453,6 +504,7 @@ class Recording(EntersAsync, Collector):
 
     def _add(self, node: _Op | _ProgramCall | _ConditionalPart, writes: Iterable[Block]) -> None:
         (self._choices[-1].nodes if self._choices else self._nodes).append(node)
+        self._ops += not isinstance(node, _ConditionalPart)
         self._note(writes)
 
     def _note(self, writes: Iterable[Block]) -> None:
@@ -542,8 +594,10 @@ class Recording(EntersAsync, Collector):
         if self.core.instruments.active:
             self.core.instruments("op_replays", replay, self._number)
         lives = [part._begin_replay(task) for part in parts]
+        self._in_flight += 1
         try:
             await replay.wait()
+            self._replays += 1
         except BaseException as error:
             if isinstance(error, Exception) or not replay.sent:  # else it is carried out
                 for part, life in zip(parts, lives, strict=True):
@@ -556,6 +610,8 @@ class Recording(EntersAsync, Collector):
             if self._recorded is record_op:
                 self._sent = None
             raise record_op.error from error.__cause__
+        finally:
+            self._in_flight -= 1
 
     def _keep(self) -> Kept:
         if self._kept is None or self._kept.epoch is not self.memory.epoch:
@@ -702,6 +758,7 @@ class Recording(EntersAsync, Collector):
             await self.core.ready()
             if self._life.awaited.generation != self.memory.generation:
                 self._life = _ProgramLife(self.memory.generation)
+                self._lives += 1
             block = self._unprepared()
             if block is None:
                 return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
@@ -22,42 +21,20 @@ from ...memory import AtEnd, round_size
 from ...wire import MapPinned, StickyFault, UnmapSlabs
 from .._growth import MOST_UNMAPPED
 from ..core import Shape
+from ..waking_queue import WakingQueue
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from numpy.typing import DTypeLike
 
     from ..._errors import AccelError
+    from ...actors import ActorRef
     from ...lanes import HostHandle, Piece, PinnedStatistics
     from ..core import DeviceCore
     from ..parts import ServingContext
 
 Oversize = Literal["refuse", "exceed"]
-
-
-@final
-class _DroppedPieces(deque[int]):
-    """Addresses of pieces whose snapshots are gone, which wake the program's thread.
-
-    Those of ``take`` are never used twice.
-    """
-
-    def __init__(self, collect: weakref.WeakMethod[Callable[[], None]]) -> None:
-        super().__init__()
-        self._collect = collect
-        self._token = trio.lowlevel.current_trio_token()
-
-    def append(self, address: int) -> None:
-        """Note an address; from any thread, in the middle of anything."""
-        super().append(address)
-        with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._collected, idempotent=True)
-
-    def _collected(self) -> None:
-        collect = self._collect()
-        if collect is not None:
-            collect()
 
 
 @final
@@ -71,7 +48,8 @@ class Pinned:
 
     def __init__(self, core: DeviceCore, limit: int) -> None:
         self._core = core
-        self._dropped: Final = _DroppedPieces(weakref.WeakMethod(self._collect))
+        # Addresses of pieces whose snapshots are gone. Those of `take` are never used twice.
+        self._dropped: Final = WakingQueue(weakref.WeakMethod(self._collect))
         self._gave_up = trio.Event()
         self._unmapping: Final = trio.Lock()
         self._pool = PinnedPool(limit, core.memory.new_slab_id, self._note_given_up)
@@ -142,6 +120,20 @@ class Pinned:
         self._collect()
         self._pool.trim()
         await self._unmap(await self._core.ready())
+
+    @property
+    def ref(self) -> ActorRef:
+        """Its place in the tree of actors, such as ``/gpu-0/pinned``.
+
+        It answers ``GetStatistics``, and can be watched. It ends with the device.
+
+        Raises:
+            RuntimeError: the device is one that prepares a standby, which has no place.
+        """
+        ref = self._core.place.pinned
+        if ref is None:
+            raise RuntimeError("a device must be the program's own to have a ref, not a standby's")
+        return ref
 
     def statistics(self) -> PinnedStatistics:
         """A snapshot of the pool."""

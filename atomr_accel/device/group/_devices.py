@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, final, overload
 
-import trio
-
-from ..._errors import DeviceLost, said_of
+from ..._errors import said_of
 from ...actors.blocks import opens
 from ...wire.options import LARGEST, whole
-from ._candidate import CandidateState, Hints
+from ._candidate import Hints
 from ._everywhere import sealed_everywhere
 from ._policies import policy_of
 from ._topology import Topology
@@ -19,51 +16,16 @@ from ._topology import Topology
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from ...actors import ActorRef
     from .._device import Device
     from .._open import System
     from ._candidate import Candidate, PlacementPolicy
     from ._everywhere import SealedCopies
-    from ._placement import Placement
+    from ._placement import DevicesStatistics, Placement
     from ._policies import PlacementPolicyName
     from ._topology import Link
 
 _ANYWHERE = Hints()
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceLoad:
-    """One device of a group at one moment.
-
-    Attributes:
-        name: such as ``"cuda:0"``.
-        state: its state.
-        in_flight: number of blocks of ``place`` that it has.
-        queued: number of its ops that are not answered yet, from all callers.
-        free_bytes: bytes that the program may still allocate there, less the reserved ones.
-        generation: its generation, which grows with each fault.
-        utilization: its utilization from 0 to 1; None if unknown.
-    """
-
-    name: str
-    state: CandidateState
-    in_flight: int
-    queued: int
-    free_bytes: int
-    generation: int
-    utilization: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class DevicesStatistics:
-    """A group of devices at one moment.
-
-    Attributes:
-        devices: each of them, in the group's order.
-        waiting: how many blocks of ``place`` wait for a device.
-    """
-
-    devices: tuple[DeviceLoad, ...]
-    waiting: int
 
 
 @final
@@ -111,6 +73,14 @@ class Devices(Sequence["Device"]):
         """The system of actors that the devices are part of."""
         return self._system
 
+    @property
+    def ref(self) -> ActorRef:
+        """The actor that places work on the devices, ``/placement`` in their system.
+
+        It answers ``GetStatistics`` and ``GetTopology``, for the whole group.
+        """
+        return self._placement.ref
+
     def topology(self) -> Topology:
         """Return the links between the devices, as their hosts reported when they were opened."""
         return Topology(self._devices, self._links)
@@ -146,21 +116,7 @@ class Devices(Sequence["Device"]):
 
     def statistics(self) -> DevicesStatistics:
         """A snapshot of the devices, as policies see them."""
-        return DevicesStatistics(
-            devices=tuple(
-                DeviceLoad(
-                    name=each.name,
-                    state=each.state,
-                    in_flight=each.in_flight,
-                    queued=each.queued,
-                    free_bytes=each.free_bytes,
-                    generation=each.generation,
-                    utilization=each.utilization,
-                )
-                for each in self._candidates
-            ),
-            waiting=self._placement.waiting,
-        )
+        return self._placement.statistics(self._candidates)
 
     @opens
     async def place(
@@ -253,16 +209,3 @@ class Devices(Sequence["Device"]):
         if not -count <= place < count:
             raise IndexError(f"there are {count} devices, so there is none at {place}")
         return place
-
-
-async def follow(device: Device, placement: Placement) -> None:
-    """Have waiting tasks check again whenever a device is ready again, has failed, or is lost."""
-    core = device.core
-    try:
-        with core.lifecycle.watch() as changes:
-            while True:
-                await core.ready()
-                placement.look()
-                await changes.receive()
-    except (DeviceLost, trio.EndOfChannel):
-        placement.look()

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, SupportsIndex, Unpack
 import trio
 
 from ..._errors import DeviceLost, said_of
-from ...actors import Directive
+from ...actors import Directive, serving
 from ...actors.blocks import opens
-from ...actors.nursery import PlainNursery
 from ...actors.util import check_member
 from ...wire.options import count, whole
 from .._open import opened_devices
 from .._settings import DeviceSettings
 from ._candidate import Candidate
-from ._devices import Devices, follow
+from ._devices import Devices
 from ._placement import Placement
 from ._policies import policy_of
 from ._topology import Topology, links_of
@@ -94,13 +93,10 @@ async def open_devices(
     async with opened_devices(numbers, settings, decide, instruments, stacklevel=6) as opened:
         links = await links_of(opened)
         topology = Topology(opened, links)
-        placement = Placement()
         candidates = [
             Candidate.construct(device, position, limit, topology, utilization)
             for position, device in enumerate(opened)
         ]
-        async with PlainNursery() as nursery:
-            for device in opened:
-                nursery.start_soon(follow, device, placement)
-            yield Devices(candidates, links, placement, chosen_by, opened[0].system)
-            nursery.cancel_scope.cancel()
+        placement, system = Placement(candidates, topology), opened[0].system
+        async with serving(placement, system=system, name="placement"):
+            yield Devices(candidates, links, placement, chosen_by, system)

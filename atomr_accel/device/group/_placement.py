@@ -1,19 +1,64 @@
-"""Placement of work on devices, with a line for tasks that must wait."""
+"""Placement of work on devices, as a service with a line for tasks that must wait."""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import trio
 
 from ..._errors import DeviceLost, OutOfMemory
+from ...actors import Message, Service, handler
+from ...actors.nursery import PlainNursery
 from ._candidate import CandidateState
+from ._topology import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .._device import Device
     from ._candidate import Candidate, Hints, PlacementPolicy
+
+
+class GetTopology(Message[Topology]):
+    """A question for the links between the devices of a group: ``devices.ref`` answers it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLoad:
+    """One device of a group at one moment.
+
+    Attributes:
+        name: such as ``"cuda:0"``.
+        state: its state.
+        in_flight: number of blocks of ``place`` that it has.
+        queued: number of its ops that are not answered yet, from all callers.
+        free_bytes: bytes that the program may still allocate there, less the reserved ones.
+        generation: its generation, which grows with each fault.
+        utilization: its utilization from 0 to 1; None if unknown.
+    """
+
+    name: str
+    state: CandidateState
+    in_flight: int
+    queued: int
+    free_bytes: int
+    generation: int
+    utilization: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesStatistics:
+    """A group of devices at one moment.
+
+    Attributes:
+        devices: each of them, in the group's order.
+        waiting: how many blocks of ``place`` wait for a device.
+    """
+
+    devices: tuple[DeviceLoad, ...]
+    waiting: int
 
 
 @final
@@ -63,12 +108,80 @@ class _PlacementWaiter:
 
 
 @final
-class Placement:
-    """The line of tasks that wait for a device of a group, or of one of its slices."""
+class Placement(Service):
+    """The line of tasks that wait for a device of a group, or of one of its slices.
 
-    def __init__(self) -> None:
+    It outlives its restarts: tasks go on waiting, and those that have a device keep it.
+
+    Args:
+        candidates: the devices of the group.
+        topology: the links between them.
+    """
+
+    def __init__(
+        self, candidates: Sequence[Candidate] = (), topology: Topology | None = None
+    ) -> None:
         self._waiting: deque[_PlacementWaiter] = deque()
         self._idle = trio.Event()
+        self._candidates = candidates
+        self._topology = topology
+        self._over = False
+
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Have waiting tasks check again when a device is ready again, has failed, or is lost."""
+        async with PlainNursery() as nursery:
+            for each in self._candidates:
+                nursery.start_soon(self._follow, each.device)
+            task_status.started()
+            await trio.sleep_forever()
+
+    async def _follow(self, device: Device) -> None:
+        core = device.core
+        try:
+            with core.lifecycle.watch() as changes:
+                while True:
+                    await core.ready()
+                    self.look()
+                    await changes.receive()
+        except (DeviceLost, trio.EndOfChannel):
+            self.look()
+
+    def ended(self, cause: BaseException | None) -> None:
+        """Refuse all that wait."""
+        self._over = True
+        for waiter in self._waiting:
+            waiter.error = _stopped()
+            waiter.error.__cause__ = cause
+            waiter.answered.set()
+        self._waiting.clear()
+
+    def depth(self) -> int:
+        """Blocks that wait for a device, or have one."""
+        return self.waiting + sum(each.in_flight for each in self._candidates)
+
+    def statistics(self, of: Sequence[Candidate] | None = None) -> DevicesStatistics:
+        """A snapshot of the devices, or of some of them, as policies see them."""
+        return DevicesStatistics(
+            devices=tuple(
+                DeviceLoad(
+                    name=each.name,
+                    state=each.state,
+                    in_flight=each.in_flight,
+                    queued=each.queued,
+                    free_bytes=each.free_bytes,
+                    generation=each.generation,
+                    utilization=each.utilization,
+                )
+                for each in (self._candidates if of is None else of)
+            ),
+            waiting=self.waiting,
+        )
+
+    @handler
+    async def _on_topology(self, message: GetTopology) -> Topology:  # noqa: ARG002 (it is empty)
+        await trio.lowlevel.checkpoint()
+        assert self._topology is not None
+        return self._topology
 
     @property
     def waiting(self) -> int:
@@ -80,6 +193,8 @@ class Placement:
     ) -> Candidate:
         """Wait for a device that has room; ``give_back`` it."""
         await trio.lowlevel.checkpoint()
+        if self._over:
+            raise _stopped()
         waiter = _PlacementWaiter(candidates, policy, hints)
         self.look()  # freed memory is not reported, and the first in line goes first
         if not waiter.try_now():
@@ -125,3 +240,7 @@ class Placement:
             if decided:
                 self._waiting.remove(waiter)
                 waiter.answered.set()
+
+
+def _stopped() -> DeviceLost:
+    return DeviceLost("there is no device left to place work on: their placement has stopped")

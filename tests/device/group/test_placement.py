@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,11 +11,20 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import CandidateState, DeviceLost, Hints, OutOfMemory
+from atomr_accel import (
+    CandidateState,
+    DeviceLost,
+    GetTopology,
+    Hints,
+    OutOfMemory,
+    open_devices,
+)
+from atomr_accel.actors import ActorRestarted, GetStatistics
 from atomr_accel.device.group._placement import Placement
 from atomr_accel.patterns import LeastLoaded
+from atomr_accel.testing import poison
 
-from ...harness import program
+from ...harness import AT_ONCE, program
 from .members import First, members
 
 ANY = Hints()
@@ -220,3 +230,61 @@ async def test_freed_memory_goes_to_the_first_in_line() -> None:
         assert order == ["first"]
         placement.give_back(device, much)
     assert order == ["first", "second"]
+
+
+@pytest.mark.slow
+@program
+async def test_placement_is_an_actor_beside_its_devices_and_outlives_its_restarts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed, look_again = trio.Event(), Placement.look
+
+    def look(self: Placement) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise KeyError("of a follower")
+        look_again(self)
+
+    async with open_devices(range(2), backend="cpu", limit=1, backoff=AT_ONCE) as devices:
+        system = devices.system
+        assert system.find("/placement") is devices.ref
+        assert await devices.ref.ask(GetStatistics()) == devices.statistics()
+        topology = await devices.ref.ask(GetTopology())
+        assert topology.devices == devices.topology().devices
+        (node,) = [node for node in system.tree().children if node.kind == "Placement"]
+        assert (node.service, node.depth) == (devices.statistics(), 0)
+        entered: list[str] = []
+
+        async def work() -> None:
+            async with devices.place() as device:
+                entered.append(device.name)
+
+        async with trio.open_nursery() as nursery, devices.place(), devices.place():
+            nursery.start_soon(work)
+            await trio.testing.wait_all_tasks_blocked()
+            (node,) = [node for node in system.tree().children if node.kind == "Placement"]
+            assert node.depth == 3
+            monkeypatch.setattr(Placement, "look", look)
+            await poison(devices[0])
+            await failed.wait()
+            with suppress(ActorRestarted):  # of the life that has failed
+                await devices.ref.ask(GetStatistics())
+            await devices.ref.ask(GetStatistics())
+            (node,) = [node for node in system.tree().children if node.kind == "Placement"]
+            assert node.restarts == 1
+            assert not entered
+        assert len(entered) == 1
+        nobody = trio.Event()
+
+        async def too_late() -> None:
+            with pytest.raises(DeviceLost, match="their placement has stopped"):
+                async with devices.place():
+                    pass
+            nobody.set()
+
+        async with trio.open_nursery() as nursery, devices.place(), devices.place():
+            nursery.start_soon(too_late)
+            await trio.testing.wait_all_tasks_blocked()
+            await devices.ref.stop()
+            await nobody.wait()
+            await too_late()
