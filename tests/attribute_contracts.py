@@ -1,8 +1,8 @@
 """Private attributes stay in their folder: which reads of ``thing._name`` cross a border.
 
 A folder is one of the package's, or one of its libraries', as for imports. It owns the private
-names that its classes and modules define. Who reads a private name that other folders own and
-its own folder does not reads what it must not rely on.
+names that its classes and modules define. A module may read private names of its own folder, and
+none that only other folders own.
 
 ``python -m tests.attribute_contracts FOLDER ...`` looks at packages outside this repository.
 """
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parents[1] / "atomr_accel"
 
 OWN = ("self", "cls")
-"""What a method calls the object and the class that it belongs to."""
+"""Names of the object and the class in a method."""
 
 NOT_OURS = {"_asdict", "_fields", "_make", "_replace"}
 """Public names of every named tuple."""
 
 OF_OTHERS = {("testing", "_request"), ("testing", "_data"), ("testing", "_file")}
-"""What the pytest plugin uses of pytest and coverage; our folders have such names by chance."""
+"""Attributes of pytest and coverage; names like these in our folders are coincidence."""
 
 BY_NAME = ("getattr", "setattr", "hasattr", "delattr", "attrgetter")
 """Functions that take the name of an attribute."""
@@ -43,7 +43,7 @@ class PrivateRead(NamedTuple):
     line: int
 
     def __str__(self) -> str:
-        """Tell where it is, and whose it is."""
+        """Return the place of the read and the owner of the attribute."""
         owners = " or ".join(self.owners)
         return f"{self.path}:{self.line} ({self.folder}) reads {self.attribute} of {owners}"
 
@@ -147,7 +147,7 @@ def _found(
 
 
 def counted(found: Iterable[PrivateRead]) -> dict[tuple[str, str], int]:
-    """How often each folder reads each attribute."""
+    """Count the reads of each attribute by folder."""
     return dict(Counter((read.folder, read.attribute) for read in found))
 
 

@@ -393,7 +393,7 @@ async def test_a_tolerance_is_a_number_or_numbers_by_dtypes(tmp_path: Path) -> N
             with pytest.raises(TypeError, match=r"tolerance.* must be a real number"):
                 await replay(path, device, tolerance=kind)  # type: ignore[arg-type]
         for value in (math.nan, -1, {"float64": -1.0}):
-            with pytest.raises(ValueError, match=r"tolerance.* must be 0 or more"):
+            with pytest.raises(ValueError, match=r"tolerance.* must be at least 0, not"):
                 await replay(path, device, tolerance=value)
         with pytest.raises(ValueError, match="none is 'float46'"):
             await replay(path, device, tolerance={"float46": 1.0})

@@ -117,6 +117,7 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
 
     @property
     def home(self) -> Requests:  # type: ignore[override] # as an attribute it would be a cycle
+        """Object that the libraries' methods make requests for: this one."""
         return self
 
     # --- methods of the device itself -------------------------------------------------------
