@@ -8,6 +8,18 @@ from ._errors import (
     FilesInUse,
     IdTaken,
     IdUnknown,
+    LeaseLost,
+    NameUnknown,
+)
+from ._shared_state import (
+    AcquireState,
+    ReadState,
+    SharedState,
+    SharedStateStatistics,
+    StateLease,
+    StateVersion,
+    WriteState,
+    open_shared_state,
 )
 from ._vector_index import (
     DeleteVectors,
@@ -23,6 +35,7 @@ from ._vector_index import (
 )
 
 __all__ = [
+    "AcquireState",
     "AgentError",
     "DeleteVectors",
     "FilesDamaged",
@@ -33,11 +46,20 @@ __all__ = [
     "IdTaken",
     "IdUnknown",
     "InsertVectors",
+    "LeaseLost",
     "Matches",
+    "NameUnknown",
+    "ReadState",
     "SearchVectors",
+    "SharedState",
+    "SharedStateStatistics",
+    "StateLease",
+    "StateVersion",
     "UpdateVectors",
     "VectorEntry",
     "VectorIndex",
     "VectorIndexStatistics",
+    "WriteState",
+    "open_shared_state",
     "open_vector_index",
 ]

@@ -8,7 +8,8 @@
         ├── FilesForeign    files of another program or version
         ├── FilesInUse      another program, or another block of this one, has them open
         ├── FilesFailed     the file system refused a write
-        ├── LeaseLost       a lease has ended: by its holder, or because the buffer was rebuilt
+        ├── NameUnknown     shared state has no such name (also a KeyError)
+        ├── LeaseLost       a lease has ended, or its name was deleted
         └── StepsExceeded   a run took more steps than its limit
 
 Bad arguments are plain ``ValueError`` and ``TypeError``, raised before anything is sent.
@@ -75,4 +76,18 @@ class FilesFailed(AgentError):
     """The file system refused a write, for example because it is full. ``__cause__`` says why.
 
     What was to be written is not acknowledged. Everything acknowledged before is kept.
+    """
+
+
+class NameUnknown(AgentError, KeyError):
+    """Shared state has no such name."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError would show its repr
+
+
+class LeaseLost(AgentError):
+    """A lease has ended: its block was left, its holder ended, it was revoked, or the name deleted.
+
+    Nothing was written.
     """
