@@ -10,6 +10,9 @@ from ._errors import (
     IdUnknown,
     LeaseLost,
     NameUnknown,
+    StepsExceeded,
+    ThreadBusy,
+    ThreadUnknown,
 )
 from ._shared_state import (
     AcquireState,
@@ -21,6 +24,17 @@ from ._shared_state import (
     WriteState,
     open_shared_state,
 )
+from ._step_graph import (
+    ResumeSteps,
+    RunSteps,
+    StepContext,
+    StepGraphStatistics,
+    StepResult,
+    StepRunner,
+    StepUpdate,
+    open_step_graph,
+)
+from ._steps import END, START, StepGraph
 from ._vector_index import (
     DeleteVectors,
     GetVectors,
@@ -35,6 +49,8 @@ from ._vector_index import (
 )
 
 __all__ = [
+    "END",
+    "START",
     "AcquireState",
     "AgentError",
     "DeleteVectors",
@@ -50,16 +66,28 @@ __all__ = [
     "Matches",
     "NameUnknown",
     "ReadState",
+    "ResumeSteps",
+    "RunSteps",
     "SearchVectors",
     "SharedState",
     "SharedStateStatistics",
     "StateLease",
     "StateVersion",
+    "StepContext",
+    "StepGraph",
+    "StepGraphStatistics",
+    "StepResult",
+    "StepRunner",
+    "StepUpdate",
+    "StepsExceeded",
+    "ThreadBusy",
+    "ThreadUnknown",
     "UpdateVectors",
     "VectorEntry",
     "VectorIndex",
     "VectorIndexStatistics",
     "WriteState",
     "open_shared_state",
+    "open_step_graph",
     "open_vector_index",
 ]

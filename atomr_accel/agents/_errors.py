@@ -10,7 +10,9 @@
         ├── FilesFailed     the file system refused a write
         ├── NameUnknown     shared state has no such name (also a KeyError)
         ├── LeaseLost       a lease has ended, or its name was deleted
-        └── StepsExceeded   a run took more steps than its limit
+        ├── StepsExceeded   a run took more steps than its limit
+        ├── ThreadBusy      a run of this thread is in progress
+        └── ThreadUnknown   nothing is kept of this thread (also a KeyError)
 
 Bad arguments are plain ``ValueError`` and ``TypeError``, raised before anything is sent.
 """
@@ -91,3 +93,18 @@ class LeaseLost(AgentError):
 
     Nothing was written.
     """
+
+
+class StepsExceeded(AgentError):
+    """A run took more steps than its limit. Its steps are kept, so it may be resumed."""
+
+
+class ThreadBusy(AgentError):
+    """A run of this thread is in progress, and each thread has one at a time."""
+
+
+class ThreadUnknown(AgentError, KeyError):
+    """Nothing is kept of this thread, or not that step."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError would show its repr
