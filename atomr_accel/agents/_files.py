@@ -126,7 +126,7 @@ def write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
     """Write named arrays with their checksums, atomically."""
     sections, pieces, start = [], [], 0
     for name, array in arrays.items():
-        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         sections.append(_Section(name, array.dtype.str, array.shape, start, zlib.crc32(data)))
         padding = -len(data) % _ALIGNMENT
         pieces += [data, memoryview(bytes(padding))]
@@ -152,7 +152,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     at = len(_MAGIC)
     if bytes(whole[:at]) != _MAGIC:
         raise FilesForeign(f"{path} is not a file of arrays")
-    head = _frame(memoryview(whole), at)
+    head = _frame(whole.data, at)
     if head is None:
         raise FilesDamaged(f"{path} does not fit its checksum")
     at += _HEADER.size + len(head)
@@ -164,7 +164,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         data = whole[start : start + dtype.itemsize * int(np.prod(section.shape, dtype=np.int64))]
         check = 0
         for piece in range(0, len(data), _CHUNK):
-            check = zlib.crc32(data[piece : piece + _CHUNK], check)
+            check = zlib.crc32(data[piece : piece + _CHUNK].data, check)
         if check != section.check:
             raise FilesDamaged(f"{section.name} in {path} does not fit its checksum")
         arrays[section.name] = data.view(dtype).reshape(section.shape)

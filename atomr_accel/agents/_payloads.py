@@ -181,7 +181,8 @@ class PayloadTable:
 
     def matching(self, where: Filter) -> NDArray[np.int64]:
         """Return the ids whose payloads have an allowed value in each field."""
-        conditions, values = [], []
+        conditions: list[str] = []
+        values: list[Scalar] = []
         for field, allowed in where:
             path = "$." + msgspec.json.encode(field).decode()
             kinds = []
