@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 
 UNKNOWN: Final = object()
-"""Result of an operation whose outcome nobody knows."""
+"""Result of an operation whose outcome is unknown."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation: what was asked, the result, and when it was called and returned."""
+    """An operation, its result, and the moments of its call and its return."""
 
     action: Any
     result: Any
@@ -56,7 +56,8 @@ class History:
     @asynccontextmanager
     async def operation(self, action: Any) -> AsyncIterator[Callable[[Any], None]]:
         """Record an operation, whose outcome is unknown if the block says no result."""
-        called, results = self.now(), []
+        called = self.now()
+        results: list[Any] = []
         try:
             yield results.append
         finally:

@@ -19,7 +19,7 @@ _MARK: Final = 0x61746173
 
 
 class SavedStep(msgspec.Struct, frozen=True):
-    """A run after a step, as it is kept.
+    """A run after a step, in the form for the file.
 
     Attributes:
         step: the number of steps so far.

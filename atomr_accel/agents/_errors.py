@@ -2,13 +2,13 @@
 
     AccelError
     └── AgentError
-        ├── IdTaken         an id that is to be new is in the index (also a ValueError)
+        ├── IdTaken         an id to insert is in the index already (also a ValueError)
         ├── IdUnknown       an id is not in the index (also a KeyError)
-        ├── FilesDamaged    files that were written here cannot be read as they were
+        ├── FilesDamaged    files do not fit their checksums, or are missing
         ├── FilesForeign    files of another program or version
         ├── FilesInUse      another program, or another block of this one, has them open
         ├── FilesFailed     the file system refused a write
-        ├── NameUnknown     shared state has no such name (also a KeyError)
+        ├── NameUnknown     shared state does not have that name (also a KeyError)
         ├── LeaseLost       a lease has ended, or its name was deleted
         ├── StepsExceeded   a run took more steps than its limit
         ├── ThreadBusy      a run of this thread is in progress
@@ -77,12 +77,12 @@ class FilesInUse(AgentError):
 class FilesFailed(AgentError):
     """The file system refused a write, for example because it is full. ``__cause__`` says why.
 
-    What was to be written is not acknowledged. Everything acknowledged before is kept.
+    The write is not acknowledged. Everything acknowledged before is kept.
     """
 
 
 class NameUnknown(AgentError, KeyError):
-    """Shared state has no such name."""
+    """Shared state does not have that name."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError would show its repr

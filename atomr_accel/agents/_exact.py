@@ -52,12 +52,12 @@ def half_squares(vectors: NDArray[Any]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True)
 class SearchedRows:
-    """Rows of one search, as they were when it began.
+    """Rows of one search, at the moment when it began.
 
     Attributes:
         rows: the rows of the store.
         vectors: (n, d), on the device.
-        minus: float32 (n,), subtracted from the products; None where nothing is.
+        minus: float32 (n,), subtracted from the products; None for metrics without.
         mask: bool (n,), false for rows to leave out; None if all count.
         ids: int64 (n,).
     """
@@ -161,7 +161,7 @@ async def search_exactly(
 
     Returns:
         Ids int64, products float32, the number of the part, and the row in it, each (m, k), by
-        descending products. Where there are fewer, ids are -1 and products are ``-inf``.
+        descending products. If fewer were found, the rest of ids is -1, and of products ``-inf``.
     """
     total = sum(len(part.ids) for part in parts)
     step = max(1, workspace // (4 * max(total, 1)))

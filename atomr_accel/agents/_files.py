@@ -74,7 +74,7 @@ def write_atomically(path: Path, *pieces: bytes | memoryview) -> None:
             raise
 
 
-class _Checked(msgspec.Struct, frozen=True):
+class _CheckedStruct(msgspec.Struct, frozen=True):
     kind: str
     check: int
     value: msgspec.Raw
@@ -83,7 +83,9 @@ class _Checked(msgspec.Struct, frozen=True):
 def write_struct(path: Path, kind: str, value: msgspec.Struct) -> None:
     """Write a struct as JSON with a checksum, atomically."""
     body = msgspec.json.encode(value)
-    write_atomically(path, msgspec.json.encode(_Checked(kind, zlib.crc32(body), msgspec.Raw(body))))
+    write_atomically(
+        path, msgspec.json.encode(_CheckedStruct(kind, zlib.crc32(body), msgspec.Raw(body)))
+    )
 
 
 def read_struct(path: Path, kind: str, type: type[T]) -> T:  # noqa: A002 (as msgspec names it)
@@ -95,7 +97,7 @@ def read_struct(path: Path, kind: str, type: type[T]) -> T:  # noqa: A002 (as ms
     """
     data = path.read_bytes()
     try:
-        checked = msgspec.json.decode(data, type=_Checked)
+        checked = msgspec.json.decode(data, type=_CheckedStruct)
     except msgspec.MsgspecError:
         if data.lstrip().startswith(b'{"kind":"' + kind.encode()):
             raise FilesDamaged(f"{path} cannot be read: it was cut off or changed") from None
@@ -110,7 +112,7 @@ def read_struct(path: Path, kind: str, type: type[T]) -> T:  # noqa: A002 (as ms
         raise FilesDamaged(f"{path} cannot be read: {error}") from error
 
 
-class _Section(msgspec.Struct, frozen=True):
+class _ArraySection(msgspec.Struct, frozen=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -118,8 +120,8 @@ class _Section(msgspec.Struct, frozen=True):
     check: int
 
 
-class _Sections(msgspec.Struct, frozen=True):
-    sections: tuple[_Section, ...]
+class _ArraySections(msgspec.Struct, frozen=True):
+    sections: tuple[_ArraySection, ...]
 
 
 def write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
@@ -127,11 +129,11 @@ def write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
     sections, pieces, start = [], [], 0
     for name, array in arrays.items():
         data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        sections.append(_Section(name, array.dtype.str, array.shape, start, zlib.crc32(data)))
+        sections.append(_ArraySection(name, array.dtype.str, array.shape, start, zlib.crc32(data)))
         padding = -len(data) % _ALIGNMENT
         pieces += [data, memoryview(bytes(padding))]
         start += len(data) + padding
-    head = msgspec.json.encode(_Sections(tuple(sections)))
+    head = msgspec.json.encode(_ArraySections(tuple(sections)))
     framed = _MAGIC + _HEADER.pack(*_header(head)) + head
     framed += bytes(-len(framed) % _ALIGNMENT)
     write_atomically(path, framed, *pieces)
@@ -158,7 +160,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     at += _HEADER.size + len(head)
     at += -at % _ALIGNMENT
     arrays = {}
-    for section in msgspec.json.decode(head, type=_Sections).sections:
+    for section in msgspec.json.decode(head, type=_ArraySections).sections:
         dtype = np.dtype(section.dtype)
         start = at + section.start
         data = whole[start : start + dtype.itemsize * int(np.prod(section.shape, dtype=np.int64))]
@@ -177,7 +179,7 @@ def _header(body: bytes) -> tuple[int, int, int]:
 
 
 def _frame(data: memoryview, at: int) -> bytes | None:
-    """Return the body of the frame at an offset, or None if there is no whole one."""
+    """Return the body of the frame at an offset, or None if it is cut off or changed."""
     if len(data) - at < _HEADER.size:
         return None
     length, check, own = _HEADER.unpack_from(data, at)
@@ -279,9 +281,8 @@ def _cut_off(data: memoryview, at: int) -> bool:
     if len(rest) < _HEADER.size or not np.frombuffer(rest, np.uint8).any():
         return True
     length, check, own = _HEADER.unpack_from(rest)
-    return zlib.crc32(struct.pack("<II", length, check)) == own and _HEADER.size + length >= len(
-        rest
-    )
+    known = bool(zlib.crc32(struct.pack("<II", length, check)) == own)
+    return known and bool(_HEADER.size + length >= len(rest))
 
 
 class FolderLock:

@@ -145,7 +145,7 @@ class StateLease(metaclass=NoPublicConstructor):
     async def commit(self, value: Any) -> StateVersion:
         """Make the next version. Readers see it as a whole or not at all.
 
-        If this raises or is cancelled, the version is as it was before. Any number of versions may
+        If this raises or is cancelled, the version has not changed. Any number of versions may
         be made under one lease.
 
         Args:
@@ -245,7 +245,7 @@ class SharedState(Service, metaclass=NoPublicConstructor):
         """Return the version of this moment, without a lease.
 
         Raises:
-            NameUnknown: there is no such name.
+            NameUnknown: the name does not exist.
         """
         await trio.lowlevel.checkpoint()
         version = self._named(name).version
@@ -259,13 +259,13 @@ class SharedState(Service, metaclass=NoPublicConstructor):
         so a writer that waits goes before readers that come later. The lease ends with the block.
 
         Raises:
-            NameUnknown: there is no such name.
+            NameUnknown: the name does not exist.
             LeaseLost: the name was deleted while you waited.
         """
         return self._leased(name, exclusive=False)
 
     def writing(self, name: str) -> AbstractAsyncContextManager[StateLease]:
-        """Lease a name for writing: nobody else reads or writes it meanwhile.
+        """Lease a name for writing: other leases wait meanwhile.
 
         ::
 
@@ -273,7 +273,7 @@ class SharedState(Service, metaclass=NoPublicConstructor):
                 await lease.commit(await step(lease.ref))
 
         Raises:
-            NameUnknown: there is no such name.
+            NameUnknown: the name does not exist.
             LeaseLost: the name was deleted while you waited.
         """
         return self._leased(name, exclusive=True)
@@ -304,7 +304,7 @@ class SharedState(Service, metaclass=NoPublicConstructor):
         """Delete a name. Its leases end, and those that wait for one get `LeaseLost`.
 
         Raises:
-            NameUnknown: there is no such name.
+            NameUnknown: the name does not exist.
         """
         await trio.lowlevel.checkpoint()
         variable = self._named(name)
@@ -317,7 +317,7 @@ class SharedState(Service, metaclass=NoPublicConstructor):
         Their holders get `LeaseLost` when they use them. Those that wait get theirs.
 
         Raises:
-            NameUnknown: there is no such name.
+            NameUnknown: the name does not exist.
         """
         await trio.lowlevel.checkpoint()
         for lease in tuple(self._named(name).leases):
@@ -332,7 +332,7 @@ class SharedState(Service, metaclass=NoPublicConstructor):
             after: the version to begin after; 0 begins with that of this moment.
 
         Raises:
-            NameUnknown: there is no such name.
+            NameUnknown: the name does not exist.
             LeaseLost: the name was deleted.
         """
         variable = self._named(name)

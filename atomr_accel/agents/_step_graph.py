@@ -108,7 +108,7 @@ class _StepAsked(BaseException):
 
 @final
 class StepContext:
-    """The second argument of a node: its step, and what it may ask and emit.
+    """The second argument of a node: its step, its questions and its events.
 
     Attributes:
         step: the number of the step, from 1.
@@ -176,7 +176,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
 
         Args:
             state: the state to begin with.
-            thread: the name under which the steps are kept. What was kept is forgotten.
+            thread: the name under which the steps are kept. Its earlier steps are forgotten.
 
         Returns:
             The state at the end, or at the first step with a question.
@@ -340,7 +340,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
     async def _step(
         self, thread: str, saved: SavedStep, send: Callable[[StepUpdate], None] | None
     ) -> SavedStep:
-        """Run the active nodes that have no update yet, and keep what comes out."""
+        """Run the active nodes that have no update yet, and keep the results."""
         fields = self._plan.state
         updates = {
             name: fields.check_update(name, decode(data)) for name, data in saved.updates.items()
@@ -510,7 +510,8 @@ def open_step_graph(
     if device is None and any(node.reads is not None for node in plan.nodes.values()):
         raise ValueError("device must be a device for device nodes, not None")
     path = None if checkpoints is None else Path(checkpoints)
-    runner = StepRunner._create(plan, device, path, count(max_steps, "max_steps"))
+    kind: type[StepRunner[S]] = StepRunner
+    runner = kind._create(plan, device, path, count(max_steps, "max_steps"))
     return _opened(runner, place)
 
 

@@ -1,4 +1,4 @@
-"""Definitions of step graphs: a typed state, nodes, edges, and what is wrong with them."""
+"""Definitions of step graphs: a typed state, nodes, edges, and their mistakes."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class SteppedState(Generic[S]):
     """
 
     def __init__(self, kind: type[S]) -> None:
-        struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-        if not struct and not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        given: object = kind
+        struct = isinstance(given, type) and issubclass(given, msgspec.Struct)
+        if not struct and not (isinstance(given, type) and dataclasses.is_dataclass(given)):
             raise TypeError(f"state must be a dataclass or a msgspec.Struct, not {kind!r}")
         self.kind: Final = kind
         self.types: dict[str, Any] = {}
@@ -416,7 +417,8 @@ class StepGraph(Generic[S]):
 
     def _refuse_cycles(self) -> None:
         """A cycle of plain edges has no way out."""
-        open_, closed = [], set[str]()
+        open_: list[str] = []
+        closed: set[str] = set()
 
         def visit(name: str) -> None:
             if name in open_:
@@ -449,15 +451,15 @@ class StepGraph(Generic[S]):
             joined = any(after[0] == target for _, target in self._joins)
             return after[0] if None not in both and into[after[0]] == 1 and not joined else None
 
-        inner = {after for name in self._nodes if (after := follows(name)) is not None}
+        inner = {follows(name) for name in self._nodes} - {None}
         nodes: dict[str, StepNode] = {}
         last: dict[str, str] = {}
         for name, node in self._nodes.items():
             if name in inner:
                 continue
             chain = [node]
-            while (after := follows(chain[-1].name)) is not None:
-                chain.append(self._nodes[after])
+            while (following := follows(chain[-1].name)) is not None:
+                chain.append(self._nodes[following])
             nodes[name] = node if len(chain) == 1 else _chain(chain)
             last[name] = chain[-1].name
         order = {name: at for at, name in enumerate(nodes)}
@@ -506,7 +508,7 @@ class StepPlan(Generic[S]):
     def after(
         self, done: Sequence[str], state: S, arrived: Mapping[int, frozenset[str]]
     ) -> tuple[list[str], dict[int, frozenset[str]]]:
-        """Return the nodes of the next step, and who has arrived at joins that wait.
+        """Return the nodes of the next step, and the nodes that have arrived at joins that wait.
 
         Raises:
             ValueError: a branch named a node that is not among its targets.

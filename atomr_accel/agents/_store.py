@@ -8,7 +8,7 @@
 A change is in the log before it is acknowledged. Once the tail is long, its rows become a segment:
 the segment is written, then ``index.json`` names it and a new log, and then the old log is removed.
 So the files are whole at every moment. Functions that say so wait for files, and belong in a worker
-thread; the others change what is in memory, and belong in trio's thread.
+thread; the others change memory, and belong in trio's thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Metric = Literal["cosine", "dot", "l2"]
-"""How vectors are compared: by the cosine of their angle, their product, or their distance."""
+"""Measure of likeness: the cosine of the angle, the product, or the distance."""
 
 _KIND: Final = "atomr-accel vector index 1"
 _TAIL_ROWS: Final = 256
@@ -102,7 +102,7 @@ class VectorRows:
 
 
 class VectorStore:
-    """What an index holds, in memory and in files.
+    """Content of an index, in memory and in files.
 
     Args:
         folder: the folder, made if it is missing.
@@ -251,7 +251,7 @@ class VectorStore:
             Its name, for `sealed`.
 
         Raises:
-            FilesFailed: the file system refuses; all is as it was before.
+            FilesFailed: the file system refuses, and nothing has changed.
         """
         number = self._number + 1
         name, tail = f"segment-{number}", WriteAheadLog(self.folder / f"tail-{number}")

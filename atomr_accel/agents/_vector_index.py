@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, final
 import numpy as np
 import trio
 
+from .._dtypes import is_float
 from .._errors import said_of
 from ..actors import Message, Place, Service, handler, serving
 from ..actors.util import NoPublicConstructor
@@ -44,7 +45,7 @@ class Matches:
 
     Attributes:
         ids: int64 (k,), or (m, k) for m queries. Shorter for one query if there are fewer; for
-            several, what is missing is -1.
+            several, missing ids are -1.
         scores: float32, as many. Cosines or products, which descend, or distances, which ascend.
     """
 
@@ -58,7 +59,7 @@ class VectorEntry:
 
     Attributes:
         id: its id.
-        vector: (d,), as it was inserted, in the dtype of the index.
+        vector: (d,), the inserted one in the dtype of the index.
         payload: the payload, or None.
     """
 
@@ -182,7 +183,7 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
 
     @property
     def metric(self) -> Metric:
-        """How vectors are compared."""
+        """The measure by which vectors are compared."""
         return self._store.metric
 
     @property
@@ -276,7 +277,7 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
             array = np.asarray(given)
         except ValueError as error:
             raise ValueError(f"{name} must be rows of one size, not {said_of(given)}") from error
-        if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+        if not is_float(array.dtype) and array.dtype.kind not in "iu":
             raise TypeError(f"{name} must be real numbers, not {array.dtype}")
         dimension = self._store.dimension
         rows = array[None] if one else array
@@ -305,31 +306,35 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
     async def _commit(self, writes: list[_IndexWrite]) -> list[Exception | None]:
         """Make changes durable, and then visible. Each has its own error, if any."""
         with trio.CancelScope(shield=True):  # the log and the memory must agree
-            results: dict[int, Exception | None] = {}
-            there: dict[int, bool] = {}  # after the changes that are accepted so far
-            accepted: dict[int, _IndexWrite] = {}
-            for at, write in enumerate(writes):
-                alone = write.new is None or (
-                    write.new and write.vectors is not None and len(write.ids) >= self._seal_at
-                )
-                if alone:  # what came before goes first
-                    results |= await self._log(accepted)
-                    accepted, there = {}, {}
-                results[at] = self._refused(write, there)
-                if results[at] is not None:
-                    continue
-                if alone:
-                    results[at] = await _told(self._bulk if write.new else self._compact, write)
-                else:
-                    accepted[at] = write
-                    kept = write.vectors is not None
-                    there.update(dict.fromkeys(write.ids.tolist(), kept))
-            results |= await self._log(accepted)
-            # Changes are acknowledged without this, so it is tried again after the next ones.
-            if self._store.tail.count >= self._seal_at and await _told(self._seal):
-                self._counts["unsealed"] += 1
-            self._counts["changes"] += [*results.values()].count(None)
-            return [results[at] for at in range(len(writes))]
+            results = await self._commit_all(writes)
+        return results  # noqa: RET504 (the scope may suppress nothing, as types cannot tell)
+
+    async def _commit_all(self, writes: list[_IndexWrite]) -> list[Exception | None]:
+        results: dict[int, Exception | None] = {}
+        there: dict[int, bool] = {}  # after the changes that are accepted so far
+        accepted: dict[int, _IndexWrite] = {}
+        for at, write in enumerate(writes):
+            alone = write.new is None or (
+                write.new and write.vectors is not None and len(write.ids) >= self._seal_at
+            )
+            if alone:  # what came before goes first
+                results |= await self._log(accepted)
+                accepted, there = {}, {}
+            results[at] = self._refused(write, there)
+            if results[at] is not None:
+                continue
+            if alone:
+                results[at] = await _told(self._bulk if write.new else self._compact, write)
+            else:
+                accepted[at] = write
+                kept = write.vectors is not None
+                there.update(dict.fromkeys(write.ids.tolist(), kept))
+        results |= await self._log(accepted)
+        # Changes are acknowledged without this, so it is tried again after the next ones.
+        if self._store.tail.count >= self._seal_at and await _told(self._seal):
+            self._counts["unsealed"] += 1
+        self._counts["changes"] += [*results.values()].count(None)
+        return [results[at] for at in range(len(writes))]
 
     def _refused(self, write: _IndexWrite, there: dict[int, bool]) -> Exception | None:
         if write.new is None:
@@ -361,7 +366,7 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
         return dict.fromkeys(writes, error)
 
     async def _bulk(self, write: _IndexWrite) -> None:
-        """Make a segment of so many vectors that the log would only copy them."""
+        """Make a segment of many vectors at once, which the log would only copy."""
         store = self._store
         if store.tail.count:
             await self._seal()
@@ -439,7 +444,7 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
             where: as for `search`.
 
         Returns:
-            Arrays (m, k). Where there are fewer vectors, ids are -1 and scores are NaN.
+            Arrays (m, k). If the index has fewer vectors, the rest of ids is -1, and of scores NaN.
 
         Raises:
             TypeError, ValueError: as `search`.
@@ -484,7 +489,8 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
         if self._store.metric == "l2":
             products = await in_worker(_distances, parts, queries, found, numbers, rows)
             order = np.argsort(products, axis=1, kind="stable")
-            found, products = (np.take_along_axis(each, order, 1) for each in (found, products))
+            found = np.take_along_axis(found, order, 1)
+            products = np.take_along_axis(products, order, 1)
         width = found.shape[1]
         ids[:, :width] = found
         scores[:, :width] = np.where(found < 0, np.nan, products)
@@ -662,7 +668,7 @@ def _distances(
     numbers: NDArray[np.int32],
     rows: NDArray[np.int64],
 ) -> NDArray[np.float32]:
-    """Return the distances of what was found, from the vectors themselves; infinite for none."""
+    """Return distances of found rows, from the vectors; infinite for missing ones."""
     made = np.full(ids.shape, np.inf, np.float32)
     for number, part in enumerate(parts):
         query, at = np.nonzero((numbers == number) & (ids >= 0))

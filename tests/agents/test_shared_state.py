@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,7 +74,7 @@ async def test_leases_are_granted_in_the_order_of_requests(device: Device) -> No
                 order.append(name.upper())
 
         for name, exclusive in [("a", False), ("b", False), ("c", True), ("d", False), ("e", True)]:
-            nursery.start_soon(lambda n=name, e=exclusive: hold(n, exclusive=e))
+            nursery.start_soon(partial(hold, name, exclusive=exclusive))
             await wait_all_tasks_blocked()
         assert order == ["a", "b"]  # d waits behind the writer
         assert state.statistics().waiting == 3
@@ -133,7 +134,7 @@ async def test_revoked_and_deleted(device: Device) -> None:
                 await state.delete("x")
                 await wait_all_tasks_blocked()
                 assert lost
-        with pytest.raises(NameUnknown, match="'x'"):
+        with pytest.raises(NameUnknown, match="one of the state's, not 'x'"):
             await state.current("x")
         with pytest.raises(NameUnknown):
             async with state.reading("x"):
@@ -179,7 +180,8 @@ class Hold(Message[StateLease]):
 class Holder(Actor):
     @handler
     async def hold(self, message: Hold) -> StateLease:
-        return await message.state.ask(AcquireState("x", self.ref, exclusive=True))
+        lease: StateLease = await message.state.ask(AcquireState("x", self.ref, exclusive=True))
+        return lease
 
 
 @on_shared

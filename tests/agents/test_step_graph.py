@@ -1,4 +1,4 @@
-"""Step graphs: what LangGraph promises, what is other here, faults, kills and mistakes."""
+"""Step graphs: the promises of LangGraph, differences from it, faults, kills and mistakes."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ async def test_states_and_updates_are_typed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="name must be a new one, not 'end'"):
         graph.add("end", saying("x"))
     with pytest.raises(ValueError, match="must be fields of the state, not 'y'"):
-        graph.add_device("d", lambda *_: None, reads=["y"], writes=["count"])  # type: ignore[arg-type,return-value]
+        graph.add_device("d", lambda *_: None, reads=["y"], writes=["count"])  # type: ignore[arg-type]
     made: Any = {}
 
     async def node(talk: Talk, step: StepContext) -> Any:

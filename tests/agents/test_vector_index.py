@@ -164,9 +164,18 @@ async def test_changes_of_many_tasks_share_synchronizations(device: Device, tmp_
 
 @on_shared
 async def test_filters_know_types(device: Device, tmp_path: Path) -> None:
-    objects = [{"a": 1}, {"a": True}, {"a": "1"}, {"a": None}, {"b": 1}, {"a": 1.0}, None]
+    objects: list[Any] = [
+        {"a": 1},
+        {"a": True},
+        {"a": "1"},
+        {"a": None},
+        {"b": 1},
+        {"a": 1.0},
+        None,
+    ]
     async with index_at(device, tmp_path) as index:
         await index.insert(range(7), drawn(4, 7), objects)
+        where: Any
         for where, expected in [
             ({"a": 1}, {0, 5}), ({"a": True}, {1}), ({"a": "1"}, {2}), ({"a": None}, {3}),
             ({"b": [1, 2]}, {4}), ({"a": [None, "1"]}, {2, 3}), ({"a": []}, set()),
@@ -181,6 +190,9 @@ async def test_bad_input_is_refused(device: Device, tmp_path: Path) -> None:
     nan = np.full(DIMENSION, np.nan)
     async with index_at(device, tmp_path, dtype="f2") as index:
         await index.insert(1, np.ones(DIMENSION), {"x": 1})
+        ids: Any
+        vectors: Any
+        payloads: Any
         for ids, vectors, payloads, error, match in [
             (2, np.ones(3), None, ValueError, r"vectors must be of shape \(8,\), not \(3,\)"),
             ([2, 3], drawn(0, 3), None, ValueError, r"must be of shape \(2, 8\), not \(3, 8\)"),
@@ -198,6 +210,7 @@ async def test_bad_input_is_refused(device: Device, tmp_path: Path) -> None:
         ]:
             with pytest.raises(error, match=match):
                 await index.insert(ids, vectors, payloads)
+        arguments: Any
         for arguments, error, match in [
             ({"query": np.ones(3)}, ValueError, "query must be of shape"),
             ({"query": nan}, ValueError, "query must be finite"),
@@ -217,6 +230,7 @@ async def test_bad_input_is_refused(device: Device, tmp_path: Path) -> None:
         await index.insert(2, np.ones(DIMENSION))
     with pytest.raises(Closed):
         await index.search(np.ones(DIMENSION))
+    options: Any
     for options, match in [
         ({"dimension": 9}, "dimension must be 8"),
         ({"metric": "l2", "dtype": "f2"}, "metric must be 'cosine'"),

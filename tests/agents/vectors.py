@@ -1,4 +1,4 @@
-"""What tests of vector indexes share: a model of one, in NumPy."""
+"""A model of vector indexes in NumPy, which their tests share."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def similarities(metric: str, vectors: NDArray[Any], query: NDArray[Any]) -> NDA
     """Return what searches rank by, the larger the nearer, in float64."""
     wide, q = vectors.astype(np.float64), query.astype(np.float64)
     if metric == "l2":
-        return -np.linalg.norm(wide - q, axis=1)
-    products = wide @ q
+        negative: NDArray[np.float64] = -np.linalg.norm(wide - q, axis=1)
+        return negative
+    products: NDArray[np.float64] = wide @ q
     if metric == "cosine":
         products /= np.linalg.norm(wide, axis=1) * np.linalg.norm(q)
     return products

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from atomr_accel import Device
     from atomr_accel.agents import VectorIndex
 
+    Search = Callable[[], Awaitable[NDArray[np.int64]]]
+
 K = 10
 SAMPLE = 50
 """Queries that recall is measured on."""
-
-Search = "Callable[[], Awaitable[NDArray[np.int64]]]"
 
 
 def numbers(count: int, dimension: int, dtype: Any, seed: int) -> NDArray[Any]:
@@ -48,7 +48,7 @@ def numbers(count: int, dimension: int, dtype: Any, seed: int) -> NDArray[Any]:
 
 
 def recall(vectors: NDArray[Any], queries: NDArray[Any], found: NDArray[np.int64]) -> float:
-    """Return the part of what was found that is among the nearest. Equal products count."""
+    """Return the part of the found vectors that are among the nearest. Equal products count."""
     hits = 0
     some = queries[:SAMPLE].astype(np.float64)
     best = np.full((len(some), K), -np.inf)
@@ -62,7 +62,7 @@ def recall(vectors: NDArray[Any], queries: NDArray[Any], found: NDArray[np.int64
 
 
 def by_numpy(vectors: NDArray[Any], queries: NDArray[Any]) -> Search:
-    """A product, a partition, and a sort of what is left."""
+    """A product, a partition, and a sort of the rest."""
     wide = vectors.astype(np.float32)
 
     async def search() -> NDArray[np.int64]:
@@ -80,7 +80,7 @@ def by_numpy(vectors: NDArray[Any], queries: NDArray[Any]) -> Search:
 
 def by_usearch(vectors: NDArray[Any], queries: NDArray[Any]) -> Search:
     """The exact search of usearch, on all cores."""
-    from usearch.index import MetricKind, search
+    from usearch.index import MetricKind, search  # type: ignore[attr-defined]
 
     async def exact() -> NDArray[np.int64]:
         await trio.lowlevel.checkpoint()
@@ -102,7 +102,7 @@ def by_torch(vectors: NDArray[Any], queries: NDArray[Any], step: int) -> Search:
         for start in range(0, len(asked), step):
             scores = asked[start : start + step] @ there_.T
             found.append(torch.topk(scores, K, dim=1).indices)
-        made = torch.cat(found).cpu().numpy()
+        made: NDArray[np.int64] = torch.cat(found).cpu().numpy()
         await trio.lowlevel.checkpoint()
         return made
 
