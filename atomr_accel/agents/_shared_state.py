@@ -289,7 +289,7 @@ class SharedState(Service, metaclass=NoPublicConstructor):
     async def _acquire(self, name: str, *, exclusive: bool) -> StateLease:
         await trio.lowlevel.checkpoint_if_cancelled()
         variable = self._named(name)
-        lease: StateLease = StateLease._create(self, variable, exclusive=exclusive)
+        lease: StateLease = StateLease.construct(self, variable, exclusive=exclusive)
         variable.queue.append(lease)
         self._grant(variable)
         try:
@@ -497,6 +497,6 @@ async def open_shared_state(device: Device, **place: Unpack[Place]) -> AsyncIter
         **place: ``system=``, ``name=`` and ``parent=``, which make the state an actor. It answers
             `ReadState`, `WriteState` and `AcquireState`.
     """
-    state: SharedState = SharedState._create(device)
+    state: SharedState = SharedState.construct(device)
     async with serving(state, **place):
         yield state

@@ -511,7 +511,7 @@ def open_step_graph(
         raise ValueError("device must be a device for device nodes, not None")
     path = None if checkpoints is None else Path(checkpoints)
     kind: type[StepRunner[S]] = StepRunner
-    runner = kind._create(plan, device, path, count(max_steps, "max_steps"))
+    runner = kind.construct(plan, device, path, count(max_steps, "max_steps"))
     return _opened(runner, place)
 
 

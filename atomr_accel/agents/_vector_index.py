@@ -724,7 +724,7 @@ def open_vector_index(
     if metric not in _METRICS:
         raise ValueError(f"metric must be one of {', '.join(_METRICS)}, not {metric!r}")
     store = VectorStore(Path(path), count(dimension, "dimension"), metric, kind)
-    index = VectorIndex._create(
+    index = VectorIndex.construct(
         device,
         store,
         sync=real(sync, "sync", least=0),
