@@ -48,6 +48,7 @@ FOR_USERS = (
     "atomr_accel.solvers",
     "atomr_accel.testing",
     "atomr_accel.worlds",
+    "atomr_accel.agents",
 )
 """Packages that users import from; other packages export names for later layers."""
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
 from .._errors import OutOfMemory
-from ..device.data.transfer import in_thread
+from ..device.data.in_turn import InTurn
 from ._storage import JournalError
 
 _UNMAKING: Final = 2.0
@@ -28,7 +27,7 @@ class ThreadedStorage:
     """A ``Storage`` of functions that wait. Those that begin with ``_`` run in a thread."""
 
     def __init__(self) -> None:
-        self._limiter: Final = trio.CapacityLimiter(1)
+        self._turns: Final = InTurn()
 
     @asynccontextmanager
     async def open(self, *, create: bool) -> AsyncIterator[None]:
@@ -71,7 +70,7 @@ class ThreadedStorage:
         return await self._in_thread(self._content, key)
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        return await in_thread(partial(function, *args), self._limiter)
+        return await self._turns.run(function, *args)
 
     async def _reach(self) -> None:
         """Connect, if that is needed; it may be cancelled."""

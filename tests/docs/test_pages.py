@@ -217,6 +217,7 @@ def documented() -> dict[str, Any]:
         "atomr_accel.testing",
         "atomr_accel.backends",
         "atomr_accel.ops",
+        "atomr_accel.agents",
     ],
 )
 def test_the_reference_has_every_public_name(package: str) -> None:

@@ -1,0 +1,232 @@
+"""Payloads of vectors, in SQLite: JSON objects by id, and ids by what their objects hold."""
+
+from __future__ import annotations
+
+import math
+import re
+import sqlite3
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from ._errors import FilesDamaged, FilesFailed, FilesForeign
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+Scalar = str | int | float | bool | None
+Filter = tuple[tuple[str, tuple[tuple[bool, Scalar], ...]], ...]
+"""Fields and their allowed values, sorted; hashable, since searches by one filter run together.
+
+Each value comes with whether it is a bool: True equals 1, and must not share its searches.
+"""
+
+_MARK: Final = 0x61746170
+"""SQLite's ``application_id`` of payloads: "atap"."""
+_VERSION: Final = 1
+_NAMES: Final = re.compile(r'[^"\\\x00-\x1f]*')
+"""Fields that SQLite's JSON paths can name."""
+
+_AT_ONCE: Final = 500
+"""Parameters of one statement; SQLite may allow no more than 999."""
+
+_FULL_DISK: Final = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY,
+}
+
+
+def as_filter(where: Mapping[str, Any] | None) -> Filter:
+    """Check a filter of the caller's.
+
+    Args:
+        where: allowed values by field: one value, or a list, tuple or set of several.
+
+    Raises:
+        TypeError: not a mapping of strings, or values other than strings, numbers, bools and None.
+        ValueError: a number that is not finite or too large, a name with quotes.
+    """
+    if where is None:
+        return ()
+    if not hasattr(where, "items"):
+        raise TypeError(f"where must be a mapping of fields to values, not {where!r}")
+    checked = []
+    for field, allowed in where.items():
+        if not isinstance(field, str):
+            raise TypeError(f"a field of where must be a string, not {field!r}")
+        if not _NAMES.fullmatch(field):
+            raise ValueError(
+                f"a field of where must be without quotes and control characters, not {field!r}"
+            )
+        several = allowed if isinstance(allowed, list | tuple | set | frozenset) else (allowed,)
+        for value in several:
+            if value is not None and not isinstance(value, str | int | float):
+                raise TypeError(
+                    f"a value of where must be a string, a number, a bool or None, not {value!r}; "
+                    "give a list for any of several"
+                )
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"a value of where must be finite, not {value!r}")
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ValueError(f"a value of where must fit in 64 bits, not {value!r}")
+        kinds = [(isinstance(value, bool), value) for value in several]
+        checked.append((field, tuple(sorted(kinds, key=repr))))
+    return tuple(sorted(checked))
+
+
+def encode_payload(payload: Mapping[str, Any] | None) -> str | None:
+    """Return a payload as JSON text.
+
+    Raises:
+        TypeError: it is not a mapping, or has values that JSON has not.
+        ValueError: it has a number that is not finite.
+    """
+    if payload is None:
+        return None
+    if not hasattr(payload, "items") or not all(isinstance(key, str) for key in payload):
+        raise TypeError(f"a payload must be a mapping with strings as keys, not {payload!r}")
+    try:
+        text = msgspec.json.encode(dict(payload)).decode()
+    except (TypeError, OverflowError) as error:
+        raise TypeError(f"a payload must be plain values, as JSON has them: {error}") from error
+    if msgspec.json.decode(text) != dict(payload) and not _same(payload, msgspec.json.decode(text)):
+        raise ValueError(f"a payload must be what JSON keeps, not {payload!r}")
+    return text
+
+
+def _same(given: Any, kept: Any) -> bool:
+    """Return whether a value equals what JSON made of it; tuples become lists."""
+    if isinstance(given, list | tuple):
+        return isinstance(kept, list) and len(given) == len(kept) and all(map(_same, given, kept))
+    if hasattr(given, "items"):
+        return (
+            isinstance(kept, dict)
+            and {*given} == {*kept}
+            and all(_same(value, kept[key]) for key, value in given.items())
+        )
+    return bool(given == kept)
+
+
+class PayloadTable:
+    """The file of payloads. Its functions wait, and belong in a worker thread, one at a time.
+
+    Args:
+        path: the file, made if it is missing.
+
+    Raises:
+        FilesForeign: another program's file.
+        FilesDamaged: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path: Final = path
+        with self._told():
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            try:
+                self._prepare()
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def _prepare(self) -> None:
+        (mark,) = self._connection.execute("PRAGMA application_id").fetchone()
+        (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if mark not in {0, _MARK} or (tables and mark != _MARK):
+            raise FilesForeign(f"{self._path} is a file of another program")
+        self._connection.executescript(
+            f"PRAGMA application_id = {_MARK}; PRAGMA user_version = {_VERSION};"
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;"
+            "CREATE TABLE IF NOT EXISTS payloads (id INTEGER PRIMARY KEY, object TEXT NOT NULL);"
+        )
+
+    def write(self, changes: Sequence[tuple[int, str | None]]) -> None:
+        """Set payloads in one transaction; None removes one.
+
+        Raises:
+            FilesFailed: the file system refuses, and nothing has changed.
+        """
+        kept = [(key, text) for key, text in changes if text is not None]
+        gone = [(key,) for key, text in changes if text is None]
+        with self._told():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._connection.executemany("DELETE FROM payloads WHERE id = ?", gone)
+                self._connection.executemany("INSERT OR REPLACE INTO payloads VALUES (?, ?)", kept)
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def read(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """Return the payloads of ids; ids without one are left out."""
+        found: dict[int, dict[str, Any]] = {}
+        with self._told():
+            for start in range(0, len(ids), _AT_ONCE):
+                some = ids[start : start + _AT_ONCE]
+                marks = ",".join("?" * len(some))
+                rows = self._connection.execute(
+                    f"SELECT id, object FROM payloads WHERE id IN ({marks})",  # noqa: S608
+                    some,
+                )
+                found.update((key, msgspec.json.decode(text)) for key, text in rows)
+        return found
+
+    def matching(self, where: Filter) -> NDArray[np.int64]:
+        """Return the ids whose payloads have an allowed value in each field."""
+        conditions: list[str] = []
+        values: list[Scalar] = []
+        for field, allowed in where:
+            path = "$." + msgspec.json.encode(field).decode()
+            kinds = []
+            for _, value in allowed:
+                # SQLite takes true for 1, so the types are compared as well.
+                kind, test = _condition(value)
+                kinds.append(f"(json_type(object, ?) IN ({kind}) AND {test})")
+                values.append(path)
+                if "?" in test:
+                    values += [path, value]
+            conditions.append("(" + " OR ".join(kinds or ["0"]) + ")")
+        text = "SELECT id FROM payloads WHERE " + " AND ".join(conditions)  # noqa: S608
+        with self._told():
+            return np.array(
+                [key for (key,) in self._connection.execute(text, values)], dtype=np.int64
+            )
+
+    def synchronize(self) -> None:
+        """Make all transactions durable, also against the end of the system."""
+        with self._told():
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+            if code == sqlite3.SQLITE_NOTADB:
+                raise FilesForeign(f"{self._path} is not a file of payloads") from error
+            if code in _FULL_DISK:
+                raise FilesFailed(f"{self._path} cannot be written: {error}") from error
+            raise FilesDamaged(f"{self._path} cannot be read: {error}") from error
+
+
+def _condition(value: Scalar) -> tuple[str, str]:
+    """Return SQL for the JSON types that a value has, and for being equal to it."""
+    if value is None:
+        return "'null'", "1"
+    if isinstance(value, bool):
+        return ("'true'" if value else "'false'"), "1"
+    kind = "'text'" if isinstance(value, str) else "'integer', 'real'"
+    return kind, "json_extract(object, ?) = ?"

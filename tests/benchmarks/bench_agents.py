@@ -1,0 +1,203 @@
+"""Vector indexes against what a program would write by hand: torch, usearch, NumPy.
+
+Queries per second, and recall against exact products in float64 of a sample. On CUDA there are a
+million float16 vectors of 768 numbers and 10,000 queries; without a GPU a few thousand. A second
+table has single queries of many tasks, which share products, and inserts that wait for the disk.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import trio
+from side_by_side import ROUNDS, there
+
+from atomr_accel import CpuFallbackWarning, open_device
+from atomr_accel.agents import open_vector_index
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from numpy.typing import NDArray
+
+    from atomr_accel import Device
+    from atomr_accel.agents import VectorIndex
+
+    Search = Callable[[], Awaitable[NDArray[np.int64]]]
+
+K = 10
+SAMPLE = 50
+"""Queries that recall is measured on."""
+
+
+def numbers(count: int, dimension: int, dtype: Any, seed: int) -> NDArray[Any]:
+    """Return unit vectors."""
+    rng = np.random.default_rng(seed)
+    made = np.empty((count, dimension), dtype)
+    for start in range(0, count, 65536):
+        rows = rng.standard_normal((min(65536, count - start), dimension), dtype=np.float32)
+        made[start : start + 65536] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return made
+
+
+def recall(vectors: NDArray[Any], queries: NDArray[Any], found: NDArray[np.int64]) -> float:
+    """Return the part of the found vectors that are among the nearest. Equal products count."""
+    hits = 0
+    some = queries[:SAMPLE].astype(np.float64)
+    best = np.full((len(some), K), -np.inf)
+    for start in range(0, len(vectors), 65536):
+        products = some @ vectors[start : start + 65536].astype(np.float64).T
+        best = np.sort(np.concatenate([best, products], axis=1), axis=1)[:, -K:]
+    for query, ids, worst in zip(some, found[:SAMPLE], best[:, 0], strict=True):
+        products = vectors[ids[ids >= 0]].astype(np.float64) @ query
+        hits += int((products >= worst - 1e-6).sum())
+    return hits / (len(some) * K)
+
+
+def by_numpy(vectors: NDArray[Any], queries: NDArray[Any]) -> Search:
+    """A product, a partition, and a sort of the rest."""
+    wide = vectors.astype(np.float32)
+
+    async def search() -> NDArray[np.int64]:
+        found = []
+        for start in range(0, len(queries), 256):
+            scores = queries[start : start + 256].astype(np.float32) @ wide.T
+            near = np.argpartition(-scores, K, axis=1)[:, :K]
+            order = np.argsort(-np.take_along_axis(scores, near, 1), axis=1)
+            found.append(np.take_along_axis(near, order, 1))
+        await trio.lowlevel.checkpoint()
+        return np.concatenate(found).astype(np.int64)
+
+    return search
+
+
+def by_usearch(vectors: NDArray[Any], queries: NDArray[Any]) -> Search:
+    """The exact search of usearch, on all cores."""
+    from usearch.index import MetricKind, search  # type: ignore[attr-defined]
+
+    async def exact() -> NDArray[np.int64]:
+        await trio.lowlevel.checkpoint()
+        found = search(vectors, queries, K, MetricKind.IP, exact=True)
+        return np.asarray(found.keys).astype(np.int64).reshape(len(queries), K)
+
+    return exact
+
+
+def by_torch(vectors: NDArray[Any], queries: NDArray[Any], step: int) -> Search:
+    """A product and torch.topk for as many queries at a time as ours takes."""
+    import torch
+
+    there_ = torch.from_numpy(vectors).cuda()
+
+    async def search() -> NDArray[np.int64]:
+        found = []
+        asked = torch.from_numpy(queries).cuda()
+        for start in range(0, len(asked), step):
+            scores = asked[start : start + step] @ there_.T
+            found.append(torch.topk(scores, K, dim=1).indices)
+        made: NDArray[np.int64] = torch.cat(found).cpu().numpy()
+        await trio.lowlevel.checkpoint()
+        return made
+
+    return search
+
+
+async def measured(name: str, search: Any, queries: int) -> tuple[str, float, NDArray[np.int64]]:
+    """Return the rate of a search, as the median of some rounds after a first one."""
+    found = await search()
+    seconds = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        found = await search()
+        seconds.append(time.perf_counter() - start)
+    return name, queries / statistics.median(seconds), found
+
+
+async def many(
+    device: Device, index: VectorIndex, vectors: NDArray[Any], queries: NDArray[Any], workspace: int
+) -> None:
+    """Compare one call with many queries."""
+
+    async def ours() -> NDArray[np.int64]:
+        return (await index.search_many(queries, K)).ids
+
+    sides: dict[str, Any] = {"ours": ours}
+    if device.backend == "cuda":
+        if there("torch"):
+            sides["torch"] = by_torch(vectors, queries, max(1, workspace // (4 * len(vectors))))
+    else:
+        sides["NumPy"] = by_numpy(vectors, queries)
+        if there("usearch"):
+            sides["usearch"] = by_usearch(vectors, queries)
+    base = 0.0
+    for name, search in sides.items():
+        _, rate, found = await measured(name, search, len(queries))
+        base = base or rate
+        print(
+            f"{name:10} {rate:12.0f} queries/s  recall {recall(vectors, queries, found):.4f}"
+            f"  ours / theirs {base / rate:6.2f}",
+            flush=True,
+        )
+
+
+async def singly(index: VectorIndex, queries: NDArray[Any], dimension: int) -> None:
+    """Measure queries and inserts of many tasks."""
+
+    async def all_of(call: Callable[[int], Awaitable[object]], count: int) -> float:
+        start = time.perf_counter()
+        async with trio.open_nursery() as nursery:
+            for at in range(count):
+                nursery.start_soon(call, at)
+        return count / (time.perf_counter() - start)
+
+    async def search(at: int) -> None:
+        await index.search(queries[at % len(queries)], K)
+
+    await all_of(search, 64)
+    print(f"{'1000 tasks':10} {await all_of(search, 1000):12.0f} queries/s, one by one")
+    rows = numbers(1000, dimension, index.dtype, 9)
+
+    async def insert(at: int) -> None:
+        await index.insert(10**9 + at, rows[at])
+
+    before = index.statistics().syncs
+    rate = await all_of(insert, 1000)
+    print(f"{'1000 tasks':10} {rate:12.0f} inserts/s, {index.statistics().syncs - before} syncs")
+
+
+async def run() -> None:
+    """Measure and print."""
+    warnings.simplefilter("ignore", CpuFallbackWarning)
+    async with open_device(0) as device:
+        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+        gpu = device.backend == "cuda"
+        count, dimension, asked = (1_000_000, 768, 10_000) if gpu else (20_000, 128, 500)
+        dtype, workspace = (np.float16, 8 << 30) if gpu else (np.float32, 1 << 28)
+        vectors, queries = numbers(count, dimension, dtype, 1), numbers(asked, dimension, dtype, 2)
+        print(f"{count} x {dimension} {np.dtype(dtype)}, {asked} queries, k = {K}")
+        with tempfile.TemporaryDirectory() as folder:
+            async with open_vector_index(
+                device, Path(folder), dimension=dimension, metric="dot", dtype=dtype,
+                workspace=workspace,
+            ) as index:  # fmt: skip
+                start = time.perf_counter()
+                await index.insert(np.arange(count), vectors)
+                print(f"inserted at once in {time.perf_counter() - start:.1f} s")
+                await many(device, index, vectors, queries, workspace)
+                await singly(index, queries, dimension)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    trio.run(run)
+
+
+if __name__ == "__main__":
+    main()
