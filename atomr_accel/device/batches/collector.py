@@ -12,7 +12,6 @@ from ...libraries.registry import catalogue
 from ...ops import (
     STAGED,
     Collected,
-    DeviceView,
     Preparing,
     Request,
     TemplatePreparer,
@@ -20,7 +19,7 @@ from ...ops import (
     on_copies,
     require_made_on,
 )
-from ..calls._proxy import Proxy
+from ..calls._proxy import FOR_FACADES, Proxy
 from ..data.arrays import Arrays, copying
 
 if TYPE_CHECKING:
@@ -49,11 +48,9 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 _FOR_FACADES: Final = {
-    *dir(DeviceView),
+    *FOR_FACADES,
     *dir(TemplatePreparer),
-    *("collect", "depth", "note_unawaited", "ref", "take", "templated", "when_placed"),
-    *("as_requests", "caches", "call_templates", "core", "home", "library", "made_on", "on"),
-    *("share_libraries", "transfers"),
+    *("collect", "depth", "note_unawaited", "take", "when_placed"),
 }
 """Attributes for facades and requests, hidden from programs; ``perform`` is for both."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ...libraries.facades import Libraries
-from ...ops import D, require_made_on
+from ...ops import D, DeviceView, require_made_on
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from ...ops import Facade, LaneSpec, Request
     from ...wire import DeviceInfo, Message
     from ..core import DeviceCore
+
+
+FOR_FACADES: Final = {
+    *dir(DeviceView),
+    *("as_requests", "caches", "call_templates", "core", "home", "library", "made_on", "on"),
+    *("ref", "share_libraries", "shared_identity", "templated", "transfers"),
+}
+"""Attributes for facades, hidden from programs."""
 
 
 class Proxy(Libraries[D]):

@@ -20,9 +20,9 @@ from typing import (
 import trio
 
 from ..._errors import DeviceLost
-from ...ops import AsRequests, DeviceView
+from ...ops import AsRequests
 from ..data.arrays import Arrays
-from ._proxy import Proxy
+from ._proxy import FOR_FACADES, Proxy
 from .device_call import DeviceCall
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
     """
 
     call_mode: Final = AsRequests
-    _hidden = frozenset(name for name in (*dir(DeviceView), "ref", "templated") if name[0] != "_")
+    _hidden = frozenset(
+        name for name in (*FOR_FACADES, "made_on", "ports", "recorder") if name[0] != "_"
+    )
 
     def __init__(self, core: DeviceCore, methods: MemoryMethods, libraries: Libraries[Any]) -> None:
         super().__init__(core)
