@@ -155,7 +155,7 @@ def test_main_shows_errors_next_to_ctrl_c(
         raise BaseExceptionGroup("two at once", [KeyboardInterrupt(), ValueError("a bug")])
 
     monkeypatch.setattr(_cache, "run", run)
-    with pytest.raises(BaseExceptionGroup, match="^two at once"):
+    with pytest.raises(BaseExceptionGroup, match="two at once"):
         command("cache")
 
 

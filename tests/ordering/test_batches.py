@@ -661,7 +661,8 @@ async def test_dir_tells_what_programs_call(device: Device) -> None:
         assert shown(batch) == {*libraries, *making, "get", "put", "run"}
         assert all(hasattr(batch, name) for name in dir(batch))
     async with device.record() as program:
-        assert shown(program) == {*libraries, *making, "call", "dot", "loop", "replay", "when"}
+        own = {"call", "dot", "loop", "replay", "statistics", "when"}
+        assert shown(program) == {*libraries, *making, *own}
 
 
 @pytest.mark.parametrize("count", [1, 15, 100])

@@ -50,7 +50,7 @@ P = ParamSpec("P")
 _FOR_FACADES: Final = {
     *FOR_FACADES,
     *dir(TemplatePreparer),
-    *("collect", "depth", "note_unawaited", "take", "when_placed"),
+    *("called", "collect", "depth", "inputs_bound", "note_unawaited", "take", "when_placed"),
 }
 """Attributes for facades and requests, hidden from programs; ``perform`` is for both."""
 
