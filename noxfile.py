@@ -100,7 +100,9 @@ GPU_SUITES = {
 }
 """Folders of tests by the vendor's names; other libraries have their own names there."""
 
-for _folder in sorted(Path.home().glob(".pyenv/versions/3.*/bin")):  # pyenv's own commands may refuse
+for _folder in sorted(
+    Path.home().glob(".pyenv/versions/3.*/bin")
+):  # pyenv's own commands may refuse
     os.environ["PATH"] += f"{os.pathsep}{_folder}"
 
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -176,7 +178,8 @@ def gpu(session: nox.Session) -> None:
     """
     extras = f".[all{os.environ.get('CUDA', '12')}]"
     _install(session, "-e", extras, *dependency_groups(PYPROJECT, "test"))
-    pytest = ("-m", "pytest", "-m", "gpu", *(each for word in session.posargs for each in _suite(word)))
+    words = (each for word in session.posargs for each in _suite(word))
+    pytest = ("-m", "pytest", "-m", "gpu", *words)
     _python(session, *pytest, env={"ATOMR_TEST_BACKEND": "cuda"})
     if not session.posargs:
         words = ("--backend", "cuda", "--cases", "20000")
@@ -369,7 +372,7 @@ def release(session: nox.Session) -> None:
         session.error(f"v{version} is there already")
     start = ROOT / "atomr_accel" / "__init__.py"
     text = start.read_text(encoding="utf-8")
-    changed, count = re.subn(r'^__version__ = ".*"$', f'__version__ = "{version}"', text, flags=re.M)
+    changed, count = re.subn(r'(?m)^__version__ = ".*"$', f'__version__ = "{version}"', text)
     if count != 1:
         session.error(f"{start.name} must state the version once, not {count} times")
     _install(session, *dependency_groups(PYPROJECT, "changelog"))

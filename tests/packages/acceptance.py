@@ -46,7 +46,7 @@ for package in {PACKAGES!r}:
 print(names, "public names of", sys.modules["atomr_accel"].__file__)
 """
 
-SAMPLE: Final = ("tests/actors", "tests/arrays", "tests/ops")
+SAMPLE: Final = ("tests/actors", "tests/arrays", "tests/patterns")
 """Folders of tests that need no extra."""
 
 
@@ -70,7 +70,11 @@ class Trial:
     def run(self, program: str, *words: str, limit: int = 1) -> str:
         """Run a program of the environment, print the end of what it says, and return all."""
         env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-        env |= {"PYTHONNOUSERSITE": "1", "ATOMR_TEST_BACKEND": "cpu"}
+        env |= {
+            "PYTHONNOUSERSITE": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "ATOMR_TEST_BACKEND": "cpu",
+        }
         env["PATH"] = f"{self.folder / 'venv/bin'}:{env['PATH']}"
         command = [str(self.folder / "venv/bin" / program), *words]
         where = self.folder / "work"
