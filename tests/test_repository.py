@@ -494,6 +494,15 @@ def run(program: str) -> str:
 
 
 @pytest.mark.style
+def test_notes_are_of_a_kind_that_the_changelog_has() -> None:
+    """Others stay where they are at a release."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    kinds = {kind["directory"] for kind in settings["towncrier"]["type"]}
+    notes = [path.name for path in (ROOT / "changes").iterdir() if path.name != "README.md"]
+    assert [name for name in notes if name.split(".")[1:] not in [[k, "md"] for k in kinds]] == []
+
+
+@pytest.mark.style
 def test_every_session_says_what_it_does() -> None:
     tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
     sessions = {
@@ -502,7 +511,19 @@ def test_every_session_says_what_it_does() -> None:
         if isinstance(node, ast.FunctionDef)
         if any("nox.session" in ast.unparse(decorator) for decorator in node.decorator_list)
     }
-    assert {"demo", "tests", "gpu", "bench", "lint", "types", "headers", "docs"} <= sessions.keys()
+    wanted = {
+        "demo",
+        "tests",
+        "gpu",
+        "bench",
+        "lint",
+        "types",
+        "headers",
+        "docs",
+        "build",
+        "release",
+    }
+    assert wanted <= sessions.keys()
     assert [name for name, docstring in sessions.items() if not docstring] == []
 
 

@@ -18,8 +18,8 @@ NAME = re.compile(
     r"(?<![\w.])(device|batch|program|actors|patterns|telemetry|replay|solvers|testing|worlds)"
     r"\.([a-z]\w*)(?:\.([a-z]\w*))?(?![\w/])"
 )
-ON_OBJECTS = {"requests"}
-"""Names that devices have from their construction on, and their class has not."""
+ON_OBJECTS = {"requests", "path"}
+"""Names that devices have from their construction on, or what reports about them has."""
 
 PLACES = {"device": Device, "batch": Batch, "program": Recording}
 FACADES = {name: library.facade for name, library in registry.catalogue().all.items()}
