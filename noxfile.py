@@ -178,8 +178,8 @@ def gpu(session: nox.Session) -> None:
     """
     extras = f".[all{os.environ.get('CUDA', '12')}]"
     _install(session, "-e", extras, *dependency_groups(PYPROJECT, "test"))
-    words = (each for word in session.posargs for each in _suite(word))
-    pytest = ("-m", "pytest", "-m", "gpu", *words)
+    chosen = [each for word in session.posargs for each in _suite(word)]
+    pytest = ("-m", "pytest", "-m", "gpu", *chosen)
     _python(session, *pytest, env={"ATOMR_TEST_BACKEND": "cuda"})
     if not session.posargs:
         words = ("--backend", "cuda", "--cases", "20000")
