@@ -8,6 +8,7 @@ into ``.nox/bootstrap`` first. Words after the session go to its program, as in
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -85,6 +86,25 @@ LINALG_SUITES = {
 }
 """Other people's tests of what ``device.linalg`` has, and which of them."""
 
+GPU_SUITES = {
+    "cublas": ("blas", "blaslt"),
+    "cublaslt": ("blaslt",),
+    "cudnn": ("dnn", "flash_attention"),
+    "cudss": ("sparse",),
+    "cufft": ("fft",),
+    "curand": ("rng",),
+    "cusolver": ("linalg",),
+    "cusparse": ("sparse",),
+    "cusparselt": ("sparselt",),
+    "cutensor": ("tensor",),
+}
+"""Folders of tests by the vendor's names; other libraries have their own names there."""
+
+for _folder in sorted(
+    Path.home().glob(".pyenv/versions/3.*/bin")
+):  # pyenv's own commands may refuse
+    os.environ["PATH"] += f"{os.pathsep}{_folder}"
+
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["tests", "slow", "lint", "types", "docs"]
@@ -116,9 +136,9 @@ def slow(session: nox.Session) -> None:
     _run_tests(session, marked="slow and not headers and not style")
 
 
-@nox.session(python=["3.12", "3.13"])
+@nox.session(python=["3.11", "3.12", "3.13", "3.14"])
 def pythons(session: nox.Session) -> None:
-    """Run the tests by later releases of Python than the oldest one, those that are there."""
+    """Run the tests by each supported release of Python that is there; ``pythons-3.13`` by one."""
     _run_tests(session, marked="not headers and not style")
 
 
@@ -151,16 +171,27 @@ def coverage(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """Run the tests that need a CUDA device; ``--no-venv`` takes this interpreter as it is.
 
-    Without words that choose some of them, random cases of every library and ten minutes of
-    faults under load come next.
+    ``gpu cublas fft`` runs those of these libraries, by the vendor's names or our own; other words
+    go to pytest. Without words, random cases of every library and ten minutes of faults under load
+    come next. All extras of CUDA 12 are installed, or of CUDA 13 with ``CUDA=13`` in the
+    environment.
     """
-    _install(session, "-e", ".[cuda12]", *dependency_groups(PYPROJECT, "test"))
-    pytest = ("-m", "pytest", "-m", "gpu", *session.posargs)
+    extras = f".[all{os.environ.get('CUDA', '12')}]"
+    _install(session, "-e", extras, *dependency_groups(PYPROJECT, "test"))
+    chosen = [each for word in session.posargs for each in _suite(word)]
+    pytest = ("-m", "pytest", "-m", "gpu", *chosen)
     _python(session, *pytest, env={"ATOMR_TEST_BACKEND": "cuda"})
     if not session.posargs:
         words = ("--backend", "cuda", "--cases", "20000")
         _python(session, "-m", "tests.differential", *words)
         _python(session, "-m", "tests.soak.faults", "--backend", "cuda", "--seconds", "600")
+
+
+def _suite(word: str) -> tuple[str, ...]:
+    """Return the folders of tests of a library, or a word that names none as it is."""
+    folders = GPU_SUITES.get(word.lower(), (word.lower(),))
+    found = [f"tests/libraries/{folder}" for folder in folders]
+    return tuple(found) if all((ROOT / folder).is_dir() for folder in found) else (word,)
 
 
 @nox.session
@@ -308,6 +339,74 @@ def changelog(session: nox.Session) -> None:
     _install(session, *dependency_groups(PYPROJECT, "changelog"))
     words = session.posargs or ("build", "--draft", "--version", "next")
     _python(session, "-m", "towncrier", *words)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build the last commit into ``dist``, check both files, install and try the wheel.
+
+    Two builds are identical. In an empty environment the wheel is installed, tried, upgraded to
+    and uninstalled, with a sample of fast tests; words are Pythons: ``build 3.11 3.13``.
+    """
+    _install(session, *dependency_groups(PYPROJECT, "build"))
+    _python(session, "-m", "tests.packages.build", "dist")
+    files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "dist").iterdir())]
+    _python(session, "-m", "twine", "check", "--strict", *files)
+    wheels = [each for each in files if each.endswith(".whl")]
+    _python(session, "-m", "check_wheel_contents", *wheels)
+    _python(session, "-m", "tests.packages.acceptance", "dist", "--tests", *session.posargs)
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """Commit and tag a version: ``release 0.2.0``. Nothing is pushed.
+
+    Sets ``__version__``, and moves the notes in ``changes`` to CHANGELOG.md.
+    """
+    version = session.posargs[0] if len(session.posargs) == 1 else ""
+    if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
+        session.error(f"one version must follow, such as 0.2.0, not {session.posargs}")
+    if _git("status", "--porcelain"):
+        session.error("everything must be committed before a release")
+    if f"v{version}" in _git("tag").split():
+        session.error(f"v{version} is there already")
+    start = ROOT / "atomr_accel" / "__init__.py"
+    text = start.read_text(encoding="utf-8")
+    changed, count = re.subn(r'(?m)^__version__ = ".*"$', f'__version__ = "{version}"', text)
+    if count != 1:
+        session.error(f"{start.name} must state the version once, not {count} times")
+    _install(session, *dependency_groups(PYPROJECT, "changelog"))
+    start.write_text(changed, encoding="utf-8")
+    _python(session, "-m", "towncrier", "build", "--yes", "--version", version)
+    _git("add", "--all", "CHANGELOG.md", "changes", str(start))
+    _git("commit", "--quiet", "--message", f"Release {version}")
+    _git("tag", "--annotate", f"v{version}", "--message", f"Release {version}")
+    session.log(f"to publish: git push origin HEAD v{version}")
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True
+    ).stdout
+
+
+@nox.session
+def workflows(session: nox.Session) -> None:
+    """Check the workflows in ``.github`` with actionlint and zizmor."""
+    _install(session, *dependency_groups(PYPROJECT, "workflows"))
+    files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(".github/workflows/*.yml"))
+    session.run("actionlint", *files)
+    session.run("zizmor", "--offline", "--pedantic", *files)
+
+
+@nox.session
+def containers(session: nox.Session) -> None:
+    """Check the container file with hadolint, and the manifests against Kubernetes' schema."""
+    _install(session, *dependency_groups(PYPROJECT, "containers"))
+    folder = Path("examples/container")
+    session.run("hadolint", str(folder / "Dockerfile"))
+    manifests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("*.yaml"))
+    session.run("kubernetes-validate", "--strict", *manifests)
 
 
 def _run_tests(session: nox.Session, *packages: str, marked: str = "", **env: str) -> None:

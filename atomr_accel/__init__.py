@@ -5,6 +5,7 @@ actors, buffers are handles with a generation, and a kernel that faults takes do
 context, not the program: the device comes back by itself.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,12 @@ if TYPE_CHECKING:
     from .libraries.sparse.array import SparseRef
     from .libraries.sparselt._structured import StructuredRef
     from .wire.trace import traceparent
+
+if sys.platform != "linux":
+    raise ImportError(
+        f"the system must be Linux with Python 3.11 or newer, not {sys.platform}; "
+        "on Windows use WSL 2, elsewhere a container"
+    )
 
 __all__ = [
     "AccelError",

@@ -1,18 +1,23 @@
-"""Commands that install an extra, for errors to advise.
+"""Commands that install an extra, for errors to advise, and a look for other owners of our name.
 
-A name in an index may be another project's. The command therefore fits how this package was
-installed: from the same folder or address, or else by the requirements of the extra.
+A command fits how this package was installed: from the same folder or address, or else by the
+name of the distribution, which is not the import name.
 """
 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from importlib.metadata import Distribution
 
-_NAME = "atomr-accel"
+DISTRIBUTION: Final = "atomr-accel-trio"
+"""The name by which indexes and pip know this package."""
+
+RIVALS: Final = ("atomr-accel",)
+"""Distributions of others that install a folder with our import name."""
 
 
 def install_command(extra: str) -> str:
@@ -25,10 +30,10 @@ def install_command(extra: str) -> str:
     from importlib import metadata
 
     try:
-        found = metadata.distribution(_NAME)
+        found = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
-        found = None
-    return "pip install " + (_source(found, extra) if found else _checkout(extra))
+        return "pip install " + _checkout(extra)
+    return "pip install " + _source(found, extra)
 
 
 def cuda_command(family: str = "cuda") -> str:
@@ -46,6 +51,52 @@ def cuda_command(family: str = "cuda") -> str:
     return install_command(f"{family}{'13' if major == '13' else '12'}")
 
 
+def other_owners(among: Iterable[Distribution] | None = None) -> list[str]:
+    """Return the names of other distributions with files in a folder of our import name.
+
+    Whichever was installed last has replaced files of the other one, and uninstalling either takes
+    files away from both.
+
+    Args:
+        among: the distributions to look at; by default, those that are known to have that name.
+    """
+    from importlib import metadata
+
+    package = __name__.partition(".")[0]
+    if among is None:
+        among = (found for name in RIVALS for found in metadata.distributions(name=name))
+    return sorted(
+        {
+            found.name
+            for found in among
+            if found.name.lower().replace("_", "-") != DISTRIBUTION
+            if any(file.parts[0] == package for file in found.files or ())
+        }
+    )
+
+
+def separation(owners: Iterable[str]) -> str:
+    """Return the commands that leave this distribution alone in its folder.
+
+    Args:
+        owners: the names of the others.
+    """
+    names = shlex.join([*owners, DISTRIBUTION])
+    return f"pip uninstall -y {names} && pip install {DISTRIBUTION}"
+
+
+def warn_of_other_owners() -> None:
+    """Warn if another distribution shares our folder. The program looks once, a host never."""
+    import warnings
+
+    if owners := other_owners():
+        warnings.warn(
+            f"{' and '.join(owners)} and {DISTRIBUTION} are installed in one folder, where each "
+            f"replaces modules of the other; run: {separation(owners)}",
+            stacklevel=2,
+        )
+
+
 def _source(found: Distribution, extra: str) -> str:
     import json
     from pathlib import Path
@@ -60,17 +111,8 @@ def _source(found: Distribution, extra: str) -> str:
             return option + shlex.quote(f"{folder}[{extra}]")
     elif "vcs_info" in origin:
         vcs = origin["vcs_info"]
-        return shlex.quote(f"{_NAME}[{extra}] @ {vcs['vcs']}+{url}@{vcs['commit_id']}")
-    return _requirements(found, extra)
-
-
-def _requirements(found: Distribution, extra: str) -> str:
-    wanted = [
-        requirement.strip()
-        for requirement, _, marker in (line.partition(";") for line in found.requires or ())
-        if marker.replace("'", '"').strip() == f'extra == "{extra}"'
-    ]
-    return shlex.join(wanted) or _checkout(extra)
+        return shlex.quote(f"{DISTRIBUTION}[{extra}] @ {vcs['vcs']}+{url}@{vcs['commit_id']}")
+    return shlex.quote(f"{DISTRIBUTION}[{extra}]")  # pip takes the one that is there
 
 
 def _checkout(extra: str) -> str:

@@ -400,13 +400,28 @@ def test_the_extras_bring_the_vendors_python_of_their_major() -> None:
         assert re.fullmatch(rf"cuda-(python|bindings)>={major}\.\d+,<{major + 1}", needed)
 
 
+@pytest.mark.style
+@pytest.mark.parametrize("major", [12, 13])
+def test_the_extra_of_all_has_every_extra_of_its_cuda(major: int) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {each for each in project["optional-dependencies"] if not each.startswith("all")}
+    extras -= {f"compile{major}"}  # of an older compiler; ``cuda12`` and ``cuda13`` have one
+    wanted = {each for each in extras if not each.endswith(str(25 - major))}
+    brought = [
+        re.findall(r"^([\w-]+)\[(.*)\]$", need)
+        for need in project["optional-dependencies"][f"all{major}"]
+    ]
+    assert {name for ((name, _),) in brought} == {project["name"]}
+    assert {extra for ((_, named),) in brought for extra in named.split(",")} == wanted
+
+
 def test_the_version_stands_in_one_place() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["dynamic"] == ["version"]
     assert project["tool"]["hatch"]["version"]["path"] == f"{PACKAGE.name}/__init__.py"
     module = importlib.import_module(PACKAGE.name)
     assert re.fullmatch(r"\d+\.\d+\.\d+", module.__version__)
-    if installed := list(importlib.metadata.distributions(name="atomr-accel")):
+    if installed := list(importlib.metadata.distributions(name="atomr-accel-trio")):
         assert {distribution.version for distribution in installed} == {module.__version__}
 
 
@@ -479,6 +494,15 @@ def run(program: str) -> str:
 
 
 @pytest.mark.style
+def test_notes_are_of_a_kind_that_the_changelog_has() -> None:
+    """Others stay where they are at a release."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    kinds = {kind["directory"] for kind in settings["towncrier"]["type"]}
+    notes = [path.name for path in (ROOT / "changes").iterdir() if path.name != "README.md"]
+    assert [name for name in notes if name.split(".")[1:] not in [[k, "md"] for k in kinds]] == []
+
+
+@pytest.mark.style
 def test_every_session_says_what_it_does() -> None:
     tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
     sessions = {
@@ -487,7 +511,19 @@ def test_every_session_says_what_it_does() -> None:
         if isinstance(node, ast.FunctionDef)
         if any("nox.session" in ast.unparse(decorator) for decorator in node.decorator_list)
     }
-    assert {"demo", "tests", "gpu", "bench", "lint", "types", "headers", "docs"} <= sessions.keys()
+    wanted = {
+        "demo",
+        "tests",
+        "gpu",
+        "bench",
+        "lint",
+        "types",
+        "headers",
+        "docs",
+        "build",
+        "release",
+    }
+    assert wanted <= sessions.keys()
     assert [name for name, docstring in sessions.items() if not docstring] == []
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import tempfile
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from .._install import install_command
+from .._install import DISTRIBUTION, install_command, other_owners, separation
 from ..executors.disk_cache import base_folder
 from ..lanes.threads import openblas_threads, usable_cores
 from ._documents import DoctorDocument, FindingPart, Level
@@ -337,6 +338,17 @@ def _tracing(machine: Machine) -> FindingPart | None:
     )
 
 
+def _owners(machine: Machine) -> FindingPart:
+    """Look for other distributions that have files in our folder, among all that are installed."""
+    del machine
+    owners = other_owners(importlib.metadata.distributions())
+    if not owners:
+        return _finding("import name", "ok", f"of {DISTRIBUTION} alone")
+    return _finding(
+        "import name", "problem", f"shared with {', '.join(owners)}", separation(owners)
+    )
+
+
 def _cores(machine: Machine) -> FindingPart:
     groups = machine.root / "sys/fs/cgroup"
     count = usable_cores(groups)
@@ -353,6 +365,6 @@ EXAMINATIONS: Final[tuple[Callable[[Machine], FindingPart | None], ...]] = (
     *(_driver, _device_files, _compute_mode, _mig, _mps, _environment),
     *(_descriptors, _processes, _locked, _address_space, _cores),
     *(_shared_memory, _group_memory, _overcommit, _cache_folder),
-    *(_system_calls, _tracing),
+    *(_system_calls, _tracing, _owners),
 )
 """Examinations, in their order; each returns None if it does not apply."""

@@ -78,7 +78,7 @@ class LibraryPart(DocumentPart, frozen=True, kw_only=True):
         use: its purpose.
         version: its version; None if it is missing.
         path: the file of a vendor's library.
-        extra: the extra of atomr-accel that installs it; None for required packages.
+        extra: the extra of atomr-accel-trio that installs it; None for required packages.
         problem: the reason why it cannot be used; None if it can, or if it is optional.
     """
 

@@ -1,5 +1,6 @@
 """Devices: supervised contexts behind one stable address."""
 
+from .._install import warn_of_other_owners
 from ._device import Device
 from ._open import System, open_device, open_system
 from ._statistics import DeviceStatistics
@@ -49,3 +50,5 @@ __all__ = [
     "open_devices",
     "open_system",
 ]
+
+warn_of_other_owners()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import logging
@@ -27,20 +26,11 @@ from atomr_accel.libraries import registry
 from atomr_accel.testing.garbage import collect_garbage
 
 from ..harness import ROOT
+from .pages import CONTRIBUTING, PAGES, README, blocks, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import CodeType
 
-README = "README.md"
-CONTRIBUTING = "CONTRIBUTING.md"
-PAGES = [
-    README,
-    CONTRIBUTING,
-    *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md"))),
-]
-
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 DIRECTIVE = re.compile(r"^\.\. auto\w+:: (\S+)$", re.MULTILINE)
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -50,21 +40,6 @@ WITHOUT_DEVICES = (
     "docs/how-to/serve.md",
 )
 """Their waits are on trio's clock, which need not be the wall's."""
-
-
-def text_of(page: str) -> str:
-    return (ROOT / page).read_text(encoding="utf-8")
-
-
-def blocks(page: str) -> list[CodeType]:
-    """The Python in a page, placed where it stands in it, so that tracebacks point there."""
-    text = text_of(page)
-    code = []
-    for match in BLOCK.finditer(text):
-        padding = "\n" * text.count("\n", 0, match.start(1))
-        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        code.append(compile(padding + match[1], str(ROOT / page), "exec", flags, dont_inherit=True))
-    return code
 
 
 async def run(page: str, names: dict[str, Any]) -> None:
@@ -182,6 +157,17 @@ def test_pages_lead_to_every_example() -> None:
 
 
 @pytest.mark.style
+def test_the_index_of_examples_has_each_once() -> None:
+    rows = re.findall(
+        r"^\| \[(\w+)\]\(\.\./\.\./examples/(\w+)\.py\) \| .+ \| (?:`.+`)? \|$",
+        text_of("docs/reference/examples.md"),
+        re.MULTILINE,
+    )
+    assert [name for name, file in rows if name != file] == []
+    assert sorted(name for name, _ in rows) == sorted(p.stem for p in ROOT.glob("examples/*.py"))
+
+
+@pytest.mark.style
 def test_readme_leads_to_every_section_in_few_lines() -> None:
     linked = {path for path, _ in links(README)}
     sections = {f"docs/{name}/index.md" for name in ("how-to", "concepts")}
@@ -192,7 +178,8 @@ def test_readme_leads_to_every_section_in_few_lines() -> None:
 @pytest.mark.style
 def test_every_page_of_the_site_is_in_one_table_of_contents() -> None:
     listed = [path for page in PAGES for path in contents(page)]
-    assert sorted(listed) == sorted(set(PAGES) - {README, CONTRIBUTING, "docs/index.md"})
+    pages = {page for page in PAGES if page.startswith("docs/")} - {"docs/index.md"}
+    assert sorted(listed) == sorted(pages)
 
 
 @cache
