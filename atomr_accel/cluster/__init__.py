@@ -4,6 +4,8 @@
 ``await cluster.entity(Room, "lobby").ask(Say("hello"))``.
 """
 
+from ._cluster import Cluster, ClusterNode, ClusterStatistics, open_cluster
+from ._entity import Entity
 from ._errors import (
     ClusterError,
     ConnectionLost,
@@ -15,13 +17,23 @@ from ._errors import (
     StoreUnavailable,
     VersionConflict,
 )
+from ._refs import EntityRef, RemoteRef, RemoteTerminated
+from ._settings import ClusterSettings
 from ._sql_store import PostgresStore, SqliteStore, open_postgres_store, open_sqlite_store
 from ._store import FencingStore, Lease, MemoryStore, StoreEntry
+from ._transport import Credentials, TlsTransport, Transport
 
 __all__ = [
+    "Cluster",
     "ClusterError",
+    "ClusterNode",
+    "ClusterSettings",
+    "ClusterStatistics",
     "ConnectionLost",
+    "Credentials",
+    "Entity",
     "EntityMoved",
+    "EntityRef",
     "FencingStore",
     "Lease",
     "LeaseLost",
@@ -30,10 +42,15 @@ __all__ = [
     "PeerRefused",
     "PostgresStore",
     "ProtocolViolated",
+    "RemoteRef",
+    "RemoteTerminated",
     "SqliteStore",
     "StoreEntry",
     "StoreUnavailable",
+    "TlsTransport",
+    "Transport",
     "VersionConflict",
+    "open_cluster",
     "open_postgres_store",
     "open_sqlite_store",
 ]

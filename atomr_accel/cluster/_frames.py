@@ -26,6 +26,12 @@ FRAME_LIMIT: Final = 64 << 20
 WINDOW: Final = 256
 """Messages that a node takes from one connection before it has answered them."""
 
+WATCHES: Final = 4096
+"""Watches that a node takes from one connection, beside the window."""
+
+WATCH: Final = "watch:"
+"""First characters of the target of a watch: a message that is answered when an actor has ended."""
+
 _NUMBERS: Final = 1 << 32
 
 
@@ -141,6 +147,7 @@ class Connection:
         self._sent = 0
         self._received = 0
         self._open: set[int] = set()
+        self._watches: set[int] = set()
         self._told = 0
         self.peer: HelloFrame | None = None
         self.broken = False
@@ -162,13 +169,16 @@ class Connection:
         Raises:
             ValueError: the frame is larger than the limit.
         """
+        if isinstance(frame, AskFrame) and len(self._watches) >= WATCHES and is_watch(frame):
+            raise ValueError(f"watches of one node must be at most {WATCHES}; end some first")
         data = self._encoded(frame)
         if isinstance(frame, AskFrame):
-            self._open.add(frame.id)
+            (self._watches if is_watch(frame) else self._open).add(frame.id)
         elif isinstance(frame, TellFrame):
             self._told += 1
         elif isinstance(frame, (ReplyFrame, FailedFrame)):
             self._open.discard(frame.id)
+            self._watches.discard(frame.id)
         elif isinstance(frame, CreditFrame):
             self._told -= frame.count
         return data
@@ -236,21 +246,22 @@ class Connection:
         if isinstance(frame, HelloFrame) or answers != self._asks:
             raise ProtocolViolated(f"a {type(frame).__name__} came where none may come")
         if isinstance(frame, (ReplyFrame, FailedFrame)):
-            if frame.id not in self._open:
+            if frame.id not in self._open and frame.id not in self._watches:
                 raise ProtocolViolated(f"an answer to {frame.id} came, which is not asked")
-            self._open.remove(frame.id)
+            self._open.discard(frame.id)
+            self._watches.discard(frame.id)
         elif isinstance(frame, CreditFrame):
             if not 0 < frame.count <= self._told:
                 raise ProtocolViolated(f"credit for {frame.count} of {self._told} messages came")
             self._told -= frame.count
         elif isinstance(frame, (AskFrame, TellFrame)):
             if isinstance(frame, AskFrame):
-                if frame.id in self._open:
+                if frame.id in self._open or frame.id in self._watches:
                     raise ProtocolViolated(f"message {frame.id} came twice")
-                self._open.add(frame.id)
+                (self._watches if is_watch(frame) else self._open).add(frame.id)
             else:
                 self._told += 1
-            if len(self._open) + self._told > self._hello.window:
+            if len(self._watches) > WATCHES or (len(self._open) + self._told > self._hello.window):
                 raise ProtocolViolated(f"more than {self._hello.window} messages wait for answers")
 
     def _greet(self, hello: HelloFrame) -> None:
@@ -271,3 +282,8 @@ class Connection:
                     "same version of the program on both"
                 )
         self.peer = hello
+
+
+def is_watch(frame: AskFrame) -> bool:
+    """Return whether a message waits for the end of an actor."""
+    return frame.target.startswith(WATCH)
