@@ -566,7 +566,7 @@ class Cluster(Service):
             else:
                 body = await self._peer(node).ask(f"{WATCH}{name}", None, "", b"")
                 cause = msgspec.msgpack.decode(body, type=str | None)  # type: ignore[arg-type]
-        except (ClusterError, MailboxFull, NoSuchActor) as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is, the watcher hears of it)
             cause, lost = str(error), isinstance(error, ClusterError)
         try:
             watcher.tell(RemoteTerminated(node, name, cause, lost), urgent=True)

@@ -9,9 +9,10 @@ from typing import Any, Final, get_type_hints
 import msgspec
 
 from .. import _errors as accel_errors
+from .. import actors
 from .._errors import AccelError, RemoteError
 
-from ..actors import ActorStopped, MailboxFull, Message, UnhandledMessage
+from ..actors import Message, UnhandledMessage
 from ..actors.messages import reply_type
 from . import _errors as cluster_errors
 from ._frames import FailedFrame
@@ -23,8 +24,7 @@ def _known_errors() -> dict[str, type[Exception]]:
         for kind in (ValueError, TypeError, LookupError, KeyError, IndexError, RuntimeError)
     }
     kinds |= {kind.__name__: kind for kind in (ArithmeticError, ZeroDivisionError, OSError)}
-    kinds |= {kind.__name__: kind for kind in (ActorStopped, MailboxFull, UnhandledMessage)}
-    for module in (accel_errors, cluster_errors):
+    for module in (accel_errors, actors, cluster_errors):
         kinds |= {
             name: kind
             for name, kind in vars(module).items()
