@@ -12,7 +12,7 @@ import trio
 
 from ..actors import ActorStopped, MailboxFull
 from ._entity import Delivery, Entity, EntityPlace, EntitySeat, delivery
-from ._errors import EntityMoved, LeaseLost, StoreUnavailable
+from ._errors import EntityMoved, LeaseLost, StoreUnavailable, VersionConflict
 from ._placement import shard_of
 from ._settings import MARGIN
 from ._store import read_entries
@@ -286,6 +286,10 @@ class Region:
                     if error.path != ref.path or note.effect != "none":
                         raise
                     continue  # with another instance, or none here
+                except VersionConflict:
+                    if note.effect != "none":
+                        raise
+                    continue  # an effect of an instance before this one arrived late
                 except LeaseLost as error:
                     self.drop(shard.number, lease)
                     if note.effect != "none":

@@ -84,8 +84,6 @@ class History:
             assert epochs == sorted(epochs), f"{key}: two effective holders: {epochs}"
 
 
-
-
 class Simulation:
     """A cluster under faults.
 
@@ -176,10 +174,10 @@ class Simulation:
             elif what == "slow":
                 network.slow = self.random.choice((0.01, 0.3, 2.0))
             elif what == "slow store":
-                access.slow = self.random.choice((0.01, 0.5, 3.0))
+                access.slow = self.random.choice((0.01, 1.0, 9.0))
             elif what == "failing":
                 access.failing = self.random.uniform(0.0, 0.2)
-            if self.random.random() < 0.4:
+            if self.random.random() < 0.25:
                 self.heal()
 
     def heal(self) -> None:
@@ -242,7 +240,7 @@ class Simulation:
                         pass
 
 
-def simulate(seed: int, *, nodes: int = 5, clients: int = 4, calls: int = 8) -> History:
+def simulate(seed: int, *, nodes: int = 5, clients: int = 4, calls: int = 16) -> History:
     """Return the history of a seed, which is always the same."""
     histories = []
 
