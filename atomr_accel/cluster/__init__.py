@@ -18,15 +18,19 @@ from ._errors import (
     VersionConflict,
 )
 from ._refs import EntityRef, RemoteRef, RemoteTerminated
+from ._remote_devices import RemoteBuffer, RemoteDevice, RemoteRequest
 from ._settings import ClusterSettings
 from ._sql_store import PostgresStore, SqliteStore, open_postgres_store, open_sqlite_store
 from ._store import FencingStore, Lease, MemoryStore, StoreEntry
 from ._transport import Credentials, TlsTransport, Transport
+from .certificates import make_certificates
+from .node import ClusterProgram, run_node
 
 __all__ = [
     "Cluster",
     "ClusterError",
     "ClusterNode",
+    "ClusterProgram",
     "ClusterSettings",
     "ClusterStatistics",
     "ConnectionLost",
@@ -42,7 +46,10 @@ __all__ = [
     "PeerRefused",
     "PostgresStore",
     "ProtocolViolated",
+    "RemoteBuffer",
+    "RemoteDevice",
     "RemoteRef",
+    "RemoteRequest",
     "RemoteTerminated",
     "SqliteStore",
     "StoreEntry",
@@ -50,7 +57,9 @@ __all__ = [
     "TlsTransport",
     "Transport",
     "VersionConflict",
+    "make_certificates",
     "open_cluster",
     "open_postgres_store",
     "open_sqlite_store",
+    "run_node",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -45,6 +45,7 @@ from ._peer import Peer, Turn, Visit
 from ._placement import placement, shard_of
 from ._refs import EntityRef, RemoteRef, RemoteTerminated
 from ._region import SINGLETON, Region
+from ._remote_devices import RemoteDevice, opened_device
 from ._settings import ClusterSettings, check_name
 from ._store import FencingStore, Lease, StoreEntry, read_entries
 from ._transport import Credentials, TlsTransport, Transport
@@ -70,7 +71,7 @@ class ClusterNode:
         name: its name.
         address: where it takes connections.
         life: tells this run of the node from others.
-        draining: whether it is about to leave, and takes no more entities.
+        draining: whether it takes no entities: it is about to leave, or only asks others.
     """
 
     name: str
@@ -133,6 +134,8 @@ class Cluster(Service):
         singletons: frozenset[str],
         devices: tuple[Device, ...],
         clock: Callable[[], float],
+        *,
+        holds: bool,
     ) -> None:
         self.name: Final = name
         self.node: Final = node
@@ -156,6 +159,7 @@ class Cluster(Service):
         self._due = 0.0
         self._address = ""
         self._draining = False
+        self._holds = holds
         self._told = 0
         self._lost = 0
         self._moved = 0
@@ -250,6 +254,44 @@ class Cluster(Service):
     def place_of(self, kind: type[Entity[Any]], key: str) -> str | None:
         """Return the node where an entity belongs at present, or None without any node."""
         return self._owner(shard_of(self._declared(kind), key, self._settings.shards))
+
+    @opens
+    async def open_device(self, name: str) -> AsyncIterator[RemoteDevice]:
+        """Open a device of a node, for the length of a block, which frees what is left there.
+
+        Args:
+            name: the node's name and the device's index among those that it shares, such as
+                ``"node-3/0"``.
+
+        Raises:
+            ValueError: another form of name, or this node's own.
+            LookupError: the node shares no such device.
+            NodeUnreachable: there is no connection to the node.
+        """
+        async with aclosing(opened_device(self, name)) as devices:
+            async for device in devices:
+                yield device
+
+    def connection_of(self, node: str) -> int:
+        """Return a number that changes when the connection to a node has ended.
+
+        Args:
+            node: the node's name.
+        """
+        peer = self._peers.get(node)
+        return 0 if peer is None else peer.ended
+
+    async def ask_device(self, node: str, target: str, body: bytes) -> bytes:
+        """Send a device's call, as bytes, and return those of its answer; see `RemoteDevice`.
+
+        Args:
+            node: the node's name.
+            target: the device there.
+            body: the call.
+        """
+        if node == self.node:
+            raise ValueError(f"a device must be another node's, not one of {node!r}; use it itself")
+        return await self._peer(node).ask(target, None, "", body)
 
     def statistics(self) -> ClusterStatistics:
         """The node at this moment."""
@@ -441,7 +483,9 @@ class Cluster(Service):
         if self._member is None:
             return
         key, fence = self._member.key, self._member
-        value = msgspec.msgpack.encode(_Announcement(self._address, self._draining))
+        value = msgspec.msgpack.encode(
+            _Announcement(self._address, self._draining or not self._holds)
+        )
         while True:
             try:
                 self._member_version = await self._store.compare_and_set(
@@ -502,7 +546,7 @@ class Cluster(Service):
         mine = self._nodes.get(self.node)
         if mine is None or mine.life != self._life or self._draining or self._member is None:
             self._region.assign(())
-        else:
+        elif self._holds:
             owners = self._owners()
             self._region.assign(n for n, owner in enumerate(owners) if owner == self.node)
 
@@ -632,7 +676,7 @@ class Cluster(Service):
         if frame.target.startswith("device:"):
             from ._served_devices import answer_device
 
-            return await answer_device(self._devices, frame, visit.held, turn)
+            return await answer_device(self._devices, frame, visit, turn)
         message = self._table.decode(frame.name, frame.body)
         if frame.target.startswith("/"):
             ref = self._local(frame.target)
@@ -673,6 +717,7 @@ async def open_cluster(
     transport: Transport | None = None,
     settings: ClusterSettings | None = None,
     system: ActorSystem | None = None,
+    holds: bool = True,
     clock: Callable[[], float] = trio.current_time,
 ) -> AsyncIterator[Cluster]:
     """Join a cluster, for the length of a block.
@@ -694,6 +739,7 @@ async def open_cluster(
         transport: what makes connections, in place of TLS by ``credentials`` and ``listen``.
         settings: limits and times.
         system: the system where the node and its entities live; by default, one of its own.
+        holds: whether entities may live here; False for a node that only asks others.
         clock: returns seconds; leases are trusted by it. Its rate may be wrong by a tenth.
 
     Raises:
@@ -737,5 +783,6 @@ async def open_cluster(
             frozenset(kind.__name__ for kind in only),
             tuple(devices),
             clock,
+            holds=holds,
         )
         yield await stack.enter_async_context(serving(cluster, system=system, name="cluster"))

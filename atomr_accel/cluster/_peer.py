@@ -74,6 +74,8 @@ class Peer:
 
     Attributes:
         lost: told messages that went down with a connection.
+        ended: connections that have ended.
+        connected: whether there is a connection.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Peer:
     ) -> None:
         self.node: Final = node
         self.lost = 0
+        self.ended = 0
         self.connected = False
         self._connect = connect
         self._hello = hello
@@ -180,6 +183,7 @@ class Peer:
     def _lose(self, why: BaseException | None) -> None:
         """Answer those whose messages went down with a connection, or could not be sent."""
         asked, self._sent = [*self._sent.values()], {}
+        self.ended += self.connected
         self.lost += self._sent_tells
         self._sent_tells = 0
         said = "the node is gone" if why is None else repr(why)
@@ -317,7 +321,8 @@ class Visit:
         told: takes messages without an answer; it returns when they have their place in line.
 
     Attributes:
-        held: what the other node keeps here until its connection ends, by number.
+        held: buffers that the other node keeps here, by device and number.
+        ends: functions to call when the connection has ended.
     """
 
     def __init__(
@@ -330,7 +335,8 @@ class Visit:
         deliver: Deliver,
         told: Callable[[TellFrame], None],
     ) -> None:
-        self.held: dict[int, Any] = {}
+        self.held: dict[str, dict[int, Any]] = {}
+        self.ends: dict[str, Callable[[], Awaitable[None]]] = {}
         self._stream = stream
         self._names = names
         self._table = table
@@ -356,6 +362,9 @@ class Visit:
             _log.warning("a connection was refused: %s", error)
         finally:
             await trio.aclose_forcefully(self._stream)
+            with trio.CancelScope(shield=True):
+                for end in self.ends.values():
+                    await end()
 
     async def _read(self, nursery: trio.Nursery) -> None:
         while True:

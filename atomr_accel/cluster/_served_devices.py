@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 
-from .. import GpuRef, GpuRefStale, Unsupported
+from .. import AccelError, GpuRef, GpuRefStale, Unsupported
 from .._dtypes import as_dtype
 from ..libraries.registry import catalogue
 
 if TYPE_CHECKING:
     from .. import Device
     from ._frames import AskFrame
-    from ._peer import Turn
+    from ._peer import Turn, Visit
 
 METHODS: Final = frozenset(
     {"put", "get", "empty", "zeros", "full", "fill", "copy", "free", "statistics", "seal"}
@@ -140,26 +141,35 @@ def _request(device: Device, call: DeviceCallBody) -> Any:
 
 
 async def answer_device(
-    devices: Sequence[Device], frame: AskFrame, held: dict[int, Any], turn: Turn
+    devices: Sequence[Device], frame: AskFrame, visit: Visit, turn: Turn
 ) -> bytes:
     """Do what another node asks of a device, and return the bytes of the answer.
 
     Args:
         devices: the devices of this node.
         frame: the message.
-        held: buffers that the other node holds, by number.
+        visit: the connection, which holds buffers of the other node.
         turn: of the message.
     """
     index = int(frame.target.removeprefix("device:"))
     if not 0 <= index < len(devices):
         raise LookupError(f"this node has {len(devices)} devices, and none of index {index}")
-    device = devices[index]
+    device, target = devices[index], frame.target
+    held: dict[int, GpuRef] = visit.held.setdefault(target, {})
+
+    async def free_all() -> None:
+        refs = [*held.values()]
+        held.clear()
+        for ref in refs:
+            with suppress(AccelError):  # it is stale, or the device is gone, and so is the buffer
+                await device.free(ref)
+
+    visit.ends[target] = free_all
 
     def known(note: BufferNote) -> GpuRef:
         if note.number not in held:
             raise GpuRefStale("the buffer was freed, or its connection ended")
-        found: GpuRef = held[note.number]
-        return found
+        return held[note.number]
 
     call = msgspec.msgpack.decode(
         frame.body, type=DeviceCallBody, ext_hook=unpacker(known), strict=False

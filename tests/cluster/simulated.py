@@ -11,7 +11,15 @@ import msgspec
 import trio
 
 from atomr_accel.actors import Message, handler
-from atomr_accel.cluster import Entity, Lease, MemoryStore, StoreEntry, StoreUnavailable
+from atomr_accel.cluster import (
+    ClusterProgram,
+    ClusterSettings,
+    Entity,
+    Lease,
+    MemoryStore,
+    StoreEntry,
+    StoreUnavailable,
+)
 
 
 class Add(Message[int]):
@@ -73,8 +81,9 @@ class _End(trio.abc.Stream):
         if network.reorders():
             delay *= 3
         else:
-            self.arrives = max(self.arrives, trio.current_time() + delay)
-            delay = self.arrives - trio.current_time()
+            now = trio.current_time()
+            self.arrives = max(self.arrives, now + delay)
+            delay = self.arrives - now
         if delay:
             network.nursery.start_soon(self._later, delay, bytes(data))
         else:
@@ -233,3 +242,11 @@ class _Delayed:
         result = await anext(self.snapshots)
         await self.store._pass(done=False)
         return result
+
+
+PROGRAM = ClusterProgram(
+    name="real",
+    messages=[Add, Read, Fail],
+    entities=[Log],
+    settings=ClusterSettings(lease=1.2, shards=16, heartbeat=0.2, silence=0.8),
+)
