@@ -309,7 +309,7 @@ class Cluster(Service):
             store_failures=self._store_failures,
         )
 
-    def _declared(self, kind: type[Entity[Any]]) -> str:
+    def _declared(self, kind: Any) -> str:
         if not isinstance(kind, type) or not issubclass(kind, Entity):
             raise TypeError(f"an entity's type must be a subclass of Entity, not {kind!r}")
         if self._kinds.get(kind.__name__) is not kind:
@@ -609,7 +609,7 @@ class Cluster(Service):
                 cause = None if failure is None else repr(failure)
             else:
                 body = await self._peer(node).ask(f"{WATCH}{name}", None, "", b"")
-                cause = msgspec.msgpack.decode(body, type=str | None)  # type: ignore[arg-type]
+                cause = msgspec.msgpack.decode(body, type=str | None)
         except Exception as error:  # noqa: BLE001 (whatever it is, the watcher hears of it)
             cause, lost = str(error), isinstance(error, ClusterError)
         try:
@@ -755,6 +755,7 @@ async def open_cluster(
     table = MessageTable(messages)
     only = tuple(singletons)
     kinds: dict[str, type[Entity[Any]]] = {}
+    kind: Any
     for kind in (*entities, *only):
         if not isinstance(kind, type) or not issubclass(kind, Entity):
             raise TypeError(f"entities must be subclasses of Entity, not {kind!r}")

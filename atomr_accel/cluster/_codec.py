@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 import msgspec
 
 from .. import _errors as accel_errors
 from .. import actors
 from .._errors import AccelError, RemoteError
-
 from ..actors import Message, UnhandledMessage
 from ..actors.messages import reply_type
 from . import _errors as cluster_errors
@@ -53,7 +52,7 @@ class MessageTable:
         for kind in messages:
             self._add(kind)
 
-    def _add(self, kind: type[Message[Any]]) -> None:
+    def _add(self, kind: Any) -> None:
         if not isinstance(kind, type) or not issubclass(kind, Message):
             raise TypeError(f"messages must be subclasses of Message, not {kind!r}")
         name = kind.__name__

@@ -193,7 +193,7 @@ class Connection:
         self._sent = (self._sent + 1) % _NUMBERS
         return header + body
 
-    def receive(self, data: bytes) -> list[Any]:
+    def receive(self, data: bytes | bytearray) -> list[Any]:
         """Take bytes, and return the frames that are complete.
 
         Raises:

@@ -187,7 +187,7 @@ class Region:
     async def tidy(self) -> None:
         """Stop instances that were lost, or had no message for long."""
         while self._orphans:
-            await self._orphans.pop().stop()
+            await _stop(self._orphans.pop())
         now = trio.current_time()
         for shard in [*self._shards.values()]:
             for name, place in [*shard.places.items()]:
@@ -199,7 +199,7 @@ class Region:
                 if place.ref is None or (limit is not None and now - place.used >= limit):
                     shard.places.pop(name, None)
                     if place.ref is not None:
-                        await place.ref.stop()
+                        await _stop(place.ref)
 
     async def hand_over(self, number: int) -> None:
         """Let a shard go: answer what is in progress, stop the instances, release the lease."""
@@ -213,7 +213,7 @@ class Region:
                 await shard.changed.wait()
         for place in [*shard.places.values()]:
             if place.ref is not None:
-                await place.ref.stop()
+                await _stop(place.ref)
         if self._shards.get(number) is shard:
             del self._shards[number]
         shard.lease = None
@@ -317,7 +317,7 @@ class Region:
         if place.active:
             return
         if place.ref is not None:
-            await place.ref.stop()
+            await _stop(place.ref)
         lease = shard.lease
         name = place.kind.__name__
         record = f"{self._folder(name, shard.number)}{quote(place.key, safe='')}/"
@@ -329,7 +329,7 @@ class Region:
         place.seat, place.ref = seat, ref
         place.used = trio.current_time()
         if shard.lease is not lease:
-            await ref.stop()
+            await _stop(ref)
             raise self._moved(place)
 
     async def _wake_remembered(self, shard: _Shard) -> None:
@@ -363,7 +363,15 @@ class Region:
                         await self._activate(shard, place)
                 except (EntityMoved, StoreUnavailable):
                     continue
-                except Exception:
+                except Exception:  # noqa: BLE001 (the program's constructor may raise anything)
                     _log.exception("%s %r did not start", name, key)
                 finally:
                     place.users -= 1
+
+
+async def _stop(ref: ActorRef) -> None:
+    """Stop an instance. What it fails with is for the asker of that message, and no other."""
+    try:
+        await ref.stop()
+    except Exception as error:  # noqa: BLE001 (the program's handler may raise anything)
+        _log.debug("%s has ended with %r", ref.path, error)

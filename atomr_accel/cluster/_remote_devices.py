@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 
 import msgspec
@@ -225,7 +225,7 @@ def _count(shape: tuple[int, ...]) -> int:
     return count
 
 
-async def opened_device(cluster: Cluster, name: str) -> AsyncIterator[RemoteDevice]:
+async def opened_device(cluster: Cluster, name: str) -> AsyncGenerator[RemoteDevice, None]:
     """Open a device of another node; see ``Cluster.open_device``."""
     check_instance("a device's name", name, str)
     match = _NAME.fullmatch(name)

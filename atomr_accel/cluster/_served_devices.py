@@ -55,7 +55,8 @@ class BufferNote(msgspec.Struct, frozen=True, array_like=True):
 def packed_array(array: np.ndarray[Any, Any]) -> msgspec.msgpack.Ext:
     """Return an array as an extension type of msgpack."""
     array = np.asarray(array, order="C")
-    head = [array.dtype.name, array.shape, memoryview(array.reshape(-1).view(np.uint8))]
+    content = memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    head = [array.dtype.name, array.shape, content]
     return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(head))
 
 

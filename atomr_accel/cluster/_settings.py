@@ -41,14 +41,15 @@ class ClusterSettings:
 
     def __post_init__(self) -> None:
         for name in ("lease", "heartbeat", "silence"):
-            value = getattr(self, name)
+            value: object = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < 1e9:
                 raise ValueError(f"{name} must be seconds above 0, not {value!r}")
         for name in ("shards", "window", "outbox", "buffer", "frame"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value!r}")
-        if not isinstance(self.load, (int, float)) or not 1 <= self.load < 1e9:
+            count: object = getattr(self, name)
+            if not isinstance(count, int) or count < 1:
+                raise ValueError(f"{name} must be at least 1, not {count!r}")
+        load: object = self.load
+        if not isinstance(load, (int, float)) or not 1 <= load < 1e9:
             raise ValueError(f"load must be a multiple of the mean from 1 on, not {self.load!r}")
         if self.silence <= self.heartbeat:
             raise ValueError(

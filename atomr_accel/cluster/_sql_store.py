@@ -108,7 +108,7 @@ class _ThreadedStore:
         return await in_thread(partial(self._transact, function, writes), self._limiter)
 
     @abstractmethod
-    def _transact(self, function: Callable[[_SqlRows], T], writes: bool) -> T:  # noqa: FBT001
+    def _transact(self, function: Callable[[_SqlRows], T], writes: bool) -> T:
         """Run a function in a transaction."""
 
 
@@ -164,7 +164,7 @@ class SqliteStore(_ThreadedStore):
             raise StoreUnavailable(f"{self!r} is used outside of its block", maybe_done=False)
         return self._connection
 
-    def _transact(self, function: Callable[[_SqlRows], T], writes: bool) -> T:  # noqa: FBT001
+    def _transact(self, function: Callable[[_SqlRows], T], writes: bool) -> T:
         connection = self._opened()
         committing = False
         try:
@@ -205,7 +205,7 @@ class SqliteStore(_ThreadedStore):
             return await self._read(prefix)
 
         async def wait() -> None:
-            while await in_thread(version, self._limiter) == seen:
+            while await in_thread(version, self._limiter) == seen:  # noqa: ASYNC110 (files are silent)
                 await trio.sleep(_POLL)
 
         yield Snapshots(read, wait)
@@ -293,7 +293,7 @@ class PostgresStore(_ThreadedStore):
             self._connection.close()
             self._connection = None
 
-    def _transact(self, function: Callable[[_SqlRows], T], writes: bool) -> T:  # noqa: FBT001
+    def _transact(self, function: Callable[[_SqlRows], T], writes: bool) -> T:
         import psycopg
 
         committing = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -47,7 +47,7 @@ def make_certificates(
     names = [check_name("a node's name", name) for name in nodes]
     if "authority" in names:
         raise ValueError("a node's name must be another one, not 'authority', the authority's own")
-    if not isinstance(days, int) or days < 1:
+    if days < 1:
         raise ValueError(f"days must be at least 1, not {days!r}")
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
@@ -55,10 +55,10 @@ def make_certificates(
         if (place / f"{name}.pem").exists():
             raise FileExistsError(f"{place / name}.pem is there already; remove it first")
     written: list[Path] = []
-    now = datetime.datetime.now(datetime.UTC)
+    now = dt.datetime.now(dt.UTC)
 
     def write(path: Path, content: bytes, mode: int) -> None:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
         written.append(path)
 
@@ -72,8 +72,8 @@ def make_certificates(
             .issuer_name(issuer or subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=5))
-            .not_valid_after(now + datetime.timedelta(days=days))
+            .not_valid_before(now - dt.timedelta(minutes=5))
+            .not_valid_after(now + dt.timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
             .add_extension(
                 x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -103,3 +104,22 @@ async def test_a_killed_node_is_replaced_when_its_leases_expire() -> None:
         for number in range(20):
             assert await a.entity(Log, str(number)).ask(Add(-number)) == 2
         assert trio.current_time() - began < SETTINGS.lease * 1.3
+
+
+@simulated
+async def test_a_failure_of_one_message_is_not_that_of_the_next() -> None:
+    """A conflict ends the instance while others wait for it."""
+    async with world() as here, here.node("a") as a:
+        assert await a.entity(Log, "x").ask(Add(1)) == 1
+        (record,) = (key for key in here.store._rows if "/entity/" in key)
+        row = here.store._rows[record]
+        here.store.put(replace(row, version=row.version + 1))  # an effect that arrives late
+        places = []
+
+        async def add(number: int) -> None:
+            places.append(await a.entity(Log, "x").ask(Add(number)))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(2, 6):
+                nursery.start_soon(add, number)
+        assert sorted(places) == [2, 3, 4, 5]

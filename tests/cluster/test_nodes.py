@@ -17,7 +17,6 @@ from atomr_accel.actors import (
     NameTaken,
     NoSuchActor,
     handler,
-    open_system,
 )
 from atomr_accel.cluster import (
     Cluster,
@@ -69,8 +68,8 @@ class Counter(Actor):
     async def hold(self, message: Hold) -> int:
         HELD.append(self)
         self.begun.set()
-        await trio.sleep_forever()
-        return 0
+        while True:
+            await trio.sleep_forever()
 
 
 HELD: list[Counter] = []

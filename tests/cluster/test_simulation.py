@@ -15,7 +15,7 @@ from .histories import SETTINGS, Event, History, simulate
 from .simulated import Add, Log, Network, NodeStore, Read
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_histories_are_linearizable(seed: int) -> None:
     history = simulate(seed)
     history.check()
@@ -91,7 +91,7 @@ def test_a_node_without_its_store_answers_nothing_stale() -> None:
                 assert await a.entity(Log, key).ask(Add(1)) == 1
                 access["a"].away = True
                 assert await a.entity(Log, key).ask(Read()) == [1]  # its lease still stands
-                while b.place_of(Log, key) == "a":
+                while b.place_of(Log, key) == "a":  # noqa: ASYNC110 (on a clock that jumps)
                     await trio.sleep(0.1)
                 assert await b.entity(Log, key).ask(Add(2)) == 2
                 with trio.move_on_after(5.0):
