@@ -16,12 +16,14 @@ from ..actors import (
     ActorRef,
     ActorStopped,
     ActorSystem,
+    ChildStopped,
     MailboxFull,
     Message,
     NameTaken,
     NoSuchActor,
     RestartType,
     Service,
+    SupervisorStopped,
     open_system,
     serving,
 )
@@ -340,7 +342,7 @@ class Cluster(Service):
                 await trio.sleep_forever()
         finally:
             self._nursery = None
-            self._region.abandon()
+            self._region.reset()
             self._peers.clear()
 
     async def finish(self) -> None:
@@ -697,9 +699,12 @@ class Cluster(Service):
             _log.warning("a message told to %s is lost: %r", frame.target, error)
 
     async def _spawn(self, kind: type[Entity[Any]], seat: EntitySeat) -> ActorRef:
-        return await self.system.spawn(
-            kind, seat, supervisor=self.ref, restart=RestartType.TEMPORARY
-        )
+        try:
+            return await self.system.spawn(
+                kind, seat, supervisor=self.ref, restart=RestartType.TEMPORARY
+            )
+        except (SupervisorStopped, ChildStopped) as error:
+            raise EntityMoved(f"node {self.node!r} is leaving") from error
 
 
 @opens

@@ -203,10 +203,10 @@ class Region:
 
     async def hand_over(self, number: int) -> None:
         """Let a shard go: answer what is in progress, stop the instances, release the lease."""
-        shard = self._shards[number]
+        shard = self._shards.get(number)
+        if shard is None or shard.lease is None or shard.leaving:
+            return  # another task does it, or the lease was lost
         lease = shard.lease
-        if lease is None or shard.leaving:
-            return
         shard.leaving = True
         with trio.move_on_after(self._settings.lease):
             while shard.in_flight:
@@ -224,9 +224,17 @@ class Region:
         except StoreUnavailable:
             _log.warning("shard %d was not released, and expires by itself", number)
 
-    def abandon(self) -> None:
-        """Let all waiting messages go: this node leaves."""
-        self.assign(())
+    def reset(self) -> None:
+        """Forget all shards: their instances end with this life of the node."""
+        self.assigned = frozenset()
+        shards, self._shards = [*self._shards.values()], {}
+        self._orphans.clear()
+        for shard in shards:
+            shard.lease, shard.leaving = None, True
+            for place in shard.places.values():
+                if place.seat is not None:
+                    place.seat.broken = True
+            shard.change()
 
     # --- messages
 

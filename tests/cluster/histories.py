@@ -253,7 +253,7 @@ def simulate(seed: int, *, nodes: int = 5, clients: int = 4, calls: int = 16) ->
             nursery.cancel_scope.cancel()
 
     # The order in which trio runs tasks is by chance, too; these are what its own plugins set.
-    run = trio._core._run
+    run: Any = trio._core._run
     before, run._ALLOW_DETERMINISTIC_SCHEDULING = run._ALLOW_DETERMINISTIC_SCHEDULING, True
     run._r.seed(seed)
     try:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 import trio.testing
+from trio.testing import wait_all_tasks_blocked
 
-from atomr_accel.cluster import Cluster, ClusterSettings, MemoryStore, open_cluster
+from atomr_accel.cluster import (
+    Cluster,
+    ClusterSettings,
+    ConnectionLost,
+    Entity,
+    MemoryStore,
+    open_cluster,
+)
 
 from .simulated import Add, Fail, Log, Network, Read
 
@@ -102,6 +110,8 @@ async def test_a_killed_node_is_replaced_when_its_leases_expire() -> None:
         began = trio.current_time()
         gone.cancel()
         for number in range(20):
+            with suppress(ConnectionLost):  # b may have gone with it
+                await a.entity(Log, str(number)).ask(Read())
             assert await a.entity(Log, str(number)).ask(Add(-number)) == 2
         assert trio.current_time() - began < SETTINGS.lease * 1.3
 
@@ -123,3 +133,98 @@ async def test_a_failure_of_one_message_is_not_that_of_the_next() -> None:
             for number in range(2, 6):
                 nursery.start_soon(add, number)
         assert sorted(places) == [2, 3, 4, 5]
+
+
+class Ticker(Log):
+    """A singleton."""
+
+
+class Remembered(Log):
+    """An entity that starts with its shard."""
+
+    remembered = True
+
+
+class Passing(Log):
+    """An entity that is soon stopped."""
+
+    passivate_after = 1.0
+
+
+@simulated
+async def test_singletons_and_remembered_entities_run_without_being_asked() -> None:
+    options = {"entities": [Remembered], "singletons": [Ticker]}
+    async with world() as here:
+        async with here.node("a", **options) as a:
+            await a.entity(Remembered, "x/y z").ask(Add(1))
+            await trio.sleep(1.0)
+            assert a.statistics().entities == 2
+        async with here.node("b", **options) as b:
+            await trio.sleep(1.0)
+            assert b.statistics().entities == 2
+            assert await b.entity(Remembered, "x/y z").ask(Read()) == [1]
+            assert await b.singleton(Ticker).ask(Add(4)) == 1
+
+
+@simulated
+async def test_a_node_that_fails_is_started_again_and_hands_over() -> None:
+    async def fail() -> None:
+        raise RuntimeError("failed as asked")
+
+    async with world() as here, here.node("a") as a:
+        assert await a.entity(Log, "x").ask(Add(1)) == 1
+        async with here.node("b") as b:
+            while not b.statistics().shards:  # a hands over at this moment
+                await trio.lowlevel.checkpoint()
+            a._start(fail)
+            await wait_all_tasks_blocked()
+            await trio.sleep(2 * SETTINGS.lease)
+            assert a.statistics().shards + b.statistics().shards == 8
+            assert await b.entity(Log, "x").ask(Add(2)) == 2
+        assert await a.entity(Log, "x").ask(Read()) == [1, 2]
+
+
+@simulated
+async def test_a_shard_is_handed_over_once() -> None:
+    async with world() as here, here.node("a") as a:
+        region = a._region
+        region.assign(())
+        async with trio.open_nursery() as nursery:
+            for number in [*range(8)] * 2:
+                nursery.start_soon(region.hand_over, number)
+        assert a.statistics().handed == 8
+
+
+@simulated
+async def test_idle_entities_are_passivated_and_come_back() -> None:
+    async with world() as here, here.node("a", entities=[Passing]) as a:
+        assert await a.entity(Passing, "x").ask(Add(1)) == 1
+        assert a.statistics().entities == 1
+        await trio.sleep(3.0)
+        assert a.statistics().entities == 0
+        assert await a.entity(Passing, "x").ask(Read()) == [1]
+
+
+@simulated
+async def test_told_messages_arrive_and_lost_ones_are_counted() -> None:
+    async with world() as here, here.node("a") as a, here.node("b") as b:
+        await b.wait_for(2)
+        for number in range(9):
+            b.entity(Log, "x").tell(Add(number))
+        b.entity(Log, "y").tell(Fail())
+        while b.depth():  # noqa: ASYNC110 (on a clock that jumps)
+            await trio.sleep(0.1)
+        assert sorted(await a.entity(Log, "x").ask(Read())) == [*range(9)]
+        assert b.statistics().lost == 1
+
+
+def test_entities_name_the_type_of_their_state() -> None:
+    with pytest.raises(TypeError, match="must name the type of its state"):
+
+        class Stateless(Entity):  # type: ignore[type-arg]
+            pass
+
+    with pytest.raises(TypeError, match="must be a Struct"):
+
+        class Odd(Entity[int]):  # type: ignore[type-var]
+            pass
