@@ -21,7 +21,7 @@ from ._refs import EntityRef, RemoteRef, RemoteTerminated
 from ._remote_devices import RemoteBuffer, RemoteDevice, RemoteRequest
 from ._settings import ClusterSettings
 from ._sql_store import PostgresStore, SqliteStore, open_postgres_store, open_sqlite_store
-from ._store import FencingStore, Lease, MemoryStore, StoreEntry
+from ._store import FencingStore, MemoryStore, StoreEntry, StoreLease
 from ._transport import Credentials, TlsTransport, Transport
 from .certificates import make_certificates
 from .node import ClusterProgram, run_node
@@ -39,7 +39,6 @@ __all__ = [
     "EntityMoved",
     "EntityRef",
     "FencingStore",
-    "Lease",
     "LeaseLost",
     "MemoryStore",
     "NodeUnreachable",
@@ -53,6 +52,7 @@ __all__ = [
     "RemoteTerminated",
     "SqliteStore",
     "StoreEntry",
+    "StoreLease",
     "StoreUnavailable",
     "TlsTransport",
     "Transport",

@@ -1,4 +1,4 @@
-"""Clusters: this program's node, the others it knows, and what it can ask of them."""
+"""Clusters: this program's node, and its conversations with others."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from ._errors import (
     VersionConflict,
 )
 from ._frames import WATCH, AskFrame, HelloFrame, TellFrame
-from ._peer import Peer, Turn, Visit
+from ._peer import MessageTurn, NodePeer, Visit
 from ._placement import placement, shard_of
 from ._refs import EntityRef, RemoteRef, RemoteTerminated
 from ._region import SINGLETON, Region
 from ._remote_devices import RemoteDevice, opened_device
 from ._settings import ClusterSettings, check_name
-from ._store import FencingStore, Lease, StoreEntry, read_entries
+from ._store import FencingStore, StoreEntry, StoreLease, read_entries
 from ._transport import Credentials, TlsTransport, Transport
 
 if TYPE_CHECKING:
@@ -151,11 +151,11 @@ class Cluster(Service):
         self._devices = devices
         self._clock = clock
         self._published: dict[str, ActorRef] = {}
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, NodePeer] = {}
         self._nodes: dict[str, ClusterNode] = {}
         self._changed = trio.Event()
         self._nudged = trio.Event()
-        self._member: Lease | None = None
+        self._member: StoreLease | None = None
         self._member_version = 0
         self._member_trusted = 0.0
         self._due = 0.0
@@ -259,7 +259,7 @@ class Cluster(Service):
 
     @opens
     async def open_device(self, name: str) -> AsyncIterator[RemoteDevice]:
-        """Open a device of a node, for the length of a block, which frees what is left there.
+        """Open a device of a node, for the length of a block, which frees remaining buffers.
 
         Args:
             name: the node's name and the device's index among those that it shares, such as
@@ -268,7 +268,7 @@ class Cluster(Service):
         Raises:
             ValueError: another form of name, or this node's own.
             LookupError: the node shares no such device.
-            NodeUnreachable: there is no connection to the node.
+            NodeUnreachable: the node cannot be connected to.
         """
         async with aclosing(opened_device(self, name)) as devices:
             async for device in devices:
@@ -566,7 +566,7 @@ class Cluster(Service):
 
     # --- asking others
 
-    def _peer(self, node: str) -> Peer:
+    def _peer(self, node: str) -> NodePeer:
         peer = self._peers.get(node)
         if peer is None:
 
@@ -576,7 +576,7 @@ class Cluster(Service):
                     raise OSError(f"no node {node!r} lives in cluster {self.name!r}")
                 return await self._transport.connect(node, there.address)
 
-            peer = Peer(node, connect, self._hello(), self._table, self._settings)
+            peer = NodePeer(node, connect, self._hello(), self._table, self._settings)
             self._start(peer.run)
             self._peers[node] = peer
         return peer
@@ -628,7 +628,7 @@ class Cluster(Service):
             try:
                 if owner == self.node:
                     status: Any = trio.TASK_STATUS_IGNORED
-                    return await self._region.deliver(kind, key, message, Turn(status))
+                    return await self._region.deliver(kind, key, message, MessageTurn(status))
                 if owner is not None:
                     target = f"entity:{kind}"
                     answer = await self._peer(owner).ask(target, key, name, body)
@@ -669,7 +669,7 @@ class Cluster(Service):
             )
         return ref
 
-    async def _answer(self, frame: AskFrame, visit: Visit, turn: Turn) -> bytes:
+    async def _answer(self, frame: AskFrame, visit: Visit, turn: MessageTurn) -> bytes:
         if frame.target.startswith(WATCH):
             ref = self._local("/" + frame.target.removeprefix(WATCH))
             turn.taken()
@@ -723,7 +723,7 @@ async def open_cluster(
     settings: ClusterSettings | None = None,
     system: ActorSystem | None = None,
     holds: bool = True,
-    clock: Callable[[], float] = trio.current_time,
+    clock: Callable[[], float] | None = None,
 ) -> AsyncIterator[Cluster]:
     """Join a cluster, for the length of a block.
 
@@ -745,7 +745,7 @@ async def open_cluster(
         settings: limits and times.
         system: the system where the node and its entities live; by default, one of its own.
         holds: whether entities may live here; False for a node that only asks others.
-        clock: returns seconds; leases are trusted by it. Its rate may be wrong by a tenth.
+        clock: returns seconds; by default, trio's. Its rate may be wrong by a tenth.
 
     Raises:
         NameTaken: another node that lives has the name.
@@ -788,7 +788,7 @@ async def open_cluster(
             kinds,
             frozenset(kind.__name__ for kind in only),
             tuple(devices),
-            clock,
+            trio.current_time if clock is None else clock,
             holds=holds,
         )
         yield await stack.enter_async_context(serving(cluster, system=system, name="cluster"))

@@ -39,7 +39,7 @@ class MessageTable:
         messages: classes of messages. Both sides declare the same.
 
     Raises:
-        TypeError: one is no class of messages, or has a type that msgspec cannot encode.
+        TypeError: one is not a subclass of Message, or has a type that msgspec cannot encode.
         ValueError: two have one name.
     """
 
@@ -78,7 +78,7 @@ class MessageTable:
         """Return the name and bytes of a message.
 
         Raises:
-            TypeError: it is no declared message, or a field has another type than declared.
+            TypeError: it is not declared, or a field has another type than declared.
         """
         kind = type(message)
         if self._types.get(kind.__name__) is not kind:

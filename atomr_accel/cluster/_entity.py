@@ -12,7 +12,7 @@ from ._errors import LeaseLost, StoreUnavailable, VersionConflict
 
 if TYPE_CHECKING:
     from ..actors import ActorRef
-    from ._store import FencingStore, Lease, StoreEntry
+    from ._store import FencingStore, StoreEntry, StoreLease
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -46,7 +46,12 @@ class EntitySeat:
     """
 
     def __init__(
-        self, store: FencingStore, record: str, key: str, lease: Lease, entry: StoreEntry | None
+        self,
+        store: FencingStore,
+        record: str,
+        key: str,
+        lease: StoreLease,
+        entry: StoreEntry | None,
     ) -> None:
         self.key: Final = key
         self.epoch: Final = lease.epoch
@@ -98,8 +103,7 @@ class Entity(Actor, Generic[S]):
                 return len(lines)
 
     The cluster makes an instance on one node when the first message for a key comes. A message
-    whose ``save`` is refused, because another node holds the entity now, is delivered there. So
-    handlers may run more than once, and what they save counts once. An exception of a handler ends
+    whose ``save`` is refused, because another node holds the entity now, is delivered there. So handlers may run more than once, and their effects count once. An exception of a handler ends
     the instance. The next message finds the state that was saved last.
 
     Attributes:
@@ -149,7 +153,7 @@ class Entity(Actor, Generic[S]):
         """Save the state, if this node still holds the entity.
 
         Args:
-            state: the new state. It is kept as it is.
+            state: the new state. Do not change it afterwards.
 
         Raises:
             TypeError: it is not of the entity's type of states.
@@ -180,7 +184,7 @@ class EntityPlace:
 
     Attributes:
         ref: the instance.
-        seat: what it acts under.
+        seat: the lease and record under which it acts.
         users: messages on their way.
         used: when the last message was answered, by trio's clock.
     """

@@ -59,7 +59,7 @@ class PeerRefused(ClusterError):
 
 
 class ProtocolViolated(ClusterError):
-    """The other side sent what is no frame of the protocol. The connection is closed."""
+    """The other side sent bytes that no frame of the protocol has. The connection is closed."""
 
 
 class EntityMoved(ClusterError):

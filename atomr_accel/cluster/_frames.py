@@ -127,7 +127,7 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyFrame)
 
 
-class Connection:
+class NodeConnection:
     """One side of a connection: bytes in, frames out, and the other way round.
 
     Args:

@@ -17,10 +17,10 @@ from ._errors import ConnectionLost, NodeUnreachable, PeerRefused, ProtocolViola
 from ._frames import (
     AskFrame,
     CancelFrame,
-    Connection,
     CreditFrame,
     FailedFrame,
     HelloFrame,
+    NodeConnection,
     PingFrame,
     PongFrame,
     ReplyFrame,
@@ -58,11 +58,11 @@ class _Question:
         self.done.set()
 
 
-class _Ended(Exception):
+class _HungUp(Exception):
     """The other side has closed the connection."""
 
 
-class Peer:
+class NodePeer:
     """Another node, to be asked. It is connected to when there is something to send.
 
     Args:
@@ -175,7 +175,7 @@ class Peer:
             with trio.CancelScope() as self._scope:
                 try:
                     await self._converse()
-                except (*_ENDS, _Ended, PeerRefused) as error:
+                except (*_ENDS, _HungUp, PeerRefused) as error:
                     why = error
             self._scope = None
             self._lose(why)
@@ -219,7 +219,7 @@ class Peer:
         with trio.fail_after(self._settings.silence):
             stream = await self._connect()
         try:
-            connection = Connection(self._hello, asks=True, limit=self._settings.frame)
+            connection = NodeConnection(self._hello, asks=True, limit=self._settings.frame)
             self._heard = trio.current_time()
             async with PlainNursery() as nursery:
                 nursery.start_soon(self._read, stream, connection)
@@ -236,7 +236,7 @@ class Peer:
         finally:
             await trio.aclose_forcefully(stream)
 
-    async def _read(self, stream: trio.abc.Stream, connection: Connection) -> None:
+    async def _read(self, stream: trio.abc.Stream, connection: NodeConnection) -> None:
         while data := await stream.receive_some(_CHUNK):
             self._heard = trio.current_time()
             for frame in connection.receive(data):
@@ -251,9 +251,9 @@ class Peer:
                         assert isinstance(frame, FailedFrame)
                         question.fail(self._table.error(frame))
             self._wake.set()
-        raise _Ended
+        raise _HungUp
 
-    async def _write(self, stream: trio.abc.Stream, connection: Connection) -> None:
+    async def _write(self, stream: trio.abc.Stream, connection: NodeConnection) -> None:
         while True:
             self._wake = trio.Event()
             while self._control:
@@ -263,7 +263,7 @@ class Peer:
             if not self._control and (not self._outbox or connection.room <= 0):
                 await self._wake.wait()
 
-    def _encoded(self, connection: Connection, each: _Question | TellFrame) -> bytes:
+    def _encoded(self, connection: NodeConnection, each: _Question | TellFrame) -> bytes:
         if isinstance(each, TellFrame):
             data = connection.send(each)
             self._sent_tells += 1
@@ -287,7 +287,7 @@ class Peer:
             self._wake.set()
 
 
-class Turn:
+class MessageTurn:
     """A message's place in line: the next message waits until this one has its own.
 
     Args:
@@ -304,7 +304,7 @@ class Turn:
             self._status = None
 
 
-Deliver = Callable[[AskFrame, "Visit", Turn], Awaitable[bytes]]
+Deliver = Callable[[AskFrame, "Visit", MessageTurn], Awaitable[bytes]]
 """Function that answers a message of another node."""
 
 
@@ -313,7 +313,7 @@ class Visit:
 
     Args:
         stream: the connection.
-        names: names in the other side's certificate; None if there is none to be checked.
+        names: names in the other side's certificate; None without certificates.
         hello: the first frame.
         table: for errors that go back.
         settings: limits.
@@ -343,7 +343,7 @@ class Visit:
         self._settings = settings
         self._deliver = deliver
         self._told = told
-        self._connection = Connection(hello, asks=False, limit=settings.frame)
+        self._connection = NodeConnection(hello, asks=False, limit=settings.frame)
         self._out: deque[Any] = deque()
         self._wake = trio.Event()
         self._answering: dict[int, trio.CancelScope] = {}
@@ -395,7 +395,7 @@ class Visit:
     async def _answer(self, frame: AskFrame, *, task_status: trio.TaskStatus[None]) -> None:
         scope = self._answering[frame.id] = trio.CancelScope()
         answer: Any = FailedFrame(frame.id, "Cancelled", "the asker has gone", {})
-        turn = Turn(task_status)
+        turn = MessageTurn(task_status)
         try:
             with scope:
                 try:

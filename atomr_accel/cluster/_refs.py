@@ -22,7 +22,7 @@ class RemoteTerminated(Message[None]):
         node: the node's name.
         name: the name under which the actor was published.
         cause: the failure that ended it, as text; None if it was stopped.
-        lost: True if the connection was lost, and nobody knows about the actor.
+        lost: True if the connection was lost, so that the actor may still live.
     """
 
     node: str
@@ -64,7 +64,7 @@ class RemoteRef(metaclass=NoPublicConstructor):
         Raises:
             TypeError: the message is not declared, or a field has another type.
             NoSuchActor: nothing is published under the name.
-            NodeUnreachable: there is no connection. The message was not handled.
+            NodeUnreachable: the node cannot be connected to. The message was not handled.
             ConnectionLost: the connection ended before the answer came.
             MailboxFull: too many messages to the node wait.
             Exception: what the handler raised; `RemoteError` if its type is not known here.
@@ -93,7 +93,7 @@ class RemoteRef(metaclass=NoPublicConstructor):
         It also gets one if the connection to the node is lost, or cannot be made.
 
         Args:
-            watcher: the actor to be told.
+            watcher: the local actor.
         """
         check_instance("watcher", watcher, ActorRef)
         self._cluster._start(self._cluster._watch_node, self.node, self.name, watcher)
@@ -117,8 +117,7 @@ class EntityRef(metaclass=NoPublicConstructor):
         """Send a message and wait for the answer, also while the entity moves.
 
         A message that had no effect is sent again, to wherever the entity is then, until the
-        answer comes: put a deadline around it. Messages of one sender are handled in their order as
-        long as the entity stays where it is.
+        answer comes: put a deadline around it. Messages of one sender are handled in their order as long as the entity stays on its node.
 
         Args:
             message: what to send, of a declared class.

@@ -19,9 +19,9 @@ from ._store import read_entries
 
 if TYPE_CHECKING:
     from ..actors import ActorRef, Message
-    from ._peer import Turn
+    from ._peer import MessageTurn
     from ._settings import ClusterSettings
-    from ._store import FencingStore, Lease
+    from ._store import FencingStore, StoreLease
 
 _log = logging.getLogger("atomr_accel.cluster")
 
@@ -32,7 +32,7 @@ SINGLETON: Final = "singleton"
 @dataclass(eq=False)
 class _Shard:
     number: int
-    lease: Lease | None = None
+    lease: StoreLease | None = None
     trusted: float = 0.0
     leaving: bool = False
     waiting: int = 0
@@ -93,7 +93,7 @@ class Region:
     # --- what is there
 
     @property
-    def held(self) -> dict[int, Lease]:
+    def held(self) -> dict[int, StoreLease]:
         """The leases that this node holds, by shard."""
         return {each.number: each.lease for each in self._shards.values() if each.lease is not None}
 
@@ -115,7 +115,7 @@ class Region:
     def _folder(self, kind: str, number: int) -> str:
         return f"{self._prefix}/entity/{kind}/{number:05d}/"
 
-    def _trusts(self, shard: _Shard, lease: Lease | None) -> bool:
+    def _trusts(self, shard: _Shard, lease: StoreLease | None) -> bool:
         return lease is not None and shard.lease is lease and self._clock() < shard.trusted
 
     # --- leases
@@ -143,7 +143,7 @@ class Region:
         ]
 
     async def acquire(self, nursery: trio.Nursery) -> None:
-        """Take the leases that are missing, as far as they are free."""
+        """Take the missing leases that are free."""
         missing, start = self.missing(), self._clock()
         if not missing:
             return
@@ -158,7 +158,7 @@ class Region:
             shard.change()
             nursery.start_soon(self._wake_remembered, shard)
 
-    def renewed(self, start: float, leases: Iterable[tuple[Lease, bool]]) -> None:
+    def renewed(self, start: float, leases: Iterable[tuple[StoreLease, bool]]) -> None:
         """Take note of a renewal that began at ``start``."""
         kept = {lease.key: held for lease, held in leases}
         for shard in [*self._shards.values()]:
@@ -169,7 +169,7 @@ class Region:
             else:
                 self.drop(shard.number, shard.lease)
 
-    def drop(self, number: int, lease: Lease | None) -> None:
+    def drop(self, number: int, lease: StoreLease | None) -> None:
         """Give up a shard whose lease is lost: its instances count no more."""
         shard = self._shards.get(number)
         if shard is None or lease is None or shard.lease is not lease:
@@ -202,7 +202,7 @@ class Region:
                         await _stop(place.ref)
 
     async def hand_over(self, number: int) -> None:
-        """Let a shard go: answer what is in progress, stop the instances, release the lease."""
+        """Let a shard go: answer messages in progress, stop the instances, release the lease."""
         shard = self._shards.get(number)
         if shard is None or shard.lease is None or shard.leaving:
             return  # another task does it, or the lease was lost
@@ -238,7 +238,9 @@ class Region:
 
     # --- messages
 
-    async def deliver(self, kind_name: str, key: str, message: Message[Any], turn: Turn) -> Any:
+    async def deliver(
+        self, kind_name: str, key: str, message: Message[Any], turn: MessageTurn
+    ) -> Any:
         """Have an entity of this node handle a message.
 
         Raises:
@@ -378,7 +380,7 @@ class Region:
 
 
 async def _stop(ref: ActorRef) -> None:
-    """Stop an instance. What it fails with is for the asker of that message, and no other."""
+    """Stop an instance. Its failure is for the asker of that message alone."""
     try:
         await ref.stop()
     except Exception as error:  # noqa: BLE001 (the program's handler may raise anything)

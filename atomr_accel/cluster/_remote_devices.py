@@ -123,11 +123,11 @@ class RemoteDevice(metaclass=NoPublicConstructor):
             As from a local device, with a `RemoteBuffer` for each buffer.
 
         Raises:
-            TypeError: it is no request.
+            TypeError: an argument of another type.
             ValueError: a request or buffer is of another device, or more than a frame holds.
             Unsupported: other nodes cannot ask for this.
             GpuRefStale: a buffer was freed, or the connection it belongs to has ended.
-            NodeUnreachable: there is no connection.
+            NodeUnreachable: the node cannot be connected to.
             ConnectionLost: the connection ended before the answer came.
             AccelError: what the device raised.
         """

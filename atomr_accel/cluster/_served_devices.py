@@ -17,7 +17,7 @@ from ..libraries.registry import catalogue
 if TYPE_CHECKING:
     from .. import Device
     from ._frames import AskFrame
-    from ._peer import Turn, Visit
+    from ._peer import MessageTurn, Visit
 
 METHODS: Final = frozenset(
     {"put", "get", "empty", "zeros", "full", "fill", "copy", "free", "statistics", "seal"}
@@ -142,7 +142,7 @@ def _request(device: Device, call: DeviceCallBody) -> Any:
 
 
 async def answer_device(
-    devices: Sequence[Device], frame: AskFrame, visit: Visit, turn: Turn
+    devices: Sequence[Device], frame: AskFrame, visit: Visit, turn: MessageTurn
 ) -> bytes:
     """Do what another node asks of a device, and return the bytes of the answer.
 

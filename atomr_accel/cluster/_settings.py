@@ -61,7 +61,7 @@ def check_name(what: str, name: object) -> str:
     """Return a name that can stand in a certificate and a key.
 
     Raises:
-        TypeError: it is no text.
+        TypeError: a name of another type.
         ValueError: it has other characters.
     """
     if not isinstance(name, str):

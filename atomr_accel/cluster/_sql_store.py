@@ -22,7 +22,7 @@ from .._install import install_command
 from ..actors.blocks import opens
 from ..device.data.transfer import in_thread
 from ._errors import StoreUnavailable
-from ._store import Lease, Row, Snapshots, StoreEntry, check_lease, extend, swap, take
+from ._store import Snapshots, StoreEntry, StoreLease, StoreRow, check_lease, extend, swap, take
 
 if TYPE_CHECKING:
     import os
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _POLL: Final = 0.02
-"""Seconds between looks at a file, which tells nobody of its changes."""
+"""Seconds between looks at a file, which does not announce its changes."""
 
 _BUSY: Final = 5.0
 """Seconds until another process's transaction counts as stuck."""
@@ -51,15 +51,15 @@ class _SqlRows:
         """Return the time at which the transaction began."""
         return self._now
 
-    def get(self, key: str) -> Row | None:
+    def get(self, key: str) -> StoreRow | None:
         """Return a row."""
         row = self._execute(
             f"SELECT {_COLUMNS} FROM atomr_accel_cluster WHERE key = {self._mark}",  # noqa: S608
             (key,),
         ).fetchone()
-        return None if row is None else Row(*row)
+        return None if row is None else StoreRow(*row)
 
-    def put(self, row: Row) -> None:
+    def put(self, row: StoreRow) -> None:
         """Write a row."""
         marks = ", ".join([self._mark] * 6)
         self._execute(
@@ -69,14 +69,14 @@ class _SqlRows:
             (row.key, row.value, row.version, row.holder, row.epoch, row.expires),
         )
 
-    def scan(self, prefix: str) -> list[Row]:
+    def scan(self, prefix: str) -> list[StoreRow]:
         """Return the rows whose keys begin with a prefix, in order."""
         found = self._execute(
             f"SELECT {_COLUMNS} FROM atomr_accel_cluster"  # noqa: S608
             f" WHERE key >= {self._mark} AND key < {self._mark} ORDER BY key",
             (prefix, prefix + "\U0010ffff"),
         ).fetchall()
-        return [Row(*row) for row in found]
+        return [StoreRow(*row) for row in found]
 
 
 class _ThreadedStore:
@@ -85,23 +85,23 @@ class _ThreadedStore:
     def __init__(self) -> None:
         self._limiter: Final = trio.CapacityLimiter(1)
 
-    async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[Lease]:
+    async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
         """Take leases; see `FencingStore`."""
         check_lease(keys, seconds)
         return await self._done(lambda rows: take(rows, keys, holder, seconds))
 
-    async def renew(self, leases: Sequence[Lease], seconds: float) -> list[bool]:
+    async def renew(self, leases: Sequence[StoreLease], seconds: float) -> list[bool]:
         """Renew or release leases; see `FencingStore`."""
         check_lease((), seconds)
         return await self._done(lambda rows: extend(rows, leases, seconds))
 
     async def compare_and_set(
-        self, key: str, value: bytes | None, *, version: int, fence: Lease | None = None
+        self, key: str, value: bytes | None, *, version: int, fence: StoreLease | None = None
     ) -> int:
         """Set a value; see `FencingStore`."""
         return await self._done(lambda rows: swap(rows, key, value, version, fence))
 
-    async def _read(self, prefix: str) -> tuple[list[Row], float]:
+    async def _read(self, prefix: str) -> tuple[list[StoreRow], float]:
         return await self._done(lambda rows: (rows.scan(prefix), rows.now()), writes=False)
 
     async def _done(self, function: Callable[[_SqlRows], T], *, writes: bool = True) -> T:
@@ -124,7 +124,7 @@ class SqliteStore(_ThreadedStore):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path: Final = path
-        self._connection: sqlite3.Connection | None = None
+        self._connection: sqlite3.NodeConnection | None = None
 
     def __repr__(self) -> str:
         return f"SqliteStore({str(self.path)!r})"
@@ -159,7 +159,7 @@ class SqliteStore(_ThreadedStore):
             self._connection.close()
             self._connection = None
 
-    def _opened(self) -> sqlite3.Connection:
+    def _opened(self) -> sqlite3.NodeConnection:
         if self._connection is None:
             raise StoreUnavailable(f"{self!r} is used outside of its block", maybe_done=False)
         return self._connection
@@ -199,7 +199,7 @@ class SqliteStore(_ThreadedStore):
                 raise StoreUnavailable(f"{self.path} does not answer: {error}") from error
             return int(other) + connection.total_changes
 
-        async def read() -> tuple[list[Row], float]:
+        async def read() -> tuple[list[StoreRow], float]:
             nonlocal seen
             seen = await in_thread(version, self._limiter)
             return await self._read(prefix)
@@ -227,7 +227,7 @@ async def open_sqlite_store(path: str | os.PathLike[str]) -> AsyncIterator[Sqlit
         path: the file, on a disk of this machine.
 
     Raises:
-        StoreUnavailable: the file cannot be opened, or is no such store.
+        StoreUnavailable: the file cannot be opened, or has other content.
     """
     store = SqliteStore(Path(path))
     try:
@@ -320,7 +320,7 @@ class PostgresStore(_ThreadedStore):
         """Watch keys; see `FencingStore`."""
         listener = await self._listening()
 
-        async def read() -> tuple[list[Row], float]:
+        async def read() -> tuple[list[StoreRow], float]:
             return await self._read(prefix)
 
         async def wait() -> None:

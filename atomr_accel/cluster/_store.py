@@ -1,4 +1,4 @@
-"""The fencing store: four calls that decide who holds what, and whose effects count.
+"""The fencing store: four calls that decide about holders, and about effects that count.
 
 The decisions are functions of rows, without I/O. All stores share them: that of one program here,
 SQLite's and PostgreSQL's.
@@ -19,12 +19,12 @@ from ._errors import LeaseLost, VersionConflict
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class StoreLease:
     """A lease as the store knows it.
 
     Attributes:
-        key: what is leased.
-        holder: the holder; None if nobody holds it.
+        key: the key of the lease.
+        holder: the holder; None for a free lease.
         epoch: number of times that the lease changed hands. It never falls.
         seconds: until it expires, by the store's clock; 0 if it has.
     """
@@ -55,16 +55,16 @@ class StoreEntry:
 
 
 class FencingStore(Protocol):
-    """What a cluster needs of a store. Each call happens as a whole, or not at all.
+    """Interface of a store for clusters. Each call happens as a whole, or not at all.
 
     A call that gets no answer raises `StoreUnavailable`. The store's clock alone decides when a
     lease has expired.
     """
 
-    async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[Lease]:
+    async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
         """Take the leases that are free, have expired, or are the holder's already.
 
-        A lease that changes hands gets the next epoch. Others stay as they are.
+        A lease that changes hands gets the next epoch. Others do not change.
 
         Args:
             keys: the keys.
@@ -75,7 +75,7 @@ class FencingStore(Protocol):
             The leases of all keys, in their order, also those that others hold.
         """
 
-    async def renew(self, leases: Sequence[Lease], seconds: float) -> list[bool]:
+    async def renew(self, leases: Sequence[StoreLease], seconds: float) -> list[bool]:
         """Renew leases, or release them with 0 seconds.
 
         Args:
@@ -83,11 +83,11 @@ class FencingStore(Protocol):
             seconds: until they expire, from now.
 
         Returns:
-            Whether each is still the holder's, in their order. Others stay as they are.
+            Whether each is still the holder's, in their order. Others do not change.
         """
 
     async def compare_and_set(
-        self, key: str, value: bytes | None, *, version: int, fence: Lease | None = None
+        self, key: str, value: bytes | None, *, version: int, fence: StoreLease | None = None
     ) -> int:
         """Set a value, if it is of the expected version and the fence stands.
 
@@ -119,7 +119,7 @@ class FencingStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StoreRow:
     """A row as stores keep it.
 
     Attributes:
@@ -145,28 +145,28 @@ class Rows(Protocol):
     def now(self) -> float:
         """Return the store's time in seconds."""
 
-    def get(self, key: str) -> Row | None:
+    def get(self, key: str) -> StoreRow | None:
         """Return a row."""
 
-    def put(self, row: Row) -> None:
+    def put(self, row: StoreRow) -> None:
         """Write a row."""
 
 
-def take(rows: Rows, keys: Sequence[str], holder: str, seconds: float) -> list[Lease]:
+def take(rows: Rows, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
     """Do ``lease``."""
     now, taken = rows.now(), []
     for key in keys:
-        row = rows.get(key) or Row(key)
+        row = rows.get(key) or StoreRow(key)
         live = row.holder is not None and row.expires > now
         if not live or row.holder == holder:
             epoch = row.epoch if live else row.epoch + 1
             row = replace(row, holder=holder, epoch=epoch, expires=now + seconds)
             rows.put(row)
-        taken.append(Lease(key, row.holder, row.epoch, row.expires - now))
+        taken.append(StoreLease(key, row.holder, row.epoch, row.expires - now))
     return taken
 
 
-def extend(rows: Rows, leases: Sequence[Lease], seconds: float) -> list[bool]:
+def extend(rows: Rows, leases: Sequence[StoreLease], seconds: float) -> list[bool]:
     """Do ``renew``."""
     now, kept = rows.now(), []
     for lease in leases:
@@ -179,11 +179,11 @@ def extend(rows: Rows, leases: Sequence[Lease], seconds: float) -> list[bool]:
     return kept
 
 
-def swap(rows: Rows, key: str, value: bytes | None, version: int, fence: Lease | None) -> int:
+def swap(rows: Rows, key: str, value: bytes | None, version: int, fence: StoreLease | None) -> int:
     """Do ``compare_and_set``."""
     if fence is not None and not stands(rows.get(fence.key), fence):
         raise LeaseLost(f"epoch {fence.epoch} of {fence.key} is over: {fence.holder} lost it")
-    row = rows.get(key) or Row(key)
+    row = rows.get(key) or StoreRow(key)
     if row.version != version:
         raise VersionConflict(
             f"{key} has version {row.version} in place of {version}", version=row.version
@@ -192,8 +192,8 @@ def swap(rows: Rows, key: str, value: bytes | None, version: int, fence: Lease |
     return version + 1
 
 
-def stands(row: Row | None, lease: Lease) -> bool:
-    """Return whether a lease is still its holder's: nobody has taken it since."""
+def stands(row: StoreRow | None, lease: StoreLease) -> bool:
+    """Return whether a lease is still its holder's: no other holder has taken it since."""
     return row is not None and row.holder == lease.holder and row.epoch == lease.epoch
 
 
@@ -249,18 +249,18 @@ class MemoryStore:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, StoreRow] = {}
         self._changed = trio.Event()
 
     def now(self) -> float:
         """Return the time in seconds, by trio's clock."""
         return trio.current_time()
 
-    def get(self, key: str) -> Row | None:
+    def get(self, key: str) -> StoreRow | None:
         """Return a row."""
         return self._rows.get(key)
 
-    def put(self, row: Row) -> None:
+    def put(self, row: StoreRow) -> None:
         """Write a row, and wake watchers unless only its expiry has changed."""
         before = self._rows.get(row.key)
         self._rows[row.key] = row
@@ -268,20 +268,20 @@ class MemoryStore:
             self._changed.set()
             self._changed = trio.Event()
 
-    async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[Lease]:
+    async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
         """Take leases; see `FencingStore`."""
         check_lease(keys, seconds)
         await trio.lowlevel.checkpoint()
         return take(self, keys, holder, seconds)
 
-    async def renew(self, leases: Sequence[Lease], seconds: float) -> list[bool]:
+    async def renew(self, leases: Sequence[StoreLease], seconds: float) -> list[bool]:
         """Renew or release leases; see `FencingStore`."""
         check_lease((), seconds)
         await trio.lowlevel.checkpoint()
         return extend(self, leases, seconds)
 
     async def compare_and_set(
-        self, key: str, value: bytes | None, *, version: int, fence: Lease | None = None
+        self, key: str, value: bytes | None, *, version: int, fence: StoreLease | None = None
     ) -> int:
         """Set a value; see `FencingStore`."""
         await trio.lowlevel.checkpoint()
@@ -292,7 +292,7 @@ class MemoryStore:
         """Watch keys; see `FencingStore`."""
         changed = self._changed
 
-        async def read() -> tuple[list[Row], float]:
+        async def read() -> tuple[list[StoreRow], float]:
             nonlocal changed
             await trio.lowlevel.checkpoint()
             changed = self._changed

@@ -23,7 +23,7 @@ _HANDSHAKE: Final = 5.0
 
 
 class Transport(Protocol):
-    """What makes connections between nodes."""
+    """Maker of connections between nodes."""
 
     async def listen(self, handle: Handle, *, task_status: trio.TaskStatus[str]) -> None:
         """Take connections until cancelled; the status gets the address for others."""

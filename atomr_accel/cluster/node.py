@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterProgram:
-    """What all nodes of a cluster declare. ``atomr-accel node module:name`` runs a node of it.
+    """Declarations that all nodes of a cluster share. ``atomr-accel node module:name`` runs a node of it.
 
     Attributes:
         name: the cluster's name.

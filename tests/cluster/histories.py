@@ -1,4 +1,4 @@
-"""Simulated clusters under faults, and what must hold of their histories. A seed says it all."""
+"""Simulated clusters under faults, and checks of their histories. A seed says it all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = ClusterSettings(lease=4.0, shards=8, heartbeat=0.5, silence=1.5)
 KEYS = ("x", "y", "z")
 
 UNKNOWN = (ConnectionLost, ActorStopped, StoreUnavailable)
-"""Errors after which nobody knows whether a message was handled."""
+"""Errors after which it is unknown whether a message was handled."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Event:
     """One call of a client.
 
     Attributes:
-        number: what it adds; None for a read.
+        number: the added number; None for a read.
         result: what came back; None if that is unknown.
     """
 
@@ -47,7 +47,7 @@ class Event:
 
 @dataclass
 class History:
-    """What clients saw, and what the store has at the end."""
+    """Observations of clients, and the final content of the store."""
 
     events: list[Event] = field(default_factory=list)
     final: dict[str, list[int]] = field(default_factory=dict)
@@ -211,7 +211,7 @@ class Simulation:
                     pass
 
     async def run(self, clients: int) -> None:
-        """Run clients under faults; heal; and read what is there."""
+        """Run clients under faults; heal; and read all logs."""
         for name in self.names:
             self.nursery.start_soon(self.live, name)
         while not self.up:  # noqa: ASYNC110 (on a clock that jumps)

@@ -15,9 +15,9 @@ from atomr_accel.cluster import (
     ClusterProgram,
     ClusterSettings,
     Entity,
-    Lease,
     MemoryStore,
     StoreEntry,
+    StoreLease,
     StoreUnavailable,
 )
 
@@ -204,20 +204,20 @@ class NodeStore:
         if self.away or self.random.random() < self.failing:
             raise StoreUnavailable("the store is away", maybe_done=done)
 
-    async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[Lease]:
+    async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
         await self._pass(done=False)
         result = await self.store.lease(keys, holder, seconds)
         await self._pass(done=True)
         return result
 
-    async def renew(self, leases: Sequence[Lease], seconds: float) -> list[bool]:
+    async def renew(self, leases: Sequence[StoreLease], seconds: float) -> list[bool]:
         await self._pass(done=False)
         result = await self.store.renew(leases, seconds)
         await self._pass(done=True)
         return result
 
     async def compare_and_set(
-        self, key: str, value: bytes | None, *, version: int, fence: Lease | None = None
+        self, key: str, value: bytes | None, *, version: int, fence: StoreLease | None = None
     ) -> int:
         await self._pass(done=False)
         result = await self.store.compare_and_set(key, value, version=version, fence=fence)

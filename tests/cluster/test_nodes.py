@@ -44,7 +44,7 @@ class Hold(Message[int]):
 
 
 class Counter(Actor):
-    """An actor that keeps what it is sent."""
+    """An actor that keeps its messages."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []

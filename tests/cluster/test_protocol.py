@@ -16,10 +16,10 @@ from atomr_accel.cluster._frames import (
     HEADER,
     AskFrame,
     CancelFrame,
-    Connection,
     CreditFrame,
     FailedFrame,
     HelloFrame,
+    NodeConnection,
     PingFrame,
     ReplyFrame,
     TellFrame,
@@ -33,9 +33,12 @@ def hello(node: str, **options: Any) -> HelloFrame:
     return HelloFrame(node=node, life=f"{node}#1", **given)
 
 
-def pair(**options: Any) -> tuple[Connection, Connection]:
+def pair(**options: Any) -> tuple[NodeConnection, NodeConnection]:
     """Return both sides of a connection after their greetings."""
-    asks, answers = Connection(hello("a"), asks=True), Connection(hello("b"), asks=False, **options)
+    asks, answers = (
+        NodeConnection(hello("a"), asks=True),
+        NodeConnection(hello("b"), asks=False, **options),
+    )
     answers.receive(asks.greeting())
     asks.receive(answers.greeting())
     return asks, answers
@@ -142,22 +145,22 @@ def test_answers_to_nothing_are_refused(frame: Any) -> None:
     ],
 )
 def test_strangers_are_refused(other: HelloFrame, said: str) -> None:
-    greeting = Connection(other, asks=False).greeting()
+    greeting = NodeConnection(other, asks=False).greeting()
     with pytest.raises(PeerRefused, match=said):
-        Connection(hello("a"), asks=True).receive(greeting)
+        NodeConnection(hello("a"), asks=True).receive(greeting)
 
 
 def test_another_version_and_too_large_frames_are_refused() -> None:
-    connection = Connection(hello("a"), asks=True, limit=200)
+    connection = NodeConnection(hello("a"), asks=True, limit=200)
     with pytest.raises(PeerRefused, match="speaks version 9"):
         connection.receive(HEADER.pack(5, 9, 0))
-    connection = Connection(hello("a"), asks=True, limit=200)
+    connection = NodeConnection(hello("a"), asks=True, limit=200)
     with pytest.raises(ProtocolViolated, match="a frame of 201 bytes"):
         connection.receive(HEADER.pack(201, 1, 0))
-    connection = Connection(hello("a"), asks=True, limit=200)
+    connection = NodeConnection(hello("a"), asks=True, limit=200)
     with pytest.raises(ValueError, match="at most 200 bytes"):
         connection.send(TellFrame("/x", "Add", bytes(201)))
-    connection.receive(Connection(hello("b"), asks=False).greeting())  # numbers have no gap
+    connection.receive(NodeConnection(hello("b"), asks=False).greeting())  # numbers have no gap
 
 
 class Odd(Message[object]):

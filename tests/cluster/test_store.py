@@ -1,4 +1,4 @@
-"""Fencing stores: who holds what, and whose effects count."""
+"""Fencing stores: holders, epochs, and effects that count."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel.cluster import (
-    Lease,
     LeaseLost,
     MemoryStore,
+    StoreLease,
     StoreUnavailable,
     VersionConflict,
     open_postgres_store,
@@ -58,7 +58,7 @@ async def _holders(opening: Any) -> None:
         assert again.epoch == one.epoch
         (other,) = await store.lease(["h/a"], "y", 60.0)
         assert (other.holder, other.epoch) == ("x", one.epoch)
-        assert await store.renew([one, Lease("h/b", "y", 1, 1.0)], 60.0) == [True, False]
+        assert await store.renew([one, StoreLease("h/b", "y", 1, 1.0)], 60.0) == [True, False]
         assert await store.renew([one], 0.0) == [True]
         (taken,) = await store.lease(["h/a"], "y", 60.0)
         assert (taken.holder, taken.epoch) == ("y", one.epoch + 1)
@@ -148,7 +148,7 @@ def test_effects_of_old_epochs_never_count(steps: list[tuple[str, str, int]]) ->
 
     async def run() -> None:
         store = MemoryStore()
-        leases: dict[str, Lease] = {}
+        leases: dict[str, StoreLease] = {}
         holders: dict[int, str] = {}
         epochs, version = [], 0
         for what, who, number in steps:
