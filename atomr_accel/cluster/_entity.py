@@ -103,7 +103,8 @@ class Entity(Actor, Generic[S]):
                 return len(lines)
 
     The cluster makes an instance on one node when the first message for a key comes. A message
-    whose ``save`` is refused, because another node holds the entity now, is delivered there. So handlers may run more than once, and their effects count once. An exception of a handler ends
+    whose ``save`` is refused, because another node holds the entity now, is delivered there. So
+    handlers may run more than once, and their effects count once. An exception of a handler ends
     the instance. The next message finds the state that was saved last.
 
     Attributes:

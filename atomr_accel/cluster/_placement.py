@@ -53,7 +53,8 @@ def placement(nodes: Sequence[str], shards: int, load: float) -> tuple[str, ...]
     """Return the node of each shard.
 
     The nearest point after the shard's on a ring decides, among the nodes that are not full: at
-    most ``load`` times the mean. The result is the same on all nodes, for any order of names. Without nodes the result is empty.
+    most ``load`` times the mean. The result is the same on all nodes, for any order of names.
+    Without nodes the result is empty.
 
     Args:
         nodes: names.

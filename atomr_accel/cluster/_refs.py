@@ -70,7 +70,8 @@ class RemoteRef(metaclass=NoPublicConstructor):
             Exception: what the handler raised; `RemoteError` if its type is not known here.
         """
         _check_message(message)
-        return await self._cluster._ask_node(self.node, f"/{self.name}", None, message)  # type: ignore[no-any-return]
+        return await self._cluster._ask_node(self.node, f"/{self.name}", None, message)  # type:
+        ignore[no-any-return]
 
     def tell(self, message: Message[Any]) -> None:
         """Send a message without waiting for anything.
@@ -117,7 +118,8 @@ class EntityRef(metaclass=NoPublicConstructor):
         """Send a message and wait for the answer, also while the entity moves.
 
         A message that had no effect is sent again, to wherever the entity is then, until the
-        answer comes: put a deadline around it. Messages of one sender are handled in their order as long as the entity stays on its node.
+        answer comes: put a deadline around it. Messages of one sender are handled in their order as
+        long as the entity stays on its node.
 
         Args:
             message: what to send, of a declared class.
@@ -134,7 +136,8 @@ class EntityRef(metaclass=NoPublicConstructor):
             Exception: what the handler raised; `RemoteError` if its type is not known here.
         """
         _check_message(message)
-        return await self._cluster._ask_entity(self.kind, self.key, message)  # type: ignore[no-any-return]
+        return await self._cluster._ask_entity(self.kind, self.key, message)  # type: ignore[no-any-
+        return]
 
     def tell(self, message: Message[Any]) -> None:
         """Send a message without waiting for anything.

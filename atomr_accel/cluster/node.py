@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterProgram:
-    """Declarations that all nodes of a cluster share. ``atomr-accel node module:name`` runs a node of it.
+    """Declarations that all nodes of a cluster share; ``atomr-accel node module:name`` runs one.
 
     Attributes:
         name: the cluster's name.
@@ -71,7 +71,7 @@ async def run_node(
     store: str | os.PathLike[str],
     credentials: Credentials,
     listen: tuple[str, int] = ("127.0.0.1", 0),
-    ready: Callable[[Cluster], None] = lambda _: None,
+    ready: Callable[[Cluster], None] | None = None,
 ) -> None:
     """Run a node until SIGTERM or SIGINT comes; then hand its entities over, and return.
 
@@ -89,6 +89,7 @@ async def run_node(
         opening: AbstractAsyncContextManager[FencingStore]
         opening = open_postgres_store(text) if server else open_sqlite_store(text)
         async with opening as fencing, program.open(node, fencing, credentials, listen) as cluster:
-            ready(cluster)
+            if ready is not None:
+                ready(cluster)
             async for _ in signals:
                 break
