@@ -70,8 +70,8 @@ class RemoteRef(metaclass=NoPublicConstructor):
             Exception: what the handler raised; `RemoteError` if its type is not known here.
         """
         _check_message(message)
-        return await self._cluster._ask_node(self.node, f"/{self.name}", None, message)  # type:
-        ignore[no-any-return]
+        answer: R = await self._cluster._ask_node(self.node, f"/{self.name}", None, message)
+        return answer
 
     def tell(self, message: Message[Any]) -> None:
         """Send a message without waiting for anything.
@@ -136,8 +136,8 @@ class EntityRef(metaclass=NoPublicConstructor):
             Exception: what the handler raised; `RemoteError` if its type is not known here.
         """
         _check_message(message)
-        return await self._cluster._ask_entity(self.kind, self.key, message)  # type: ignore[no-any-
-        return]
+        answer: R = await self._cluster._ask_entity(self.kind, self.key, message)
+        return answer
 
     def tell(self, message: Message[Any]) -> None:
         """Send a message without waiting for anything.

@@ -124,7 +124,7 @@ class SqliteStore(_ThreadedStore):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path: Final = path
-        self._connection: sqlite3.NodeConnection | None = None
+        self._connection: sqlite3.Connection | None = None
 
     def __repr__(self) -> str:
         return f"SqliteStore({str(self.path)!r})"
@@ -159,7 +159,7 @@ class SqliteStore(_ThreadedStore):
             self._connection.close()
             self._connection = None
 
-    def _opened(self) -> sqlite3.NodeConnection:
+    def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
             raise StoreUnavailable(f"{self!r} is used outside of its block", maybe_done=False)
         return self._connection

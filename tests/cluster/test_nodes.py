@@ -271,7 +271,7 @@ async def _arguments(folder: Path) -> None:
         ClusterSettings(heartbeat=2.0, silence=1.0)
     async with nodes.open("a") as a:
         with pytest.raises(TypeError, match="must be a subclass of Entity"):
-            a.singleton(Counter)  # type: ignore[arg-type]
+            a.singleton(Counter)
         with pytest.raises(ValueError, match="lower-case letters"):
             a.actor("A", "x")
 
