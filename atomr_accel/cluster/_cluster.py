@@ -222,7 +222,7 @@ class Cluster(Service):
             node: the node's name; this one's own works, too.
             name: the name under which it is published there.
         """
-        made: RemoteRef = RemoteRef._create(self, check_name("a node's name", node), name)
+        made: RemoteRef = RemoteRef.construct(self, check_name("a node's name", node), name)
         return made
 
     def entity(self, kind: type[Entity[Any]], key: str) -> EntityRef:
@@ -239,7 +239,7 @@ class Cluster(Service):
         check_instance("key", key, str)
         if not key:
             raise ValueError("key must be a text of some characters, not an empty one")
-        made: EntityRef = EntityRef._create(self, self._declared(kind), key)
+        made: EntityRef = EntityRef.construct(self, self._declared(kind), key)
         return made
 
     def singleton(self, kind: type[Entity[Any]]) -> EntityRef:

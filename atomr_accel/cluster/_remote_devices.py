@@ -77,7 +77,7 @@ class _Names:
         return _Names(self._device, f"{self._prefix}{name}.")
 
     def __call__(self, *args: Any, **kwargs: Any) -> RemoteRequest:
-        made: RemoteRequest = RemoteRequest._create(
+        made: RemoteRequest = RemoteRequest.construct(
             self._device, self._prefix.removesuffix("."), args, kwargs
         )
         return made
@@ -167,7 +167,7 @@ class RemoteDevice(metaclass=NoPublicConstructor):
         def buffer(note: BufferNote) -> RemoteBuffer:
             found = self._buffers.get(note.number)
             if found is None or found._life != life:
-                found = self._buffers[note.number] = RemoteBuffer._create(self, note, life)
+                found = self._buffers[note.number] = RemoteBuffer.construct(self, note, life)
             return found
 
         return msgspec.msgpack.decode(answer, ext_hook=unpacker(buffer))
@@ -231,7 +231,7 @@ async def opened_device(cluster: Cluster, name: str) -> AsyncGenerator[RemoteDev
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"a device's name must be like 'node-3/0', not {name!r}")
-    device: RemoteDevice = RemoteDevice._create(cluster, match[1], int(match[2]))
+    device: RemoteDevice = RemoteDevice.construct(cluster, match[1], int(match[2]))
     await device.ask(device.requests.statistics())
     try:
         yield device
