@@ -54,7 +54,7 @@ async def test_a_device_of_another_node_computes() -> None:
                     await remote.ask(remote.requests.nvrtc.compile("code", "name"))
                 with pytest.raises(Unsupported, match="must be plain"):
                     await remote.ask(remote.requests.full(2, object()))
-                with pytest.raises(ValueError, match="must be"):
+                with pytest.raises(ValueError, match="inner dimensions differ"):
                     await remote.ask(remote.requests.blas.gemm(other, other))
                 with pytest.raises(TypeError, match="RemoteRequest"):
                     await remote.ask(3)
