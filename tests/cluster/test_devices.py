@@ -81,6 +81,8 @@ async def test_buffers_are_freed_with_their_connection() -> None:
             async with a.open_device("b/0") as remote:
                 buffer = await remote.put(np.ones(5))
                 a._peers["b"].hang_up()
+                while a._peers["b"].connected:
+                    await trio.lowlevel.checkpoint()
                 await remote.ask(remote.requests.statistics())  # over another connection
                 with pytest.raises(GpuRefStale, match="has ended"):
                     await remote.get(buffer)
