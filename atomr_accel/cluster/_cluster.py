@@ -36,7 +36,7 @@ from ._errors import (
     ClusterError,
     ConnectionLost,
     EntityMoved,
-    LeaseLost,
+    EpochOver,
     NodeUnreachable,
     PeerRefused,
     StoreUnavailable,
@@ -496,7 +496,7 @@ class Cluster(Service):
                 return
             except VersionConflict as conflict:
                 self._member_version = conflict.version
-            except LeaseLost:
+            except EpochOver:
                 self._member = None
                 return
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, get_ar
 import msgspec
 
 from ..actors import Actor
-from ._errors import LeaseLost, StoreUnavailable, VersionConflict
+from ._errors import EpochOver, StoreUnavailable, VersionConflict
 
 if TYPE_CHECKING:
     from ..actors import ActorRef
@@ -70,7 +70,7 @@ class EntitySeat:
             self.version = await self._store.compare_and_set(
                 self._record, value, version=self.version, fence=self._lease
             )
-        except (LeaseLost, VersionConflict):
+        except (EpochOver, VersionConflict):
             self.broken = True
             message.effect = before
             raise
@@ -158,7 +158,7 @@ class Entity(Actor, Generic[S]):
 
         Raises:
             TypeError: it is not of the entity's type of states.
-            LeaseLost: another node holds the entity; nothing was saved. Let it through.
+            EpochOver: another node holds the entity; nothing was saved. Let it through.
             StoreUnavailable: the store did not answer. The instance ends.
         """
         if not isinstance(state, self._state_type):
@@ -173,7 +173,7 @@ class Entity(Actor, Generic[S]):
         """Remove the state from the store: the entity is as if there never was one.
 
         Raises:
-            LeaseLost: another node holds the entity; nothing was removed.
+            EpochOver: another node holds the entity; nothing was removed.
             StoreUnavailable: the store did not answer. The instance ends.
         """
         await self._seat.write(None)

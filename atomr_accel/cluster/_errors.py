@@ -7,7 +7,7 @@ AccelError
     ├── PeerRefused         the other node is of another cluster, version or certificate
     ├── ProtocolViolated    bytes that are no frames of the protocol
     ├── EntityMoved         another node holds the entity now; the message had no effect
-    ├── LeaseLost           the store has refused an effect of an old epoch
+    ├── EpochOver           the store has refused an effect of an old epoch
     ├── VersionConflict     the value under a key is of another version
     └── StoreUnavailable    the store did not answer; it says whether the call may have happened
 """
@@ -66,7 +66,7 @@ class EntityMoved(ClusterError):
     """The entity's node has lost its lease, or is handing it over. The message had no effect."""
 
 
-class LeaseLost(ClusterError):
+class EpochOver(ClusterError):
     """The store has refused an effect, because its lease is of an old epoch."""
 
 

@@ -12,7 +12,7 @@ import trio
 
 from ..actors import ActorStopped, MailboxFull
 from ._entity import Delivery, Entity, EntityPlace, EntitySeat, delivery
-from ._errors import EntityMoved, LeaseLost, StoreUnavailable, VersionConflict
+from ._errors import EntityMoved, EpochOver, StoreUnavailable, VersionConflict
 from ._placement import shard_of
 from ._settings import MARGIN
 from ._store import read_entries
@@ -300,7 +300,7 @@ class Region:
                     if note.effect != "none":
                         raise
                     continue  # an effect of an instance before this one arrived late
-                except LeaseLost as error:
+                except EpochOver as error:
                     self.drop(shard.number, lease)
                     if note.effect != "none":
                         raise

@@ -15,7 +15,7 @@ from typing import Final, Protocol, final
 import trio
 
 from ..actors.util import check_instance
-from ._errors import LeaseLost, VersionConflict
+from ._errors import EpochOver, VersionConflict
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class FencingStore(Protocol):
             The new version.
 
         Raises:
-            LeaseLost: the fence does not stand. Nothing has changed.
+            EpochOver: the fence does not stand. Nothing has changed.
             VersionConflict: the value is of another version. Nothing has changed.
         """
 
@@ -182,7 +182,7 @@ def extend(rows: Rows, leases: Sequence[StoreLease], seconds: float) -> list[boo
 def swap(rows: Rows, key: str, value: bytes | None, version: int, fence: StoreLease | None) -> int:
     """Do ``compare_and_set``."""
     if fence is not None and not stands(rows.get(fence.key), fence):
-        raise LeaseLost(f"epoch {fence.epoch} of {fence.key} is over: {fence.holder} lost it")
+        raise EpochOver(f"epoch {fence.epoch} of {fence.key} is over: {fence.holder} lost it")
     row = rows.get(key) or StoreRow(key)
     if row.version != version:
         raise VersionConflict(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel.cluster import (
-    LeaseLost,
+    EpochOver,
     MemoryStore,
     StoreLease,
     StoreUnavailable,
@@ -63,7 +63,7 @@ async def _holders(opening: Any) -> None:
         (taken,) = await store.lease(["h/a"], "y", 60.0)
         assert (taken.holder, taken.epoch) == ("y", one.epoch + 1)
         assert await store.renew([one], 60.0) == [False]
-        with pytest.raises(LeaseLost):
+        with pytest.raises(EpochOver):
             await store.compare_and_set("h/v", b"old", version=0, fence=one)
         version = await store.compare_and_set("h/v", b"new", version=0, fence=taken)
         with pytest.raises(VersionConflict) as caught:
@@ -166,7 +166,7 @@ def test_effects_of_old_epochs_never_count(steps: list[tuple[str, str, int]]) ->
                         "v", b"", version=version, fence=leases[who]
                     )
                     epochs.append(leases[who].epoch)
-                except LeaseLost:
+                except EpochOver:
                     newest = max(holders)
                     assert leases[who].epoch <= newest
             elif who in leases:
