@@ -49,6 +49,7 @@ FOR_USERS = (
     "atomr_accel.testing",
     "atomr_accel.worlds",
     "atomr_accel.agents",
+    "atomr_accel.cluster",
 )
 """Packages that users import from; other packages export names for later layers."""
 

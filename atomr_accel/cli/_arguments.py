@@ -292,6 +292,26 @@ def _stress(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _node(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "program", nargs="?", metavar="MODULE:NAME", help="what the cluster declares"
+    )
+    parser.add_argument("--name", metavar="NODE", help="this node's name")
+    parser.add_argument("--store", metavar="FILE", help="a file, or postgresql://host/database")
+    parser.add_argument(
+        "--certificates", default="certificates", metavar="FOLDER", help="certificates by default"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 127.0.0.1")
+    parser.add_argument("--port", type=_port, default=0, help="by default a free one")
+    parser.add_argument(
+        "--make-certificates",
+        action="append",
+        metavar="NODE",
+        help="write a node's certificate into the folder, and end; repeatable",
+    )
+    parser.add_argument("--days", type=_natural, default=365, help="until they expire; 365")
+
+
 COMMANDS: Final = (
     Command(
         "probe",
@@ -382,6 +402,23 @@ COMMANDS: Final = (
             ("atomr-accel dashboard --port 8080 -m my.server", "a module, on one port"),
         ),
         _dashboard,
+    ),
+    Command(
+        "node",
+        "a node of a cluster, until SIGTERM",
+        "Run a node that holds entities of a cluster. SIGTERM and Ctrl-C have it hand them over "
+        "to other nodes, and end. MODULE has a ClusterProgram of that NAME.",
+        (
+            (
+                "atomr-accel node --make-certificates node-1 --make-certificates node-2",
+                "an authority and two certificates, in ./certificates",
+            ),
+            (
+                "atomr-accel node chat:PROGRAM --name node-1 --store cluster.db",
+                "a node, whose store is a file of this machine",
+            ),
+        ),
+        _node,
     ),
     Command(
         "stress",

@@ -468,12 +468,34 @@ class StressDocument(Document, frozen=True, kw_only=True, tag="stress"):
     reasons: list[str]
 
 
+# --- node ----------------------------------------------------------------------------------
+
+
+class NodeDocument(Document, frozen=True, kw_only=True, tag="node"):
+    """Document of ``node``, printed when it has ended.
+
+    Attributes:
+        cluster: the cluster's name; None if certificates were made.
+        name: the node's name; None if certificates were made.
+        handed: shards that it has handed over.
+        dropped: shards whose lease it has lost.
+        files: certificates and keys that were written.
+    """
+
+    cluster: str | None
+    name: str | None
+    handed: int
+    dropped: int
+    files: list[str]
+
+
 DOCUMENTS: Final[dict[str, type[Document]]] = {
     "bench": BenchDocument,
     "cache": CacheDocument,
     "dashboard": DashboardDocument,
     "doctor": DoctorDocument,
     "libraries": LibrariesDocument,
+    "node": NodeDocument,
     "probe": ProbeDocument,
     "stress": StressDocument,
     "top": TopDocument,

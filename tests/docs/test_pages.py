@@ -202,6 +202,7 @@ def documented() -> dict[str, Any]:
         "atomr_accel.replay",
         "atomr_accel.solvers",
         "atomr_accel.testing",
+        "atomr_accel.cluster",
         "atomr_accel.backends",
         "atomr_accel.ops",
         "atomr_accel.agents",

@@ -1,0 +1,65 @@
+"""Clusters: actors, entities and devices over many machines.
+
+``async with open_cluster("chat", node="node-1", store=store, ...) as cluster:`` and then
+``await cluster.entity(Room, "lobby").ask(Say("hello"))``.
+"""
+
+from ._cluster import Cluster, ClusterNode, ClusterStatistics, open_cluster
+from ._entity import Entity
+from ._errors import (
+    ClusterError,
+    ConnectionLost,
+    EntityMoved,
+    EpochOver,
+    NodeUnreachable,
+    PeerRefused,
+    ProtocolViolated,
+    StoreUnavailable,
+    VersionConflict,
+)
+from ._refs import EntityRef, RemoteRef, RemoteTerminated
+from ._remote_devices import RemoteBuffer, RemoteDevice, RemoteRequest
+from ._settings import ClusterSettings
+from ._sql_store import PostgresStore, SqliteStore, open_postgres_store, open_sqlite_store
+from ._store import FencingStore, MemoryStore, StoreEntry, StoreLease
+from ._transport import Credentials, TlsTransport, Transport
+from .certificates import make_certificates
+from .node import ClusterProgram, run_node
+
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "ClusterNode",
+    "ClusterProgram",
+    "ClusterSettings",
+    "ClusterStatistics",
+    "ConnectionLost",
+    "Credentials",
+    "Entity",
+    "EntityMoved",
+    "EntityRef",
+    "EpochOver",
+    "FencingStore",
+    "MemoryStore",
+    "NodeUnreachable",
+    "PeerRefused",
+    "PostgresStore",
+    "ProtocolViolated",
+    "RemoteBuffer",
+    "RemoteDevice",
+    "RemoteRef",
+    "RemoteRequest",
+    "RemoteTerminated",
+    "SqliteStore",
+    "StoreEntry",
+    "StoreLease",
+    "StoreUnavailable",
+    "TlsTransport",
+    "Transport",
+    "VersionConflict",
+    "make_certificates",
+    "open_cluster",
+    "open_postgres_store",
+    "open_sqlite_store",
+    "run_node",
+]

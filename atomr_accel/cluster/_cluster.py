@@ -1,0 +1,794 @@
+"""Clusters: this program's node, and its conversations with others."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, final
+
+import msgspec
+import trio
+
+from ..actors import (
+    ActorRef,
+    ActorStopped,
+    ActorSystem,
+    ChildStopped,
+    MailboxFull,
+    Message,
+    NameTaken,
+    NoSuchActor,
+    RestartType,
+    Service,
+    SupervisorStopped,
+    open_system,
+    serving,
+)
+from ..actors.blocks import opens
+from ..actors.nursery import PlainNursery
+from ..actors.util import check_instance
+from ._codec import MessageTable
+from ._entity import Entity, EntitySeat
+from ._errors import (
+    ClusterError,
+    ConnectionLost,
+    EntityMoved,
+    EpochOver,
+    NodeUnreachable,
+    PeerRefused,
+    StoreUnavailable,
+    VersionConflict,
+)
+from ._frames import WATCH, AskFrame, HelloFrame, TellFrame
+from ._peer import MessageTurn, NodePeer, Visit
+from ._placement import placement, shard_of
+from ._refs import EntityRef, RemoteRef, RemoteTerminated
+from ._region import SINGLETON, Region
+from ._remote_devices import RemoteDevice, opened_device
+from ._settings import ClusterSettings, check_name
+from ._store import FencingStore, StoreEntry, StoreLease, read_entries
+from ._transport import Credentials, TlsTransport, Transport
+
+if TYPE_CHECKING:
+    from .. import Device
+
+_log = logging.getLogger("atomr_accel.cluster")
+
+
+class _Announcement(msgspec.Struct, frozen=True):
+    """A node's own words in the store."""
+
+    address: str
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """A node as this one knows it.
+
+    Attributes:
+        name: its name.
+        address: where it takes connections.
+        life: tells this run of the node from others.
+        draining: whether it takes no entities: it is about to leave, or only asks others.
+    """
+
+    name: str
+    address: str
+    life: str
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatistics:
+    """A node of a cluster at one moment.
+
+    Attributes:
+        node: its name.
+        nodes: names of the nodes that live, this one included.
+        shards: shards that this node holds.
+        entities: instances of entities here.
+        depth: messages from here that wait for answers.
+        in_progress: messages to entities of this node that are not answered.
+        handed: shards that were handed over to others.
+        dropped: shards whose lease was lost.
+        moved: messages that were sent again, because their entity had moved.
+        lost: told messages that were lost.
+        store_failures: calls that the store did not answer.
+    """
+
+    node: str
+    nodes: tuple[str, ...]
+    shards: int
+    entities: int
+    depth: int
+    in_progress: int
+    handed: int
+    dropped: int
+    moved: int
+    lost: int
+    store_failures: int
+
+
+@final
+class Cluster(Service):
+    """This program's node of a cluster. `open_cluster` makes one.
+
+    Attributes:
+        name: the cluster's name.
+        node: this node's name.
+        system: the system in which instances of entities live.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        node: str,
+        store: FencingStore,
+        system: ActorSystem,
+        transport: Transport,
+        settings: ClusterSettings,
+        table: MessageTable,
+        kinds: dict[str, type[Entity[Any]]],
+        singletons: frozenset[str],
+        devices: tuple[Device, ...],
+        clock: Callable[[], float],
+        *,
+        holds: bool,
+    ) -> None:
+        self.name: Final = name
+        self.node: Final = node
+        self.system: Final = system
+        self._life = f"{node}#{secrets.token_hex(8)}"
+        self._store = store
+        self._transport = transport
+        self._settings = settings
+        self._table = table
+        self._kinds = kinds
+        self._devices = devices
+        self._clock = clock
+        self._published: dict[str, ActorRef] = {}
+        self._peers: dict[str, NodePeer] = {}
+        self._nodes: dict[str, ClusterNode] = {}
+        self._changed = trio.Event()
+        self._nudged = trio.Event()
+        self._member: StoreLease | None = None
+        self._member_version = 0
+        self._member_trusted = 0.0
+        self._due = 0.0
+        self._address = ""
+        self._draining = False
+        self._holds = holds
+        self._told = 0
+        self._lost = 0
+        self._moved = 0
+        self._store_failures = 0
+        self._nursery: trio.Nursery | None = None
+        self._region = Region(
+            store,
+            name,
+            self._life,
+            settings,
+            kinds,
+            singletons,
+            self._spawn,
+            clock,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Cluster {self.name!r}, node {self.node!r}>"
+
+    # --- for programs
+
+    @property
+    def nodes(self) -> Mapping[str, ClusterNode]:
+        """The nodes that live, this one included, by name."""
+        return dict(self._nodes)
+
+    async def wait_for(self, nodes: int) -> None:
+        """Wait until at least as many nodes live.
+
+        Args:
+            nodes: the number, this node included.
+        """
+        await trio.lowlevel.checkpoint()
+        while len(self._nodes) < nodes:
+            await self._changed.wait()
+
+    def publish(self, name: str, ref: ActorRef) -> None:
+        """Let other nodes send messages to an actor.
+
+        Args:
+            name: the name by which they know it.
+            ref: the actor.
+
+        Raises:
+            NameTaken: another actor that lives has this name here.
+        """
+        check_instance("ref", ref, ActorRef)
+        check_instance("name", name, str)
+        taken = self._published.get(name)
+        if taken is not None and taken is not ref and not taken.stopped:
+            raise NameTaken(f"node {self.node!r} has published {taken.path} as {name!r} already")
+        self._published[name] = ref
+
+    def actor(self, node: str, name: str) -> RemoteRef:
+        """Return the address of an actor that a node has published, or will publish.
+
+        Args:
+            node: the node's name; this one's own works, too.
+            name: the name under which it is published there.
+        """
+        made: RemoteRef = RemoteRef.construct(self, check_name("a node's name", node), name)
+        return made
+
+    def entity(self, kind: type[Entity[Any]], key: str) -> EntityRef:
+        """Return the address of an entity.
+
+        Args:
+            kind: its type, of those that ``open_cluster(entities=...)`` declares.
+            key: its key among those of the type.
+
+        Raises:
+            TypeError: an argument of a wrong type.
+            ValueError: the type is not declared, or the key is empty.
+        """
+        check_instance("key", key, str)
+        if not key:
+            raise ValueError("key must be a text of some characters, not an empty one")
+        made: EntityRef = EntityRef.construct(self, self._declared(kind), key)
+        return made
+
+    def singleton(self, kind: type[Entity[Any]]) -> EntityRef:
+        """Return the address of the only entity of a type.
+
+        Args:
+            kind: its type, of those that ``open_cluster(singletons=...)`` declares.
+
+        Raises:
+            ValueError: the type is not declared.
+        """
+        return self.entity(kind, SINGLETON)
+
+    def place_of(self, kind: type[Entity[Any]], key: str) -> str | None:
+        """Return the node where an entity belongs at present, or None without any node."""
+        return self._owner(shard_of(self._declared(kind), key, self._settings.shards))
+
+    @opens
+    async def open_device(self, name: str) -> AsyncIterator[RemoteDevice]:
+        """Open a device of a node, for the length of a block, which frees remaining buffers.
+
+        Args:
+            name: the node's name and the device's index among those that it shares, such as
+                ``"node-3/0"``.
+
+        Raises:
+            ValueError: another form of name, or this node's own.
+            LookupError: the node shares no such device.
+            NodeUnreachable: the node cannot be connected to.
+        """
+        async with aclosing(opened_device(self, name)) as devices:
+            async for device in devices:
+                yield device
+
+    def connection_of(self, node: str) -> int:
+        """Return a number that changes when the connection to a node has ended.
+
+        Args:
+            node: the node's name.
+        """
+        peer = self._peers.get(node)
+        return 0 if peer is None else peer.ended
+
+    async def ask_device(self, node: str, target: str, body: bytes) -> bytes:
+        """Send a device's call, as bytes, and return those of its answer; see `RemoteDevice`.
+
+        Args:
+            node: the node's name.
+            target: the device there.
+            body: the call.
+        """
+        if node == self.node:
+            raise ValueError(f"a device must be another node's, not one of {node!r}; use it itself")
+        return await self._peer(node).ask(target, None, "", body)
+
+    def statistics(self) -> ClusterStatistics:
+        """The node at this moment."""
+        return ClusterStatistics(
+            node=self.node,
+            nodes=tuple(sorted(self._nodes)),
+            shards=len(self._region.held),
+            entities=self._region.entities,
+            depth=self.depth(),
+            in_progress=self._region.depth,
+            handed=self._region.handed,
+            dropped=self._region.dropped,
+            moved=self._moved,
+            lost=self._lost + sum(peer.lost for peer in self._peers.values()),
+            store_failures=self._store_failures,
+        )
+
+    def _declared(self, kind: Any) -> str:
+        if not isinstance(kind, type) or not issubclass(kind, Entity):
+            raise TypeError(f"an entity's type must be a subclass of Entity, not {kind!r}")
+        if self._kinds.get(kind.__name__) is not kind:
+            raise ValueError(
+                f"{kind.__name__} must be declared: open_cluster(entities=[{kind.__name__}])"
+            )
+        return kind.__name__
+
+    # --- the service
+
+    def depth(self) -> int:
+        """Messages from here that wait for answers."""
+        return sum(peer.depth for peer in self._peers.values()) + self._told
+
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Live once."""
+        self._member = None
+        self._draining = False
+        try:
+            async with PlainNursery() as nursery:
+                self._nursery = nursery
+                self._address = await nursery.start(self._listen)
+                await self._agree()
+                await nursery.start(self._keep)
+                await nursery.start(self._follow_members)
+                nursery.start_soon(self._follow_shards)
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+            self._region.reset()
+            self._peers.clear()
+
+    async def finish(self) -> None:
+        """Hand all entities over, and leave the cluster."""
+        self._draining = True
+        self._nudge()
+        with trio.move_on_after(2 * self._settings.lease):
+            try:
+                await self._announce()
+                while self._region.held or self._told:
+                    self._assign()
+                    with trio.move_on_after(self._pause()):
+                        await self._changed.wait()
+            except ClusterError as error:
+                _log.warning("node %s leaves without handing over: %s", self.node, error)
+            member, self._member = self._member, None
+            if member is not None:
+                try:
+                    await self._store.renew([member], 0.0)
+                except StoreUnavailable as error:
+                    _log.warning("the lease of node %s expires by itself: %s", self.node, error)
+
+    async def call(self, item: Any, **options: Any) -> Any:
+        """Answer a `Call`, whose item is the type and key of an entity and a message."""
+        del options
+        kind, key, message = item
+        return await self.entity(kind, key).ask(message)
+
+    def _start(self, function: Callable[..., Any], *args: Any) -> None:
+        if self._nursery is None:
+            raise ActorStopped(f"node {self.node!r} has left the cluster", path=self.node)
+        self._nursery.start_soon(function, *args)
+
+    def _hello(self) -> HelloFrame:
+        return HelloFrame(
+            self.name, self.node, self._life, self._table.digests, self._settings.window
+        )
+
+    async def _listen(self, *, task_status: trio.TaskStatus[str]) -> None:
+        async def handle(stream: trio.abc.Stream, names: frozenset[str] | None) -> None:
+            await Visit(
+                stream,
+                names,
+                self._hello(),
+                self._table,
+                self._settings,
+                self._answer,
+                self._take,
+            ).run()
+
+        await self._transport.listen(handle, task_status=task_status)
+
+    # --- membership
+
+    async def _agree(self) -> None:
+        """Check that all nodes of the cluster have the same shards."""
+        settings = self._settings
+        key, value = f"{self.name}/config", msgspec.msgpack.encode([settings.shards, settings.load])
+        while True:
+            for entry in await read_entries(self._store, key):
+                if entry.key == key and entry.value is not None:
+                    if entry.value != value:
+                        shards, load = msgspec.msgpack.decode(entry.value)
+                        raise ValueError(
+                            f"shards and load must be {shards} and {load} as on the other nodes, "
+                            f"not {settings.shards} and {settings.load}"
+                        )
+                    return
+            try:
+                await self._store.compare_and_set(key, value, version=0)
+            except VersionConflict:
+                continue
+
+    def _nudge(self) -> None:
+        self._nudged.set()
+
+    def _pause(self) -> float:
+        return min(0.25, self._settings.lease / 10)
+
+    async def _keep(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Hold this node's leases, for ever."""
+        began = trio.current_time()
+        waiting = True
+        async with PlainNursery() as nursery:
+            while True:
+                self._nudged = trio.Event()
+                try:
+                    await self._round(nursery)
+                except StoreUnavailable as error:
+                    self._store_failures += 1
+                    if waiting:
+                        raise
+                    _log.warning("node %s: %s", self.node, error)
+                if waiting and self._member is not None:
+                    waiting = False
+                    task_status.started()
+                elif waiting and trio.current_time() - began > 1.5 * self._settings.lease:
+                    raise NameTaken(f"another node of {self.name!r} has the name {self.node!r}")
+                hurry = self._member is None or bool(self._region.missing())
+                with trio.move_on_after(self._pause() if hurry else self._settings.lease / 4):
+                    await self._nudged.wait()
+                await self._region.tidy()
+
+    async def _round(self, nursery: trio.Nursery) -> None:
+        start = self._clock()
+        if self._member is None:
+            if self._draining:
+                return
+            key = f"{self.name}/member/{self.node}"
+            (lease,) = await self._store.lease([key], self._life, self._settings.lease)
+            if lease.holder != self._life:
+                return
+            found = await read_entries(self._store, key)
+            self._member_version = next((e.version for e in found if e.key == key), 0)
+            self._member = lease
+            await self._announce()
+            self._due = start + self._settings.lease / 4
+        if start >= self._due:
+            held = self._region.held
+            leases = [self._member, *held.values()]
+            kept = await self._store.renew(leases, self._settings.lease)
+            self._due = start + self._settings.lease / 4
+            self._region.renewed(start, zip(leases, kept, strict=True))
+            if not kept[0]:
+                _log.warning("node %s has lost its place in the cluster", self.node)
+                self._member = None
+                self._assign()
+                self._nudge()
+                return
+        if not self._draining:
+            await self._region.acquire(nursery)
+        for number in self._region.surplus():
+            nursery.start_soon(self._hand_over, number)
+
+    async def _hand_over(self, number: int) -> None:
+        await self._region.hand_over(number)
+        self._change()
+
+    async def _announce(self) -> None:
+        if self._member is None:
+            return
+        key, fence = self._member.key, self._member
+        value = msgspec.msgpack.encode(
+            _Announcement(self._address, self._draining or not self._holds)
+        )
+        while True:
+            try:
+                self._member_version = await self._store.compare_and_set(
+                    key, value, version=self._member_version, fence=fence
+                )
+                return
+            except VersionConflict as conflict:
+                self._member_version = conflict.version
+            except EpochOver:
+                self._member = None
+                return
+
+    async def _follow_members(self, *, task_status: trio.TaskStatus[None]) -> None:
+        prefix = f"{self.name}/member/"
+        ready = False
+        while True:
+            try:
+                async with self._store.watch(prefix) as snapshots:
+                    async for entries in snapshots:
+                        self._see(prefix, entries)
+                        if not ready:
+                            ready = True
+                            task_status.started()
+            except StoreUnavailable as error:
+                self._store_failures += 1
+                _log.warning("node %s cannot watch the others: %s", self.node, error)
+            await trio.sleep(self._pause())
+
+    async def _follow_shards(self) -> None:
+        while True:
+            try:
+                async with self._store.watch(f"{self.name}/shard/") as snapshots:
+                    async for entries in snapshots:
+                        if self._region.missing() and any(e.holder is None for e in entries):
+                            self._nudge()
+            except StoreUnavailable:
+                self._store_failures += 1
+            await trio.sleep(self._pause())
+
+    def _see(self, prefix: str, entries: Iterable[StoreEntry]) -> None:
+        nodes = {}
+        for entry in entries:
+            if entry.holder is None or entry.value is None:
+                continue
+            said = msgspec.msgpack.decode(entry.value, type=_Announcement)
+            name = entry.key[len(prefix) :]
+            nodes[name] = ClusterNode(name, said.address, entry.holder, said.draining)
+        for name, before in self._nodes.items():
+            now = nodes.get(name)
+            if (now is None or now.life != before.life) and name in self._peers:
+                self._peers[name].hang_up()
+        self._nodes = nodes
+        self._assign()
+        self._change()
+        self._nudge()
+
+    def _assign(self) -> None:
+        mine = self._nodes.get(self.node)
+        if mine is None or mine.life != self._life or self._draining or self._member is None:
+            self._region.assign(())
+        elif self._holds:
+            owners = self._owners()
+            self._region.assign(n for n, owner in enumerate(owners) if owner == self.node)
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _owners(self) -> tuple[str, ...]:
+        nodes = [each.name for each in self._nodes.values() if not each.draining]
+        return placement(nodes, self._settings.shards, self._settings.load)
+
+    def _owner(self, shard: int) -> str | None:
+        owners = self._owners()
+        return owners[shard] if owners else None
+
+    # --- asking others
+
+    def _peer(self, node: str) -> NodePeer:
+        peer = self._peers.get(node)
+        if peer is None:
+
+            async def connect() -> trio.abc.Stream:
+                there = self._nodes.get(node)
+                if there is None:
+                    raise OSError(f"no node {node!r} lives in cluster {self.name!r}")
+                return await self._transport.connect(node, there.address)
+
+            peer = NodePeer(node, connect, self._hello(), self._table, self._settings)
+            self._start(peer.run)
+            self._peers[node] = peer
+        return peer
+
+    async def _ask_node(
+        self, node: str, target: str, key: str | None, message: Message[Any]
+    ) -> Any:
+        name, body = self._table.encode(message)
+        if node == self.node:
+            self._check_running()
+            return await self._local(target).ask(message)
+        answer = await self._peer(node).ask(target, key, name, body)
+        return self._table.decode_reply(type(message), answer)
+
+    def _tell_node(self, node: str, target: str, message: Message[Any]) -> None:
+        name, body = self._table.encode(message)
+        if node == self.node:
+            self._check_running()
+            self._local(target).tell(message)
+        else:
+            self._peer(node).tell(target, name, body)
+
+    def _check_running(self) -> None:
+        if self._nursery is None:
+            raise ActorStopped(f"node {self.node!r} has left the cluster", path=self.node)
+
+    async def _watch_node(self, node: str, name: str, watcher: ActorRef) -> None:
+        cause, lost = None, False
+        try:
+            if node == self.node:
+                failure = await self._local(f"/{name}").wait_stopped()
+                cause = None if failure is None else repr(failure)
+            else:
+                body = await self._peer(node).ask(f"{WATCH}{name}", None, "", b"")
+                cause = msgspec.msgpack.decode(body, type=str | None)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the watcher hears of it)
+            cause, lost = str(error), isinstance(error, ClusterError)
+        try:
+            watcher.tell(RemoteTerminated(node, name, cause, lost), urgent=True)
+        except (MailboxFull, ActorStopped):
+            self._lost += 1
+
+    async def _ask_entity(self, kind: str, key: str, message: Message[Any]) -> Any:
+        name, body = self._table.encode(message)
+        shard = shard_of(kind, key, self._settings.shards)
+        while True:
+            self._check_running()
+            changed, owner = self._changed, self._owner(shard)
+            try:
+                if owner == self.node:
+                    status: Any = trio.TASK_STATUS_IGNORED
+                    return await self._region.deliver(kind, key, message, MessageTurn(status))
+                if owner is not None:
+                    target = f"entity:{kind}"
+                    answer = await self._peer(owner).ask(target, key, name, body)
+                    return self._table.decode_reply(type(message), answer)
+            except (EntityMoved, NodeUnreachable):
+                self._moved += 1
+            except ConnectionLost as error:
+                if error.maybe_handled:
+                    raise
+                self._moved += 1
+            with trio.move_on_after(self._pause()):
+                await changed.wait()
+
+    def _tell_entity(self, kind: str, key: str, message: Message[Any]) -> None:
+        self._table.encode(message)
+        if self._told >= self._settings.outbox:
+            raise MailboxFull(f"{self._told} told messages are on their way", path=f"{kind}/{key}")
+        self._start(self._deliver_told, kind, key, message)
+        self._told += 1
+
+    async def _deliver_told(self, kind: str, key: str, message: Message[Any]) -> None:
+        try:
+            await self._ask_entity(kind, key, message)
+        except Exception as error:  # noqa: BLE001 (the program's own handler may raise anything)
+            self._lost += 1
+            _log.warning("a message told to %s %r is lost: %r", kind, key, error)
+        finally:
+            self._told -= 1
+            self._change()
+
+    # --- answering others
+
+    def _local(self, target: str) -> ActorRef:
+        ref = self._published.get(target[1:])
+        if ref is None:
+            raise NoSuchActor(
+                f"node {self.node!r} has published no actor {target[1:]!r}", path=target
+            )
+        return ref
+
+    async def _answer(self, frame: AskFrame, visit: Visit, turn: MessageTurn) -> bytes:
+        if frame.target.startswith(WATCH):
+            ref = self._local("/" + frame.target.removeprefix(WATCH))
+            turn.taken()
+            failure = await ref.wait_stopped()
+            return msgspec.msgpack.encode(None if failure is None else repr(failure))
+        if frame.target.startswith("device:"):
+            from ._served_devices import answer_device
+
+            return await answer_device(self._devices, frame, visit, turn)
+        message = self._table.decode(frame.name, frame.body)
+        if frame.target.startswith("/"):
+            ref = self._local(frame.target)
+            turn.taken()
+            reply = await ref.ask(message)
+        else:
+            kind = frame.target.removeprefix("entity:")
+            if kind not in self._kinds or frame.key is None:
+                raise PeerRefused(f"node {self.node!r} has no entities of type {kind!r}")
+            reply = await self._region.deliver(kind, frame.key, message, turn)
+        return self._table.encode_reply(type(message), reply)
+
+    def _take(self, frame: TellFrame) -> None:
+        try:
+            self._local(frame.target).tell(self._table.decode(frame.name, frame.body))
+        except Exception as error:  # noqa: BLE001 (whatever it is, the connection goes on)
+            self._lost += 1
+            _log.warning("a message told to %s is lost: %r", frame.target, error)
+
+    async def _spawn(self, kind: type[Entity[Any]], seat: EntitySeat) -> ActorRef:
+        try:
+            return await self.system.spawn(
+                kind, seat, supervisor=self.ref, restart=RestartType.TEMPORARY
+            )
+        except (SupervisorStopped, ChildStopped) as error:
+            raise EntityMoved(f"node {self.node!r} is leaving") from error
+
+
+@opens
+async def open_cluster(
+    name: str,
+    *,
+    node: str,
+    store: FencingStore,
+    messages: Iterable[type[Message[Any]]] = (),
+    entities: Iterable[type[Entity[Any]]] = (),
+    singletons: Iterable[type[Entity[Any]]] = (),
+    devices: Iterable[Device] = (),
+    credentials: Credentials | None = None,
+    listen: tuple[str, int] = ("127.0.0.1", 0),
+    transport: Transport | None = None,
+    settings: ClusterSettings | None = None,
+    system: ActorSystem | None = None,
+    holds: bool = True,
+    clock: Callable[[], float] | None = None,
+) -> AsyncIterator[Cluster]:
+    """Join a cluster, for the length of a block.
+
+    Leaving the block drains the node: other nodes take its entities, and messages in progress are
+    answered. If an exception or a cancellation leaves the block, the node is gone at once, and its
+    leases expire.
+
+    Args:
+        name: the cluster's name, of lower-case letters, digits and ``-``.
+        node: this node's name, of the same characters. No two nodes that live have one name.
+        store: the fencing store that all nodes share.
+        messages: classes of the messages that go from node to node. All nodes declare the same.
+        entities: types of entities that this cluster has.
+        singletons: types with one entity each, which some node runs without being asked.
+        devices: devices of this node that others may use, as ``"node/0"``, ``"node/1"``, ...
+        credentials: this node's certificate.
+        listen: address and port; port 0 is a free one. Others connect to this address.
+        transport: what makes connections, in place of TLS by ``credentials`` and ``listen``.
+        settings: limits and times.
+        system: the system where the node and its entities live; by default, one of its own.
+        holds: whether entities may live here; False for a node that only asks others.
+        clock: returns seconds; by default, trio's. Its rate may be wrong by a tenth.
+
+    Raises:
+        NameTaken: another node that lives has the name.
+        StoreUnavailable: the store does not answer.
+        TypeError: an argument of a wrong type.
+        ValueError: a bad name, or other shards than the cluster has.
+    """
+    check_name("a cluster's name", name)
+    check_name("a node's name", node)
+    settings = ClusterSettings() if settings is None else settings
+    check_instance("settings", settings, ClusterSettings)
+    table = MessageTable(messages)
+    only = tuple(singletons)
+    kinds: dict[str, type[Entity[Any]]] = {}
+    kind: Any
+    for kind in (*entities, *only):
+        if not isinstance(kind, type) or not issubclass(kind, Entity):
+            raise TypeError(f"entities must be subclasses of Entity, not {kind!r}")
+        if kinds.setdefault(kind.__name__, kind) is not kind:
+            raise ValueError(f"entities must have names of their own, not {kind.__name__!r} twice")
+    if transport is None:
+        if credentials is None:
+            raise ValueError(
+                "credentials must be a node's certificate, not left out; make some by "
+                "`atomr-accel node --make-certificates`"
+            )
+        check_instance("credentials", credentials, Credentials)
+        transport = TlsTransport(credentials, *listen)
+    async with AsyncExitStack() as stack:
+        if system is None:
+            system = await stack.enter_async_context(open_system(f"{name}-{node}"))
+        cluster = Cluster(
+            name,
+            node,
+            store,
+            system,
+            transport,
+            settings,
+            table,
+            kinds,
+            frozenset(kind.__name__ for kind in only),
+            tuple(devices),
+            trio.current_time if clock is None else clock,
+            holds=holds,
+        )
+        yield await stack.enter_async_context(serving(cluster, system=system, name="cluster"))

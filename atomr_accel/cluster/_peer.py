@@ -1,0 +1,426 @@
+"""Both ends of a connection at work: one asks another node, the other answers."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from ..actors import MailboxFull
+from ..actors.nursery import PlainNursery
+from ._errors import ConnectionLost, NodeUnreachable, PeerRefused, ProtocolViolated
+from ._frames import (
+    AskFrame,
+    CancelFrame,
+    CreditFrame,
+    FailedFrame,
+    HelloFrame,
+    NodeConnection,
+    PingFrame,
+    PongFrame,
+    ReplyFrame,
+    TellFrame,
+)
+
+if TYPE_CHECKING:
+    from ._codec import MessageTable
+    from ._settings import ClusterSettings
+
+_log = logging.getLogger("atomr_accel.cluster")
+
+_CHUNK: Final = 65536
+
+_ENDS: Final = (
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+    trio.TooSlowError,
+    OSError,
+    ProtocolViolated,
+)
+"""Errors that end a connection."""
+
+
+@dataclass(eq=False)
+class _Question:
+    frame: AskFrame
+    sent: bool = False
+    done: trio.Event = field(default_factory=trio.Event)
+    body: bytes = b""
+    error: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self.done.set()
+
+
+class _HungUp(Exception):
+    """The other side has closed the connection."""
+
+
+class NodePeer:
+    """Another node, to be asked. It is connected to when there is something to send.
+
+    Args:
+        node: its name.
+        connect: returns a connection to where the node is now.
+        hello: the first frame.
+        table: for errors that come back.
+        settings: limits.
+
+    Attributes:
+        lost: told messages that went down with a connection.
+        ended: connections that have ended.
+        connected: whether there is a connection.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        connect: Callable[[], Awaitable[trio.abc.Stream]],
+        hello: HelloFrame,
+        table: MessageTable,
+        settings: ClusterSettings,
+    ) -> None:
+        self.node: Final = node
+        self.lost = 0
+        self.ended = 0
+        self.connected = False
+        self._connect = connect
+        self._hello = hello
+        self._table = table
+        self._settings = settings
+        self._outbox: deque[_Question | TellFrame] = deque()
+        self._control: deque[Any] = deque()
+        self._sent: dict[int, _Question] = {}
+        self._sent_tells = 0
+        self._wake = trio.Event()
+        self._serial = 0
+        self._heard = 0.0
+        self._scope: trio.CancelScope | None = None
+
+    @property
+    def depth(self) -> int:
+        """Messages that wait or are not answered."""
+        return len(self._outbox) + len(self._sent)
+
+    def _check_room(self) -> None:
+        if len(self._outbox) >= self._settings.outbox:
+            raise MailboxFull(
+                f"{len(self._outbox)} messages to node {self.node!r} wait already", path=self.node
+            )
+
+    def tell(self, target: str, name: str, body: bytes) -> None:
+        """Send a message without an answer, some time.
+
+        Raises:
+            MailboxFull: too many wait.
+        """
+        self._check_room()
+        self._outbox.append(TellFrame(target, name, body))
+        self._wake.set()
+
+    async def ask(self, target: str, key: str | None, name: str, body: bytes) -> bytes:
+        """Send a message, and return the bytes of its answer.
+
+        Raises:
+            MailboxFull: too many wait.
+            NodeUnreachable: the node cannot be connected to.
+            ConnectionLost: the connection ended before the answer came.
+            PeerRefused: one of the two refuses the other.
+            Exception: the error that came back.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._check_room()
+        self._serial += 1
+        question = _Question(AskFrame(self._serial, target, key, name, body))
+        self._outbox.append(question)
+        self._wake.set()
+        try:
+            await question.done.wait()
+        except trio.Cancelled:
+            if question.sent:
+                if self._sent.pop(question.frame.id, None) is not None:
+                    self._control.append(CancelFrame(question.frame.id))
+                    self._wake.set()
+            else:
+                with suppress(ValueError):
+                    self._outbox.remove(question)
+            raise
+        if question.error is not None:
+            error, question.error = question.error, None
+            try:
+                raise error
+            finally:
+                del error
+        return question.body
+
+    def hang_up(self) -> None:
+        """End the connection, if there is one: the node is gone, or somewhere else."""
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def run(self) -> None:
+        """Connect whenever there is something to send, until cancelled."""
+        while True:
+            if not self._outbox:
+                self._wake = trio.Event()
+                self._control.clear()
+                await self._wake.wait()
+            why: BaseException | None = None
+            with trio.CancelScope() as self._scope:
+                try:
+                    await self._converse()
+                except (*_ENDS, _HungUp, PeerRefused) as error:
+                    why = error
+            self._scope = None
+            self._lose(why)
+
+    def _lose(self, why: BaseException | None) -> None:
+        """Answer those whose messages went down with a connection, or could not be sent."""
+        asked, self._sent = [*self._sent.values()], {}
+        self.ended += self.connected
+        self.lost += self._sent_tells
+        self._sent_tells = 0
+        said = "the node is gone" if why is None else repr(why)
+        for question in asked:
+            error = ConnectionLost(
+                f"the connection to node {self.node!r} ended before the answer came ({said}): the "
+                "message may have been handled",
+                node=self.node,
+                maybe_handled=True,
+            )
+            error.__cause__ = why
+            question.fail(error)
+        if self.connected and not isinstance(why, PeerRefused):
+            self.connected = False
+            return  # what waits is sent over the next connection
+        self.connected = False
+        waiting, self._outbox = self._outbox, deque()
+        for each in waiting:
+            if isinstance(each, TellFrame):
+                self.lost += 1
+                continue
+            if isinstance(why, PeerRefused):
+                each.fail(PeerRefused(str(why)))
+                continue
+            unreachable = NodeUnreachable(
+                f"node {self.node!r} cannot be reached ({said}): the message was not handled",
+                node=self.node,
+            )
+            unreachable.__cause__ = why
+            each.fail(unreachable)
+
+    async def _converse(self) -> None:
+        with trio.fail_after(self._settings.silence):
+            stream = await self._connect()
+        try:
+            connection = NodeConnection(self._hello, asks=True, limit=self._settings.frame)
+            self._heard = trio.current_time()
+            async with PlainNursery() as nursery:
+                nursery.start_soon(self._read, stream, connection)
+                with trio.fail_after(self._settings.silence):
+                    await stream.send_all(connection.greeting())
+                    while connection.peer is None:
+                        self._wake = trio.Event()
+                        await self._wake.wait()
+                if connection.peer.node != self.node:
+                    raise PeerRefused(f"node {connection.peer.node!r} is not {self.node!r}")
+                self.connected = True
+                nursery.start_soon(self._beat)
+                await self._write(stream, connection)
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    async def _read(self, stream: trio.abc.Stream, connection: NodeConnection) -> None:
+        while data := await stream.receive_some(_CHUNK):
+            self._heard = trio.current_time()
+            for frame in connection.receive(data):
+                if isinstance(frame, CreditFrame):
+                    self._sent_tells -= frame.count
+                elif isinstance(frame, ReplyFrame | FailedFrame):
+                    question = self._sent.pop(frame.id, None)
+                    if question is not None and isinstance(frame, ReplyFrame):
+                        question.body = frame.body
+                        question.done.set()
+                    elif question is not None:
+                        assert isinstance(frame, FailedFrame)
+                        question.fail(self._table.error(frame))
+            self._wake.set()
+        raise _HungUp
+
+    async def _write(self, stream: trio.abc.Stream, connection: NodeConnection) -> None:
+        while True:
+            self._wake = trio.Event()
+            while self._control:
+                await stream.send_all(connection.send(self._control.popleft()))
+            while self._outbox and connection.room > 0:
+                await stream.send_all(self._encoded(connection, self._outbox.popleft()))
+            if not self._control and (not self._outbox or connection.room <= 0):
+                await self._wake.wait()
+
+    def _encoded(self, connection: NodeConnection, each: _Question | TellFrame) -> bytes:
+        if isinstance(each, TellFrame):
+            data = connection.send(each)
+            self._sent_tells += 1
+            return data
+        try:
+            data = connection.send(each.frame)
+        except ValueError as error:
+            each.fail(error)
+            return b""
+        each.sent = True
+        self._sent[each.frame.id] = each
+        return data
+
+    async def _beat(self) -> None:
+        while True:
+            await trio.sleep(self._settings.heartbeat)
+            silent = trio.current_time() - self._heard
+            if silent > self._settings.silence:
+                raise trio.TooSlowError(f"node {self.node!r} has been silent for {silent:.1f} s")
+            self._control.append(PingFrame())
+            self._wake.set()
+
+
+class MessageTurn:
+    """A message's place in line: the next message waits until this one has its own.
+
+    Args:
+        status: of the task that delivers the message.
+    """
+
+    def __init__(self, status: trio.TaskStatus[None]) -> None:
+        self._status: trio.TaskStatus[None] | None = status
+
+    def taken(self) -> None:
+        """Let the next message come, after this one's next step up to a checkpoint."""
+        if self._status is not None:
+            self._status.started()
+            self._status = None
+
+
+Deliver = Callable[[AskFrame, "Visit", MessageTurn], Awaitable[bytes]]
+"""Function that answers a message of another node."""
+
+
+class Visit:
+    """A connection that another node has made: its messages are answered here.
+
+    Args:
+        stream: the connection.
+        names: names in the other side's certificate; None without certificates.
+        hello: the first frame.
+        table: for errors that go back.
+        settings: limits.
+        deliver: answers messages.
+        told: takes messages without an answer; it returns when they have their place in line.
+
+    Attributes:
+        held: buffers that the other node keeps here, by device and number.
+        ends: functions to call when the connection has ended.
+    """
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        names: frozenset[str] | None,
+        hello: HelloFrame,
+        table: MessageTable,
+        settings: ClusterSettings,
+        deliver: Deliver,
+        told: Callable[[TellFrame], None],
+    ) -> None:
+        self.held: dict[str, dict[int, Any]] = {}
+        self.ends: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._stream = stream
+        self._names = names
+        self._table = table
+        self._settings = settings
+        self._deliver = deliver
+        self._told = told
+        self._connection = NodeConnection(hello, asks=False, limit=settings.frame)
+        self._out: deque[Any] = deque()
+        self._wake = trio.Event()
+        self._answering: dict[int, trio.CancelScope] = {}
+
+    async def run(self) -> None:
+        """Answer until the connection ends."""
+        try:
+            async with PlainNursery() as nursery:
+                await self._stream.send_all(self._connection.greeting())
+                nursery.start_soon(self._write)
+                await self._read(nursery)
+                nursery.cancel_scope.cancel()
+        except _ENDS as error:
+            _log.debug("a connection has ended: %r", error)
+        except PeerRefused as error:
+            _log.warning("a connection was refused: %s", error)
+        finally:
+            await trio.aclose_forcefully(self._stream)
+            with trio.CancelScope(shield=True):
+                for end in self.ends.values():
+                    await end()
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        while True:
+            with trio.fail_after(self._settings.silence + self._settings.heartbeat):
+                data = await self._stream.receive_some(_CHUNK)
+            if not data:
+                return
+            told = 0
+            for frame in self._connection.receive(data):
+                if isinstance(frame, AskFrame):
+                    await nursery.start(self._answer, frame)
+                elif isinstance(frame, TellFrame):
+                    self._told(frame)
+                    told += 1
+                elif isinstance(frame, CancelFrame):
+                    if (scope := self._answering.get(frame.id)) is not None:
+                        scope.cancel()
+                elif isinstance(frame, HelloFrame):
+                    if self._names is not None and frame.node not in self._names:
+                        raise PeerRefused(
+                            f"node {frame.node!r} has a certificate of {sorted(self._names)}"
+                        )
+                elif isinstance(frame, PingFrame):
+                    self._post(PongFrame())
+            if told:
+                self._post(CreditFrame(told))
+
+    async def _answer(self, frame: AskFrame, *, task_status: trio.TaskStatus[None]) -> None:
+        scope = self._answering[frame.id] = trio.CancelScope()
+        answer: Any = FailedFrame(frame.id, "Cancelled", "the asker has gone", {})
+        turn = MessageTurn(task_status)
+        try:
+            with scope:
+                try:
+                    body = await self._deliver(frame, self, turn)
+                    answer = ReplyFrame(frame.id, body)
+                except Exception as error:  # noqa: BLE001 (the asker's)
+                    answer = self._table.failure(frame.id, error)
+        finally:
+            del self._answering[frame.id]
+            turn.taken()
+        self._post(answer)
+
+    def _post(self, frame: Any) -> None:
+        self._out.append(frame)
+        self._wake.set()
+
+    async def _write(self) -> None:
+        while True:
+            self._wake = trio.Event()
+            while self._out:
+                frame = self._out.popleft()
+                try:
+                    data = self._connection.send(frame)
+                except ValueError as error:
+                    data = self._connection.send(self._table.failure(frame.id, error))
+                await self._stream.send_all(data)
+            if not self._out:
+                await self._wake.wait()

@@ -1,0 +1,391 @@
+"""Fencing stores in databases: SQLite for one machine, PostgreSQL for many.
+
+Both calls wait, so they are made in worker threads, one after the other.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+
+import trio
+
+from .._errors import LibraryMissing
+from .._install import install_command
+from ..actors.blocks import opens
+from ..device.data.transfer import in_thread
+from ._errors import StoreUnavailable
+from ._store import Snapshots, StoreEntry, StoreLease, StoreRow, check_lease, extend, swap, take
+
+if TYPE_CHECKING:
+    import os
+
+T = TypeVar("T")
+
+_POLL: Final = 0.02
+"""Seconds between looks at a file, which does not announce its changes."""
+
+_BUSY: Final = 5.0
+"""Seconds until another process's transaction counts as stuck."""
+
+_COLUMNS: Final = "key, value, version, holder, epoch, expires"
+
+
+class _SqlRows:
+    """Rows of a table, inside of a transaction."""
+
+    def __init__(self, execute: Callable[..., Any], mark: str, now: float) -> None:
+        self._execute = execute
+        self._mark = mark
+        self._now = now
+        self.changed = False
+
+    def now(self) -> float:
+        """Return the time at which the transaction began."""
+        return self._now
+
+    def get(self, key: str) -> StoreRow | None:
+        """Return a row."""
+        row = self._execute(
+            f"SELECT {_COLUMNS} FROM atomr_accel_cluster WHERE key = {self._mark}",  # noqa: S608
+            (key,),
+        ).fetchone()
+        return None if row is None else StoreRow(*row)
+
+    def put(self, row: StoreRow) -> None:
+        """Write a row."""
+        marks = ", ".join([self._mark] * 6)
+        self._execute(
+            f"INSERT INTO atomr_accel_cluster ({_COLUMNS}) VALUES ({marks})"  # noqa: S608
+            " ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version,"
+            " holder = excluded.holder, epoch = excluded.epoch, expires = excluded.expires",
+            (row.key, row.value, row.version, row.holder, row.epoch, row.expires),
+        )
+
+    def scan(self, prefix: str) -> list[StoreRow]:
+        """Return the rows whose keys begin with a prefix, in order."""
+        found = self._execute(
+            f"SELECT {_COLUMNS} FROM atomr_accel_cluster"  # noqa: S608
+            f" WHERE key >= {self._mark} AND key < {self._mark} ORDER BY key",
+            (prefix, prefix + "\U0010ffff"),
+        ).fetchall()
+        return [StoreRow(*row) for row in found]
+
+
+class _ThreadedStore:
+    """A store of functions that wait. Those that begin with ``_`` run in a thread."""
+
+    def __init__(self) -> None:
+        self._limiter: Final = trio.CapacityLimiter(1)
+
+    async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
+        """Take leases; see `FencingStore`."""
+        check_lease(keys, seconds)
+        return await self._done(lambda rows: take(rows, keys, holder, seconds))
+
+    async def renew(self, leases: Sequence[StoreLease], seconds: float) -> list[bool]:
+        """Renew or release leases; see `FencingStore`."""
+        check_lease((), seconds)
+        return await self._done(lambda rows: extend(rows, leases, seconds))
+
+    async def compare_and_set(
+        self, key: str, value: bytes | None, *, version: int, fence: StoreLease | None = None
+    ) -> int:
+        """Set a value; see `FencingStore`."""
+        return await self._done(lambda rows: swap(rows, key, value, version, fence))
+
+    async def _read(self, prefix: str) -> tuple[list[StoreRow], float]:
+        return await self._done(lambda rows: (rows.scan(prefix), rows.now()), writes=False)
+
+    async def _done(self, function: Callable[[_SqlRows], T], *, writes: bool = True) -> T:
+        return await in_thread(partial(self._transact, function, writes), self._limiter)
+
+    @abstractmethod
+    def _transact(self, function: Callable[[_SqlRows], T], writes: bool) -> T:
+        """Run a function in a transaction."""
+
+
+@final
+class SqliteStore(_ThreadedStore):
+    """A fencing store in a file, for nodes of one machine. `open_sqlite_store` opens one.
+
+    Each call is a transaction that is on the disk when the call returns. Time is the machine's
+    monotonic clock, so changes of the wall's clock do nothing; a restart of the machine ends all
+    leases. Watchers look at the file 50 times a second.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path: Final = path
+        self._connection: sqlite3.Connection | None = None
+
+    def __repr__(self) -> str:
+        return f"SqliteStore({str(self.path)!r})"
+
+    def _open(self) -> None:
+        self.path.touch(mode=0o600)
+        self._connection = connection = sqlite3.connect(
+            self.path, isolation_level=None, check_same_thread=False, timeout=_BUSY
+        )
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(
+                "CREATE TABLE IF NOT EXISTS atomr_accel_cluster (key TEXT PRIMARY KEY, value BLOB,"
+                " version INTEGER NOT NULL, holder TEXT, epoch INTEGER NOT NULL,"
+                " expires REAL NOT NULL)"
+            )
+            connection.execute("CREATE TABLE IF NOT EXISTS atomr_accel_boot (id TEXT NOT NULL)")
+            boot = _boot_id()
+            if connection.execute("SELECT id FROM atomr_accel_boot").fetchone() != (boot,):
+                connection.execute("DELETE FROM atomr_accel_boot")
+                connection.execute("INSERT INTO atomr_accel_boot VALUES (?)", (boot,))
+                connection.execute("UPDATE atomr_accel_cluster SET holder = NULL, expires = 0")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.close()
+            raise
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise StoreUnavailable(f"{self!r} is used outside of its block", maybe_done=False)
+        return self._connection
+
+    def _transact(self, function: Callable[[_SqlRows], T], writes: bool) -> T:
+        connection = self._opened()
+        committing = False
+        try:
+            connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+            try:
+                rows = _SqlRows(connection.execute, "?", time.clock_gettime(time.CLOCK_MONOTONIC))
+                result = function(rows)
+                committing = writes
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                    committing = False
+                raise
+        except sqlite3.Error as error:
+            raise StoreUnavailable(
+                f"{self.path} does not answer: {error}", maybe_done=committing
+            ) from error
+        return result
+
+    @asynccontextmanager
+    async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[tuple[StoreEntry, ...]]]:
+        """Watch keys; see `FencingStore`."""
+        seen = -1
+
+        def version() -> int:
+            # Changes by this connection itself do not count in data_version.
+            connection = self._opened()
+            try:
+                (other,) = connection.execute("PRAGMA data_version").fetchone()
+            except sqlite3.Error as error:
+                raise StoreUnavailable(f"{self.path} does not answer: {error}") from error
+            return int(other) + connection.total_changes
+
+        async def read() -> tuple[list[StoreRow], float]:
+            nonlocal seen
+            seen = await in_thread(version, self._limiter)
+            return await self._read(prefix)
+
+        async def wait() -> None:
+            while await in_thread(version, self._limiter) == seen:  # noqa: ASYNC110 (files are silent)
+                await trio.sleep(_POLL)
+
+        yield Snapshots(read, wait)
+
+
+def _boot_id() -> str:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+@opens
+async def open_sqlite_store(path: str | os.PathLike[str]) -> AsyncIterator[SqliteStore]:
+    """Open a fencing store in a file, which is made if it is missing.
+
+    Only its owner can read the file (mode 0600).
+
+    Args:
+        path: the file, on a disk of this machine.
+
+    Raises:
+        StoreUnavailable: the file cannot be opened, or has other content.
+    """
+    store = SqliteStore(Path(path))
+    try:
+        await in_thread(store._open, store._limiter)
+    except (sqlite3.Error, OSError) as error:
+        raise StoreUnavailable(f"{path} cannot be opened: {error}", maybe_done=False) from error
+    try:
+        yield store
+    finally:
+        with trio.CancelScope(shield=True):
+            await in_thread(store._close, store._limiter)
+
+
+_LOCK: Final = 0x61746163
+"""Key of the advisory lock of transactions that write."""
+
+_NOW: Final = "SELECT extract(epoch FROM clock_timestamp())::double precision"
+
+
+@final
+class PostgresStore(_ThreadedStore):
+    """A fencing store in a PostgreSQL server. `open_postgres_store` opens one.
+
+    Each call is a transaction, and time is the server's. A lost connection is made again by the
+    next call. Watchers hear of changes by ``LISTEN``.
+    """
+
+    def __init__(self, conninfo: str) -> None:
+        super().__init__()
+        self._conninfo: Final = conninfo
+        self._connection: Any = None
+
+    def __repr__(self) -> str:
+        return "PostgresStore(...)"  # a connection string may have a password
+
+    def _connected(self) -> Any:
+        try:
+            import psycopg
+        except ImportError as error:
+            raise LibraryMissing(
+                f"stores in PostgreSQL need package psycopg: {install_command('cluster')}",
+                library="psycopg",
+            ) from error
+        try:
+            return psycopg.connect(self._conninfo, autocommit=True)
+        except psycopg.Error as error:
+            raise StoreUnavailable(
+                f"PostgreSQL does not answer: {error}", maybe_done=False
+            ) from error
+
+    def _open(self) -> None:
+        self._connection = connection = self._connected()
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+            connection.execute(
+                'CREATE TABLE IF NOT EXISTS atomr_accel_cluster (key text COLLATE "C" PRIMARY KEY,'
+                " value bytea, version bigint NOT NULL, holder text, epoch bigint NOT NULL,"
+                " expires double precision NOT NULL)"
+            )
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _transact(self, function: Callable[[_SqlRows], T], writes: bool) -> T:
+        import psycopg
+
+        committing = False
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = self._connected()
+            connection = self._connection
+            with connection.transaction(), connection.cursor(binary=True) as cursor:
+                if writes:
+                    cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+                (now,) = cursor.execute(_NOW).fetchone()
+                result = function(_SqlRows(cursor.execute, "%s", now))
+                if writes:
+                    cursor.execute("NOTIFY atomr_accel_cluster")
+                    committing = True
+        except psycopg.Error as error:
+            raise StoreUnavailable(
+                f"PostgreSQL does not answer: {error}", maybe_done=committing
+            ) from error
+        return result
+
+    @asynccontextmanager
+    async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[tuple[StoreEntry, ...]]]:
+        """Watch keys; see `FencingStore`."""
+        listener = await self._listening()
+
+        async def read() -> tuple[list[StoreRow], float]:
+            return await self._read(prefix)
+
+        async def wait() -> None:
+            await trio.lowlevel.wait_readable(listener.fileno())
+            await in_thread(partial(_drain, listener), trio.CapacityLimiter(1))
+
+        try:
+            yield Snapshots(read, wait)
+        finally:
+            listener.close()
+
+    async def _listening(self) -> Any:
+        lock, wanted = threading.Lock(), True
+        made: list[Any] = []
+
+        def connect() -> None:
+            connection = self._connected()
+            try:
+                connection.execute("LISTEN atomr_accel_cluster")
+            except BaseException:
+                connection.close()
+                raise
+            with lock:
+                if wanted:
+                    made.append(connection)
+                    return
+            connection.close()
+
+        try:
+            await in_thread(connect, trio.CapacityLimiter(1), abandon=True)
+        except BaseException:
+            with lock:
+                wanted = False
+            for connection in made:
+                connection.close()
+            raise
+        return made.pop()
+
+
+def _drain(listener: Any) -> None:
+    """Take what the server has sent."""
+    import psycopg
+
+    try:
+        for _ in listener.notifies(timeout=0):
+            pass
+    except psycopg.Error as error:
+        raise StoreUnavailable(f"PostgreSQL does not answer: {error}") from error
+
+
+@opens
+async def open_postgres_store(conninfo: str) -> AsyncIterator[PostgresStore]:
+    """Open a fencing store in a PostgreSQL server. Its table is made if it is missing.
+
+    Args:
+        conninfo: a connection string or URL of libpq, such as ``"postgresql://host/database"``.
+
+    Raises:
+        StoreUnavailable: the server does not answer.
+        LibraryMissing: package psycopg is not installed.
+    """
+    store = PostgresStore(conninfo)
+    await in_thread(store._open, store._limiter, abandon=True)
+    try:
+        yield store
+    finally:
+        with trio.CancelScope(shield=True):
+            await in_thread(store._close, store._limiter)

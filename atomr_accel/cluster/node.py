@@ -1,0 +1,95 @@
+"""A node without a program around it: it holds entities until it is asked to leave."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ..actors import Message
+from ._cluster import Cluster, open_cluster
+from ._entity import Entity
+from ._sql_store import open_postgres_store, open_sqlite_store
+from ._transport import Credentials
+
+if TYPE_CHECKING:
+    import os
+
+    from ._settings import ClusterSettings
+    from ._store import FencingStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterProgram:
+    """Declarations that all nodes of a cluster share; ``atomr-accel node module:name`` runs one.
+
+    Attributes:
+        name: the cluster's name.
+        messages: classes of the messages that go from node to node.
+        entities: types of entities.
+        singletons: types with one entity each.
+        settings: limits and times.
+    """
+
+    name: str
+    messages: Sequence[type[Message[Any]]] = ()
+    entities: Sequence[type[Entity[Any]]] = ()
+    singletons: Sequence[type[Entity[Any]]] = ()
+    settings: ClusterSettings | None = None
+
+    def open(
+        self,
+        node: str,
+        store: FencingStore,
+        credentials: Credentials,
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        *,
+        holds: bool = True,
+    ) -> AbstractAsyncContextManager[Cluster]:
+        """Join the cluster; see `open_cluster`."""
+        return open_cluster(
+            self.name,
+            node=node,
+            store=store,
+            messages=self.messages,
+            entities=self.entities,
+            singletons=self.singletons,
+            credentials=credentials,
+            listen=listen,
+            settings=self.settings,
+            holds=holds,
+        )
+
+
+async def run_node(
+    program: ClusterProgram,
+    node: str,
+    store: str | os.PathLike[str],
+    credentials: Credentials,
+    listen: tuple[str, int] = ("127.0.0.1", 0),
+    ready: Callable[[Cluster], None] | None = None,
+) -> None:
+    """Run a node until SIGTERM or SIGINT comes; then hand its entities over, and return.
+
+    Args:
+        program: what the cluster declares.
+        node: the node's name.
+        store: a file of SQLite, or a URL of PostgreSQL such as ``"postgresql://host/database"``.
+        credentials: the node's certificate.
+        listen: address and port.
+        ready: called when the node has joined.
+    """
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        text = str(store)
+        server = text.startswith(("postgresql://", "postgres://"))
+        opening: AbstractAsyncContextManager[FencingStore]
+        opening = open_postgres_store(text) if server else open_sqlite_store(text)
+        async with opening as fencing, program.open(node, fencing, credentials, listen) as cluster:
+            if ready is not None:
+                ready(cluster)
+            async for _ in signals:
+                break
