@@ -1,0 +1,59 @@
+"""Simulations, filters and structures of data that run on a device and can be watched.
+
+``async with open_fluid(device, (256, 256)) as fluid:`` and then ``await fluid.step(1 / 60)``. Each
+simulation survives faults: it continues from its last checkpoint.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._checks import Parameter
+    from ._fluid import Fluid, open_fluid
+    from .simulation import (
+        DrawScene,
+        Simulation,
+        SimulationStatistics,
+        StepScene,
+        UpdateScene,
+        opened,
+    )
+    from .wire.kernels import KernelSource
+
+__all__ = [
+    "DrawScene",
+    "Fluid",
+    "KernelSource",
+    "Parameter",
+    "Simulation",
+    "SimulationStatistics",
+    "StepScene",
+    "UpdateScene",
+    "open_fluid",
+    "opened",
+]
+
+# Hosts import the kernels' functions, and with them this package: it must not load the program's.
+_HOME = {
+    "Parameter": "_checks",
+    "Fluid": "_fluid",
+    "open_fluid": "_fluid",
+    "DrawScene": "simulation",
+    "Simulation": "simulation",
+    "SimulationStatistics": "simulation",
+    "StepScene": "simulation",
+    "UpdateScene": "simulation",
+    "opened": "simulation",
+    "KernelSource": "wire.kernels",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
