@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._checks import Parameter
+    from ._filters import Border, ColourSpace, Filters
     from ._fluid import Fluid, open_fluid
     from .simulation import (
         DrawScene,
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from .wire.kernels import KernelSource
 
 __all__ = [
+    "Border",
+    "ColourSpace",
     "DrawScene",
+    "Filters",
     "Fluid",
     "KernelSource",
     "Parameter",
@@ -36,6 +40,9 @@ __all__ = [
 # Hosts import the kernels' functions, and with them this package: it must not load the program's.
 _HOME = {
     "Parameter": "_checks",
+    "Border": "_filters",
+    "ColourSpace": "_filters",
+    "Filters": "_filters",
     "Fluid": "_fluid",
     "open_fluid": "_fluid",
     "DrawScene": "simulation",
