@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ._checks import Parameter
     from ._filters import Border, ColourSpace, Filters
     from ._fluid import Fluid, open_fluid
+    from ._hash_map import HashMap, HashMapStatistics, open_hash_map
     from .simulation import (
         DrawScene,
         Simulation,
@@ -27,6 +28,8 @@ __all__ = [
     "DrawScene",
     "Filters",
     "Fluid",
+    "HashMap",
+    "HashMapStatistics",
     "KernelSource",
     "Parameter",
     "Simulation",
@@ -34,6 +37,7 @@ __all__ = [
     "StepScene",
     "UpdateScene",
     "open_fluid",
+    "open_hash_map",
     "opened",
 ]
 
@@ -45,6 +49,9 @@ _HOME = {
     "Filters": "_filters",
     "Fluid": "_fluid",
     "open_fluid": "_fluid",
+    "HashMap": "_hash_map",
+    "HashMapStatistics": "_hash_map",
+    "open_hash_map": "_hash_map",
     "DrawScene": "simulation",
     "Simulation": "simulation",
     "SimulationStatistics": "simulation",

@@ -213,7 +213,7 @@ class Filters:
     # --- shapes ----------------------------------------------------------------------------
 
     def erode(self, on: Batch | Recording, image: GpuRef, shape: GpuRef) -> GpuRef:
-        """Take the least value where ``shape`` is not 0: uint8 of odd sizes. Outside never counts."""
+        """Take the least value where ``shape``, uint8 of odd sizes, is not 0; none of outside."""
         return self._extreme(on, image, shape, largest=False)
 
     def dilate(self, on: Batch | Recording, image: GpuRef, shape: GpuRef) -> GpuRef:

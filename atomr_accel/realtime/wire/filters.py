@@ -203,7 +203,8 @@ extern "C" __global__ void join_parts(int* parent, const unsigned char* x, int h
     if (column > 0 && x[index - 1]) unite(parent, index, index - 1);
     if (row == 0) return;
     for (int s = -1; s <= 1; s++)
-        if (column + s >= 0 && column + s < w && x[index - w + s]) unite(parent, index, index - w + s);
+        if (column + s >= 0 && column + s < w && x[index - w + s])
+            unite(parent, index, index - w + s);
 }
 
 extern "C" __global__ void mark_parts(
@@ -326,7 +327,8 @@ extern "C" __global__ void resample(
     for (int i = 1 - reach; i <= reach; i++)
         for (int j = 1 - reach; j <= reach; j++) {
             float dy = y - (fy + i), dx = z - (fx + j);
-            float weight = method == 1 ? (1.0f - fabsf(dy)) * (1.0f - fabsf(dx)) : cubic(dy) * cubic(dx);
+            float weight = method == 1 ? (1.0f - fabsf(dy)) * (1.0f - fabsf(dx))
+                                       : cubic(dy) * cubic(dx);
             sum += weight * pixel(x, h, w, c, fy + i, fx + j, channel, 1, 0.0f);
         }
     out[index] = sum;
@@ -338,7 +340,8 @@ def _padded(
     x: Array, above: int, below: int, left: int, right: int, border: int, value: Any
 ) -> Array:
     more: Any = {"constant_values": value} if border == 0 else {}
-    return np.pad(x, ((above, below), (left, right), (0, 0)), _PADS[border], **more)  # type: ignore[call-overload, no-any-return]
+    wide: Array = np.pad(x, ((above, below), (left, right), (0, 0)), _PADS[border], **more)  # type: ignore[call-overload]
+    return wide
 
 
 def _windows(x: Array, rows: int, columns: int, border: int, value: Any) -> Array:
