@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ._filters import Border, ColourSpace, Filters
     from ._fluid import Fluid, open_fluid
     from ._hash_map import HashMap, HashMapStatistics, open_hash_map
+    from ._spatial import SpatialIndex, SpatialIndexStatistics
     from .simulation import (
         DrawScene,
         Simulation,
@@ -34,6 +35,8 @@ __all__ = [
     "Parameter",
     "Simulation",
     "SimulationStatistics",
+    "SpatialIndex",
+    "SpatialIndexStatistics",
     "StepScene",
     "UpdateScene",
     "open_fluid",
@@ -52,6 +55,8 @@ _HOME = {
     "HashMap": "_hash_map",
     "HashMapStatistics": "_hash_map",
     "open_hash_map": "_hash_map",
+    "SpatialIndex": "_spatial",
+    "SpatialIndexStatistics": "_spatial",
     "DrawScene": "simulation",
     "Simulation": "simulation",
     "SimulationStatistics": "simulation",

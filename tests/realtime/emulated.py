@@ -81,11 +81,19 @@ def _run(path: str, name: str, types: tuple[str, ...], grid: Any, block: Any, *a
         library = _libraries[path] = ctypes.CDLL(path)
     kept: list[Any] = []
     for kind, value in zip(types, args, strict=True):
-        if "*" in kind:
+        if value is None:
+            kept.append(ctypes.c_void_p(0))
+        elif "*" in kind:
             assert value.flags.c_contiguous
             kept.append(ctypes.c_void_p(value.ctypes.data))
         else:
-            numbers = {"int": "i4", "unsigned": "u4", "float": "f4", "long long": "i8"}
+            numbers = {
+                "int": "i4",
+                "unsigned": "u4",
+                "float": "f4",
+                "long long": "i8",
+                "double": "f8",
+            }
             kept.append(np.array(value, numbers[kind]).ctypes.data_as(ctypes.c_void_p))
     pointers = [
         ctypes.addressof(each) if "*" in kind else each.value
