@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ._filters import Border, ColourSpace, Filters
     from ._fluid import Fluid, open_fluid
     from ._hash_map import HashMap, HashMapStatistics, open_hash_map
+    from ._particles import Balls, Liquid, open_balls, open_liquid
     from ._spatial import SpatialIndex, SpatialIndexStatistics
     from .simulation import (
         DrawScene,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .wire.kernels import KernelSource
 
 __all__ = [
+    "Balls",
     "Border",
     "ColourSpace",
     "DrawScene",
@@ -32,6 +34,7 @@ __all__ = [
     "HashMap",
     "HashMapStatistics",
     "KernelSource",
+    "Liquid",
     "Parameter",
     "Simulation",
     "SimulationStatistics",
@@ -39,8 +42,10 @@ __all__ = [
     "SpatialIndexStatistics",
     "StepScene",
     "UpdateScene",
+    "open_balls",
     "open_fluid",
     "open_hash_map",
+    "open_liquid",
     "opened",
 ]
 
@@ -57,6 +62,10 @@ _HOME = {
     "open_hash_map": "_hash_map",
     "SpatialIndex": "_spatial",
     "SpatialIndexStatistics": "_spatial",
+    "Balls": "_particles",
+    "Liquid": "_particles",
+    "open_balls": "_particles",
+    "open_liquid": "_particles",
     "DrawScene": "simulation",
     "Simulation": "simulation",
     "SimulationStatistics": "simulation",

@@ -113,7 +113,7 @@ async def test_bad_input(device: Device) -> None:
         await index.nearest(np.zeros((1, 2)))
     with pytest.raises(ValueError, match="k must be from 1 to 64"):
         await index.nearest(np.zeros((1, 3)), 65)
-    with pytest.raises(ValueError, match="radius must be from 0 to 0.5"):
+    with pytest.raises(ValueError, match=r"radius must be from 0 to 0\.5"):
         await index.cast(np.zeros((1, 3)), np.ones((1, 3)), 0.6)
     with pytest.raises(ValueError, match="directions must be longer than 0"):
         await index.cast(np.zeros((1, 3)), np.zeros((1, 3)), 0.1)

@@ -1,4 +1,4 @@
-"""Kernels of a uniform grid over points: radius, nearest neighbours, rays. Distances are float64."""
+"""Kernels of a uniform grid over points: radius, nearest neighbours, rays; in float64."""
 
 from __future__ import annotations
 
