@@ -214,6 +214,7 @@ def documented() -> dict[str, Any]:
         "atomr_accel.dashboard",
         "atomr_accel.replay",
         "atomr_accel.solvers",
+        "atomr_accel.realtime",
         "atomr_accel.testing",
         "atomr_accel.backends",
         "atomr_accel.ops",
