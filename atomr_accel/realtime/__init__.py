@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ._checks import Parameter
+    from ._checks import SceneParameter
     from ._filters import Border, ColourSpace, Filters
     from ._fluid import Fluid, open_fluid
     from ._hash_map import HashMap, HashMapStatistics, open_hash_map
@@ -35,7 +35,7 @@ __all__ = [
     "HashMapStatistics",
     "KernelSource",
     "Liquid",
-    "Parameter",
+    "SceneParameter",
     "Simulation",
     "SimulationStatistics",
     "SpatialIndex",
@@ -51,7 +51,7 @@ __all__ = [
 
 # Hosts import the kernels' functions, and with them this package: it must not load the program's.
 _HOME = {
-    "Parameter": "_checks",
+    "SceneParameter": "_checks",
     "Border": "_filters",
     "ColourSpace": "_filters",
     "Filters": "_filters",

@@ -13,7 +13,7 @@ from ..actors.util import check_instance
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class SceneParameter:
     """A number that a program may change while a simulation runs.
 
     Attributes:
@@ -92,7 +92,7 @@ def array_of(
 
 
 def parameters_of(
-    known: Mapping[str, Parameter], present: Mapping[str, float], changes: Mapping[str, object]
+    known: Mapping[str, SceneParameter], present: Mapping[str, float], changes: Mapping[str, object]
 ) -> dict[str, float]:
     """Return parameters with changes.
 

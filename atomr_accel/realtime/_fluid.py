@@ -10,7 +10,7 @@ import numpy as np
 
 from ..actors import Place
 from ..actors.blocks import opens
-from ._checks import Parameter, array_of, number, one_of, shape_of, whole
+from ._checks import SceneParameter, array_of, number, one_of, shape_of, whole
 from .simulation import Simulation, opened
 from .wire.fluid import FLUID
 
@@ -29,11 +29,11 @@ class Fluid(Simulation):
     added in a second; and uint8 ``solid``, 1 in cells without fluid.
     """
 
-    parameters: ClassVar[Mapping[str, Parameter]] = {
-        "viscosity": Parameter(0.0, unit="length²/s"),
-        "buoyancy": Parameter(0.0, -math.inf, unit="length/s²"),
-        "force": Parameter(0.0, -math.inf, unit="length/s²"),
-        "fading": Parameter(0.0, unit="1/s"),
+    parameters: ClassVar[Mapping[str, SceneParameter]] = {
+        "viscosity": SceneParameter(0.0, unit="length²/s"),
+        "buoyancy": SceneParameter(0.0, -math.inf, unit="length/s²"),
+        "force": SceneParameter(0.0, -math.inf, unit="length/s²"),
+        "fading": SceneParameter(0.0, unit="1/s"),
     }
     kernels = FLUID
 

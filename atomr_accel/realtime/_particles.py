@@ -10,7 +10,7 @@ import numpy as np
 
 from ..actors import Place
 from ..actors.blocks import opens
-from ._checks import Parameter, array_of, number, shape_of
+from ._checks import SceneParameter, array_of, number, shape_of
 from .simulation import Simulation, opened
 from .wire.particles import PARTICLES
 
@@ -118,11 +118,11 @@ class Liquid(_Particles):
     beginning each particle has: they are kept in the order of the cells that they are in.
     """
 
-    parameters: ClassVar[Mapping[str, Parameter]] = {
-        "gravity": Parameter(9.81, -1e6, 1e6, "length/s²"),
-        "wall_loss": Parameter(0.5, 0.0, 1.0),
-        "sound": Parameter(20.0, 1e-6, 1e6, "length/s"),
-        "viscosity": Parameter(0.1, 0.0, 10.0),
+    parameters: ClassVar[Mapping[str, SceneParameter]] = {
+        "gravity": SceneParameter(9.81, -1e6, 1e6, "length/s²"),
+        "wall_loss": SceneParameter(0.5, 0.0, 1.0),
+        "sound": SceneParameter(20.0, 1e-6, 1e6, "length/s"),
+        "viscosity": SceneParameter(0.1, 0.0, 10.0),
     }
 
     def __init__(self, *args: Any, spacing: float, **options: Any) -> None:
@@ -153,11 +153,11 @@ class Liquid(_Particles):
 class Balls(_Particles):
     """Balls that collide; `open_balls` makes one. Its state is that of a `Liquid`."""
 
-    parameters: ClassVar[Mapping[str, Parameter]] = {
-        "gravity": Parameter(9.81, -1e6, 1e6, "length/s²"),
-        "wall_loss": Parameter(0.0, 0.0, 1.0),
-        "stiffness": Parameter(1e4, 0.0, 1e9, "1/s²"),
-        "damping": Parameter(0.0, 0.0, 1e6, "1/s"),
+    parameters: ClassVar[Mapping[str, SceneParameter]] = {
+        "gravity": SceneParameter(9.81, -1e6, 1e6, "length/s²"),
+        "wall_loss": SceneParameter(0.0, 0.0, 1.0),
+        "stiffness": SceneParameter(1e4, 0.0, 1e9, "1/s²"),
+        "damping": SceneParameter(0.0, 0.0, 1e6, "1/s"),
     }
 
     def __init__(self, *args: Any, radius: float, **options: Any) -> None:

@@ -21,7 +21,7 @@ from .. import ContextPoisoned, GpuRefStale
 from ..actors import Message, Place, Service, handler, serving
 from ..actors.util import check_instance
 from ..device import Device
-from ._checks import Parameter, number, parameters_of, whole
+from ._checks import SceneParameter, number, parameters_of, whole
 from ._kernels import KernelSet
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class SimulationStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
+class _StateCopy:
     snapshot: Snapshot
     steps: int
     time: float
@@ -109,7 +109,7 @@ class Simulation(Service):
     Methods may be called by any task. They take turns.
     """
 
-    parameters: ClassVar[Mapping[str, Parameter]] = {}
+    parameters: ClassVar[Mapping[str, SceneParameter]] = {}
     """Numbers that `update` changes. Kernels get them as ``values``."""
     kernels: ClassVar[KernelSource]
     """Kernels of a step and of the picture."""
@@ -133,7 +133,7 @@ class Simulation(Service):
         """float32: the length of a step in seconds, then the parameters in their order."""
         self._written: tuple[float, ...] = ()
         self._lock = trio.StrictFIFOLock()
-        self._copies: list[_Copy] = []  # at most two, the newest last
+        self._copies: list[_StateCopy] = []  # at most two, the newest last
         self._generation = 0
         self._steps = self._faults = self._lost = self._frames = self._skipped = self._late = 0
         self._time = 0.0
@@ -461,7 +461,7 @@ class Simulation(Service):
             if len(self._copies) == 2:
                 spare = self._copies.pop(0).snapshot
         snapshot = await self.device.snapshot(self.state.values(), out=spare)
-        self._copies.append(_Copy(snapshot, self._steps, self._time))
+        self._copies.append(_StateCopy(snapshot, self._steps, self._time))
 
     async def _revive(self) -> None:
         """Make all that is on the device, unless it is there."""

@@ -65,7 +65,7 @@ async def test_a_ball_falls_as_newton_says_and_walls_reflect_it(device: Device) 
 
 @pytest.mark.slow
 async def test_the_front_of_a_breaking_dam(device: Device) -> None:
-    """It is near Martin and Moyce's measurement, and behind shallow water without friction.
+    """Nearness to Martin and Moyce's measurement, and behind shallow water without friction.
 
     A gate that is lifted, and friction, make the measured front slower than a simulated one.
     """

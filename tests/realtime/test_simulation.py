@@ -1,4 +1,4 @@
-"""What all simulations have in common."""
+"""Steps, faults, clocks and viewers of all simulations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atomr_accel.actors import Call, GetStatistics
 from atomr_accel.realtime import (
     DrawScene,
     KernelSource,
-    Parameter,
+    SceneParameter,
     Simulation,
     StepScene,
     UpdateScene,
@@ -53,7 +53,7 @@ def show(out: Any, x: Any, n: int) -> None:
 class Growth(Simulation):
     """Numbers that grow by ``rate`` in a second."""
 
-    parameters: ClassVar[Mapping[str, Parameter]] = {"rate": Parameter(1.0, 0.0, 100.0)}
+    parameters: ClassVar[Mapping[str, SceneParameter]] = {"rate": SceneParameter(1.0, 0.0, 100.0)}
     kernels = KernelSource(SOURCE, {"grow": grow, "show": show})
 
     def begin(self) -> Mapping[str, np.ndarray[Any, Any]]:
