@@ -46,6 +46,7 @@ FOR_USERS = (
     "atomr_accel.dashboard",
     "atomr_accel.replay",
     "atomr_accel.solvers",
+    "atomr_accel.realtime",
     "atomr_accel.testing",
     "atomr_accel.worlds",
     "atomr_accel.agents",

@@ -201,6 +201,7 @@ def documented() -> dict[str, Any]:
         "atomr_accel.dashboard",
         "atomr_accel.replay",
         "atomr_accel.solvers",
+        "atomr_accel.realtime",
         "atomr_accel.testing",
         "atomr_accel.cluster",
         "atomr_accel.backends",

@@ -1,0 +1,87 @@
+"""Simulations, filters and structures of data that run on a device and can be watched.
+
+``async with open_fluid(device, (256, 256)) as fluid:`` and then ``await fluid.step(1 / 60)``. Each
+simulation survives faults: it continues from its last checkpoint.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._checks import SceneParameter
+    from ._filters import Border, ColourSpace, Filters
+    from ._fluid import Fluid, open_fluid
+    from ._hash_map import HashMap, HashMapStatistics, open_hash_map
+    from ._particles import Balls, Liquid, open_balls, open_liquid
+    from ._spatial import SpatialIndex, SpatialIndexStatistics
+    from .simulation import (
+        DrawScene,
+        Simulation,
+        SimulationStatistics,
+        StepScene,
+        UpdateScene,
+        opened,
+    )
+    from .wire.kernels import KernelSource
+
+__all__ = [
+    "Balls",
+    "Border",
+    "ColourSpace",
+    "DrawScene",
+    "Filters",
+    "Fluid",
+    "HashMap",
+    "HashMapStatistics",
+    "KernelSource",
+    "Liquid",
+    "SceneParameter",
+    "Simulation",
+    "SimulationStatistics",
+    "SpatialIndex",
+    "SpatialIndexStatistics",
+    "StepScene",
+    "UpdateScene",
+    "open_balls",
+    "open_fluid",
+    "open_hash_map",
+    "open_liquid",
+    "opened",
+]
+
+# Hosts import the kernels' functions, and with them this package: it must not load the program's.
+_HOME = {
+    "SceneParameter": "_checks",
+    "Border": "_filters",
+    "ColourSpace": "_filters",
+    "Filters": "_filters",
+    "Fluid": "_fluid",
+    "open_fluid": "_fluid",
+    "HashMap": "_hash_map",
+    "HashMapStatistics": "_hash_map",
+    "open_hash_map": "_hash_map",
+    "SpatialIndex": "_spatial",
+    "SpatialIndexStatistics": "_spatial",
+    "Balls": "_particles",
+    "Liquid": "_particles",
+    "open_balls": "_particles",
+    "open_liquid": "_particles",
+    "DrawScene": "simulation",
+    "Simulation": "simulation",
+    "SimulationStatistics": "simulation",
+    "StepScene": "simulation",
+    "UpdateScene": "simulation",
+    "opened": "simulation",
+    "KernelSource": "wire.kernels",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

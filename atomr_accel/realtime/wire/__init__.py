@@ -1,0 +1,1 @@
+"""Kernels of simulations and filters: CUDA C++, and NumPy functions that do the same."""
