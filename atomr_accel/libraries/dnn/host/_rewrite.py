@@ -104,7 +104,7 @@ def cut(graph: DnnGraph, at: int) -> tuple[DnnGraph, DnnGraph]:
 def widened(graph: DnnGraph) -> tuple[DnnGraph, ...]:
     """Attention with heads of any size, as steps around one that cuDNN takes.
 
-    Zeros behind q, k, v, o and dO change no score and no sum, and what they give is cut off.
+    Zeros behind q, k, v, o and dO change no score and no sum. Results are cut back.
 
     Args:
         graph: a graph of one node.
