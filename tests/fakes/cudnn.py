@@ -98,6 +98,7 @@ class FakeFrontend:
         self.data_type = SimpleNamespace(**{name: name for name in DATA_TYPES.values()})
         self.norm_forward_phase = SimpleNamespace(TRAINING="TRAINING", INFERENCE="INFERENCE")
         self.reduction_mode = SimpleNamespace(**{mode: mode for mode in REDUCTIONS})
+        self.diagonal_alignment = SimpleNamespace(TOP_LEFT="TOP_LEFT", BOTTOM_RIGHT="BOTTOM_RIGHT")
         self.heur_mode = SimpleNamespace(A="A", FALLBACK="FALLBACK")
         self.numerical_note = SimpleNamespace(
             TENSOR_CORE=1, DOWN_CONVERT_INPUTS=2, NONDETERMINISTIC=3

@@ -548,7 +548,8 @@ def gathered(call: AttentionCall) -> AttentionCall:
     copies with zeros there. Single queries use another kernel, which reads only the keys.
     """
     spec = call.spec
-    if not spec.page or (spec.queries == 1 and not spec.ragged_q):
+    odd = spec.size % 8 or spec.value_size % 8  # these are padded, which pages cannot be
+    if not spec.page or (spec.queries == 1 and not spec.ragged_q and not odd):
         return call
     keys = -(-spec.keys // ROWS) * ROWS
     call.padded = True

@@ -18,7 +18,7 @@ from ....wire.recent import Recent
 from ..wire._graph import DnnGraph, decode
 from ._lowering import engines_at_fault, load_frontend, lower, refusals, require_right
 from ._prototypes import version
-from ._rewrite import ELEMENTWISE, cut, flattened, live
+from ._rewrite import ELEMENTWISE, cut, flattened, live, widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -264,9 +264,18 @@ class DnnPlanStore:
                     part = finish(head, self.offer(head, handle))
                 except (Unsupported, LibraryError) as refusal:
                     reason = refusal
-                    if count > 1 or not self._own(head):
+                    if count > 1:
                         continue
-                    part = finish(head, None)
+                    if self._own(head):
+                        part = finish(head, None)
+                    elif steps := widened(head):
+                        for step in steps:
+                            own = self._own(step)
+                            parts.append(finish(step, None if own else self.offer(step, handle)))
+                        rest = msgspec.structs.replace(tail, tensors=steps[0].tensors)
+                        break
+                    else:
+                        continue
                 parts.append(part)
                 rest = tail
                 break

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ..wire._attention_nodes import TABLES
 from ..wire._element_types import FLOATS
 from ..wire._graph import (
     Attribute,
@@ -21,13 +22,17 @@ from ..wire._graph import (
     packed_strides,
     strides_of,
 )
-from ..wire._nodes import POINTWISE
+from ..wire._nodes import NODES, POINTWISE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ELEMENTWISE: Final = (POINTWISE - {"gen_index"}) | {"reduction"}
 """Operations that look at the position of an element only to broadcast or to reduce."""
+
+_HEADS: Final = ("q", "k", "v", "o", "dO", "dQ", "dK", "dV")
+_HEAD_STEP: Final = 8
+"""cuDNN's attention takes sizes of heads that are multiples of it."""
 
 _MOST_GROUPS: Final = 4
 _MOST_COLUMNS: Final = 1024
@@ -94,6 +99,65 @@ def cut(graph: DnnGraph, at: int) -> tuple[DnnGraph, DnnGraph]:
         msgspec.structs.replace(graph, tensors=tensors, nodes=head),
         msgspec.structs.replace(graph, tensors=tensors, nodes=tail),
     )
+
+
+def widened(graph: DnnGraph) -> tuple[DnnGraph, ...]:
+    """Attention with heads of any size, as steps around one that cuDNN takes.
+
+    Zeros behind q, k, v, o and dO change no score and no sum. Results are cut back.
+
+    Args:
+        graph: a graph of one node.
+
+    Returns:
+        Graphs of one node each, whose tensors go on behind those of ``graph``; none if sizes are
+        fine, or sequences are ragged or in pages.
+    """
+    (node,) = graph.nodes
+    if node.op not in ("sdpa", "sdpa_backward"):
+        return ()
+    ends = (*node.inputs, *node.outputs)
+    odd = {id_ for name, id_ in ends if name in _HEADS and graph.tensors[id_].shape[3] % _HEAD_STEP}
+    if not odd or any(name in TABLES or graph.tensors[id_].ragged >= 0 for name, id_ in ends):
+        return ()
+    tensors = list(graph.tensors)
+    nodes: list[GraphNode] = []
+
+    def add(like: DnnTensor, shape: tuple[int, ...]) -> int:
+        tensors.append(DnnTensor(like.dtype, shape, packed_strides(shape)))
+        return len(tensors) - 1
+
+    def step(op: str, inputs: dict[str, int], output: int, **attributes: Attribute) -> None:
+        everything = sorted({**NODES[op].attributes, **attributes}.items())
+        (name,) = NODES[op].outputs
+        nodes.append(GraphNode(op, tuple(inputs.items()), ((name, output),), tuple(everything)))
+
+    q = dict(node.inputs)["q"]
+    one = (1, 1, 1, 1)
+    some, zero = (add(tensors[q], one) for _ in range(2))
+    step("slice", {"input": q}, some, starts=(0, 0, 0, 0), stops=one)
+    step("gen_index", {"input": some}, zero, axis=0)  # of the only element, which is 0
+    wide: dict[int, int] = {}
+    for id_ in dict.fromkeys(id_ for _, id_ in node.inputs if id_ in odd):
+        tensor = tensors[id_]
+        *rows, size = tensor.shape
+        rest = -size % _HEAD_STEP
+        zeros, wide[id_] = add(tensor, (*rows, rest)), add(tensor, (*rows, size + rest))
+        step("identity", {"input": zero}, zeros)
+        step("concatenate", {"input0": id_, "input1": zeros}, wide[id_], axis=3)
+    after = [id_ for _, id_ in node.outputs if id_ in odd]
+    for id_ in after:
+        *rows, size = tensors[id_].shape
+        wide[id_] = add(tensors[id_], (*rows, size + -size % _HEAD_STEP))
+    inputs, outputs = (
+        tuple((name, wide.get(id_, id_)) for name, id_ in each)
+        for each in (node.inputs, node.outputs)
+    )
+    nodes.append(msgspec.structs.replace(node, inputs=inputs, outputs=outputs))
+    for id_ in after:
+        step("slice", {"input": wide[id_]}, id_, starts=(0, 0, 0, 0), stops=tensors[id_].shape)
+    whole = msgspec.structs.replace(graph, tensors=tuple(tensors))
+    return tuple(msgspec.structs.replace(whole, nodes=(each,)) for each in nodes)
 
 
 def _as_buffer(tensor: DnnTensor, dtype: str) -> DnnTensor:

@@ -111,9 +111,10 @@ async def test_bad_arguments(device: Any) -> None:
 
 async def test_unsupported_attention_says_why(device: Any) -> None:
     rng = np.random.default_rng(0)
-    q, k, v = [await device.put(normal(rng, 1, 16, 2, 20)) for _ in range(3)]
-    if on_cuda():  # sizes are multiples of 8 there
-        with pytest.raises(Unsupported, match="hidden_dim should be multiple of 8"):
-            await device.dnn.flash_attention(q, k, v)
+    q, k, v = [await device.put(normal(rng, 16, 2, 20)) for _ in range(3)]
+    ends = await device.put(np.array([0, 7, 16], np.int32))
+    if on_cuda():  # sizes of ragged sequences are multiples of 8 there
+        with pytest.raises(Unsupported, match="multiple of 8"):
+            await device.dnn.flash_attention_varlen(q, k, v, ends, ends, 9, 9)
     else:
-        await device.dnn.flash_attention(q, k, v)
+        await device.dnn.flash_attention_varlen(q, k, v, ends, ends, 9, 9)

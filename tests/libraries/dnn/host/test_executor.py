@@ -526,3 +526,42 @@ def test_runs_go_with_their_plan_and_with_their_lane(
         lanes[0].handlers[RunGraph](RunGraph(graph, False, (place(np.zeros(4)),), (), 0, 0))
     lanes[0].close()
     assert not again.runs
+
+
+@pytest.mark.parametrize(("size", "value_size"), [(20, 20), (16, 5), (3, 8)])
+async def test_heads_of_any_size_come_to_cudnn_as_multiples_of_8(
+    device: Device,
+    frontend: FakeFrontend,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    value_size: int,
+) -> None:
+    built: list[list[int]] = []
+    build = fake_cudnn.FakeGraph.build_operation_graph
+
+    def checked(graph: Any) -> None:
+        for op, given, _ in graph._nodes:
+            if op.startswith("sdpa"):
+                sizes = [given[name].dim[3] for name in "qkv"]
+                if any(each % 8 for each in sizes):
+                    raise fake_cudnn.cudnnGraphNotSupportedError("Reason: sizes at: true")
+                built.append(sizes)
+        build(graph)
+
+    monkeypatch.setattr(fake_cudnn.FakeGraph, "build_operation_graph", checked)
+    rng = np.random.default_rng(1)
+    shapes = [(2, 5, 4, size), (2, 7, 2, size), (2, 7, 2, value_size), (2, 5, 4, value_size)]
+    q, k, v, grad = [rng.standard_normal(shape).astype(np.float16) for shape in shapes]
+    wide = lambda x: np.pad(x, [(0, 0)] * 3 + [(0, -x.shape[3] % 8)])  # noqa: E731
+    results = []
+    for change in (lambda x: x, wide):
+        refs = [await device.put(change(each)) for each in (q, k, v)]
+        top = await device.put(change(grad))
+        out, lse = await device.dnn.flash_attention_with_lse(*refs, softmax_scale=size**-0.5)
+        grads = await device.dnn.flash_attention_grad(
+            top, *refs, out, lse, softmax_scale=size**-0.5
+        )
+        results.append([await device.get(each) for each in (out, lse, *grads)])
+    for odd, even in zip(*results, strict=True):
+        np.testing.assert_array_equal(odd, even[..., : odd.shape[-1]])
+    assert built == [[-(-each // 8) * 8 for each in (size, size, value_size)]] * 4
