@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..actors.util import check_instance
+from .._dtypes import REAL_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ def one_of(value: object, name: str, choices: Iterable[str]) -> str:
 
 def shape_of(shape: object, name: str, axes: tuple[int, ...], low: int = 1) -> tuple[int, ...]:
     """Return a shape with a number of axes that is one of ``axes``."""
-    check_instance(name, shape, (tuple, list))
-    assert isinstance(shape, (tuple, list))
+    if not isinstance(shape, (tuple, list)):
+        raise TypeError(f"{name} must be a tuple of whole numbers, not {shape!r}; write (64, 64)")
     if len(shape) not in axes:
         wanted = " or ".join(map(str, axes))
         raise ValueError(f"{name} must have {wanted} axes, not {len(shape)}")
@@ -78,7 +78,7 @@ def array_of(
 ) -> np.ndarray[Any, Any]:
     """Return a finite array of a shape, in which None is any size, as a dtype."""
     made = np.asarray(value)
-    if made.dtype.kind not in "biuf":
+    if made.dtype.kind not in REAL_KINDS:
         raise TypeError(f"{name} must be an array of numbers, not of {made.dtype}")
     if len(made.shape) != len(shape) or any(
         wanted not in {None, size} for wanted, size in zip(shape, made.shape, strict=True)
@@ -97,7 +97,7 @@ def parameters_of(
     """Return parameters with changes.
 
     Raises:
-        TypeError: no parameter has such a name, or a value is no number.
+        TypeError: a name is not that of a parameter, or a value is not a number.
         ValueError: a value is out of bounds, or not finite.
     """
     for name in changes:

@@ -96,7 +96,7 @@ class Filters:
             image: the image.
             across: float32 weights of one axis; their middle is at the pixel.
             down: the same for columns.
-            border: what is outside of the image.
+            border: values outside of the image.
             value: brightness outside with ``border="constant"``.
         """
         h, w, c = _sizes(image)
@@ -125,10 +125,9 @@ class Filters:
         h, w, c = _sizes(image)
         _check_weights(weights, "weights", 2)
         made = on.empty(image.shape, np.float32)
-        self._kernels.launch(
-            *(on, "correlate", h * w * c, made, image, weights, h, w, c, *weights.shape),
-            *(_edge(border), number(value, "value")),
-        )
+        edge = (_edge(border), number(value, "value"))
+        sizes = (h, w, c, *weights.shape, *edge)
+        self._kernels.launch(on, "correlate", h * w * c, made, image, weights, *sizes)
         return made
 
     async def gaussian(self, size: int, sigma: float = 0.0) -> GpuRef:
@@ -175,7 +174,7 @@ class Filters:
             diameter: size of the neighbourhood in pixels, odd.
             colour: standard deviation of brightness.
             space: standard deviation of the distance in pixels.
-            border: what is outside of the image.
+            border: values outside of the image.
             value: brightness outside with ``border="constant"``.
         """
         h, w, c = _sizes(image)
@@ -238,9 +237,8 @@ class Filters:
                 f"shape must be uint8 of two odd sizes, not {shape.dtype} of shape {shape.shape}"
             )
         made = on.empty(image.shape, np.float32)
-        self._kernels.launch(
-            *(on, "extreme", h * w * c, made, image, shape, h, w, c, *shape.shape, int(largest)),
-        )
+        sizes = (h, w, c, *shape.shape, int(largest))
+        self._kernels.launch(on, "extreme", h * w * c, made, image, shape, *sizes)
         return made
 
     # --- edges -----------------------------------------------------------------------------
@@ -255,7 +253,7 @@ class Filters:
         *,
         squares: bool = False,
     ) -> GpuRef:
-        """Find edges, as ``cv2.Canny``: 255 where there is one.
+        """Find edges, as ``cv2.Canny``: 255 on edges, else 0.
 
         Args:
             on: a batch or a recording.
@@ -387,7 +385,7 @@ class ColourSpace:
 
     Attributes:
         name: its name.
-        matrix: float32 rows of weights with a constant, or None for what is not linear.
+        matrix: float32 rows of weights with a constant, or None for one that is not linear.
     """
 
     def __init__(self, name: str, matrix: GpuRef | None) -> None:
@@ -407,7 +405,7 @@ def _sizes(image: object) -> tuple[int, int, int]:
     if not image.contiguous:
         raise ValueError("image must be contiguous, not a view with gaps; copy it")
     h, w, *c = image.shape
-    return h, w, *c, *(() if c else (1,))  # type: ignore[return-value]
+    return h, w, *c, *(() if c else (1,))
 
 
 def _edge(border: object) -> int:

@@ -81,10 +81,8 @@ class _Particles(Simulation):
         s, r, values = self.state, self.room, self.values
         n, d = s["x"].shape
         self.launch(program, "drift", n * d, s["x"], s["v"], s["box"], values, n, d)
-        self.launch(
-            *(program, "cells_of", n, r["keys"], r["order"], s["x"], n, d, *self._grid),
-            self._cell,
-        )
+        sizes = (n, d, *self._grid, self._cell)
+        self.launch(program, "cells_of", n, r["keys"], r["order"], s["x"], *sizes)
         keys, order = program.cub.sort_pairs(r["keys"], r["order"])
         for name in ("x", "v", "id"):
             program.copy(s[name], r[f"old_{name}"])

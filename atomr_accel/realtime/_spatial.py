@@ -65,7 +65,7 @@ class SpatialIndex:
         while math.prod(int(n) for n in np.minimum(extent // cell + 1, 2.0**40)) > most:
             cell *= 1.25
         self.cell: Final = float(cell)
-        """Length of a cell's side: what was asked for, or more if there would be too many."""
+        """Length of a cell's side; larger than asked for if there would be too many cells."""
         size = np.ones(3, np.int32)
         size[:axes] = (extent // cell).astype(np.int64) + 1
         self._size = size
@@ -107,9 +107,8 @@ class SpatialIndex:
             k: number of neighbours, from 1 to 64.
 
         Returns:
-            Distances, float64 of shape (m, k), in ascending order, infinite where there are fewer
-            points; and indices of points, int32, -1 there. Any of points as far as the last one may
-            be in its place.
+            Distances, float64 of shape (m, k), in ascending order, infinite beyond
+            the last point; and indices of points, int32, -1 there. Of equally distant points any may come last.
 
         Raises:
             TypeError, ValueError: a wrong argument.

@@ -18,6 +18,7 @@ import numpy as np
 import trio
 
 from .. import ContextPoisoned, GpuRefStale
+from .._dtypes import REAL_KINDS
 from ..actors import Message, Place, Service, handler, serving
 from ..actors.util import check_instance
 from ..device import Device
@@ -103,8 +104,8 @@ class _StateCopy:
 class Simulation(Service):
     """Base of simulations: a scene on a device.
 
-    A class states ``parameters`` and ``kernels`` and overrides `begin`, `record` and `draw`; where
-    it has them, also `scratch`, `parts` and `check`. `opened` runs an instance in a block.
+    A class states ``parameters`` and ``kernels`` and overrides `begin`, `record` and `draw`; optionally also
+    `scratch`, `parts` and `check`. `opened` runs an instance in a block.
 
     Methods may be called by any task. They take turns.
     """
@@ -200,8 +201,7 @@ class Simulation(Service):
             The scene's time in seconds.
 
         Raises:
-            ValueError: ``dt`` is not positive and finite, or would need more than 256 parts; the
-                scene stays as it is.
+            ValueError: ``dt`` is not positive and finite, or would need more than 256 parts. The scene does not change.
             ContextPoisoned, DeviceLost: the device does not come back, or every attempt fails. The
                 scene stays at its last checkpoint.
             RuntimeError: the simulation's block was left.
@@ -256,7 +256,7 @@ class Simulation(Service):
             raise ValueError(f"name must be one of {', '.join(self.state)}, not {name!r}")
         target = self.state[name]
         made = np.asarray(array)
-        if made.dtype.kind not in "biuf":
+        if made.dtype.kind not in REAL_KINDS:
             raise TypeError(f"array must be of numbers, not of {made.dtype}")
         if made.shape != target.shape or not np.isfinite(made).all():
             raise ValueError(f"array must be finite and of shape {target.shape}, not {made.shape}")
@@ -275,7 +275,7 @@ class Simulation(Service):
         """Change parameters, from the next step on.
 
         Raises:
-            TypeError: no parameter has such a name, or a value is no number.
+            TypeError: a name is not that of a parameter, or a value is not a number.
             ValueError: a value is out of bounds or not finite, or does not go with the others. No
                 parameter is then changed.
         """

@@ -55,7 +55,7 @@ NEEDED: Final = ("pytest>=8.4", "pytest-trio", "hypothesis", "pytest-xdist")
 
 
 class Trial:
-    """An empty environment, and what is done in it.
+    """An empty environment, and its programs.
 
     Args:
         python: an interpreter.
@@ -68,7 +68,7 @@ class Trial:
         subprocess.run([python, "-m", "venv", str(folder / "venv")], check=True)
 
     def run(self, program: str, *words: str, limit: int = 1) -> str:
-        """Run a program of the environment, print the end of what it says, and return all."""
+        """Run a program of the environment, print the end of its output, and return all of it."""
         env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         env |= {
             "PYTHONNOUSERSITE": "1",

@@ -1,7 +1,6 @@
-"""Build the wheel and the sdist of the last commit twice, compare them, and say what is in them.
+"""Build the wheel and the sdist of the last commit twice, compare them, and list their contents.
 
-``python -m tests.packages.build dist`` leaves both files in ``dist``. What is not committed is not
-in them.
+``python -m tests.packages.build dist`` leaves both files in ``dist``. They have committed files alone.
 """
 
 from __future__ import annotations

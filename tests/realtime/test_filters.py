@@ -47,7 +47,8 @@ def picture(*shape: int) -> Array:
     y, x = np.mgrid[:h, :w]
     base = 90 + 60 * np.sin(x / 5) + 40 * np.cos(y / 7) + 50 * (x > y)
     noise = seeds.rng().integers(0, 40, shape)
-    return np.rint(np.clip((base[..., None] if c else base) + noise, 0, 255)).astype(np.float32)
+    made: Array = np.rint(np.clip((base[..., None] if c else base) + noise, 0, 255))
+    return made.astype(np.float32)
 
 
 async def filtered(
@@ -205,7 +206,7 @@ async def test_colours(device: Device, name: str) -> None:
     image = seeds.rng().random((7, 9, 3), np.float32)
     if name == "hsv2rgb":
         image[..., 0] *= 359
-    image[0, :3] = [[0, 0, 0], [1, 1, 1], [0.5, 0.5, 0.5]]
+    image[0, :3] = np.array([[0.0], [1.0], [0.5]])
     filters = await Filters.load(device)
     space = await filters.space(name)
     found = await filtered(device, image, lambda f, on, x: f.convert(on, x, space))

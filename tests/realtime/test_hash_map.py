@@ -74,7 +74,8 @@ async def test_it_is_a_dict_over_many_histories(device: Device, changes: Any) ->
 
 @pytest.mark.usefixtures("sources")
 async def test_many_keys_with_repeats_and_growth(device: Device) -> None:
-    random, model = seeds.rng(), {}
+    random = seeds.rng()
+    model: dict[int, Any] = {}
     async with open_hash_map(device) as found:
         for _ in range(4):
             keys, values = random.integers(0, 400, 300), random.integers(0, 10**15, 300)

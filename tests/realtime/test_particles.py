@@ -1,8 +1,8 @@
-"""Particles: what they conserve, and how a dam breaks."""
+"""Particles: conserved quantities, and a breaking dam."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -100,7 +100,7 @@ async def test_bad_input(device: Device) -> None:
         ({"image": (8, 0)}, ValueError, "image must be from 1"),
     ]:
         with pytest.raises(kind, match=message):
-            async with open_liquid(device, **{**good, **change}):
+            async with open_liquid(device, **{**good, **cast("Any", change)}):
                 pass
 
 

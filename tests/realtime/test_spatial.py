@@ -79,8 +79,9 @@ async def check(device: Device, points: Array, random: Any) -> None:
     ball = index.cell * float(random.uniform(0.1, 1.0))
     far, which = await index.cast(queries, ways, ball)
     expected, number = np.zeros(len(queries)), np.zeros(len(queries), np.int32)
+    twin: Any = wire.cast
     none = [None] * 4
-    wire.cast(expected, number, queries, ways, points, *none, len(queries), d, ball)
+    twin(expected, number, queries, ways, points, *none, len(queries), d, ball)
     np.testing.assert_allclose(far, expected, rtol=1e-6, atol=1e-6 * ball)
     assert ((which >= 0) == np.isfinite(expected)).all()
 

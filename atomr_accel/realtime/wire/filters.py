@@ -340,7 +340,7 @@ def _padded(
     x: Array, above: int, below: int, left: int, right: int, border: int, value: Any
 ) -> Array:
     more: Any = {"constant_values": value} if border == 0 else {}
-    wide: Array = np.pad(x, ((above, below), (left, right), (0, 0)), _PADS[border], **more)  # type: ignore[call-overload]
+    wide: Array = np.pad(x, ((above, below), (left, right), (0, 0)), _PADS[border], **more)
     return wide
 
 
@@ -360,7 +360,8 @@ def correlate_line(out, x, weights, h, w, c, size, anchor, down, border, value):
     """Correlate along one axis."""
     out, x = _image(out), x.reshape(h, w, c)
     after = size - 1 - anchor
-    wide = _padded(x, *((anchor, after, 0, 0) if down else (0, 0, anchor, after)), border, value)
+    above, below, left, right = (anchor, after, 0, 0) if down else (0, 0, anchor, after)
+    wide = _padded(x, above, below, left, right, border, value)
     total = np.zeros_like(x)
     for k in range(size):
         total += weights[k] * (wide[k : k + h] if down else wide[:, k : k + w])

@@ -1,7 +1,7 @@
 """Kernels of fluids on a staggered grid that wraps around.
 
 Component ``c`` of the velocity is on the lower face of each cell along axis ``c``. The last axis of
-arrays is x. ``solid`` is 1 in cells without fluid. A face is closed if a cell beside it is solid.
+arrays is x. ``solid`` is 1 in cells without fluid. Faces beside solid cells are closed.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def advect(out, q, u, v, w, values, nx, ny, nz, c, spacing):
 
 
 def correct(out, moved, q, u, v, w, values, nx, ny, nz, c, spacing):
-    """Correct what was moved by what comes back."""
+    """Correct the moved values by the error of moving them back."""
     velocity = [u, v, w][: _axes(q)]
     step = values[0] / np.float32(spacing)
     back = _sample(moved, _traced(velocity, c, -step))[0]

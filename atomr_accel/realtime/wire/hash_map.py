@@ -138,7 +138,7 @@ def find(out, found, slots, table, values, keys, n, mask):
 
 
 def erase(table, erased, slots, n):
-    """Delete what was found."""
+    """Delete the keys that were found."""
     at = np.unique(slots[slots >= 0])
     erased += at.size
     table[at] = GONE

@@ -554,7 +554,8 @@ async def test_heads_of_any_size_come_to_cudnn_as_multiples_of_8(
     q, k, v, grad = [rng.standard_normal(shape).astype(np.float16) for shape in shapes]
     wide = lambda x: np.pad(x, [(0, 0)] * 3 + [(0, -x.shape[3] % 8)])  # noqa: E731
     results = []
-    for change in (lambda x: x, wide):
+    changes: list[Any] = [np.asarray, wide]
+    for change in changes:
         refs = [await device.put(change(each)) for each in (q, k, v)]
         top = await device.put(change(grad))
         out, lse = await device.dnn.flash_attention_with_lse(*refs, softmax_scale=size**-0.5)
