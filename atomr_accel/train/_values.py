@@ -1,0 +1,164 @@
+"""Values on a tape: what a function that is differentiated computes with."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+import numpy as np
+
+from ..arrays.expressions import Expression, Operand, node_of, parts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..arrays import GpuRef
+    from ._tape import Tape
+
+
+@final
+class Value(Operand):
+    """A buffer whose gradient is wanted, or that was computed from one.
+
+    It has the operators, NumPy functions and views of a ``GpuRef``. Methods of the tape take it
+    where those of a batch take a ref, and return further values.
+
+    Attributes:
+        shape: as in NumPy.
+        dtype: a ``numpy.dtype``.
+        ref: the buffer. What is computed from it has no gradient.
+    """
+
+    __slots__ = ("__weakref__", "dtype", "ref", "shape", "tape")
+
+    def __init__(self, tape: Tape, ref: GpuRef) -> None:
+        self.tape = tape
+        self.ref = ref
+        self.shape = ref.shape
+        self.dtype = ref.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def __len__(self) -> int:
+        return len(self.ref)
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("a value on a tape is not iterable; index it: value[0]")
+
+    def __getitem__(self, key: Any) -> Value:
+        """A view of a part, as of a ``GpuRef``."""
+        return self.tape.view(self, lambda ref: ref[key])
+
+    @property
+    def T(self) -> Value:  # noqa: N802 - NumPy's name
+        """A view with the axes in reverse order."""
+        return self.transpose()
+
+    @property
+    def mT(self) -> Value:  # noqa: N802 - NumPy's name
+        """A view with the last two axes exchanged."""
+        return self.tape.view(self, lambda ref: ref.mT)
+
+    def transpose(self, *axes: Any) -> Value:
+        """``GpuRef.transpose``."""
+        return self.tape.view(self, lambda ref: ref.transpose(*axes))
+
+    def swapaxes(self, axis1: int, axis2: int) -> Value:
+        """``GpuRef.swapaxes``."""
+        return self.tape.view(self, lambda ref: ref.swapaxes(axis1, axis2))
+
+    def moveaxis(self, source: Any, destination: Any) -> Value:
+        """``GpuRef.moveaxis``."""
+        return self.tape.view(self, lambda ref: ref.moveaxis(source, destination))
+
+    def squeeze(self, axis: Any = None) -> Value:
+        """``GpuRef.squeeze``."""
+        return self.tape.view(self, lambda ref: ref.squeeze(axis))
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
+        """``GpuRef.diagonal``."""
+        return self.tape.view(self, lambda ref: ref.diagonal(offset, axis1, axis2))
+
+    def reshape(self, *shape: Any) -> Value:
+        """``GpuRef.reshape``, which copies a value first that has no view of that shape."""
+        try:
+            return self.tape.view(self, lambda ref: ref.reshape(*shape))
+        except ValueError:
+            if self.ref.contiguous:
+                raise
+        return self.tape.copy(self).reshape(*shape)
+
+    def ravel(self) -> Value:
+        """``reshape(-1)``."""
+        return self.reshape(-1)
+
+    def broadcast_to(self, shape: int | tuple[int, ...]) -> Value:
+        """``numpy.broadcast_to``."""
+        return self.tape.evaluate(np.broadcast_to(self, shape))  # type: ignore[call-overload, no-any-return]
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a value on a tape cannot be pickled or copied; return it")
+
+    def __repr__(self) -> str:
+        return f"<Value {self.dtype.name}{list(self.shape)} of {self.ref!r}>"
+
+
+def values_in(x: object) -> Iterator[Value]:
+    """Yield the values on tapes that an argument contains, also inside of expressions and lists."""
+    if isinstance(x, Value):
+        yield x
+    elif isinstance(x, Expression):
+        for part in parts_of(x):
+            if isinstance(part, Value):
+                yield part
+    elif isinstance(x, (list, tuple)):
+        for each in x:
+            yield from values_in(each)
+    elif isinstance(x, dict):
+        for each in x.values():
+            yield from values_in(each)
+
+
+def without_values(x: Any, replaced: Callable[[Value], Operand] = lambda value: value.ref) -> Any:
+    """Return an argument with values replaced, by default with their buffers."""
+    if isinstance(x, Value):
+        return replaced(x)
+    if isinstance(x, Expression):
+        made: dict[int, Operand] = {}
+        for part in parts_of(x):
+            if isinstance(part, Value):
+                made[id(part)] = replaced(part)
+            elif isinstance(part, Expression):
+                node = node_of(part)
+                args = tuple(made[id(arg)] for arg in node.args)
+                same = all(one is other for one, other in zip(args, node.args, strict=True))
+                made[id(part)] = part if same else node.on(part, args)
+            else:
+                made[id(part)] = part
+        return made[id(x)]
+    if isinstance(x, (list, tuple)):
+        made_of = [without_values(each, replaced) for each in x]
+        return type(x)(*made_of) if hasattr(x, "_fields") else type(x)(made_of)
+    if isinstance(x, dict):
+        return {name: without_values(each, replaced) for name, each in x.items()}
+    return x
+
+
+def stop_gradient(x: Any) -> Any:
+    """Return the same value as a constant: what is computed from it has no gradient through it.
+
+    Args:
+        x: a value of a tape, an expression of some, a ref, or a list, tuple or dict of these.
+
+    Returns:
+        A ref, an expression of refs, or the container of them.
+    """
+    return without_values(x)
