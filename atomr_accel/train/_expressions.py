@@ -184,8 +184,12 @@ def _transposed(x: Any) -> Any:
 
 
 _FLAT: Final = frozenset(
-    "sign floor ceil trunc rint equal not_equal less less_equal greater greater_equal logical_and "
-    "logical_or logical_xor logical_not isnan isinf isfinite signbit heaviside floor_divide".split()
+    {
+        *("sign", "floor", "ceil", "trunc", "rint", "heaviside", "floor_divide"),
+        *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
+        *("logical_and", "logical_or", "logical_xor", "logical_not"),
+        *("isnan", "isinf", "isfinite", "signbit"),
+    }
 )
 """Functions that are constant wherever they have a slope."""
 

@@ -20,7 +20,7 @@ def _contiguous(batch: Any, x: GpuRef) -> GpuRef:
     return x if x.contiguous else batch.copy(x)  # type: ignore[no-any-return]
 
 
-def _product(batch: Any, call: Applied, grad: GpuRef, multiply: Any) -> dict[str, Any]:
+def _product(call: Applied, grad: GpuRef, multiply: Any) -> dict[str, Any]:
     """Gradients of ``alpha * op(a) @ op(b)`` with respect to ``a`` and ``b``."""
     a, b, alpha = call["a"], call["b"], call["alpha"]
     for name in ("a", "b"):
@@ -61,7 +61,7 @@ def _plain(call: Applied, *names: str) -> None:
 
 @rule("blas.gemm")
 def _gemm(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
-    return _product(batch, call, grad, batch.blas.gemm)
+    return _product(call, grad, batch.blas.gemm)
 
 
 def _matmul_forward(batch: Any, arguments: dict[str, Any]) -> tuple[Any, Any]:
@@ -92,7 +92,7 @@ def _matmul(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
         grad = batch.dnn.relu_grad(grad, call.saved)
     elif epilogue is not None and epilogue.startswith("gelu"):
         grad = batch.dnn.gelu_grad(grad, call.saved, approximate="tanh")
-    made = _product(batch, call, grad, batch.blaslt.matmul)
+    made = _product(call, grad, batch.blaslt.matmul)
     if "c" in call.wanted:
         made["c"] = call["beta"] * grad
     if "bias" in call.wanted:

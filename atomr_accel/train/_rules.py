@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar, final
 
 from .._errors import said_of
 
@@ -14,7 +15,9 @@ Forward = Callable[[Any, dict[str, Any]], tuple[Any, Any]]
 _B = TypeVar("_B", bound=Backward)
 
 
-class Applied(NamedTuple):
+@final
+@dataclass(frozen=True)
+class Applied:
     """A call of an op in the forward pass, for its gradient rule.
 
     ``applied["x"]`` is the argument of that name, with the default if it was not given.
@@ -31,7 +34,7 @@ class Applied(NamedTuple):
     saved: Any
     wanted: frozenset[str]
 
-    def __getitem__(self, name: Any) -> Any:
+    def __getitem__(self, name: str) -> Any:
         """The argument of a name."""
         return self.arguments[name]
 

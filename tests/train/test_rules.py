@@ -28,12 +28,12 @@ def shape_of(rng: Rng, least: int, most: int) -> tuple[int, ...]:
     return tuple(int(n) for n in rng.integers(1, 5, rng.integers(least, most + 1)))
 
 
-def away(rng: Rng, shape: Any) -> np.ndarray:
+def away(rng: Rng, shape: Any) -> Any:
     """Numbers that are not near a kink at 0, and not near each other's negatives."""
     return rng.uniform(0.2, 2.0, shape) * rng.choice([-1.0, 1.0], shape)
 
 
-def distinct(rng: Rng, shape: Any) -> np.ndarray:
+def distinct(rng: Rng, shape: Any) -> Any:
     """Numbers that are apart from each other, for what chooses the largest."""
     size = int(np.prod(shape))
     return (rng.permutation(size) - size / 2 + 0.25).reshape(shape) / 3
@@ -46,7 +46,7 @@ POSITIVE = {"log", "log2", "log10", "log1p", "sqrt", "entr", "cbrt", "power", "f
 SPLIT = {"maximum", "minimum", "fmax", "fmin", "remainder", "fmod"}
 
 
-def operand(rng: Rng, name: str, shape: Any) -> np.ndarray:
+def operand(rng: Rng, name: str, shape: Any) -> Any:
     """Values inside a ufunc's domain."""
     if name in UNIT:
         return rng.uniform(0.2, 0.8, shape)
@@ -88,7 +88,7 @@ def _where(rng: Rng) -> Case:
 
 
 def _axis(rng: Rng, shape: tuple[int, ...]) -> Any:
-    kinds = [None, int(rng.integers(-len(shape), len(shape)))]
+    kinds: list[Any] = [None, int(rng.integers(-len(shape), len(shape)))]
     kinds.append(tuple(int(n) for n in rng.permutation(len(shape))[:2]))
     return kinds[rng.integers(3)]
 
