@@ -5,6 +5,16 @@ several devices whose faults change no bit of the result (`open_data_parallel`).
 """
 
 from . import _library_rules  # noqa: F401 - registers the rules
+from ._data_parallel import (
+    DataParallel,
+    GradientStep,
+    LossNotFinite,
+    ReplicasDiffer,
+    TrainerStatistics,
+    TrainStep,
+    gradient_step,
+    open_data_parallel,
+)
 from ._losses import bce_with_logits, huber, kl_div, mae, mse
 from ._optimizers import SGD, Adam, AdamW, Optimizer
 from ._rules import Applied, rule
@@ -18,11 +28,17 @@ __all__ = [
     "Adam",
     "AdamW",
     "Applied",
+    "DataParallel",
+    "GradientStep",
+    "LossNotFinite",
     "LossScale",
     "ModelLayout",
     "ModelState",
     "Optimizer",
+    "ReplicasDiffer",
     "Tape",
+    "TrainStep",
+    "TrainerStatistics",
     "Value",
     "bce_with_logits",
     "checkpoint",
@@ -30,11 +46,13 @@ __all__ = [
     "custom",
     "differentiate",
     "grad",
+    "gradient_step",
     "huber",
     "kl_div",
     "linear",
     "mae",
     "mse",
+    "open_data_parallel",
     "rule",
     "stop_gradient",
 ]

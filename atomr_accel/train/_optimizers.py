@@ -88,9 +88,9 @@ class SGD(Optimizer):
         p: Any,
         g: Any,
         slots: Sequence[Any],
-        step: int,
+        step: int,  # noqa: ARG002 (of those that correct means)
         lr: float,
-        decay: float,  # noqa: ARG002
+        decay: float,
     ) -> tuple[Any, ...]:
         """See ``Optimizer.update``."""
         if decay:
