@@ -18,7 +18,7 @@ X = rng.standard_normal((64, 8))
 BATCH = {"x": X, "y": np.sin(X.sum(1, keepdims=True))}
 
 
-def model_loss(tape: train.Tape, p: dict, batch: dict) -> train.Value:
+def model_loss(tape: train.Tape, p: dict, batch: dict) -> train.TapeValue:
     """Mean squared error of two layers."""
     hidden = tape.dnn.gelu(tape.blas.gemm(batch["x"], p["w"]))
     return train.mse(tape.blas.gemm(hidden, p["out"]), batch["y"])

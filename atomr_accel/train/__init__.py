@@ -21,7 +21,7 @@ from ._rules import Applied, rule
 from ._schedules import LossScale, cosine, linear
 from ._state import ModelLayout, ModelState
 from ._tape import Tape, checkpoint, custom, differentiate, grad
-from ._values import Value, stop_gradient
+from ._values import TapeValue, stop_gradient
 
 __all__ = [
     "SGD",
@@ -37,9 +37,9 @@ __all__ = [
     "Optimizer",
     "ReplicasDiffer",
     "Tape",
+    "TapeValue",
     "TrainStep",
     "TrainerStatistics",
-    "Value",
     "bce_with_logits",
     "checkpoint",
     "cosine",

@@ -108,7 +108,7 @@ def gradient_step(function: Callable[..., Any]) -> GradientStep:
     return step
 
 
-class _Replica:
+class _ModelReplica:
     """A rank: a device and its copy of the model; None before it has one that is valid."""
 
     def __init__(self, rank: int, device: Device) -> None:
@@ -142,7 +142,7 @@ class DataParallel(Service):
         digest_every: int | None,
         attempts: int,
     ) -> None:
-        self._replicas = [_Replica(rank, device) for rank, device in enumerate(devices)]
+        self._replicas = [_ModelReplica(rank, device) for rank, device in enumerate(devices)]
         self._step = step
         self._optimizer = optimizer
         self._layout = layout
@@ -270,10 +270,10 @@ class DataParallel(Service):
         shards = self._batches[number]
         live = self._replicas
         parts = np.array_split(np.arange(self._shards), len(live))
-        nodes: dict[tuple[int, int], tuple[_Replica, GpuRef]] = {}
+        nodes: dict[tuple[int, int], tuple[_ModelReplica, GpuRef]] = {}
         losses: dict[int, tuple[int, float]] = {}
 
-        async def compute(replica: _Replica, mine: Sequence[int]) -> None:
+        async def compute(replica: _ModelReplica, mine: Sequence[int]) -> None:
             state = replica.state
             assert state is not None
             for at in mine:
@@ -315,7 +315,7 @@ class DataParallel(Service):
         if self._clip is not None:
             share *= min(1.0, self._clip / (norm + 1e-6))
 
-        async def update(replica: _Replica, _mine: Sequence[int]) -> None:
+        async def update(replica: _ModelReplica, _mine: Sequence[int]) -> None:
             state = replica.state
             assert state is not None
             here = total if replica is root else await replica.device.copy(total)
@@ -333,9 +333,9 @@ class DataParallel(Service):
 
     async def _join(
         self,
-        nodes: dict[tuple[int, int], tuple[_Replica, GpuRef]],
+        nodes: dict[tuple[int, int], tuple[_ModelReplica, GpuRef]],
         place: tuple[int, int],
-        replica: _Replica,
+        replica: _ModelReplica,
         flat: GpuRef,
     ) -> None:
         """Add up gradients along a binary tree over the shards, as far as both halves are here.
@@ -391,7 +391,7 @@ class DataParallel(Service):
     async def _compare(self, steps: int) -> None:
         found: dict[int, int] = {}
 
-        async def digest(replica: _Replica, _mine: Sequence[int]) -> None:
+        async def digest(replica: _ModelReplica, _mine: Sequence[int]) -> None:
             if (state := replica.valid) is not None:
                 found[replica.rank] = await state.digest()
 
@@ -443,11 +443,13 @@ class DataParallel(Service):
         self._snapshots.clear()
 
 
-async def _each(calls: Sequence[tuple[Callable[..., Awaitable[None]], _Replica, Any]]) -> None:
+async def _each(calls: Sequence[tuple[Callable[..., Awaitable[None]], _ModelReplica, Any]]) -> None:
     """Call functions for all ranks side by side. A fault of one does not cancel the others."""
     faults: list[Exception] = []
 
-    async def one(function: Callable[..., Awaitable[None]], replica: _Replica, given: Any) -> None:
+    async def one(
+        function: Callable[..., Awaitable[None]], replica: _ModelReplica, given: Any
+    ) -> None:
         try:
             await function(replica, given)
         except _FAULTS as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from scipy import special
 
+from .._dtypes import is_float
 from .._errors import Unsupported
 from ..arrays.expressions import Expression, Operand, broadcast, cast, node_of, parts_of
 from ..arrays.expressions.expression import view
@@ -19,11 +20,6 @@ if TYPE_CHECKING:
 
 _KEPT: Final = ("reduce", "matmul")
 """Kinds of nodes whose values the forward pass keeps, because they are dear to compute again."""
-
-
-def is_float(dtype: np.dtype[Any]) -> bool:
-    """Return True if values of a dtype have gradients."""
-    return dtype.kind == "f" or (dtype.kind == "V" and dtype.name.startswith(("bfloat", "float")))
 
 
 def kept_nodes(root: Expression) -> list[Expression]:
@@ -123,7 +119,8 @@ def _through(
     if kind == "cast":
         return (slope,)
     if kind == "where":
-        return None, np.where(args[0], slope, 0), np.where(args[0], 0, slope)
+        chosen: Any = np.where  # which makes expressions here
+        return None, chosen(args[0], slope, 0), chosen(args[0], 0, slope)
     if kind == "view":
         return (_seen_back(slope, node.params[0], args[0].shape),)
     if kind == "matmul":
@@ -196,10 +193,11 @@ _FLAT: Final = frozenset(
 
 def _chosen(name: str) -> Callable[..., tuple[Any, Any]]:
     better: Any = np.greater if name in ("maximum", "fmax") else np.less
+    choose: Any = np.where
 
     def partial(g: Any, _y: Any, a: Any, b: Any) -> tuple[Any, Any]:
         # Equal ones get half each.
-        first = np.where(better(a, b), 1.0, np.where(a == b, 0.5, 0.0))
+        first = choose(better(a, b), 1.0, choose(a == b, 0.5, 0.0))
         return g * cast(first, g.dtype), g * cast(1.0 - first, g.dtype)
 
     return partial
@@ -209,6 +207,12 @@ def _power(g: Any, y: Any, a: Any, b: Any) -> tuple[Any, Any]:
     base = np.where(b == 0, 0, b * np.power(a, np.where(b == 0, 1, b - 1)))
     positive = a > 0
     return g * base, g * np.where(positive, y * np.log(np.where(positive, a, 1)), 0)
+
+
+def _log_where(a: Any, b: Any) -> Any:
+    """Return log(b), and 0 where ``a`` is 0."""
+    xlogy: Any = special.xlogy
+    return xlogy(cast(a != 0, a.dtype), b)
 
 
 _ROOT_PI: Final = math.sqrt(math.pi)
@@ -272,11 +276,11 @@ _PARTIALS: Final[dict[str, Any]] = {
     "logit": lambda g, _y, x: (g / (x * (1 - x)),),
     "ndtr": lambda g, _y, x: (g * np.exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi)),),
     "xlogy": lambda g, _y, a, b: (
-        g * special.xlogy(cast(a != 0, a.dtype), b),
+        g * _log_where(a, b),
         g * np.where(a == 0, 0, a / b),
     ),
     "xlog1py": lambda g, _y, a, b: (
-        g * special.xlog1py(cast(a != 0, a.dtype), b),
+        g * _log_where(a, 1 + b),
         g * np.where(a == 0, 0, a / (1 + b)),
     ),
     "entr": lambda g, _y, x: (g * (-1 - np.log(x)),),

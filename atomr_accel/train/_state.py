@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import optree
 
+from .._dtypes import is_float
 from .._errors import said_of
 from ..arrays import GpuRef
 from ..arrays.expressions import cast, index
-from ._expressions import is_float
 from ._optimizers import Optimizer
 from ._schedules import rate_of
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _HALVES: Final = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
-class Placed(NamedTuple):
+class ParameterPlace(NamedTuple):
     """Place of one parameter in the flat buffers.
 
     Attributes:
@@ -79,8 +79,8 @@ class ModelLayout:
                 if flags[number] is flag:
                     starts[number] = at
                     at += leaf.size
-            if flag:
-                self.decayed: Final = at
+        sizes = [leaf.size for leaf, flag in zip(leaves, flags, strict=True) if flag]
+        self.decayed: Final = sum(sizes)
         self.form: Final = form
         self.size: Final = at
         if not at:
@@ -88,7 +88,7 @@ class ModelLayout:
         self.dtype: Final = kinds[0]
         self.master_dtype: Final = np.dtype(np.float32) if kinds[0] in _HALVES else kinds[0]
         self.places: Final = tuple(
-            Placed(".".join(str(key) for key in path) or "params", leaf.shape, start)
+            ParameterPlace(".".join(str(key) for key in path) or "params", leaf.shape, start)
             for path, leaf, start in zip(paths, leaves, starts, strict=True)
         )
 

@@ -9,12 +9,13 @@ import numpy as np
 import optree
 import trio
 
+from .._dtypes import is_float
 from .._errors import Unsupported, said_of
 from ..arrays import GpuRef
 from ..arrays.expressions import Expression, Operand, cast, parts_of
-from ._expressions import gradients, is_float, kept_nodes
+from ._expressions import gradients, kept_nodes
 from ._rules import Applied, bound, rule_of
-from ._values import Value, stop_gradient, values_in, without_values
+from ._values import TapeValue, stop_gradient, values_in, without_values
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -34,8 +35,8 @@ class TapeEntry(NamedTuple):
         pull: makes the gradients of the inputs from those of the outputs.
     """
 
-    outputs: tuple[Value, ...]
-    inputs: tuple[Value, ...]
+    outputs: tuple[TapeValue, ...]
+    inputs: tuple[TapeValue, ...]
     pull: Callable[[Sequence[GpuRef | None]], Sequence[Any]]
 
 
@@ -86,10 +87,10 @@ class Tape:
             raise _no_out("evaluate")
         # Each value is one operand, by a handle of its own: a buffer can belong to several values,
         # and be a constant besides.
-        places: dict[int, Value] = {}
+        places: dict[int, TapeValue] = {}
         handles: dict[int, GpuRef] = {}
 
-        def plain(value: Value) -> Operand:
+        def plain(value: TapeValue) -> Operand:
             self._own(value)
             handle = handles.setdefault(id(value), value.ref[...])
             places[id(handle)] = value
@@ -98,7 +99,7 @@ class Tape:
         made: list[Any] = []
         roots: list[Expression] = []
         for each in expressions:
-            bare = each if isinstance(each, Value) else without_values(each, plain)
+            bare = each if isinstance(each, TapeValue) else without_values(each, plain)
             made.append(bare)
             if isinstance(bare, Expression):
                 roots.append(bare)
@@ -116,14 +117,14 @@ class Tape:
         ]
         return results[0] if len(expressions) == 1 else tuple(results)
 
-    def _kept(self, root: Expression, places: dict[int, Value]) -> list[Expression]:
+    def _kept(self, root: Expression, places: dict[int, TapeValue]) -> list[Expression]:
         if not any(id(part) in places for part in parts_of(root)):
             return []
         return kept_nodes(root)
 
     def _evaluated(
-        self, root: Expression, saved: dict[int, GpuRef], places: dict[int, Value]
-    ) -> Value | GpuRef:
+        self, root: Expression, saved: dict[int, GpuRef], places: dict[int, TapeValue]
+    ) -> TapeValue | GpuRef:
         ref = saved[id(root)]
         handles = [part for part in parts_of(root) if id(part) in places]
         if not handles or not is_float(root.dtype):
@@ -136,14 +137,14 @@ class Tape:
 
         return self.note((ref,), [places[id(each)] for each in handles], pull)[0]
 
-    def copy(self, src: Value | GpuRef) -> Value | GpuRef:
+    def copy(self, src: TapeValue | GpuRef) -> TapeValue | GpuRef:
         """Copy a buffer, contiguously, as ``batch.copy`` does."""
-        if isinstance(src, Value):
+        if isinstance(src, TapeValue):
             self._own(src)
             return self.note((self.batch.copy(src.ref),), (src,), lambda grads: grads)[0]
         return self.batch.copy(src)  # type: ignore[no-any-return]
 
-    def view(self, x: Value, see: Callable[[GpuRef], GpuRef]) -> Value:
+    def view(self, x: TapeValue, see: Callable[[GpuRef], GpuRef]) -> TapeValue:
         """Return a view of a value, which ``see`` makes of its ref."""
         self._own(x)
 
@@ -161,15 +162,15 @@ class Tape:
     def note(
         self,
         refs: Sequence[GpuRef],
-        inputs: Sequence[Value],
+        inputs: Sequence[TapeValue],
         pull: Callable[[Sequence[GpuRef | None]], Sequence[Any]],
-    ) -> tuple[Value, ...]:
+    ) -> tuple[TapeValue, ...]:
         """Note a step, and return its results as values."""
-        outputs = tuple(Value(self, ref) for ref in refs)
+        outputs = tuple(TapeValue(self, ref) for ref in refs)
         self._entries.append(TapeEntry(outputs, tuple(inputs), pull))
         return outputs
 
-    def _own(self, value: Value) -> None:
+    def _own(self, value: TapeValue) -> None:
         if value.tape is not self:
             raise ValueError(
                 "values must be of the tape that computes with them, not of another; pass them as "
@@ -191,13 +192,15 @@ class Tape:
         arguments = bound(method, args, kwargs)
         if arguments.get("out") is not None:
             raise _no_out(name)
-        places: list[tuple[str, int | None, Value]] = []
+        places: list[tuple[str, int | None, TapeValue]] = []
         for key, argument in arguments.items():
-            if isinstance(argument, Value):
+            if isinstance(argument, TapeValue):
                 places.append((key, None, argument))
             elif isinstance(argument, (list, tuple)):
                 places += [
-                    (key, at, each) for at, each in enumerate(argument) if isinstance(each, Value)
+                    (key, at, each)
+                    for at, each in enumerate(argument)
+                    if isinstance(each, TapeValue)
                 ]
         for _, _, value in places:
             self._own(value)
@@ -233,7 +236,7 @@ class Tape:
     # --- backward ---------------------------------------------------------------------------
 
     def backward(
-        self, seeds: Sequence[tuple[Value, Operand]], wanted: Sequence[Value]
+        self, seeds: Sequence[tuple[TapeValue, Operand]], wanted: Sequence[TapeValue]
     ) -> list[GpuRef]:
         """Return the gradients of some values, zeros for those that nothing depends on.
 
@@ -243,7 +246,7 @@ class Tape:
         """
         slopes: dict[int, Operand] = {}
 
-        def add(value: Value, slope: Operand) -> None:
+        def add(value: TapeValue, slope: Operand) -> None:
             if slope.shape != value.shape:
                 raise ValueError(
                     f"a gradient rule must return the shape of its argument, {value.shape}, not "
@@ -365,11 +368,11 @@ def differentiate(
     """
     leaves, form = checked_leaves(params)
     tape = Tape(batch)
-    values = [Value(tape, ref) for ref in leaves]
+    values = [TapeValue(tape, ref) for ref in leaves]
     loss = function(tape, optree.tree_unflatten(form, values), *args)
     if isinstance(loss, Expression):
         loss = tape.evaluate(loss)
-    if not isinstance(loss, (Value, GpuRef)):
+    if not isinstance(loss, (TapeValue, GpuRef)):
         raise TypeError(
             f"the function must return a value of its tape, not {said_of(loss)}; is it async, or "
             "without a return?"
@@ -379,11 +382,11 @@ def differentiate(
             f"the function must return one float, shape (), not {loss.dtype.name} of shape "
             f"{loss.shape}; take the mean: np.mean(losses)"
         )
-    seeds: list[tuple[Value, Operand]] = []
-    if isinstance(loss, Value):
+    seeds: list[tuple[TapeValue, Operand]] = []
+    if isinstance(loss, TapeValue):
         seeds = [(loss, batch.full((), 1.0, loss.dtype))]
     made = tape.backward(seeds, values)
-    ref = loss.ref if isinstance(loss, Value) else loss
+    ref = loss.ref if isinstance(loss, TapeValue) else loss
     return ref, optree.tree_unflatten(form, made)
 
 
@@ -450,21 +453,21 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(tape: Tape, *args: Any) -> Any:
         leaves, form = optree.tree_flatten(args)
-        inputs = [leaf for leaf in leaves if isinstance(leaf, Value)]
+        inputs = [leaf for leaf in leaves if isinstance(leaf, TapeValue)]
         quiet = Tape(tape.batch)
         plain = optree.tree_unflatten(form, [stop_gradient(leaf) for leaf in leaves])
         outputs, shape = _refs_of(_settled(quiet, function(quiet, *plain)))
 
         def pull(grads: Sequence[GpuRef | None]) -> Sequence[Any]:
             again = Tape(tape.batch)
-            values = {id(value): Value(again, value.ref) for value in inputs}
+            values = {id(value): TapeValue(again, value.ref) for value in inputs}
             tracked = [values.get(id(leaf), leaf) for leaf in leaves]
             made = _settled(again, function(again, *optree.tree_unflatten(form, tracked)))
             results, _ = optree.tree_flatten(made)
             seeds = [
                 (value, slope)
                 for value, slope in zip(results, grads, strict=True)
-                if slope is not None and isinstance(value, Value)
+                if slope is not None and isinstance(value, TapeValue)
             ]
             return again.backward(seeds, [values[id(value)] for value in inputs])
 
@@ -514,7 +517,7 @@ def custom(
         result = function(tape.batch, *plain)
         if isinstance(result, Expression):
             result = tape.batch.evaluate(result)
-        places = [at for at, each in enumerate(computed) if isinstance(each, Value)]
+        places = [at for at, each in enumerate(computed) if isinstance(each, TapeValue)]
         if not places:
             return result
 

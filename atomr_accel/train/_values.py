@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Value(Operand):
+class TapeValue(Operand):
     """A buffer whose gradient is wanted, or that was computed from one.
 
     It has the operators, NumPy functions and views of a ``GpuRef``. Methods of the tape take it
@@ -53,41 +53,41 @@ class Value(Operand):
     def __iter__(self) -> NoReturn:
         raise TypeError("a value on a tape is not iterable; index it: value[0]")
 
-    def __getitem__(self, key: Any) -> Value:
+    def __getitem__(self, key: Any) -> TapeValue:
         """A view of a part, as of a ``GpuRef``."""
         return self.tape.view(self, lambda ref: ref[key])
 
     @property
-    def T(self) -> Value:  # noqa: N802 - NumPy's name
+    def T(self) -> TapeValue:  # noqa: N802 - NumPy's name
         """A view with the axes in reverse order."""
         return self.transpose()
 
     @property
-    def mT(self) -> Value:  # noqa: N802 - NumPy's name
+    def mT(self) -> TapeValue:  # noqa: N802 - NumPy's name
         """A view with the last two axes exchanged."""
         return self.tape.view(self, lambda ref: ref.mT)
 
-    def transpose(self, *axes: Any) -> Value:
+    def transpose(self, *axes: Any) -> TapeValue:
         """``GpuRef.transpose``."""
         return self.tape.view(self, lambda ref: ref.transpose(*axes))
 
-    def swapaxes(self, axis1: int, axis2: int) -> Value:
+    def swapaxes(self, axis1: int, axis2: int) -> TapeValue:
         """``GpuRef.swapaxes``."""
         return self.tape.view(self, lambda ref: ref.swapaxes(axis1, axis2))
 
-    def moveaxis(self, source: Any, destination: Any) -> Value:
+    def moveaxis(self, source: Any, destination: Any) -> TapeValue:
         """``GpuRef.moveaxis``."""
         return self.tape.view(self, lambda ref: ref.moveaxis(source, destination))
 
-    def squeeze(self, axis: Any = None) -> Value:
+    def squeeze(self, axis: Any = None) -> TapeValue:
         """``GpuRef.squeeze``."""
         return self.tape.view(self, lambda ref: ref.squeeze(axis))
 
-    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> TapeValue:
         """``GpuRef.diagonal``."""
         return self.tape.view(self, lambda ref: ref.diagonal(offset, axis1, axis2))
 
-    def reshape(self, *shape: Any) -> Value:
+    def reshape(self, *shape: Any) -> TapeValue:
         """``GpuRef.reshape``, which copies a value first that has no view of that shape."""
         try:
             return self.tape.view(self, lambda ref: ref.reshape(*shape))
@@ -96,11 +96,11 @@ class Value(Operand):
                 raise
         return self.tape.copy(self).reshape(*shape)
 
-    def ravel(self) -> Value:
+    def ravel(self) -> TapeValue:
         """``reshape(-1)``."""
         return self.reshape(-1)
 
-    def broadcast_to(self, shape: int | tuple[int, ...]) -> Value:
+    def broadcast_to(self, shape: int | tuple[int, ...]) -> TapeValue:
         """``numpy.broadcast_to``."""
         return self.tape.evaluate(np.broadcast_to(self, shape))  # type: ignore[call-overload, no-any-return]
 
@@ -108,16 +108,16 @@ class Value(Operand):
         raise TypeError("a value on a tape cannot be pickled or copied; return it")
 
     def __repr__(self) -> str:
-        return f"<Value {self.dtype.name}{list(self.shape)} of {self.ref!r}>"
+        return f"<TapeValue {self.dtype.name}{list(self.shape)} of {self.ref!r}>"
 
 
-def values_in(x: object) -> Iterator[Value]:
+def values_in(x: object) -> Iterator[TapeValue]:
     """Yield the values on tapes that an argument contains, also inside of expressions and lists."""
-    if isinstance(x, Value):
+    if isinstance(x, TapeValue):
         yield x
     elif isinstance(x, Expression):
         for part in parts_of(x):
-            if isinstance(part, Value):
+            if isinstance(part, TapeValue):
                 yield part
     elif isinstance(x, (list, tuple)):
         for each in x:
@@ -127,14 +127,16 @@ def values_in(x: object) -> Iterator[Value]:
             yield from values_in(each)
 
 
-def without_values(x: Any, replaced: Callable[[Value], Operand] = lambda value: value.ref) -> Any:
+def without_values(
+    x: Any, replaced: Callable[[TapeValue], Operand] = lambda value: value.ref
+) -> Any:
     """Return an argument with values replaced, by default with their buffers."""
-    if isinstance(x, Value):
+    if isinstance(x, TapeValue):
         return replaced(x)
     if isinstance(x, Expression):
         made: dict[int, Operand] = {}
         for part in parts_of(x):
-            if isinstance(part, Value):
+            if isinstance(part, TapeValue):
                 made[id(part)] = replaced(part)
             elif isinstance(part, Expression):
                 node = node_of(part)

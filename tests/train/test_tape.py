@@ -89,7 +89,7 @@ def test_constant_loss(module_device: ModuleDevice) -> None:
 
 
 def test_stop_gradient(module_device: ModuleDevice) -> None:
-    """What is stopped counts as a constant."""
+    """Stopped values count as constants."""
 
     async def program(device: Device) -> None:
         _, slope = await _grads(device, lambda _t, p: np.sum(p * train.stop_gradient(p)), X)
@@ -252,7 +252,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_refused(module_device: ModuleDevice, name: str) -> None:
-    """What cannot be differentiated raises in the caller and says what it is."""
+    """Functions without a gradient raise in the caller, which names the reason."""
     function, error, match = BAD[name]
 
     async def program(device: Device) -> None:
