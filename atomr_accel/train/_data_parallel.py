@@ -400,7 +400,7 @@ class DataParallel(Service):
             return
         (right, votes), *_ = Counter(found.values()).most_common(1)
         if votes * 2 <= len(found):
-            ranks = tuple(found)
+            ranks = tuple(sorted(found))
             raise ReplicasDiffer(
                 f"replicas on ranks {ranks} must be the same after step {steps - 1}, and differ "
                 "without a majority; load an earlier snapshot",

@@ -16,7 +16,7 @@ class ExpressionNode(NamedTuple):
     """The outermost function of an expression, for code that transforms expressions.
 
     Attributes:
-        kind: what it is: a ufunc, a reduction, a view and so on.
+        kind: ``"ufunc"``, ``"reduce"``, ``"view"`` or another one.
         name: the name of the ufunc; empty for kinds without one.
         args: its operands.
         params: its parameters, whose meaning depends on the kind.
