@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from atomr_accel import Device, train
-from atomr_accel.testing import ModuleDevice
+from atomr_accel import Blocking, Device, train
 
 from .checks import check_gradient
 
@@ -49,7 +48,7 @@ LOSSES: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", LOSSES)
 @settings(max_examples=4)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_loss(module_device: ModuleDevice, name: str, seed: int) -> None:
+def test_loss(module_device: Blocking[Device], name: str, seed: int) -> None:
     """Values of every reduction, and the gradient."""
     loss, formula = LOSSES[name]
     rng = np.random.default_rng(seed)
@@ -67,7 +66,7 @@ def test_loss(module_device: ModuleDevice, name: str, seed: int) -> None:
     module_device.run(program)
 
 
-def test_no_overflow(module_device: ModuleDevice) -> None:
+def test_no_overflow(module_device: Blocking[Device]) -> None:
     """Large scores have finite losses and gradients."""
 
     async def program(device: Device) -> None:
@@ -82,7 +81,7 @@ def test_no_overflow(module_device: ModuleDevice) -> None:
     module_device.run(program)
 
 
-def test_refused(module_device: ModuleDevice) -> None:
+def test_refused(module_device: Blocking[Device]) -> None:
     """Shapes and options that do not fit."""
 
     async def program(device: Device) -> None:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import Device, train
-from atomr_accel.testing import ModuleDevice
+from atomr_accel import Blocking, Device, train
 
 
 def reference(optimizer: Any, p: Any, grads: list[Any], decay: float) -> Any:
@@ -50,7 +49,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @settings(max_examples=2)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_steps(module_device: ModuleDevice, name: str, dtype: str, seed: int) -> None:
+def test_steps(module_device: Blocking[Device], name: str, dtype: str, seed: int) -> None:
     """Five steps of several tensors."""
     optimizer: Any = OPTIMIZERS[name]
     rng = np.random.default_rng(seed)
@@ -97,7 +96,7 @@ def test_steps(module_device: ModuleDevice, name: str, dtype: str, seed: int) ->
     module_device.run(program)
 
 
-def test_digest(module_device: ModuleDevice) -> None:
+def test_digest(module_device: Blocking[Device]) -> None:
     """One bit, or two elements that changed places, change the digest."""
 
     async def program(device: Device) -> None:
@@ -116,7 +115,7 @@ def test_digest(module_device: ModuleDevice) -> None:
     module_device.run(program)
 
 
-def test_norm(module_device: ModuleDevice) -> None:
+def test_norm(module_device: Blocking[Device]) -> None:
     """The norm of all gradients, infinite if one is."""
 
     async def program(device: Device) -> None:

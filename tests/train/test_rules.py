@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from atomr_accel import Device
-from atomr_accel.testing import ModuleDevice
+from atomr_accel import Blocking, Device
 from atomr_accel.train._expressions import differentiable_ufuncs
 from atomr_accel.train._rules import ruled
 
@@ -60,7 +59,7 @@ def operand(rng: Rng, name: str, shape: Any) -> Any:
 @pytest.mark.parametrize("name", differentiable_ufuncs())
 @settings(max_examples=2)
 @given(seed=seeds)
-def test_ufunc(module_device: ModuleDevice, name: str, seed: int) -> None:
+def test_ufunc(module_device: Blocking[Device], name: str, seed: int) -> None:
     """Gradients of every ufunc, with operands that broadcast."""
     rng = np.random.default_rng(seed)
     function: Any = getattr(np, name, None) or getattr(special, name)
@@ -190,7 +189,9 @@ EXPRESSIONS = [
 @pytest.mark.parametrize("make", EXPRESSIONS, ids=lambda make: make.__name__[1:])
 @settings(max_examples=4)
 @given(seed=seeds)
-def test_expression(module_device: ModuleDevice, make: Callable[[Rng], Case], seed: int) -> None:
+def test_expression(
+    module_device: Blocking[Device], make: Callable[[Rng], Case], seed: int
+) -> None:
     """Gradients of what expressions are made of beside ufuncs."""
     rng = np.random.default_rng(seed)
     module_device.run(check_gradient, *make(rng), rng)
@@ -388,7 +389,7 @@ def _joined(rng: Rng) -> Case:
 @pytest.mark.parametrize("name", OPS)
 @settings(max_examples=4)
 @given(seed=seeds)
-def test_op(module_device: ModuleDevice, name: str, seed: int) -> None:
+def test_op(module_device: Blocking[Device], name: str, seed: int) -> None:
     """Gradients of the ops of libraries."""
     rng = np.random.default_rng(seed)
     module_device.run(check_gradient, *OPS[name](rng), rng)
@@ -428,7 +429,7 @@ async def _attention(device: Device, seed: int) -> None:
 
 @settings(max_examples=4)
 @given(seed=seeds)
-def test_attention(module_device: ModuleDevice, seed: int) -> None:
+def test_attention(module_device: Blocking[Device], seed: int) -> None:
     """Attention takes 16 bits, so differences of its results say little."""
     module_device.run(_attention, seed)
 

@@ -8,8 +8,7 @@ import numpy as np
 import optree
 import pytest
 
-from atomr_accel import Device, Unsupported, train
-from atomr_accel.testing import ModuleDevice
+from atomr_accel import Blocking, Device, Unsupported, train
 
 from .checks import check_gradient
 
@@ -30,7 +29,7 @@ async def _grads(device: Device, function: Any, params: Any, *args: Any) -> Any:
 X = np.array([[0.5, -1.0], [2.0, 0.25], [1.5, -0.5]])
 
 
-def test_trees(module_device: ModuleDevice) -> None:
+def test_trees(module_device: Blocking[Device]) -> None:
     """Gradients have the form of the parameters; those that do not matter are zero."""
 
     async def program(device: Device) -> None:
@@ -49,7 +48,7 @@ def test_trees(module_device: ModuleDevice) -> None:
     module_device.run(program)
 
 
-def test_shared_buffer(module_device: ModuleDevice) -> None:
+def test_shared_buffer(module_device: Blocking[Device]) -> None:
     """One buffer in two places of the tree has a gradient for each place."""
 
     async def program(device: Device) -> None:
@@ -63,7 +62,7 @@ def test_shared_buffer(module_device: ModuleDevice) -> None:
     module_device.run(program)
 
 
-def test_parameter_is_the_loss(module_device: ModuleDevice) -> None:
+def test_parameter_is_the_loss(module_device: Blocking[Device]) -> None:
     """The gradient of a parameter with respect to itself is one."""
 
     async def program(device: Device) -> None:
@@ -75,7 +74,7 @@ def test_parameter_is_the_loss(module_device: ModuleDevice) -> None:
     module_device.run(program)
 
 
-def test_constant_loss(module_device: ModuleDevice) -> None:
+def test_constant_loss(module_device: Blocking[Device]) -> None:
     """Nothing depends on the parameters: zeros."""
 
     async def program(device: Device) -> None:
@@ -88,7 +87,7 @@ def test_constant_loss(module_device: ModuleDevice) -> None:
     module_device.run(program)
 
 
-def test_stop_gradient(module_device: ModuleDevice) -> None:
+def test_stop_gradient(module_device: Blocking[Device]) -> None:
     """Stopped values count as constants."""
 
     async def program(device: Device) -> None:
@@ -98,7 +97,7 @@ def test_stop_gradient(module_device: ModuleDevice) -> None:
     module_device.run(program)
 
 
-def test_checkpoint(module_device: ModuleDevice) -> None:
+def test_checkpoint(module_device: Blocking[Device]) -> None:
     """The gradients are the same to the bit, and the block runs twice."""
     runs = []
 
@@ -138,7 +137,7 @@ def test_checkpoint(module_device: ModuleDevice) -> None:
     module_device.run(program)
 
 
-def test_checkpoint_of_foreign_value(module_device: ModuleDevice) -> None:
+def test_checkpoint_of_foreign_value(module_device: Blocking[Device]) -> None:
     """A checkpoint does not see values that are none of its arguments."""
 
     async def program(device: Device) -> None:
@@ -153,7 +152,7 @@ def test_checkpoint_of_foreign_value(module_device: ModuleDevice) -> None:
     module_device.run(program)
 
 
-def test_custom(module_device: ModuleDevice) -> None:
+def test_custom(module_device: Blocking[Device]) -> None:
     """A function with a gradient of its own, here straight through a rounding."""
     rounded = train.custom(
         lambda batch, x, _scale: batch.evaluate(np.rint(x)),
@@ -171,7 +170,7 @@ def test_custom(module_device: ModuleDevice) -> None:
     module_device.run(program)
 
 
-def test_rule_of_another_library(module_device: ModuleDevice) -> None:
+def test_rule_of_another_library(module_device: Blocking[Device]) -> None:
     """An op gets a rule from outside."""
 
     async def program(device: Device) -> None:
@@ -196,7 +195,7 @@ def test_rule_of_another_library(module_device: ModuleDevice) -> None:
     module_device.run(program)
 
 
-def test_in_a_recording(module_device: ModuleDevice) -> None:
+def test_in_a_recording(module_device: Blocking[Device]) -> None:
     """A recorded step computes the gradients of what its inputs hold at each replay."""
 
     async def program(device: Device) -> None:
@@ -216,7 +215,7 @@ def test_in_a_recording(module_device: ModuleDevice) -> None:
     module_device.run(program)
 
 
-def test_dtypes(module_device: ModuleDevice) -> None:
+def test_dtypes(module_device: Blocking[Device]) -> None:
     """Gradients have the dtype of their parameters, also behind casts and integers."""
 
     async def program(device: Device) -> None:
@@ -251,7 +250,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_refused(module_device: ModuleDevice, name: str) -> None:
+def test_refused(module_device: Blocking[Device], name: str) -> None:
     """Functions without a gradient raise in the caller, which names the reason."""
     function, error, match = BAD[name]
 
@@ -262,7 +261,7 @@ def test_refused(module_device: ModuleDevice, name: str) -> None:
     module_device.run(program)
 
 
-def test_parameters_that_are_none(module_device: ModuleDevice) -> None:
+def test_parameters_that_are_none(module_device: Blocking[Device]) -> None:
     """Parameters are refs to floats, and there is at least one."""
 
     async def program(device: Device) -> None:
