@@ -35,7 +35,7 @@ class ExpressionNode(NamedTuple):
 
 def node_of(expression: Expression) -> ExpressionNode:
     """Return the outermost function of an expression."""
-    made = expression._kind, expression._name, expression._args, expression._params
+    made = expression.kind, expression.name, expression.args, expression.params
     return ExpressionNode(*made)
 
 
