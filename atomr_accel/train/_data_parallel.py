@@ -266,7 +266,7 @@ class DataParallel(Service):
         return made._replace(repeats=failures)
 
     async def _attempt(self, number: int) -> TrainStep:
-        """Make the next step on all ranks, or raise a fault and leave what is valid."""
+        """Make the next step on all ranks, or raise a fault and keep the valid replicas."""
         shards = self._batches[number]
         live = self._replicas
         parts = np.array_split(np.arange(self._shards), len(live))
@@ -486,8 +486,8 @@ async def open_data_parallel(
 
     A batch is cut into ``shards``. Their gradients are added along a binary tree that does not
     depend on the devices, so on devices of one kind the result has the same bits, whichever device
-    has computed which shard. If a device faults, hangs (see ``op_deadline`` of ``open_device``) or
-    dies, its model is copied from a peer as soon as it is back, and the step is repeated. A device
+    has computed which shard. After a fault, a hang (see ``op_deadline`` of ``open_device``) or
+    a death of its host, a device gets the model of a peer, and the step is repeated. A device
     that is lost for good is left out, and the others compute its shards. If all lose their memory
     at once, they go back to the snapshot in host memory and repeat the steps since.
 

@@ -10,7 +10,7 @@ from scipy import special
 
 from .._dtypes import is_float
 from .._errors import Unsupported
-from ..arrays.expressions import Expression, Operand, broadcast, cast, node_of, parts_of
+from ..arrays.expressions import Expression, Operand, broadcast, cast, parts_of
 from ..arrays.expressions.expression import view
 
 if TYPE_CHECKING:
@@ -22,12 +22,17 @@ _KEPT: Final = ("reduce", "matmul")
 """Kinds of nodes whose values the forward pass keeps, because they are dear to compute again."""
 
 
+def with_args(part: Expression, args: tuple[Operand, ...]) -> Expression:
+    """Return an expression's outermost function of other operands, which have the same forms."""
+    return Expression(part.kind, part.name, args, part.params, part.shape, part.dtype)
+
+
 def kept_nodes(root: Expression) -> list[Expression]:
     """Return the inner nodes of an expression whose values its gradient needs."""
     return [
         part
         for part in parts_of(root)
-        if part is not root and isinstance(part, Expression) and node_of(part).kind in _KEPT
+        if part is not root and isinstance(part, Expression) and part.kind in _KEPT
     ]
 
 
@@ -72,24 +77,22 @@ def gradients(
         if id(part) in ids:
             depends.add(id(part))
         elif isinstance(part, Expression):
-            node = node_of(part)
-            if is_float(part.dtype) and any(id(arg) in depends for arg in node.args):
+            if is_float(part.dtype) and any(id(arg) in depends for arg in part.args):
                 depends.add(id(part))
             if id(part) in kept:
                 values[id(part)] = kept[id(part)]
-            elif node.args:
-                values[id(part)] = node.on(part, tuple(values[id(arg)] for arg in node.args))
+            elif part.args:
+                values[id(part)] = with_args(part, tuple(values[id(arg)] for arg in part.args))
     slopes: dict[int, Operand] = {id(root): grad}
     for part in reversed(parts):
         slope = slopes.get(id(part)) if id(part) in ids else slopes.pop(id(part), None)
         if slope is None or not isinstance(part, Expression) or id(part) not in depends:
             continue
-        node = node_of(part)
-        if node.kind in _KEPT and isinstance(slope, Expression):
+        if part.kind in _KEPT and isinstance(slope, Expression):
             slope = evaluate(slope)
-        args = tuple(values[id(arg)] for arg in node.args)
+        args = tuple(values[id(arg)] for arg in part.args)
         for arg, slope_of_arg in zip(
-            node.args, _through(part, args, values[id(part)], slope), strict=True
+            part.args, _through(part, args, values[id(part)], slope), strict=True
         ):
             if slope_of_arg is None or id(arg) not in depends:
                 continue
@@ -103,15 +106,14 @@ def _through(
     part: Expression, args: tuple[Any, ...], value: Any, slope: Any
 ) -> tuple[Operand | None, ...]:
     """Return the gradients with respect to the operands of one node."""
-    node = node_of(part)
-    kind = node.kind
+    kind = part.kind
     if kind == "ufunc":
-        partial = _PARTIALS.get(node.name)
+        partial = _PARTIALS.get(part.name)
         if partial is None:
-            if node.name in _FLAT:
+            if part.name in _FLAT:
                 return (None,) * len(args)
             raise Unsupported(
-                f"numpy's {node.name} has no gradient rule; write it with functions that have "
+                f"numpy's {part.name} has no gradient rule; write it with functions that have "
                 "one, or give it one: atomr_accel.train.custom(function, gradient)"
             )
         made: tuple[Operand | None, ...] = partial(slope, value, *args)
@@ -122,11 +124,11 @@ def _through(
         chosen: Any = np.where  # which makes expressions here
         return None, chosen(args[0], slope, 0), chosen(args[0], 0, slope)
     if kind == "view":
-        return (_seen_back(slope, node.params[0], args[0].shape),)
+        return (_seen_back(slope, part.params[0], args[0].shape),)
     if kind == "matmul":
         return _product_back(slope, *args)
     if kind == "reduce":
-        return (_reduced_back(node.name, slope, value, args[0], *node.params),)
+        return (_reduced_back(part.name, slope, value, args[0], *part.params),)
     return (None,) * len(args)  # indices of the largest, which do not move
 
 

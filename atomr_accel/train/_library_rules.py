@@ -17,7 +17,7 @@ from ._rules import Applied, rule
 
 
 def _contiguous(batch: Any, x: GpuRef) -> GpuRef:
-    return x if x.contiguous else batch.copy(x)  # type: ignore[no-any-return]
+    return x if x.contiguous else batch.copy(x)
 
 
 def _product(call: Applied, grad: GpuRef, multiply: Any) -> dict[str, Any]:

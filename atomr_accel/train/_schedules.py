@@ -66,8 +66,8 @@ class LossScale:
 
     Args:
         value: the first factor.
-        growth: what it is multiplied by after ``interval`` good steps.
-        backoff: what it is multiplied by after a step that was skipped.
+        growth: the factor after ``interval`` good steps.
+        backoff: the factor after a step that was skipped.
         interval: number of steps.
 
     Attributes:
@@ -109,7 +109,7 @@ class LossScale:
 
 def rate_of(rate: float | Schedule, step: int) -> float:
     """Return the learning rate of a step."""
-    made = rate(step) if callable(rate) else rate
+    made: object = rate(step) if callable(rate) else rate
     if not (isinstance(made, (int, float)) and 0 <= made < math.inf):
         raise ValueError(f"the learning rate must be a finite number from 0, not {said_of(made)}")
     return float(made)

@@ -39,7 +39,7 @@ class ParameterPlace(NamedTuple):
 
 @final
 class ModelLayout:
-    """Form of a model: what is the same on all devices.
+    """Form of a model, the same on all devices.
 
     Attributes:
         form: the form of the tree.
@@ -114,7 +114,7 @@ class ModelState:
 
     Attributes:
         layout: the form of the model.
-        device: where it is.
+        device: the device of the buffers.
         buffers: the masters, the optimizer's slots, and the parameters of 16 bits if there are any.
         step: number of steps it has made.
     """
@@ -180,7 +180,7 @@ class ModelState:
         """Make one step.
 
         Args:
-            optimizer: what it was created for.
+            optimizer: the one that the state was created for.
             flat: the gradients.
             factor: what the gradients are multiplied by.
         """

@@ -30,8 +30,8 @@ class TapeEntry(NamedTuple):
     """One step of the forward pass.
 
     Attributes:
-        outputs: what it has computed.
-        inputs: what it was computed from.
+        outputs: its results.
+        inputs: its operands.
         pull: makes the gradients of the inputs from those of the outputs.
     """
 
@@ -448,11 +448,12 @@ def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
             values that it uses must be among the arguments, in trees.
 
     Raises:
-        ValueError: the function uses a value that is none of its arguments.
+        ValueError: the function uses a value that is not among its arguments.
     """
 
     def run(tape: Tape, *args: Any) -> Any:
-        leaves, form = optree.tree_flatten(args)
+        given: Any = args
+        leaves, form = optree.tree_flatten(given)
         inputs = [leaf for leaf in leaves if isinstance(leaf, TapeValue)]
         quiet = Tape(tape.batch)
         plain = optree.tree_unflatten(form, [stop_gradient(leaf) for leaf in leaves])

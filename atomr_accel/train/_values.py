@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import numpy as np
 
-from ..arrays.expressions import Expression, Operand, node_of, parts_of
+from ..arrays.expressions import Expression, Operand, parts_of
+from ._expressions import with_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ class TapeValue(Operand):
     Attributes:
         shape: as in NumPy.
         dtype: a ``numpy.dtype``.
-        ref: the buffer. What is computed from it has no gradient.
+        ref: the buffer. Results computed from it have no gradient.
     """
 
     __slots__ = ("__weakref__", "dtype", "ref", "shape", "tape")
@@ -94,7 +95,9 @@ class TapeValue(Operand):
         except ValueError:
             if self.ref.contiguous:
                 raise
-        return self.tape.copy(self).reshape(*shape)
+        copied: Any = self.tape.copy(self)
+        made: TapeValue = copied.reshape(*shape)
+        return made
 
     def ravel(self) -> TapeValue:
         """``reshape(-1)``."""
@@ -102,7 +105,7 @@ class TapeValue(Operand):
 
     def broadcast_to(self, shape: int | tuple[int, ...]) -> TapeValue:
         """``numpy.broadcast_to``."""
-        return self.tape.evaluate(np.broadcast_to(self, shape))  # type: ignore[call-overload, no-any-return]
+        return self.tape.evaluate(np.broadcast_to(self, shape))  # type: ignore[no-any-return]
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a value on a tape cannot be pickled or copied; return it")
@@ -139,10 +142,9 @@ def without_values(
             if isinstance(part, TapeValue):
                 made[id(part)] = replaced(part)
             elif isinstance(part, Expression):
-                node = node_of(part)
-                args = tuple(made[id(arg)] for arg in node.args)
-                same = all(one is other for one, other in zip(args, node.args, strict=True))
-                made[id(part)] = part if same else node.on(part, args)
+                args = tuple(made[id(arg)] for arg in part.args)
+                same = all(one is other for one, other in zip(args, part.args, strict=True))
+                made[id(part)] = part if same else with_args(part, args)
             else:
                 made[id(part)] = part
         return made[id(x)]
@@ -155,7 +157,7 @@ def without_values(
 
 
 def stop_gradient(x: Any) -> Any:
-    """Return the same value as a constant: what is computed from it has no gradient through it.
+    """Return the same value as a constant, which passes no gradient on.
 
     Args:
         x: a value of a tape, an expression of some, a ref, or a list, tuple or dict of these.

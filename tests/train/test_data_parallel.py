@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -36,7 +37,7 @@ def loss(tape: Any, p: Any, batch: Any) -> Any:
 class Faulty:
     """A step that brings faults down at given calls of given ranks."""
 
-    def __init__(self, devices: list[Device], at: set[tuple[int, int]]) -> None:
+    def __init__(self, devices: list[Device], at: Set[tuple[int, int]]) -> None:
         self.devices, self.at = devices, at
         self.calls = [0] * len(devices)
         self.inner = train.gradient_step(loss)
@@ -51,8 +52,8 @@ class Faulty:
 
 async def trained(
     ranks: int,
-    faults: set[tuple[int, int]] = frozenset(),
-    **options: Any,  # type: ignore[assignment]
+    faults: Set[tuple[int, int]] = frozenset(),
+    **options: Any,
 ) -> tuple[list[float], Any, train.TrainerStatistics]:
     """The losses, parameters and statistics of a short run."""
     rng = np.random.default_rng(1)
@@ -172,7 +173,7 @@ def test_corrupt_replica() -> None:
 
 
 def test_refused() -> None:
-    """Bad batches, options and losses leave the trainer as it was."""
+    """Bad batches, options and losses change nothing in the trainer."""
 
     async def program() -> None:
         rng = np.random.default_rng(1)
@@ -180,6 +181,7 @@ def test_refused() -> None:
         sgd = train.SGD(lr=0.1)
         step = train.gradient_step(loss)
         async with open_device(0, backend="cpu", isolation="thread") as device:
+            wrong: Any
             for wrong, match in (
                 ({"shards": 3}, "power of two"),
                 ({"clip": 0}, "clip must be"),

@@ -33,7 +33,7 @@ def away(rng: Rng, shape: Any) -> Any:
 
 
 def distinct(rng: Rng, shape: Any) -> Any:
-    """Numbers that are apart from each other, for what chooses the largest."""
+    """Numbers with gaps between them, for functions that choose the largest."""
     size = int(np.prod(shape))
     return (rng.permutation(size) - size / 2 + 0.25).reshape(shape) / 3
 

@@ -1,7 +1,7 @@
 """Expressions: what refs, operators and NumPy's functions make, and a device computes."""
 
 from ._methods import ELSEWHERE
-from ._parts import ExpressionNode, apart, joined, node_of, parts_of
+from ._parts import apart, joined, parts_of
 from ._products import sum_of_products
 from .expression import Expression, broadcast, cast, constant, index
 from .functions import Number, Operand, Value
@@ -9,7 +9,6 @@ from .functions import Number, Operand, Value
 __all__ = [
     "ELSEWHERE",
     "Expression",
-    "ExpressionNode",
     "Number",
     "Operand",
     "Value",
@@ -19,7 +18,6 @@ __all__ = [
     "constant",
     "index",
     "joined",
-    "node_of",
     "parts_of",
     "sum_of_products",
 ]

@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .expression import Expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .expression import Kind, Operand
-
-
-class ExpressionNode(NamedTuple):
-    """The outermost function of an expression, for code that transforms expressions.
-
-    Attributes:
-        kind: ``"ufunc"``, ``"reduce"``, ``"view"`` or another one.
-        name: the name of the ufunc; empty for kinds without one.
-        args: its operands.
-        params: its parameters, whose meaning depends on the kind.
-    """
-
-    kind: Kind
-    name: str
-    args: tuple[Operand, ...]
-    params: tuple[Any, ...]
-
-    def on(self, expression: Expression, args: tuple[Operand, ...]) -> Expression:
-        """Return the expression that this node is of with other operands, of the same forms."""
-        shape, dtype = expression.shape, expression.dtype
-        return Expression(self.kind, self.name, args, self.params, shape, dtype)
-
-
-def node_of(expression: Expression) -> ExpressionNode:
-    """Return the outermost function of an expression."""
-    made = expression.kind, expression.name, expression.args, expression.params
-    return ExpressionNode(*made)
+    from .expression import Operand
 
 
 def parts_of(root: Operand) -> Iterator[Any]:
