@@ -1,0 +1,58 @@
+"""Training that repeats a step instead of losing a run.
+
+Gradients of functions over the program's own ops (`grad`), losses, optimizers, and a trainer over
+several devices whose faults change no bit of the result (`open_data_parallel`).
+"""
+
+from . import _library_rules  # noqa: F401 - registers the rules
+from ._data_parallel import (
+    DataParallel,
+    GradientStep,
+    LossNotFinite,
+    ReplicasDiffer,
+    TrainerStatistics,
+    TrainStep,
+    gradient_step,
+    open_data_parallel,
+)
+from ._losses import bce_with_logits, huber, kl_div, mae, mse
+from ._optimizers import SGD, Adam, AdamW, Optimizer
+from ._rules import Applied, rule
+from ._schedules import LossScale, cosine, linear
+from ._state import ModelLayout, ModelState
+from ._tape import Tape, checkpoint, custom, differentiate, grad
+from ._values import TapeValue, stop_gradient
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Applied",
+    "DataParallel",
+    "GradientStep",
+    "LossNotFinite",
+    "LossScale",
+    "ModelLayout",
+    "ModelState",
+    "Optimizer",
+    "ReplicasDiffer",
+    "Tape",
+    "TapeValue",
+    "TrainStep",
+    "TrainerStatistics",
+    "bce_with_logits",
+    "checkpoint",
+    "cosine",
+    "custom",
+    "differentiate",
+    "grad",
+    "gradient_step",
+    "huber",
+    "kl_div",
+    "linear",
+    "mae",
+    "mse",
+    "open_data_parallel",
+    "rule",
+    "stop_gradient",
+]

@@ -1,0 +1,59 @@
+"""Gradients next to finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import optree
+
+from atomr_accel import Device, train
+
+Case = tuple[Callable[..., Any], dict[str, np.ndarray]]
+
+
+async def check_gradient(
+    device: Device,
+    function: Callable[..., Any],
+    params: Any,
+    rng: np.random.Generator,
+    *,
+    rtol: float = 2e-5,
+    step: float = 1e-5,
+) -> None:
+    """Compare the gradients of a function of float64 with differences along random directions.
+
+    The function may return any shape: its elements are added up with random weights.
+    """
+    leaves, form = optree.tree_flatten(params)
+    weights: list[Any] = []
+
+    def scalar(tape: Any, values: Any) -> Any:
+        result = function(tape, values)
+        if not weights:
+            weights.append(rng.standard_normal(result.shape))
+        return np.sum(result * tape.put(weights[0]))
+
+    compute = train.grad(device, scalar)
+
+    async def put(arrays: Any) -> Any:
+        return optree.tree_unflatten(form, [await device.put(each) for each in arrays])
+
+    async def value(arrays: Any) -> float:
+        loss, _ = await compute(await put(arrays))
+        return float(await device.get(loss))
+
+    _, grads = await compute(await put(leaves))
+    found = [await device.get(each) for each in optree.tree_leaves(grads)]
+    for at, leaf in enumerate(leaves):
+        assert found[at].shape == leaf.shape
+        assert found[at].dtype == leaf.dtype
+        for _ in range(2):
+            way = rng.standard_normal(leaf.shape)
+            up, down = list(leaves), list(leaves)
+            up[at], down[at] = leaf + step * way, leaf - step * way
+            expected = (await value(up) - await value(down)) / (2 * step)
+            actual = float(np.sum(found[at] * way))
+            scale = np.abs(found[at] * way).sum() + abs(expected)
+            assert abs(actual - expected) <= rtol * scale + 1e-8, (at, actual, expected)

@@ -1,0 +1,213 @@
+"""Data parallel training on CPU devices: with faults, the same bits as without."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from contextlib import AsyncExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from atomr_accel import Device, GpuRef, open_device, train
+from atomr_accel.testing import poison
+
+STEPS = 6
+
+
+def batches(rng: np.random.Generator) -> list[Any]:
+    """Points of a function to learn."""
+    x = [rng.standard_normal((8, 3)).astype(np.float32) for _ in range(STEPS)]
+    return [{"x": each, "y": np.sin(each.sum(1, keepdims=True))} for each in x]
+
+
+def model(rng: np.random.Generator) -> Any:
+    """Two layers."""
+    shapes = {"w": (3, 5), "b": (5,), "out": (5, 1)}
+    return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+
+
+def loss(tape: Any, p: Any, batch: Any) -> Any:
+    """Mean squared error of a small network."""
+    hidden = tape.dnn.tanh(tape.blaslt.matmul(batch["x"], p["w"], bias=p["b"]))
+    return train.mse(tape.blas.gemm(hidden, p["out"]), batch["y"])
+
+
+class Faulty:
+    """A step that brings faults down at given calls of given ranks."""
+
+    def __init__(self, devices: list[Device], at: Set[tuple[int, int]]) -> None:
+        self.devices, self.at = devices, at
+        self.calls = [0] * len(devices)
+        self.inner = train.gradient_step(loss)
+
+    async def __call__(self, device: Device, params: Any, batch: Any) -> tuple[GpuRef, Any]:
+        rank = next(n for n, each in enumerate(self.devices) if each is device)
+        self.calls[rank] += 1
+        if (rank, self.calls[rank]) in self.at:
+            await poison(device)
+        return await self.inner(device, params, batch)
+
+
+async def trained(
+    ranks: int,
+    faults: Set[tuple[int, int]] = frozenset(),
+    **options: Any,
+) -> tuple[list[float], Any, train.TrainerStatistics]:
+    """The losses, parameters and statistics of a short run."""
+    rng = np.random.default_rng(1)
+    data, params = batches(rng), model(rng)
+    async with AsyncExitStack() as stack:
+        devices = [
+            await stack.enter_async_context(
+                open_device(0, backend="cpu", isolation="process" if faults else "thread")
+            )
+            for _ in range(ranks)
+        ]
+        step = Faulty(devices, faults)
+        trainer = await stack.enter_async_context(
+            train.open_data_parallel(
+                *(devices, step, params, train.AdamW(lr=0.01)),
+                **{"shards": 4, "clip": 1.0, "snapshot_every": 3, "digest_every": 2, **options},
+            )
+        )
+        losses = [made.loss async for made in trainer.run(data)]
+        return losses, await trainer.params(), trainer.statistics()
+
+
+def same(one: Any, other: Any) -> None:
+    """Check that two runs have the same bits."""
+    assert one[0] == other[0]
+    for name in one[1]:
+        np.testing.assert_array_equal(one[1][name], other[1][name])
+
+
+@pytest.mark.slow
+def test_faults_change_no_bit() -> None:
+    """Faults of one rank, of several, and of all at once, at any call."""
+    calm = trio.run(trained, 1)
+    assert len(calm[0]) == STEPS
+    for ranks in (2, 3):
+        same(calm, trio.run(trained, ranks))
+    rng = np.random.default_rng(2)
+    for _ in range(12):
+        ranks = int(rng.integers(1, 4))
+        faults = {(int(rng.integers(ranks)), int(rng.integers(1, 14))) for _ in range(3)}
+        hurt = trio.run(trained, ranks, faults)
+        same(calm, hurt)
+        assert hurt[2].steps == STEPS
+
+
+@pytest.mark.slow
+def test_one_fault() -> None:
+    """The step is repeated once, and the rank has its model from a peer."""
+    calm = trio.run(trained, 2)
+    assert calm[2].repeats == 0
+    hurt = trio.run(trained, 2, {(1, 5)})
+    same(calm, hurt)
+    assert hurt[2].repeats == 1
+    assert hurt[2].restored == 1
+
+
+@pytest.mark.slow
+def test_all_ranks_lost() -> None:
+    """Without a peer the snapshot comes back, and the steps since it are repeated."""
+    calm = trio.run(trained, 1)
+    hurt = trio.run(trained, 1, {(0, 18)})  # in the fifth step; the snapshot has three
+    same(calm, hurt)
+    assert hurt[2].repeats == 1
+
+
+def test_learns() -> None:
+    """The loss of one batch falls, and equals that of NumPy's gradient in float64 at first."""
+
+    async def program() -> None:
+        rng = np.random.default_rng(1)
+        data, params = batches(rng)[0], model(rng)
+        async with open_device(0, backend="cpu", isolation="thread") as device:
+            step = train.gradient_step(loss)
+            adam = train.Adam(lr=0.05)
+            async with train.open_data_parallel([device], step, params, adam) as trainer:
+                losses = [made.loss async for made in trainer.run([data] * 20)]
+        hidden = np.tanh(data["x"] @ params["w"].astype(float) + params["b"])
+        expected = np.mean((hidden @ params["out"] - data["y"]) ** 2)
+        assert losses[0] == pytest.approx(expected, rel=1e-5)
+        assert losses[-1] < losses[0] / 4
+
+    trio.run(program)
+
+
+def test_corrupt_replica() -> None:
+    """A replica with another bit is found, named and replaced; two alone cannot tell."""
+
+    async def program(ranks: int) -> Any:
+        rng = np.random.default_rng(1)
+        data, params = batches(rng), model(rng)
+        async with AsyncExitStack() as stack:
+            devices = [
+                await stack.enter_async_context(open_device(0, backend="cpu", isolation="thread"))
+                for _ in range(ranks)
+            ]
+            seen = []
+
+            async def step(device: Device, refs: Any, batch: Any) -> Any:
+                made = await train.gradient_step(loss)(device, refs, batch)
+                seen.append(device)
+                if device is devices[1] and seen.count(device) == 1:
+                    await device.fill(refs["b"][:1], 9.0)
+                return made
+
+            trainer = await stack.enter_async_context(
+                train.open_data_parallel(
+                    *(devices, step, params, train.SGD(lr=0.01)), shards=4, digest_every=1
+                )
+            )
+            _ = [made async for made in trainer.run(data[:2])]
+            return trainer.statistics()
+
+    assert trio.run(program, 3).corrupt == (1,)
+    with pytest.raises(train.ReplicasDiffer) as caught:
+        trio.run(program, 2)
+    assert caught.value.ranks == (0, 1)
+
+
+def test_refused() -> None:
+    """Bad batches, options and losses change nothing in the trainer."""
+
+    async def program() -> None:
+        rng = np.random.default_rng(1)
+        data, params = batches(rng)[0], model(rng)
+        sgd = train.SGD(lr=0.1)
+        step = train.gradient_step(loss)
+        async with open_device(0, backend="cpu", isolation="thread") as device:
+            wrong: Any
+            for wrong, match in (
+                ({"shards": 3}, "power of two"),
+                ({"clip": 0}, "clip must be"),
+                ({"attempts": 0}, "attempts must be"),
+            ):
+                with pytest.raises(ValueError, match=match):
+                    async with train.open_data_parallel([device], step, params, sgd, **wrong):
+                        pass
+            with pytest.raises(ValueError, match="devices must be"):
+                async with train.open_data_parallel([device] * 2, step, params, sgd):
+                    pass
+            async with train.open_data_parallel([device], step, params, sgd, shards=4) as trainer:
+                with pytest.raises(ValueError, match="multiple of 4"):
+                    await trainer.make_step({"x": data["x"][:6], "y": data["y"][:6]})
+                with pytest.raises(ValueError, match="one first dimension"):
+                    await trainer.make_step({"x": data["x"], "y": data["y"][:4]})
+                with pytest.raises(TypeError, match="tree of NumPy arrays"):
+                    await trainer.make_step({"x": 3})
+                bad = {"x": data["x"], "y": data["y"].copy()}
+                bad["y"][3] = np.nan
+                with pytest.raises(train.LossNotFinite) as caught:
+                    await trainer.make_step(bad)
+                assert (caught.value.step, caught.value.rank) == (0, 0)
+                after = await trainer.params()
+                for name in params:
+                    np.testing.assert_array_equal(after[name], params[name])
+                assert (await trainer.make_step(data)).number == 0
+
+    trio.run(program)

@@ -1,0 +1,280 @@
+"""Tapes: trees, constants, recomputation, gradients of one's own, and errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import optree
+import pytest
+
+from atomr_accel import Blocking, Device, Unsupported, train
+
+from .checks import check_gradient
+
+
+async def fetched(device: Device, tree: Any) -> Any:
+    """The arrays of a tree of refs."""
+    arrays = [await device.get(each) for each in optree.tree_leaves(tree)]
+    return optree.tree_unflatten(optree.tree_structure(tree), arrays)
+
+
+async def _grads(device: Device, function: Any, params: Any, *args: Any) -> Any:
+    put = [await device.put(each) for each in optree.tree_leaves(params)]
+    tree = optree.tree_unflatten(optree.tree_structure(params), put)
+    loss, grads = await train.grad(device, function)(tree, *args)
+    return float(await device.get(loss)), await fetched(device, grads)
+
+
+X = np.array([[0.5, -1.0], [2.0, 0.25], [1.5, -0.5]])
+
+
+def test_trees(module_device: Blocking[Device]) -> None:
+    """Gradients have the form of the parameters; those that do not matter are zero."""
+
+    async def program(device: Device) -> None:
+        params = {"layers": [(X, X[0])], "unused": X[:2]}
+
+        def loss(_tape: Any, p: Any) -> Any:
+            w, b = p["layers"][0]
+            return np.sum(w * b)
+
+        value, grads = await _grads(device, loss, params)
+        assert value == pytest.approx(np.sum(X * X[0]))
+        np.testing.assert_allclose(grads["layers"][0][0], np.broadcast_to(X[0], X.shape))
+        np.testing.assert_allclose(grads["layers"][0][1], X.sum(0))
+        assert not grads["unused"].any()
+
+    module_device.run(program)
+
+
+def test_shared_buffer(module_device: Blocking[Device]) -> None:
+    """One buffer in two places of the tree has a gradient for each place."""
+
+    async def program(device: Device) -> None:
+        ref = await device.put(X)
+        params = [ref, ref]
+        _, grads = await train.grad(device, lambda _t, p: np.sum(p[0] * p[0] * p[1]))(params)
+        one, other = [await device.get(each) for each in grads]
+        np.testing.assert_allclose(one, 2 * X * X)
+        np.testing.assert_allclose(other, X * X)
+
+    module_device.run(program)
+
+
+def test_parameter_is_the_loss(module_device: Blocking[Device]) -> None:
+    """The gradient of a parameter with respect to itself is one."""
+
+    async def program(device: Device) -> None:
+        params = await device.put(np.float64(3.0))
+        loss, slope = await train.grad(device, lambda _t, p: p)(params)
+        assert float(await device.get(loss)) == 3.0
+        assert float(await device.get(slope)) == 1.0
+
+    module_device.run(program)
+
+
+def test_constant_loss(module_device: Blocking[Device]) -> None:
+    """Nothing depends on the parameters: zeros."""
+
+    async def program(device: Device) -> None:
+        params = await device.put(X)
+        stopped = train.grad(device, lambda _t, p: np.sum(train.stop_gradient(p * 2)))
+        loss, slope = await stopped(params)
+        assert float(await device.get(loss)) == pytest.approx(2 * X.sum())
+        assert not (await device.get(slope)).any()
+
+    module_device.run(program)
+
+
+def test_stop_gradient(module_device: Blocking[Device]) -> None:
+    """Stopped values count as constants."""
+
+    async def program(device: Device) -> None:
+        _, slope = await _grads(device, lambda _t, p: np.sum(p * train.stop_gradient(p)), X)
+        np.testing.assert_allclose(slope, X)
+
+    module_device.run(program)
+
+
+def test_checkpoint(module_device: Blocking[Device]) -> None:
+    """The gradients are the same to the bit, and the block runs twice."""
+    runs = []
+
+    def block(tape: Any, x: Any, more: Any) -> Any:
+        runs.append(tape)
+        y = tape.dnn.tanh(tape.blas.gemm(x, more["w"]))
+        return {"y": y, "squared": y * y}
+
+    def loss(how: Any) -> Any:
+        def compute(tape: Any, p: Any) -> Any:
+            made = how(block)(tape, p["x"] * 2, p)
+            return np.sum(made["y"]) + np.mean(made["squared"])
+
+        return compute
+
+    async def program(device: Device) -> None:
+        params = {"w": X[:2], "x": X}
+
+        def plain(function: Any) -> Any:
+            def run(tape: Any, x: Any, more: Any) -> Any:
+                return function(tape, tape.evaluate(x), more)
+
+            return run
+
+        def kept(function: Any) -> Any:
+            again = train.checkpoint(function)
+            return lambda tape, x, more: again(tape, tape.evaluate(x), more)
+
+        one = await _grads(device, loss(plain), params)
+        assert len(runs) == 1
+        other = await _grads(device, loss(kept), params)
+        assert len(runs) == 3
+        assert one[0] == other[0]
+        for name in params:
+            np.testing.assert_array_equal(one[1][name], other[1][name])
+
+    module_device.run(program)
+
+
+def test_checkpoint_of_foreign_value(module_device: Blocking[Device]) -> None:
+    """A checkpoint does not see values that are none of its arguments."""
+
+    async def program(device: Device) -> None:
+        def loss(tape: Any, p: Any) -> Any:
+            return np.sum(
+                train.checkpoint(lambda t, x: t.evaluate(x * p))(tape, tape.evaluate(p + 1))
+            )
+
+        with pytest.raises(ValueError, match="must be of the tape"):
+            await train.grad(device, loss)(await device.put(X))
+
+    module_device.run(program)
+
+
+def test_custom(module_device: Blocking[Device]) -> None:
+    """A function with a gradient of its own, here straight through a rounding."""
+    rounded = train.custom(
+        lambda batch, x, _scale: batch.evaluate(np.rint(x)),
+        lambda _batch, grad, _result, _x, scale: [grad * scale, None],
+    )
+
+    async def program(device: Device) -> None:
+        value, slope = await _grads(device, lambda t, p: np.sum(rounded(t, p * 1, 3.0)), X)
+        assert value == np.rint(X).sum()
+        np.testing.assert_array_equal(slope, np.full(X.shape, 3.0))
+        short = train.custom(lambda b, x: b.evaluate(x * 1), lambda *_: [])
+        with pytest.raises(ValueError, match="one gradient for each"):
+            await _grads(device, lambda t, p: np.sum(short(t, p)), X)
+
+    module_device.run(program)
+
+
+def test_rule_of_another_library(module_device: Blocking[Device]) -> None:
+    """An op gets a rule from outside."""
+
+    async def program(device: Device) -> None:
+        def loss(tape: Any, p: Any) -> Any:
+            return np.sum(tape.array.cumsum(p, axis=0) ** 2)
+
+        with pytest.raises(Unsupported, match=r"array\.cumsum has no gradient rule"):
+            await _grads(device, loss, X)
+
+        @train.rule("array.cumsum")
+        def backward(batch: Any, call: train.Applied, grad: Any) -> Any:
+            flipped = batch.array.flip(grad, axis=call["axis"])
+            return {"a": batch.array.flip(batch.array.cumsum(flipped, axis=call["axis"]), axis=0)}
+
+        try:
+            await check_gradient(device, loss, X, np.random.default_rng(0))
+        finally:
+            from atomr_accel.train import _rules
+
+            del _rules._rules["array.cumsum"]
+
+    module_device.run(program)
+
+
+def test_in_a_recording(module_device: Blocking[Device]) -> None:
+    """A recorded step computes the gradients of what its inputs hold at each replay."""
+
+    async def program(device: Device) -> None:
+        w, x = await device.put(X[:2]), await device.put(X)
+
+        def loss(tape: Any, w: Any, x: Any) -> Any:
+            return np.mean(tape.dnn.tanh(tape.blas.gemm(x, w)) ** 2)
+
+        async with device.record(w, x) as step:
+            value, slope = train.differentiate(step, loss, w, x)
+        for factor in (1.0, 2.0):
+            await step.replay(w, await device.put(factor * X))
+            direct, expected = await _grads(device, loss, X[:2], await device.put(factor * X))
+            assert float(await device.get(value)) == direct
+            np.testing.assert_array_equal(await device.get(slope), expected)
+
+    module_device.run(program)
+
+
+def test_dtypes(module_device: Blocking[Device]) -> None:
+    """Gradients have the dtype of their parameters, also behind casts and integers."""
+
+    async def program(device: Device) -> None:
+        def loss(_tape: Any, p: Any) -> Any:
+            whole = p["half"].astype(np.int32).astype(np.float32)
+            return np.sum(p["half"].astype(np.float32) * p["single"] + whole)
+
+        params = {"half": X.astype(np.float16), "single": X.astype(np.float32)}
+        _, grads = await _grads(device, loss, params)
+        assert grads["half"].dtype == np.float16
+        assert grads["single"].dtype == np.float32
+        np.testing.assert_array_equal(grads["half"], X)
+
+    module_device.run(program)
+
+
+BAD: dict[str, tuple[Any, type[Exception], str]] = {
+    "nothing": (lambda _t, _p: None, TypeError, "must return a value of its tape"),
+    "not a scalar": (lambda _t, p: p * 1, ValueError, r"one float, shape \(\)"),
+    "not a float": (lambda _t, p: np.sum(p > 0), ValueError, "must return one float"),
+    "out": (lambda t, p: t.blas.gemm(p, p, out=p), Unsupported, "takes no out="),
+    "evaluate out": (lambda t, p: t.evaluate(p * 2, out=p), Unsupported, "takes no out="),
+    "no rule": (lambda t, p: t.linalg.det(p), Unsupported, r"linalg\.det has no gradient rule"),
+    "no ufunc rule": (
+        lambda _t, p: np.sum(np.spacing(p)),
+        Unsupported,
+        "numpy's spacing has no gradient rule",
+    ),
+    "product": (lambda _t, p: np.prod(p), Unsupported, "multiply has no gradient rule"),
+    "fill": (lambda t, p: t.fill(p, 0), Unsupported, "fill has no gradient rule"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refused(module_device: Blocking[Device], name: str) -> None:
+    """Functions without a gradient raise in the caller, which names the reason."""
+    function, error, match = BAD[name]
+
+    async def program(device: Device) -> None:
+        with pytest.raises(error, match=match):
+            await train.grad(device, function)(await device.put(X[:2]))
+
+    module_device.run(program)
+
+
+def test_parameters_that_are_none(module_device: Blocking[Device]) -> None:
+    """Parameters are refs to floats, and there is at least one."""
+
+    async def program(device: Device) -> None:
+        compute = train.grad(device, lambda _t, p: np.sum(p))
+        with pytest.raises(TypeError, match="must be a GpuRef"):
+            await compute({"w": X})
+        with pytest.raises(TypeError, match=r"params\['w'\] must be floats"):
+            await compute({"w": await device.put(np.arange(3))})
+        with pytest.raises(ValueError, match="at least one buffer"):
+            await compute({})
+        with pytest.raises(TypeError, match="function must be callable"):
+            train.grad(device, 3)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"'library\.op'"):
+            train.rule("gemm")
+
+    module_device.run(program)
