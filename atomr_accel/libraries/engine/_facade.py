@@ -50,8 +50,8 @@ class Engines(Facade[D]):
         Args:
             model: the path of the file, or its bytes. Files of external data must be in the
                 folder of the file, and stay there as long as the engine is used.
-            precision: "model" computes in the model's types, with its quantize and dequantize nodes;
-                "fp16" computes in float16, and inputs and outputs keep their types.
+            precision: "model" computes in the model's types, with its quantize and dequantize
+                nodes; "fp16" computes in float16, and inputs and outputs keep their types.
             profiles: the shapes that calls may have, by input: for each axis an extent or a pair of
                 the least and the largest one. Of several profiles a call has to fit one. By
                 default the model's own shapes are the only limits. An axis with one extent in all

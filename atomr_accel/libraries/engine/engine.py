@@ -79,8 +79,8 @@ class OnnxEngine(Facade[D]):
         """Run the model.
 
         Args:
-            inputs: a ref for each of the model's inputs, by its name, of its shape and dtype. Pass a
-                name such as "input.1" in a dict: ``engine(**{"input.1": x})``.
+            inputs: a ref for each of the model's inputs, by its name, of its shape and dtype. Pass
+                a name such as "input.1" in a dict: ``engine(**{"input.1": x})``.
 
         Returns:
             The output, or a tuple of the outputs if there are several: new buffers.
