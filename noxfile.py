@@ -270,7 +270,7 @@ def scipy_fft(session: nox.Session) -> None:
 
 @nox.session
 def onnx_nodes(session: nox.Session) -> None:
-    """Run onnx's own tests of nodes on ``device.engine``; words go on, as in ``onnx_nodes conv``."""
+    """Run onnx's own tests of nodes on ``device.engine``: those of a word, as ``conv``, or all."""
     _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
     _python(session, "-m", "tests.onnx_nodes", *session.posargs)
 

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from atomr_accel import LibraryError, LibraryMissing, Unsupported
+from atomr_accel import (
+    ContextPoisoned,
+    GpuRefStale,
+    LibraryError,
+    LibraryMissing,
+    Unsupported,
+)
 from atomr_accel.libraries.engine._shapes import bound_axes, checked_profiles, fixed_axes
 from atomr_accel.libraries.engine.wire.messages import TensorOf
 from atomr_accel.testing import poison
@@ -407,6 +414,34 @@ async def test_engines_outlive_hosts() -> None:
         assert (engine.statistics().loads, engine.statistics().from_disk) == (2, False)
         again = await device.engine.build(made.SerializeToString())
         assert again.statistics().from_disk
+
+
+@program
+async def test_a_fault_in_the_middle_of_calls() -> None:
+    made, w = linear(np.random.default_rng(3))
+    results: list[np.ndarray[Any, Any] | None] = []
+    async with opened() as device:
+        engine = await device.engine.build(made.SerializeToString())
+        x = await device.put(np.ones((2, 8), np.float32), sealed=True)
+
+        async def call() -> None:
+            for _ in range(20):
+                try:
+                    results.append(await device.get(await engine(x=x)))
+                except (ContextPoisoned, GpuRefStale):
+                    results.append(None)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(call)
+            await poison(device)
+        results.append(await device.get(await engine(x=x)))
+    there = [each for each in results if each is not None]
+    assert len(results) == 61
+    assert None in results
+    for each in there:
+        np.testing.assert_allclose(each, np.maximum(np.ones((2, 8)) @ w, 0), rtol=1e-5, atol=1e-5)
+    assert results[-1] is not None
 
 
 @program

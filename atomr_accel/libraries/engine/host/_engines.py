@@ -33,7 +33,11 @@ _CACHE: Final = DiskCache("engines", limit=2 << 30)
 _SILENT: Final = 4
 """Severity of what onnxruntime prints: fatal errors only. The others are raised."""
 
-_MISSING: Final = ("Could not find an implementation", "is not a registered function/op")
+_MISSING: Final = (
+    "Could not find an implementation",
+    "is not a registered function/op",
+    "NOT_IMPLEMENTED",
+)
 """Words of onnxruntime's errors about ops that it does not have."""
 
 
@@ -110,7 +114,7 @@ class EngineExecutor:
         """Return a session, and whether its optimized model was on disk."""
         if options.folder:  # what is optimized would have the weights in files, too
             return self._open(serialized, options), False
-        known = repr((onnxruntime.__version__, self._providers, options)).encode()
+        known = repr((onnxruntime.__version__, self._where[0], options)).encode()
         key = known + hashlib.sha256(serialized).digest()
         optimized = _CACHE.get(key)
         if optimized is not None:
