@@ -438,7 +438,7 @@ async def test_a_fault_in_the_middle_of_calls() -> None:
         results.append(await device.get(await engine(x=x)))
     there = [each for each in results if each is not None]
     assert len(results) == 61
-    assert None in results
+    assert len(there) < len(results)
     for each in there:
         np.testing.assert_allclose(each, np.maximum(np.ones((2, 8)) @ w, 0), rtol=1e-5, atol=1e-5)
     assert results[-1] is not None
