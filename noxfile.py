@@ -269,6 +269,13 @@ def scipy_fft(session: nox.Session) -> None:
 
 
 @nox.session
+def onnx_nodes(session: nox.Session) -> None:
+    """Run onnx's own tests of nodes on ``device.engine``: those of a word, as ``conv``, or all."""
+    _install(session, "-e", ".", *dependency_groups(PYPROJECT, "test"))
+    _python(session, "-m", "tests.onnx_nodes", *session.posargs)
+
+
+@nox.session
 def soak(session: nox.Session) -> None:
     """Kill hosts 5,000 times under load; words go on, as in ``soak --kills 100``.
 

@@ -51,6 +51,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         cub: reductions, scans, sorts and selections (CUB).
         cutlass: products with tiles, schedules and epilogues of choice (CUTLASS).
         dnn: neural networks' operations and graphs of them (cuDNN).
+        engine: models in ONNX files (onnxruntime).
         fft: Fourier transforms (cuFFT).
         flash_attention: attention by flash-attn's names (cuDNN, or kernels of this package).
         linalg: factorizations, systems and eigenvalues (cuSOLVER).

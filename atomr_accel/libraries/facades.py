@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .cub.facade import Cub
     from .cutlass._facade import Cutlass
     from .dnn.facade import Dnn
+    from .engine._facade import Engines
     from .fft._facade import Fft
     from .flash_attention._facade import FlashAttention
     from .linalg._facade import Linalg
@@ -39,6 +40,7 @@ class Libraries(Generic[D], HasOtherNames):
     cub: Cub[D]
     cutlass: Cutlass[D]
     dnn: Dnn[D]
+    engine: Engines[D]
     fft: Fft[D]
     flash_attention: FlashAttention[D]
     linalg: Linalg[D]

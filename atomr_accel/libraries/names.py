@@ -11,8 +11,8 @@ GROUP: Final = "atomr_accel.libraries"
 BUILT_IN: Final = {
     name: f"{__package__}.{name}.library:LIBRARY"
     for name in (
-        *("array", "blas", "blaslt", "cub", "cutlass", "dnn", "fft", "flash_attention"),
-        *("linalg", "nccl", "nvrtc", "rng", "sparse", "sparselt", "tensor"),
+        *("array", "blas", "blaslt", "cub", "cutlass", "dnn", "engine", "fft"),
+        *("flash_attention", "linalg", "nccl", "nvrtc", "rng", "sparse", "sparselt", "tensor"),
     )
 }
 """``module:attribute`` of this package's libraries, the same as its entry points."""

@@ -619,6 +619,7 @@ async def test_dir_tells_what_programs_call(device: Device) -> None:
         "cub",
         "cutlass",
         "dnn",
+        "engine",
         "fft",
         "flash_attention",
         "linalg",

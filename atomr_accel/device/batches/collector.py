@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ...libraries.array.evaluate import Fused
     from ...libraries.dnn.graph.user_graph import GraphPlan
     from ...libraries.dnn.rnn.facade import Rnn
+    from ...libraries.engine.engine import OnnxEngine
     from ...libraries.nvrtc.cuda_array import CudaArray
     from ...libraries.nvrtc.kernel import Argument
     from ...libraries.nvrtc.launching import Dim
@@ -137,6 +138,8 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     def using(self, made: GraphPlan[Any, R]) -> GraphPlan[Collected, R]: ...
     @overload
     def using(self, made: Rnn[Any]) -> Rnn[Collected]: ...
+    @overload
+    def using(self, made: OnnxEngine[Any]) -> OnnxEngine[Collected]: ...
     @overload
     def using(self, made: SparseLU[Any]) -> SparseLU[Collected]: ...
     def using(self, made: Facade[Any]) -> Facade[Collected]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ...libraries.dnn.attention.paged import PagedKVCache
     from ...libraries.dnn.graph.user_graph import GraphPlan
     from ...libraries.dnn.rnn.facade import Rnn
+    from ...libraries.engine.engine import OnnxEngine
     from ...libraries.facades import Libraries
     from ...libraries.nvrtc.kernel import Kernel
     from ...libraries.nvrtc.module import Module
@@ -103,6 +104,8 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
     def using(self, made: PagedKVCache[Any]) -> PagedKVCache[AsRequests]: ...
     @overload
     def using(self, made: Rnn[Any]) -> Rnn[AsRequests]: ...
+    @overload
+    def using(self, made: OnnxEngine[Any]) -> OnnxEngine[AsRequests]: ...
     @overload
     def using(self, made: SparseLU[Any]) -> SparseLU[AsRequests]: ...
     def using(self, made: Facade[Any]) -> Facade[AsRequests]:

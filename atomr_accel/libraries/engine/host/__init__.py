@@ -1,0 +1,1 @@
+"""Executors of engines, inside a host."""
