@@ -5,6 +5,7 @@ actors, buffers are handles with a generation, and a kernel that faults takes do
 context, not the program: the device comes back by itself.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -219,7 +220,11 @@ _HOME = {
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from ._other_names import not_in_package
+
+        # ``from atomr_accel import name`` asks from importlib whether there is such a name.
+        asking = sys._getframe(1).f_globals.get("__name__")
+        raise not_in_package(name, imported=asking == "importlib._bootstrap")
     value = getattr(import_module(f".{_HOME.get(name, '_errors')}", __name__), name)
     globals()[name] = value
     return value
