@@ -220,11 +220,10 @@ _HOME = {
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        from ._other_names import not_in_package
-
         # ``from atomr_accel import name`` asks from importlib whether there is such a name.
         asking = sys._getframe(1).f_globals.get("__name__")
-        raise not_in_package(name, imported=asking == "importlib._bootstrap")
+        names = import_module("._other_names", __name__)
+        raise names.not_in_package(name, imported=asking == "importlib._bootstrap")
     value = getattr(import_module(f".{_HOME.get(name, '_errors')}", __name__), name)
     globals()[name] = value
     return value

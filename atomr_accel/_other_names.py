@@ -243,7 +243,7 @@ class HasOtherNames(_HidesOtherNames):
 
 
 class HasOtherSystemNames(_HidesOtherNames):
-    """The same for systems."""
+    """Base of systems, for the same purpose."""
 
     __slots__ = ()
 
