@@ -226,7 +226,10 @@ _HOME = {
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # ``from atomr_accel import name`` asks from importlib whether there is such a name.
+        asking = sys._getframe(1).f_globals.get("__name__")
+        names = import_module("._other_names", __name__)
+        raise names.not_in_package(name, imported=asking == "importlib._bootstrap")
     value = getattr(import_module(f".{_HOME.get(name, '_errors')}", __name__), name)
     globals()[name] = value
     return value

@@ -11,10 +11,11 @@ from contextlib import (
     asynccontextmanager,
 )
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import trio
 
+from .._other_names import HasOtherSystemNames
 from ._actor import Actor, ActorRef
 from ._errors import NoSuchActor
 from ._forked import ending_children
@@ -91,7 +92,7 @@ class ActorTree:
         return "\n".join(lines)
 
 
-class ActorSystem(metaclass=NoPublicConstructor):
+class ActorSystem(HasOtherSystemNames, metaclass=NoPublicConstructor):
     """A tree of actors, and the root of it. `open_system` makes one."""
 
     _made_by: ClassVar[str] = "open_system(name)"
@@ -116,18 +117,6 @@ class ActorSystem(metaclass=NoPublicConstructor):
 
     def __repr__(self) -> str:
         return f"<ActorSystem {self.name!r}>"
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            hint = ""
-            if name == "open_device":
-                hint = "; open_system of atomr_accel gives a System, which has open_device"
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}{hint}",
-                name=name,
-                obj=self,
-            )
 
     async def spawn(
         self,

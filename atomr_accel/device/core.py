@@ -31,11 +31,12 @@ from ..lanes import (
     PinnedPool,
     Port,
     Reserve,
+    WatchedDevice,
     uninterrupted,
 )
 from ..libraries.array.evaluate import evaluating
 from ..memory import Kept, MemoryMap, Release, keep
-from ..ops import Awaited, ImmediatePreparer, LaneSpec
+from ..ops import Awaited, DeviceView, ImmediatePreparer, LaneSpec
 from ..wire import Message, ReportTimes, StreamPlan
 from ._growth import SlabGrowth
 from ._lifecycle import Lifecycle
@@ -146,6 +147,10 @@ class _SharedParts:
 @uninterrupted
 class DeviceCore:
     """Submits the ops of one device of a program, and allocates memory for their results.
+
+    Other packages get it as ``device.core``. Their facades may use the names of ``DeviceView``,
+    their instruments those of ``WatchedDevice``. ``dir`` lists both. The rest belongs to this
+    package, and changes without notice.
 
     Attributes:
         memory: the map of its memory.
@@ -274,6 +279,10 @@ class DeviceCore:
             MEMORY_LANE, {backend.name: backend.memory}, own_thread=True
         )
         self.being_sealed: Final[Counter[Block]] = Counter()
+
+    def __dir__(self) -> list[str]:
+        """Return what packages may use: the names of ``DeviceView`` and ``WatchedDevice``."""
+        return [name for name in (*vars(DeviceView), *vars(WatchedDevice)) if name[0] != "_"]
 
     def give_name_back(self) -> None:
         """Let the next device have this one's name, because this one is over."""

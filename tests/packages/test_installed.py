@@ -1,4 +1,4 @@
-"""A package outside this repository, built and installed, adds a library and a backend."""
+"""Packages outside this repository, built and installed, add libraries, a backend, an actor."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from ..attribute_contracts import outside_reads
 from ..harness import ROOT
 
-SOURCE = Path(__file__).parent / "tally_accel"
+PACKAGES = sorted(path.parent for path in Path(__file__).parent.glob("*/pyproject.toml"))
 
 PROGRAM = """
 import sys
@@ -50,12 +51,48 @@ async def main(isolation):
 trio.run(main, sys.argv[1])
 """
 
+BESIDE = """
+import numpy as np
+import trio
+from atomr_accel import open_system
+from atomr_accel.actors import Call, GetStatistics
+from atomr_accel.testing import poison
+from gram_accel.totals import Forget, open_totals
+
+async def main():
+    x = np.arange(6.0).reshape(2, 3)
+    async with open_system("app") as system:
+        device = await system.open_device(0, backend="cpu")
+        async with device.batch() as batch:
+            total = batch.gram.total(await device.put(x))
+        assert await device.get(total) == (x @ x.T).sum()
+        try:
+            await device.gram.total(await device.put(x[0]))
+        except ValueError as error:
+            assert "x must have two axes" in str(error)
+        else:
+            raise AssertionError("one axis is not refused")
+        async with open_totals(device, system=system) as totals:
+            ref = system.find("/totals")
+            assert ref is totals.ref
+            assert [node.path for node in system.tree().children][:2] == ["/gpu-0", "/totals"]
+            assert await ref.ask(Call(x)) == (x @ x.T).sum()
+            await poison(device)
+            assert await ref.ask(Call(2 * x)) == 4 * (x @ x.T).sum()
+            assert (await ref.ask(GetStatistics())).calls == 2
+            assert (await ref.ask(Forget()), await ref.ask(Forget())) == (2, 0)
+
+trio.run(main)
+"""
+
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The interpreter of a fresh environment in which the package is installed."""
+    """The interpreter of a fresh environment in which the packages are installed."""
     folder = tmp_path_factory.mktemp("environment")
-    shutil.copytree(SOURCE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
+    for source in PACKAGES:
+        to = folder / source.name
+        shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__"))
     venv.create(folder / "venv", symlinks=True)
     (packages,) = (folder / "venv/lib").glob("python*/site-packages")
     # What is installed here is there, too, without being installed again.
@@ -63,7 +100,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     (packages / "around.pth").write_text("".join(f"{path}\n" for path in around))
     there = str(folder / "venv/bin/python")
     install = (*("install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"),)
-    words = [sys.executable, "-m", "pip", "--python", there, *install, str(folder / "source")]
+    words = [sys.executable, "-m", "pip", "--python", there, *install]
+    words += [str(folder / source.name) for source in PACKAGES]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return there
@@ -96,9 +134,25 @@ def test_the_command_line_shows_an_installed_library(python: str) -> None:
     assert (check["device"], check["library"], check["outcome"]) == ("tally:0", "tally", "ok")
 
 
-def test_the_package_uses_public_names_only() -> None:
-    for path in SOURCE.rglob("*.py"):
+@pytest.mark.slow
+def test_an_installed_package_puts_an_actor_beside_a_device(python: str) -> None:
+    ran(python, "-c", BESIDE)
+
+
+@pytest.mark.parametrize("source", PACKAGES, ids=lambda path: path.name)
+def test_packages_import_public_names_and_read_public_attributes(source: Path) -> None:
+    assert list(map(str, outside_reads(source / source.name))) == []
+    for path in source.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        assert (
-            re.findall(r"atomr_accel[\w.]*\._\w+|import _\w+|\b(?!self\b)\w+\._[a-z]", text) == []
-        )
+        assert re.findall(r"atomr_accel[\w.]*\._\w+|atomr_accel.* import .*\b_\w+", text) == []
+
+
+def test_the_checker_finds_what_such_a_package_must_not_read(tmp_path: Path) -> None:
+    source = next(path for path in PACKAGES if path.name == "gram_accel") / "gram_accel"
+    there = shutil.copytree(source, tmp_path / "gram_accel")
+    with (there / "totals.py").open("a", encoding="utf-8") as file:
+        file.write("\n\ndef peek(ref):\n    return ref._cell\n")
+    checker = (sys.executable, "-m", "tests.attribute_contracts", str(there))
+    done = subprocess.run(checker, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "reads _cell of actors" in done.stdout

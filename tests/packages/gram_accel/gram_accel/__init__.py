@@ -1,0 +1,1 @@
+"""A package that adds a library, made of two others, and a service beside devices."""
