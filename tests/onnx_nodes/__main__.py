@@ -55,7 +55,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _alone(case: Any, given: Any) -> list[np.ndarray[Any, Any]]:
-    """What onnxruntime gives by itself."""
+    """Return the results of onnxruntime by itself."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(
