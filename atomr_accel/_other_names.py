@@ -97,7 +97,7 @@ _TYPES: Final = ("f32", "f64", "i32", "u32", "u8", "complex64", "complex128")
 
 _ENDS: Final = ("", *(f"_{of}" for of in _TYPES))
 
-WRITE |= {
+_TOOLKIT: Final = {
     # the toolkit's devices
     **{f"allocate_{of}": "await device.zeros(shape, dtype)" for of in _TYPES},
     **{f"copy_from_numpy{of}": "await device.put(array)" for of in _ENDS},
@@ -143,6 +143,7 @@ WRITE |= {
     "advise_f32": "await device.advise(...)",
     "prefetch_f32": "await device.prefetch(...)",
 }
+WRITE.update(_TOOLKIT)
 
 SYSTEM: Final[dict[str, str]] = {
     "close": f"{_UNNEEDED}the 'async with' block closes the system",

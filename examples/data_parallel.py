@@ -5,6 +5,7 @@ is repeated.
 """
 
 import warnings
+from typing import Any
 
 import numpy as np
 import trio
@@ -18,10 +19,11 @@ X = rng.standard_normal((64, 8))
 BATCH = {"x": X, "y": np.sin(X.sum(1, keepdims=True))}
 
 
-def model_loss(tape: train.Tape, p: dict, batch: dict) -> train.TapeValue:
+def model_loss(tape: train.Tape, p: dict[str, Any], batch: dict[str, Any]) -> train.TapeValue:
     """Mean squared error of two layers."""
     hidden = tape.dnn.gelu(tape.blas.gemm(batch["x"], p["w"]))
-    return train.mse(tape.blas.gemm(hidden, p["out"]), batch["y"])
+    loss: train.TapeValue = train.mse(tape.blas.gemm(hidden, p["out"]), batch["y"])
+    return loss
 
 
 async def losses(*, kill: bool) -> list[float]:

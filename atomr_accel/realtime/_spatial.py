@@ -108,7 +108,8 @@ class SpatialIndex:
 
         Returns:
             Distances, float64 of shape (m, k), in ascending order, infinite beyond
-            the last point; and indices of points, int32, -1 there. Of equally distant points any may come last.
+            the last point; and indices of points, int32, -1 there. Of equally distant points
+            any may come last.
 
         Raises:
             TypeError, ValueError: a wrong argument.

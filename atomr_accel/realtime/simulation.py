@@ -104,8 +104,8 @@ class _StateCopy:
 class Simulation(Service):
     """Base of simulations: a scene on a device.
 
-    A class states ``parameters`` and ``kernels`` and overrides `begin`, `record` and `draw`; optionally also
-    `scratch`, `parts` and `check`. `opened` runs an instance in a block.
+    A class states ``parameters`` and ``kernels`` and overrides `begin`, `record` and `draw`;
+    optionally also `scratch`, `parts` and `check`. `opened` runs an instance in a block.
 
     Methods may be called by any task. They take turns.
     """
@@ -201,7 +201,8 @@ class Simulation(Service):
             The scene's time in seconds.
 
         Raises:
-            ValueError: ``dt`` is not positive and finite, or would need more than 256 parts. The scene does not change.
+            ValueError: ``dt`` is not positive and finite, or would need more than 256 parts. The
+                scene does not change.
             ContextPoisoned, DeviceLost: the device does not come back, or every attempt fails. The
                 scene stays at its last checkpoint.
             RuntimeError: the simulation's block was left.

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, Unpack, final
 
 import numpy as np
-import optree
 import trio
 
 from .._errors import AccelError, ContextPoisoned, DeviceLost, GpuRefStale, said_of
@@ -20,6 +19,7 @@ from ..device import Device, Snapshot
 from ._optimizers import Optimizer
 from ._state import ModelLayout, ModelState
 from ._tape import grad
+from ._trees import optree
 
 GradientStep = Callable[[Device, Any, Any], Awaitable[tuple[GpuRef, Any]]]
 """An async function of a device, the parameters and a shard of a batch: the loss and gradients."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import ml_dtypes
 import numpy as np
-import optree
 
 from .._dtypes import is_float
 from .._errors import said_of
@@ -16,6 +15,7 @@ from ..arrays import GpuRef
 from ..arrays.expressions import cast, index
 from ._optimizers import Optimizer
 from ._schedules import rate_of
+from ._trees import optree
 
 if TYPE_CHECKING:
     from ..device import Device

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 
 import numpy as np
-import optree
 import trio
 
 from .._dtypes import is_float
@@ -15,6 +14,7 @@ from ..arrays import GpuRef
 from ..arrays.expressions import Expression, Operand, cast, parts_of
 from ._expressions import gradients, kept_nodes
 from ._rules import Applied, bound, rule_of
+from ._trees import optree
 from ._values import TapeValue, stop_gradient, values_in, without_values
 
 if TYPE_CHECKING:

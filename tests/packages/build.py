@@ -1,6 +1,7 @@
 """Build the wheel and the sdist of the last commit twice, compare them, and list their contents.
 
-``python -m tests.packages.build dist`` leaves both files in ``dist``. They have committed files alone.
+``python -m tests.packages.build dist`` leaves both files in ``dist``. They have committed
+files alone.
 """
 
 from __future__ import annotations

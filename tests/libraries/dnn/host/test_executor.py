@@ -552,15 +552,19 @@ async def test_heads_of_any_size_come_to_cudnn_as_multiples_of_8(
     rng = np.random.default_rng(1)
     shapes = [(2, 5, 4, size), (2, 7, 2, size), (2, 7, 2, value_size), (2, 5, 4, value_size)]
     q, k, v, grad = [rng.standard_normal(shape).astype(np.float16) for shape in shapes]
-    wide = lambda x: np.pad(x, [(0, 0)] * 3 + [(0, -x.shape[3] % 8)])  # noqa: E731
+
+    def wide(x: Any) -> Any:
+        return np.pad(x, [(0, 0)] * 3 + [(0, -x.shape[3] % 8)])
+
     results = []
     changes: list[Any] = [np.asarray, wide]
     for change in changes:
         refs = [await device.put(change(each)) for each in (q, k, v)]
         top = await device.put(change(grad))
-        out, lse = await device.dnn.flash_attention_with_lse(*refs, softmax_scale=size**-0.5)
+        q2, k2, v2 = refs
+        out, lse = await device.dnn.flash_attention_with_lse(q2, k2, v2, softmax_scale=size**-0.5)
         grads = await device.dnn.flash_attention_grad(
-            top, *refs, out, lse, softmax_scale=size**-0.5
+            top, q2, k2, v2, out, lse, softmax_scale=size**-0.5
         )
         results.append([await device.get(each) for each in (out, lse, *grads)])
     for odd, even in zip(*results, strict=True):

@@ -52,7 +52,8 @@ class Gram(Facade[D]):
             made = products.prepare(preparer)
             total = self._array.sum(made.result).prepare(preparer)
             first = Request(products.lane, products.name, lambda _preparer: made)
-            return total.around(before=[first])
+            made_after: Submission[GpuRef] = total.around(before=[first])
+            return made_after
 
         return Request(ARRAY_LANE, "gram.total", prepare)
 
