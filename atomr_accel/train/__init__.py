@@ -5,6 +5,7 @@ several devices whose faults change no bit of the result (`open_data_parallel`).
 """
 
 from . import _library_rules  # noqa: F401 - registers the rules
+from ._data import TrainingData, prefetched
 from ._data_parallel import (
     DataParallel,
     GradientStep,
@@ -15,6 +16,7 @@ from ._data_parallel import (
     gradient_step,
     open_data_parallel,
 )
+from ._files import SnapshotDamaged, SnapshotForeign
 from ._losses import bce_with_logits, huber, kl_div, mae, mse
 from ._optimizers import SGD, Adam, AdamW, Optimizer
 from ._rules import Applied, rule
@@ -36,10 +38,13 @@ __all__ = [
     "ModelState",
     "Optimizer",
     "ReplicasDiffer",
+    "SnapshotDamaged",
+    "SnapshotForeign",
     "Tape",
     "TapeValue",
     "TrainStep",
     "TrainerStatistics",
+    "TrainingData",
     "bce_with_logits",
     "checkpoint",
     "cosine",
@@ -53,6 +58,7 @@ __all__ = [
     "mae",
     "mse",
     "open_data_parallel",
+    "prefetched",
     "rule",
     "stop_gradient",
 ]

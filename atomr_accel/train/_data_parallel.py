@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Unpack, final
 
 import numpy as np
@@ -16,6 +19,8 @@ from ..actors import Place, Service, serving
 from ..actors.nursery import PlainNursery
 from ..arrays import GpuRef
 from ..device import Device, Snapshot
+from ._data import TrainingData
+from ._files import read_snapshot, write_snapshot
 from ._optimizers import Optimizer
 from ._state import ModelLayout, ModelState
 from ._tape import grad
@@ -170,7 +175,7 @@ class DataParallel(Service):
 
         Args:
             data: batches: trees of NumPy arrays with the same first dimension, which the number
-                of shards divides.
+                of shards divides. Of `TrainingData`, the batches from ``steps`` on.
 
         Raises:
             LossNotFinite: a loss or gradient is infinite or NaN; nothing was changed.
@@ -178,6 +183,8 @@ class DataParallel(Service):
             DeviceLost, ContextPoisoned: no device is left, or a step has failed ``attempts`` times.
             ValueError, TypeError: a batch of another form.
         """
+        if isinstance(data, TrainingData):
+            data = data.since(self.steps)
         if isinstance(data, AsyncIterable):
             async for batch in data:
                 yield await self.make_step(batch)
@@ -194,15 +201,74 @@ class DataParallel(Service):
     async def params(self) -> Any:
         """Return the parameters as a tree of NumPy arrays; masters, if they have 16 bits."""
         async with self._turn:
-            for _ in range(self._attempts):
-                try:
-                    await self._repair()
-                    state = self._replicas[0].valid
-                    if state is not None and state.step == self.steps:
-                        return self._layout.tree(await state.device.get(state.buffers[0]))
-                except _FAULTS as error:
-                    last = error
-            raise last
+            (flat,), _ = await self._flats(1)
+        return self._layout.tree(flat)
+
+    async def save(
+        self, path: str | os.PathLike[str], *, data: TrainingData | None = None, note: Any = None
+    ) -> int:
+        """Write parameters, optimizer state and the number of steps into a file of safetensors.
+
+        Steps go on once the arrays are in host memory, so a task can save in the background. The
+        file is replaced as a whole, when the new one is on the disk.
+
+        Args:
+            path: the file.
+            data: what the trainer runs on; `restore` checks that it is the same.
+            note: a value for `restore` to return, as in JSON: the state of a random generator, say.
+
+        Returns:
+            The number of steps in it.
+
+        Raises:
+            Unsupported: masters that are neither float32 nor float64.
+            TypeError: a note that JSON has not.
+            DeviceLost, ContextPoisoned: no device has the model.
+            OSError: the file cannot be written.
+        """
+        json.dumps(note)
+        async with self._turn:
+            flats, step = await self._flats(1 + self._optimizer.slots)
+        key = None if data is None else data.key
+        about = {**self._about(), "step": step, "data": key, "note": note}
+        await trio.to_thread.run_sync(write_snapshot, Path(path), self._layout, flats, about)
+        return step
+
+    async def restore(
+        self, path: str | os.PathLike[str], *, data: TrainingData | None = None
+    ) -> Any:
+        """Go on where a file was saved. With the same shards and data the bits are the same.
+
+        ::
+
+            await trainer.restore("run.safetensors", data=data)
+            async for made in trainer.run(data):
+                ...
+
+        Args:
+            path: the file.
+            data: what the trainer will run on, if it was saved with some.
+
+        Returns:
+            The note that it was saved with.
+
+        Raises:
+            SnapshotDamaged: the file is truncated or changed; the trainer is unchanged.
+            SnapshotForeign: it is of another model, optimizer or data; the trainer is unchanged.
+            DeviceLost, ContextPoisoned: a device failed meanwhile; the trainer is unchanged.
+            OSError: the file cannot be read.
+        """
+        expected = self._about() if data is None else {**self._about(), "data": data.key}
+        slots = self._optimizer.slots
+        flats, about = await trio.to_thread.run_sync(
+            read_snapshot, Path(path), self._layout, 1 + slots, expected
+        )
+        async with self._turn:
+            live = [each for each in self._replicas if not each.device.closed]
+            step = about["step"]
+            states = [await ModelState.put(e.device, self._layout, flats, step) for e in live]
+            await self._adopt(live, states)
+        return about["note"]
 
     def statistics(self) -> TrainerStatistics:
         """The trainer at this moment."""
@@ -218,6 +284,24 @@ class DataParallel(Service):
     def load(self) -> int:
         """Steps in progress or waiting."""
         return self._turn.statistics().tasks_waiting + self._turn.locked()
+
+    def _about(self) -> dict[str, Any]:
+        """Facts that must be equal in a snapshot's file."""
+        return {"optimizer": type(self._optimizer).__name__, "dtype": self._layout.dtype.name}
+
+    async def _flats(self, count: int) -> tuple[list[np.ndarray[Any, Any]], int]:
+        """Return the first buffers of the model as arrays, and its number of steps."""
+        failures = 0
+        while True:
+            try:
+                await self._repair()
+                state = self._replicas[0].state
+                assert state is not None
+                return [await state.device.get(each) for each in state.buffers[:count]], state.step
+            except _FAULTS:
+                failures += 1
+                if failures >= self._attempts:
+                    raise
 
     # --- a step -----------------------------------------------------------------------------
 
@@ -432,9 +516,29 @@ class DataParallel(Service):
 
     async def begin(self, params: Any) -> None:
         """Put the model on all devices."""
-        for each in self._replicas:
-            each.state = await ModelState.create(each.device, self._layout, params, self._optimizer)
-        await self._save()
+        made = [
+            await ModelState.create(each.device, self._layout, params, self._optimizer)
+            for each in self._replicas
+        ]
+        await self._adopt(self._replicas, made)
+
+    async def _adopt(self, replicas: list[_ModelReplica], states: list[ModelState]) -> None:
+        """Replace the model of all ranks at once, and the snapshot with it."""
+        if not states:
+            raise DeviceLost("all devices of the trainer are lost")
+        made = await states[0].device.snapshot(states[0].buffers)
+        try:
+            await made.wait()
+        except BaseException:
+            made.close()
+            raise
+        self.close()
+        self._snapshots.append(made)
+        self._saved = states[0].step
+        self._batches.clear()
+        self._replicas = replicas
+        for each, state in zip(replicas, states, strict=True):
+            each.state = state
 
     def close(self) -> None:
         """Free the snapshots."""

@@ -135,13 +135,26 @@ class ModelState:
         device: Device, layout: ModelLayout, params: Any, optimizer: Optimizer
     ) -> ModelState:
         """Put a model on a device, with fresh optimizer state."""
-        flat = layout.flat(params)
-        size, dtype = layout.size, layout.master_dtype
-        slots = [await device.zeros(size, dtype) for _ in range(optimizer.slots)]
-        buffers = [await device.put(flat), *slots]
+        zeros = np.zeros(layout.size, layout.master_dtype)
+        flats = [layout.flat(params), *(zeros for _ in range(optimizer.slots))]
+        return await ModelState.put(device, layout, flats, 0)
+
+    @staticmethod
+    async def put(
+        device: Device, layout: ModelLayout, flats: Sequence[np.ndarray[Any, Any]], step: int
+    ) -> ModelState:
+        """Put a model on a device, with the optimizer state of a step.
+
+        Args:
+            device: the device.
+            layout: the form of the model.
+            flats: the masters and the optimizer's slots, each an array of ``layout.size``.
+            step: number of steps that it has made.
+        """
+        buffers = [await device.put(flat) for flat in flats]
         if layout.dtype != layout.master_dtype:
-            buffers.append(await device.put(flat.astype(layout.dtype)))
-        return ModelState(layout, device, buffers, 0)
+            buffers.append(await device.put(flats[0].astype(layout.dtype)))
+        return ModelState(layout, device, buffers, step)
 
     async def gathered(self, grads: Any) -> GpuRef:
         """Return a tree of gradients as one flat buffer in the dtype of the masters.

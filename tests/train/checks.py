@@ -1,4 +1,4 @@
-"""Gradients next to finite differences."""
+"""Gradients next to finite differences, and a small model for trainers."""
 
 from __future__ import annotations
 
@@ -57,3 +57,22 @@ async def check_gradient(
             actual = float(np.sum(found[at] * way))
             scale = np.abs(found[at] * way).sum() + abs(expected)
             assert abs(actual - expected) <= rtol * scale + 1e-8, (at, actual, expected)
+
+
+def model(rng: np.random.Generator) -> Any:
+    """Two layers."""
+    shapes = {"w": (3, 5), "b": (5,), "out": (5, 1)}
+    return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+
+
+def loss(tape: Any, p: Any, batch: Any) -> Any:
+    """Mean squared error of a small network."""
+    hidden = tape.dnn.tanh(tape.blaslt.matmul(batch["x"], p["w"], bias=p["b"]))
+    return train.mse(tape.blas.gemm(hidden, p["out"]), batch["y"])
+
+
+def same(one: Any, other: Any) -> None:
+    """Check that two runs have the same bits."""
+    assert one[0] == other[0]
+    for name in one[1]:
+        np.testing.assert_array_equal(one[1][name], other[1][name])

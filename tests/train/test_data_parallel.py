@@ -13,6 +13,8 @@ import trio
 from atomr_accel import Device, GpuRef, open_device, train
 from atomr_accel.testing import poison
 
+from .checks import loss, model, same
+
 STEPS = 6
 
 
@@ -20,18 +22,6 @@ def batches(rng: np.random.Generator) -> list[Any]:
     """Points of a function to learn."""
     x = [rng.standard_normal((8, 3)).astype(np.float32) for _ in range(STEPS)]
     return [{"x": each, "y": np.sin(each.sum(1, keepdims=True))} for each in x]
-
-
-def model(rng: np.random.Generator) -> Any:
-    """Two layers."""
-    shapes = {"w": (3, 5), "b": (5,), "out": (5, 1)}
-    return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
-
-
-def loss(tape: Any, p: Any, batch: Any) -> Any:
-    """Mean squared error of a small network."""
-    hidden = tape.dnn.tanh(tape.blaslt.matmul(batch["x"], p["w"], bias=p["b"]))
-    return train.mse(tape.blas.gemm(hidden, p["out"]), batch["y"])
 
 
 class Faulty:
@@ -74,13 +64,6 @@ async def trained(
         )
         losses = [made.loss async for made in trainer.run(data)]
         return losses, await trainer.params(), trainer.statistics()
-
-
-def same(one: Any, other: Any) -> None:
-    """Check that two runs have the same bits."""
-    assert one[0] == other[0]
-    for name in one[1]:
-        np.testing.assert_array_equal(one[1][name], other[1][name])
 
 
 @pytest.mark.slow
