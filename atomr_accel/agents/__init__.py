@@ -1,5 +1,11 @@
 """Parts of agents that survive faults: vectors and documents, caches, shared state, step graphs."""
 
+from ._embedding_cache import (
+    EmbeddingCache,
+    EmbeddingCacheStatistics,
+    GetEmbedding,
+    open_embedding_cache,
+)
 from ._errors import (
     AgentError,
     FilesDamaged,
@@ -54,10 +60,13 @@ __all__ = [
     "AcquireState",
     "AgentError",
     "DeleteVectors",
+    "EmbeddingCache",
+    "EmbeddingCacheStatistics",
     "FilesDamaged",
     "FilesFailed",
     "FilesForeign",
     "FilesInUse",
+    "GetEmbedding",
     "GetVectors",
     "IdTaken",
     "IdUnknown",
@@ -87,6 +96,7 @@ __all__ = [
     "VectorIndex",
     "VectorIndexStatistics",
     "WriteState",
+    "open_embedding_cache",
     "open_shared_state",
     "open_step_graph",
     "open_vector_index",
