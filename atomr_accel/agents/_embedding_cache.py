@@ -58,7 +58,7 @@ class GetEmbedding(Message[Any]):
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptValue:
     """A value, the moment it was made, and its number in the policy."""
 
     value: Any
@@ -108,7 +108,7 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
         self._ttl = ttl
         self._device = device
         self._retry = Retry(attempts=5)
-        self._kept: dict[Hashable, _Kept] = {}  # the oldest first
+        self._kept: dict[Hashable, _KeptValue] = {}  # the oldest first
         self._keys: dict[int, Hashable] = {}
         self._computing: dict[Hashable, _Computing] = {}
         self._nursery: trio.Nursery | None = None
@@ -204,7 +204,7 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
 
     # --- what is kept -----------------------------------------------------------------------
 
-    def _found(self, key: Hashable) -> _Kept | None:
+    def _found(self, key: Hashable) -> _KeptValue | None:
         self._expire()
         kept = self._kept.get(key)
         if kept is None:
@@ -221,7 +221,7 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
         return isinstance(value, GpuRef) and value.is_stale
 
     def _expire(self) -> None:
-        """Forget what is too old: all values live equally long, so those are the first ones."""
+        """Forget values that are too old. All live equally long, so these are the first ones."""
         if self._ttl is None:
             return
         now = trio.current_time()
@@ -239,7 +239,7 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
         while number in self._keys:  # another key with this hash
             number = (number + 1) % 2**64
         self._keys[number] = key
-        self._kept[key] = _Kept(value, trio.current_time(), number)
+        self._kept[key] = _KeptValue(value, trio.current_time(), number)
         for gone in self._policy.set([(number, 0)]):
             self._counts["evicted"] += 1
             del self._kept[self._keys.pop(gone)]
@@ -288,7 +288,7 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
                 )
             return made
         array = np.asarray(made)
-        if array.dtype.kind not in "fiubcV":
+        if not (is_number(array.dtype)):
             raise TypeError(f"the function must return an array of numbers, not {said_of(made)}")
         if self._device is not None:
             return await self._device.put(array)
@@ -357,8 +357,8 @@ async def open_embedding_cache(
 ) -> AsyncIterator[EmbeddingCache]:
     """Open a cache of what a function computes: ``embedding = await cache(key)``.
 
-    W-TinyLFU of ``theine`` decides what is kept: a value that is asked for once does not displace
-    one that is asked for often. Keys are compared in full, as a dict does. A key that many ask for
+    The policy is W-TinyLFU of ``theine``: values of rare keys do not displace those of keys that
+    are often asked for. Keys are compared in full, as a dict does. A key that many ask for
     at a time is computed once.
 
     Args:
