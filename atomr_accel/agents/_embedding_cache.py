@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack, final
 import numpy as np
 import trio
 
+from .._dtypes import number_kind
 from .._errors import said_of
 from ..actors import Message, Place, Service, handler, serving
 from ..actors.blocks import opens
@@ -288,7 +289,7 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
                 )
             return made
         array = np.asarray(made)
-        if not (is_number(array.dtype)):
+        if number_kind(array.dtype) not in "biufc":
             raise TypeError(f"the function must return an array of numbers, not {said_of(made)}")
         if self._device is not None:
             return await self._device.put(array)

@@ -36,7 +36,7 @@ _CITED: Final = re.compile(r"\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class RagAnswer:
-    """An answer, and what it rests on.
+    """An answer, and the passages it rests on.
 
     Attributes:
         text: the answer.
@@ -118,7 +118,7 @@ class AnswerStream:
 
     @property
     def so_far(self) -> RagAnswer:
-        """The answer as far as it was iterated over."""
+        """The answer until now."""
         text = "".join(self._text)
         numbers = dict.fromkeys(int(found) for found in _CITED.findall(text))
         cited = [self.passages[at - 1] for at in numbers if 0 < at <= len(self.passages)]
@@ -175,7 +175,7 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
 
         Args:
             name: a name that no document has.
-            text: what it says.
+            text: its text.
 
         Returns:
             The number of its passages.
@@ -212,7 +212,7 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
 
         Raises:
             TypeError: the name is not a string.
-            NameUnknown: there is no such document.
+            NameUnknown: no document has this name.
             FilesFailed: the file system refused.
             Closed: the block was left.
         """
@@ -307,7 +307,7 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
         return vectors
 
     async def _erase(self, name: str) -> None:
-        """Remove what is left of a document that is not whole."""
+        """Remove the rest of a document that is not whole."""
         for number in await self._turns.run(self._table.of, name):
             try:
                 await self._index.delete(number)
@@ -323,7 +323,7 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
     # --- the service ------------------------------------------------------------------------
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Remove what the last program left unfinished, and be ready."""
+        """Remove documents that the last program left unfinished, and be ready."""
         async with self._changing:
             with trio.CancelScope(shield=True):
                 for name in await self._turns.run(lambda: self._table.names(whole=False)):
@@ -399,7 +399,7 @@ async def open_rag(
 
     Documents may be added and removed while it answers. An answer rests on passages of documents
     that were whole when its search ended. Passages and their words are in a SQLite file, and
-    vectors in the index; both keep what was acknowledged.
+    vectors in the index; both keep every acknowledged one.
 
     Args:
         index: an index that nothing else uses, open as long as this.

@@ -1,4 +1,4 @@
-"""Retrieval end to end: what is added is found, cited, and survives interruptions."""
+"""Retrieval end to end: documents are found and cited, and survive interruptions."""
 
 from __future__ import annotations
 
