@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MARK: Final = 0x61746172
 """SQLite's ``application_id`` of passages: "atar"."""
 _ENDS: Final = (re.compile(r"\n\s*\n"), re.compile(r"[.!?]['\")\]]*\s"), re.compile(r"\s"))
-"""Where to cut: after a paragraph, a sentence, a word."""
+"""Ends of paragraphs, sentences and words."""
 _WORDS: Final = re.compile(r"\w+")
 _AT_ONCE: Final = 500
 """Parameters of one statement; SQLite may allow no more than 999."""

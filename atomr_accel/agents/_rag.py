@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack, final
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _RANK: Final = 60
 """Added to ranks before they are turned over, as is usual for reciprocal rank fusion."""
 _WIDER: Final = 4
-"""How many times as many passages each of both searches finds."""
+"""Passages that each of both searches finds, for each one that is wanted."""
 _LARGEST_K: Final = 512
 _CITED: Final = re.compile(r"\[(\d+)\]")
 
@@ -279,7 +279,7 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
     @asynccontextmanager
     async def _answering(self, question: str, k: int) -> AsyncIterator[AnswerStream]:
         if self._generate is None:
-            raise ValueError("open_rag must have got generate=..., not none, to write answers")
+            raise ValueError("generate must be given to open_rag, not left out, to write answers")
         with self._call():
             passages = tuple(await self.search(question, k))
             prompt = self._prompt(question, passages)
@@ -293,7 +293,7 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
         """Return the whole answer. See `answering`."""
         async with self.answering(question, k) as answer:
             async for _ in answer:
-                """It keeps its text."""
+                pass  # the stream keeps its text
         self._counts["answers"] += 1
         return answer.so_far
 
@@ -309,10 +309,8 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
     async def _erase(self, name: str) -> None:
         """Remove the rest of a document that is not whole."""
         for number in await self._turns.run(self._table.of, name):
-            try:
+            with suppress(IdUnknown):  # the index may not have got it
                 await self._index.delete(number)
-            except IdUnknown:
-                """It was not inserted."""
         await self._turns.run(self._table.remove, name)
 
     def _call(self) -> _Counted:
