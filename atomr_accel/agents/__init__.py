@@ -1,5 +1,11 @@
 """Parts of agents that survive faults: vectors and documents, caches, shared state, step graphs."""
 
+from ._embedding_cache import (
+    EmbeddingCache,
+    EmbeddingCacheStatistics,
+    GetEmbedding,
+    open_embedding_cache,
+)
 from ._errors import (
     AgentError,
     FilesDamaged,
@@ -13,6 +19,18 @@ from ._errors import (
     StepsExceeded,
     ThreadBusy,
     ThreadUnknown,
+)
+from ._passages import Passage
+from ._rag import (
+    AddDocument,
+    AnswerStream,
+    AskDocuments,
+    RagAnswer,
+    RagPipeline,
+    RagStatistics,
+    SearchDocuments,
+    cited_prompt,
+    open_rag,
 )
 from ._shared_state import (
     AcquireState,
@@ -52,12 +70,18 @@ __all__ = [
     "END",
     "START",
     "AcquireState",
+    "AddDocument",
     "AgentError",
+    "AnswerStream",
+    "AskDocuments",
     "DeleteVectors",
+    "EmbeddingCache",
+    "EmbeddingCacheStatistics",
     "FilesDamaged",
     "FilesFailed",
     "FilesForeign",
     "FilesInUse",
+    "GetEmbedding",
     "GetVectors",
     "IdTaken",
     "IdUnknown",
@@ -65,9 +89,14 @@ __all__ = [
     "LeaseLost",
     "Matches",
     "NameUnknown",
+    "Passage",
+    "RagAnswer",
+    "RagPipeline",
+    "RagStatistics",
     "ReadState",
     "ResumeSteps",
     "RunSteps",
+    "SearchDocuments",
     "SearchVectors",
     "SharedState",
     "SharedStateStatistics",
@@ -87,6 +116,9 @@ __all__ = [
     "VectorIndex",
     "VectorIndexStatistics",
     "WriteState",
+    "cited_prompt",
+    "open_embedding_cache",
+    "open_rag",
     "open_shared_state",
     "open_step_graph",
     "open_vector_index",

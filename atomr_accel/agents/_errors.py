@@ -8,7 +8,7 @@
         ├── FilesForeign    files of another program or version
         ├── FilesInUse      another program, or another block of this one, has them open
         ├── FilesFailed     the file system refused a write
-        ├── NameUnknown     shared state does not have that name (also a KeyError)
+        ├── NameUnknown     no state or document has that name (also a KeyError)
         ├── LeaseLost       a lease has ended, or its name was deleted
         ├── StepsExceeded   a run took more steps than its limit
         ├── ThreadBusy      a run of this thread is in progress
@@ -82,7 +82,7 @@ class FilesFailed(AgentError):
 
 
 class NameUnknown(AgentError, KeyError):
-    """Shared state does not have that name."""
+    """Shared state, or a collection of documents, does not have that name."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError would show its repr

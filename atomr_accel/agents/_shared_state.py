@@ -440,7 +440,7 @@ class SharedState(Service, metaclass=NoPublicConstructor):
             self._end_all(variable, "the state's block was left")
         self._names.clear()
 
-    def load(self) -> int:
+    def depth(self) -> int:
         """Callers that wait for a lease."""
         return sum(len(each.queue) for each in self._names.values())
 
@@ -452,7 +452,7 @@ class SharedState(Service, metaclass=NoPublicConstructor):
             names=len(self._names),
             readers=len(leases) - writers,
             writers=writers,
-            waiting=self.load(),
+            waiting=self.depth(),
             granted=self._granted,
             ended=self._lost,
             commits=self._commits,

@@ -461,7 +461,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         """Run the graph from the state of a `Call`, with its options. See `run`."""
         return await self.run(item, **options)
 
-    def load(self) -> int:
+    def depth(self) -> int:
         """Runs in progress."""
         return len(self._busy)
 

@@ -568,7 +568,7 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
         """Search for the query of a `Call`, with its options. See `search`."""
         return await self.search(item, **options)
 
-    async def drain(self) -> None:
+    async def finish(self) -> None:
         """Take no more calls, and wait for those in progress."""
         self._leaving.set()
         await self._left.wait()
@@ -578,7 +578,7 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
         self._leaving.set()
         self._left.set()
 
-    def load(self) -> int:
+    def depth(self) -> int:
         """Calls that wait for their answer."""
         return self._waiting
 

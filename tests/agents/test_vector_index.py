@@ -12,6 +12,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trio.testing import wait_all_tasks_blocked
 
 from atomr_accel.actors import Call, open_system
 from atomr_accel.agents import (
@@ -303,6 +304,19 @@ async def test_a_cut_off_frame_was_never_acknowledged(device: Device, tmp_path: 
         async with index_at(device, tmp_path) as index:
             assert len(index) == 3
         assert tail.read_bytes() == data
+
+
+@on_shared
+async def test_changes_in_progress_are_finished_when_the_block_is_left(
+    device: Device, tmp_path: Path
+) -> None:
+    async with trio.open_nursery() as nursery, index_at(device, tmp_path, sync=0.01) as index:
+        nursery.start_soon(index.insert, 1, np.ones(DIMENSION))
+        nursery.start_soon(index.insert, 2, np.ones(DIMENSION))
+        await wait_all_tasks_blocked()
+        assert index.depth() == 2
+    async with index_at(device, tmp_path) as index:
+        assert len(index) == 2
 
 
 @on_shared
