@@ -193,7 +193,7 @@ def test_resumes_in_an_epoch(tmp_path: Path) -> None:
                 same((0, before), (0, await trainer.params()))
                 assert trainer.steps == 10
             async with opened(optimizer=train.Adam(lr=0.1)) as trainer:
-                with pytest.raises(train.SnapshotForeign, match="differs in|must be of optimizer"):
+                with pytest.raises(train.SnapshotForeign, match="must be of optimizer"):
                     await trainer.restore(path)
             async with opened({**params, "more": params["b"]}) as trainer:
                 with pytest.raises(train.SnapshotForeign, match=r"params\.more"):

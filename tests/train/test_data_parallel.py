@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import trio
 
-from atomr_accel import Device, GpuRef, open_device, train
-from atomr_accel.testing import poison
+from atomr_accel import Device, GpuRef, open_device, open_system, train
+from atomr_accel.testing import hang, poison
 
 from .checks import loss, model, same
 
@@ -194,3 +194,62 @@ def test_refused() -> None:
                 assert (await trainer.make_step(data)).number == 0
 
     trio.run(program)
+
+
+@pytest.mark.slow
+def test_hang() -> None:
+    """A hung op ends by the device's deadline, and its step is repeated with the same bits."""
+    calm = trio.run(trained, 2)
+
+    async def program() -> Any:
+        rng = np.random.default_rng(1)
+        data, params = batches(rng), model(rng)
+        hung: list[Device] = []
+        async with (
+            open_device(0, backend="cpu", isolation="process", op_deadline=1.0) as one,
+            open_device(0, backend="cpu", isolation="process", op_deadline=1.0) as other,
+        ):
+
+            async def step(device: Device, refs: Any, batch: Any) -> Any:
+                if device is other and not hung:
+                    hung.append(device)
+                    await hang(device)
+                return await train.gradient_step(loss)(device, refs, batch)
+
+            async with train.open_data_parallel(
+                [one, other], step, params, train.AdamW(lr=0.01), shards=4, clip=1.0
+            ) as trainer:
+                losses = [made.loss async for made in trainer.run(data)]
+                return losses, await trainer.params(), trainer.statistics()
+
+    made = trio.run(program)
+    same(calm, made)
+    assert made[2].repeats == 1
+
+
+def test_rank_lost_for_good() -> None:
+    """The others compute its shards, with the same bits."""
+    calm = trio.run(trained, 2)
+
+    async def program() -> Any:
+        rng = np.random.default_rng(1)
+        data, params = batches(rng), model(rng)
+        async with open_system("test") as system:
+            devices = [
+                await system.open_device(0, backend="cpu", isolation="thread", name=name)
+                for name in ("one", "other")
+            ]
+            step = train.gradient_step(loss)
+            async with train.open_data_parallel(
+                devices, step, params, train.AdamW(lr=0.01), shards=4, clip=1.0
+            ) as trainer:
+                losses = []
+                async for made in trainer.run(data):
+                    losses.append(made.loss)
+                    if made.number == 2:
+                        await devices[0].ref.stop()
+                return losses, await trainer.params(), trainer.statistics()
+
+    made = trio.run(program)
+    same(calm, made)
+    assert made[2].ranks == (1,)
