@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-__all__ = ["DeviceFault", "DeviceMachine", "OpProgram", "Tracked", "arrays", "faults", "programs"]
+__all__ = ["DeviceMachine", "OpProgram", "PlannedFault", "Tracked", "arrays", "faults", "programs"]
 
 _BASE: Final = 7
 """Elements of programs are whole numbers below this, so that sums of products are exact."""
@@ -88,7 +88,7 @@ def arrays(
 
 
 @dataclass(frozen=True)
-class DeviceFault:
+class PlannedFault:
     """A fault to cause.
 
     Attributes:
@@ -109,16 +109,16 @@ class DeviceFault:
             await poison(device, self.name)  # type: ignore[arg-type] # a name of FAULTS
 
 
-def faults(*, hosts: bool = True) -> st.SearchStrategy[DeviceFault]:
+def faults(*, hosts: bool = True) -> st.SearchStrategy[PlannedFault]:
     """Faults of every kind.
 
     Args:
         hosts: whether hosts may be killed, which takes ``isolation="process"``.
     """
-    return st.sampled_from([DeviceFault(name) for name in (*FAULTS, *["kill_host"] * hosts)])
+    return st.sampled_from([PlannedFault(name) for name in (*FAULTS, *["kill_host"] * hosts)])
 
 
-Step = tuple[Literal["copy", "fill", "add", "multiply", "product"], int, int, int] | DeviceFault
+Step = tuple[Literal["copy", "fill", "add", "multiply", "product"], int, int, int] | PlannedFault
 """An op with the numbers of a source, a second source and a destination; or a fault."""
 
 
@@ -138,7 +138,7 @@ class OpProgram:
         """Return the matrices after some steps, by default after all, as NumPy computes them."""
         held = [array.copy() for array in self.arrays]
         for step in self.steps[:upto]:
-            if isinstance(step, DeviceFault):
+            if isinstance(step, PlannedFault):
                 continue
             name, a, b, to = step
             x, y = held[a], held[b]
@@ -165,7 +165,7 @@ class OpProgram:
         """
         refs = [await device.put(array) for array in self.arrays]
         for at, step in enumerate(self.steps):
-            if isinstance(step, DeviceFault):
+            if isinstance(step, PlannedFault):
                 await step.cause(device)
                 for ref in refs:
                     await _must_be_stale(device, ref)
@@ -202,7 +202,7 @@ def programs(
     draw: st.DrawFn,
     *,
     most: int = 20,
-    causes: st.SearchStrategy[DeviceFault] | None = None,
+    causes: st.SearchStrategy[PlannedFault] | None = None,
     most_faults: int = 1,
 ) -> OpProgram:
     """Programs of ops, and of faults between them.
@@ -234,7 +234,7 @@ async def _must_be_stale(device: Device, ref: GpuRef) -> None:
 
 @dataclass(eq=False)
 class Tracked:
-    """A buffer of a `DeviceMachine`, with what it must hold.
+    """A buffer of a `DeviceMachine`, with its expected content.
 
     Attributes:
         ref: the buffer.
@@ -258,13 +258,13 @@ class DeviceMachine(RuleBasedStateMachine):
     with ``isolation="thread"`` by ``faults(hosts=False)``.
 
     Args:
-        device: what ``open_blocking`` returns, or the fixture ``module_device``. The machine frees
-            what it has made, so that many examples may share a device.
+        device: what ``open_blocking`` returns, or the fixture ``module_device``. Many examples
+            may use one device: each frees its buffers at the end.
     """
 
     buffers: Bundle[Tracked] = Bundle("buffers")
 
-    causes: st.SearchStrategy[DeviceFault] = faults()
+    causes: st.SearchStrategy[PlannedFault] = faults()
 
     def __init__(self, device: Blocking[Device]) -> None:
         super().__init__()
@@ -394,7 +394,7 @@ async def _seal(device: Device, ref: GpuRef) -> None:
     await device.seal(ref)
 
 
-async def _cause(device: Device, fault: DeviceFault) -> None:
+async def _cause(device: Device, fault: PlannedFault) -> None:
     await fault.cause(device)
 
 

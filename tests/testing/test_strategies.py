@@ -23,9 +23,9 @@ from atomr_accel import (
 )
 from atomr_accel.actors import Backoff, Directive, Intensity, Supervision
 from atomr_accel.testing.strategies import (
-    DeviceFault,
     DeviceMachine,
     OpProgram,
+    PlannedFault,
     arrays,
     faults,
     programs,
@@ -119,7 +119,7 @@ def test_the_machine_holds_over_faults(quick: Blocking[Device]) -> None:
 def test_the_machine_finds_a_buffer_that_is_not_what_it_should_be(quick: Blocking[Device]) -> None:
     machine = DeviceMachine(quick)
     plain, sealed = (machine.put(np.arange(3.0), sealed=each) for each in (False, True))
-    quick.run(cause, DeviceFault("trap"))
+    quick.run(cause, PlannedFault("trap"))
     machine.read(plain)
     machine.read(sealed)
     plain.sealed = True
@@ -135,5 +135,5 @@ async def generation_of(device: Device) -> int:
     return device.generation
 
 
-async def cause(device: Device, fault: DeviceFault) -> None:
+async def cause(device: Device, fault: PlannedFault) -> None:
     await fault.cause(device)
