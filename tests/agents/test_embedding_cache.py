@@ -235,7 +235,8 @@ async def test_bad_arguments_are_refused() -> None:
         await trio.lowlevel.checkpoint()
         return "no numbers"
 
-    for options in ({"size": 0}, {"size": 2, "ttl": 0}, {"size": 2, "ttl": -1}):
+    wrong: list[dict[str, Any]] = [{"size": 0}, {"size": 2, "ttl": 0}, {"size": 2, "ttl": -1}]
+    for options in wrong:
         with pytest.raises(ValueError, match="must be"):
             async with open_embedding_cache(text, **options):
                 pass

@@ -75,7 +75,7 @@ def vectors_at(device: Device, path: Path) -> AbstractAsyncContextManager[Vector
 def test_pieces_are_the_whole_text(text: str, size: int, data: st.DataObject) -> None:
     overlap = data.draw(st.integers(0, max(0, size // 2 - 1)))
     pieces = cut(text, size, overlap)
-    covered = set()
+    covered: set[Any] = set()
     for start, end in pieces:
         assert 0 < end - start <= size
         assert text[start:end] == text[start:end].strip()
