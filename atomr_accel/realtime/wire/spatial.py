@@ -159,7 +159,7 @@ extern "C" __global__ void nearest(
         if (reach > 0.0 && best[k - 1] < reach * reach) break;
     }
     for (int j = 0; j < k; j++) {
-        distances[(long long)i * k + j] = j < have ? sqrt(best[j]) : INFINITY;
+        distances[(long long)i * k + j] = j < have ? sqrt(best[j]) : 1e308 * 10.0;
         indices[(long long)i * k + j] = j < have ? which[j] : -1;
     }
 }
@@ -187,7 +187,7 @@ extern "C" __global__ void cast(
         begin = fmax(begin, fmin(one, two));
         end = fmin(end, fmax(one, two));
     }
-    double best = INFINITY;
+    double best = 1e308 * 10.0;
     int which = -1, c[3], way[3] = {0, 0, 0};
     double next[3], step[3];
     for (int k = 0; k < 3; k++) {
