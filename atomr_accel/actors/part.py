@@ -167,6 +167,9 @@ class Annex(TreeNode):
     @trio.lowlevel.enable_ki_protection
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Supervise children until ``end`` is called."""
+        # If the start is cancelled, ``started`` leaves this task where it is, and waits for its
+        # end, which the shield would prevent. Nothing is awaited from here until then.
+        await trio.lowlevel.checkpoint_if_cancelled()
         with trio.CancelScope(shield=True):
             async with PlainNursery() as nursery:
                 self._nursery = nursery

@@ -28,6 +28,7 @@ KINDS: Final = {
     "cutensor-algorithms": "the fastest of cuTENSOR's algorithms for a plan",
     "cutensor-kernels": "kernels that cuTENSOR has compiled for plans",
     "dnn-plans": "cuDNN's plans",
+    "engines": "models of engines, optimized",
     "pch": "headers, precompiled by NVRTC",
 }
 """Use of each kind of file that this package keeps."""

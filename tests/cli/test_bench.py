@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -49,7 +50,7 @@ def test_each_is_measured_and_set_beside_numpy(command: Commands) -> None:
     document = command.document("bench", *QUICKLY, "--rivals", "numpy")
     names = [m.name for m in MEASUREMENTS if m.name != "return"]
     assert [part.name for part in document.measurements] == names
-    assert document.device == "cpu:0"
+    assert document.device.startswith("cpu:0")  # others may be open here
     assert list(document.rivals) == ["numpy"]
     for part in document.measurements:
         assert part.least <= part.seconds <= part.most
@@ -107,7 +108,7 @@ def test_a_rival_that_is_missing_or_ends_is_left_out(
 def test_for_people(command: Commands) -> None:
     done = command("bench", "ask", "gemm", *QUICKLY, "--rivals", "")
     assert done.code == 0
-    assert done.out.startswith("On cpu:0, 1 times each\n")
+    assert re.match(r"On cpu:0( \(\d+\))?, 1 times each\n", done.out)
     assert [line.split()[0] for line in done.out.splitlines()[2:4]] == ["ask", "gemm"]
 
 

@@ -499,6 +499,7 @@ EXCLUDED: Final[dict[str, str]] = {
     **dict.fromkeys(
         ("Batch.output", "Batch.try_empty", "Collector.output", "Recording.output",
          "Expression.swapaxes", "Expression.transpose", "GpuRef.broadcast_to", "GpuRef.reshape",
+         "GpuRef.with_layout", "SpeculativeDecoder.call",
          "Methods.argmax", "Methods.argmin", "Methods.max", "Methods.min", "Methods.prod",
          "Methods.round", "Methods.std", "Methods.sum", "Methods.var", "broadcast", "constant",
          "index", "repeats", "share_elements", "span", "view_of"),

@@ -146,12 +146,12 @@ class _Ref:
             self.offset = offset
 
     def __init__(self, base: object, offset: int, nbytes: int) -> None:
-        self._block = self._Block(base, offset)
-        self._strides = None
+        self.block = self._Block(base, offset)
+        self.own_strides = None
         self.nbytes = nbytes
 
     def bytes(self) -> set[tuple[int, int]]:
-        return {(id(self._block.base), self._block.offset + at) for at in range(self.nbytes)}
+        return {(id(self.block.base), self.block.offset + at) for at in range(self.nbytes)}
 
 
 _BASES: Final = (SimpleNamespace(stands_for=None), SimpleNamespace(stands_for=None))

@@ -273,14 +273,14 @@ async def test_settings(device: Device) -> None:
     ],
 )
 def test_complex_number_is_refused(value: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"^x (must be a real number|is too large)"):
+    with pytest.raises(error, match=r"^x must be (a real number|within the range of floats)"):
         _options.real(value, "x")
 
 
 def test_ranges_are_in_the_message() -> None:
     with pytest.raises(ValueError, match=r"^x must be at least 0 and below 1, not 1.0$"):
         _options.real(1.0, "x", least=0, below=1)
-    with pytest.raises(ValueError, match=r"^x must be at least 0 and at most 1, not 2.0$"):
+    with pytest.raises(ValueError, match=r"^x must be at least 0 and at most 1, not 2$"):
         _options.real(2, "x", least=0, most=1)
     with pytest.raises(ValueError, match=r"^x must be finite and at least 0, not inf$"):
         _options.real(math.inf, "x", least=0)

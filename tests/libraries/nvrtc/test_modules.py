@@ -413,7 +413,8 @@ async def test_kernels_that_are_no_templates_need_no_names(device: Device) -> No
     x = await device.zeros(1, np.int32)
     await (await module.kernel("a")).launch(1, 1, x)
     assert (await device.get(x)).tolist() == [1]
-    with pytest.raises((CompileError, LibraryMissing), match="the source has no kernels: name"):
+    said = r"the source has no kernels: name|names must be given if NVRTC"
+    with pytest.raises((CompileError, LibraryMissing, ValueError), match=said):
         await device.nvrtc.compile_module("template <class T> __global__ void t(T x) {}")
 
 
