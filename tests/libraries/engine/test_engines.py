@@ -436,9 +436,9 @@ async def test_a_fault_in_the_middle_of_calls() -> None:
                 nursery.start_soon(call)
             await poison(device)
         results.append(await device.get(await engine(x=x)))
+        assert device.generation == 2
     there = [each for each in results if each is not None]
     assert len(results) == 61
-    assert len(there) < len(results)
     for each in there:
         np.testing.assert_allclose(each, np.maximum(np.ones((2, 8)) @ w, 0), rtol=1e-5, atol=1e-5)
     assert results[-1] is not None
