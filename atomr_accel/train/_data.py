@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar, final
 
 import numpy as np
-import optree
 import trio
 
 from .._errors import said_of
 from ..actors.nursery import PlainNursery
+from ._trees import optree
 
 T = TypeVar("T")
 

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from .._errors import AccelError, Unsupported
 from ._state import ModelLayout
+from ._trees import safetensors, safetensors_numpy
 
 _KIND: Final = "atomr-accel training 1"
 
@@ -54,7 +53,7 @@ def write_snapshot(
             part = flat[place.start : place.start + math.prod(place.shape)]
             tensors[_name_of(number, place.name)] = part.reshape(place.shape)
     metadata = {"kind": _KIND, "about": json.dumps(about), "crc32": str(_sum_of(flats))}
-    content = save(tensors, metadata)
+    content = safetensors_numpy.save(tensors, metadata)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -87,10 +86,10 @@ def read_snapshot(
     with path.open("rb"):  # its errors are the system's
         pass
     try:
-        with safe_open(path, framework="numpy") as file:
+        with safetensors.safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-    except SafetensorError as error:
+    except safetensors.SafetensorError as error:
         raise SnapshotDamaged(f"{path} must be a whole snapshot: {error}") from error
     if metadata.get("kind") != _KIND:
         raise SnapshotForeign(f"{path} must be a snapshot of a trainer, not other tensors")

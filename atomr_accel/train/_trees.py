@@ -1,28 +1,37 @@
-"""The package ``optree``, imported when it is first used: it is of the extra ``train``."""
+"""Packages of the extra ``train``, imported when they are first used."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .._errors import LibraryMissing
 from .._install import install_command
 
-__all__ = ["optree"]
+__all__ = ["optree", "safetensors", "safetensors_numpy"]
 
 if TYPE_CHECKING:
     import optree
+    import safetensors
+    import safetensors.numpy as safetensors_numpy
 else:
 
-    class _Late:
-        """Stand-in for the module."""
+    class _LatePackage:
+        """Stand-in for a module."""
+
+        def __init__(self, name: str) -> None:
+            self._name = name
 
         def __getattr__(self, name: str) -> Any:
             try:
-                import optree as module
+                module = import_module(self._name)
             except ImportError as error:
+                wanted = self._name.partition(".")[0]
                 raise LibraryMissing(
-                    f"training needs optree: {install_command('train')}"
+                    f"training needs {wanted}: {install_command('train')}"
                 ) from error
             return getattr(module, name)
 
-    optree = _Late()
+    optree = _LatePackage("optree")
+    safetensors = _LatePackage("safetensors")
+    safetensors_numpy = _LatePackage("safetensors.numpy")

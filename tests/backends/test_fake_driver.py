@@ -55,6 +55,7 @@ def test_whatever_the_package_asks_of_the_driver_is_in_the_tables() -> None:
     asked = {
         node.attr
         for path in PACKAGE.rglob("*.py")
+        if path != PACKAGE / "testing" / "_driver.py"  # it asks a driver that others have loaded
         if not path.is_relative_to(PACKAGE / "cli")  # its drivers are what it tells of one
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute)

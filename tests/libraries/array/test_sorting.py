@@ -325,7 +325,8 @@ async def test_histograms(device: Device, size: int, seed: int, *, density: bool
 @settings(max_examples=50)
 @given(
     shape=FILLED,
-    dtype=st.sampled_from(("int8", "int64", *FLOATS)),
+    # NumPy's releases round between halves in different ways.
+    dtype=st.sampled_from(("int8", "int64", *(each for each in FLOATS if each != "float16"))),
     seed=SEEDS,
     method=st.sampled_from(_METHODS),
     keepdims=st.booleans(),

@@ -144,7 +144,11 @@ async def test_convolutions(device: Device, conv: Convolution) -> None:
             made: GpuRef = await eager(device.dnn, conv, call, refs, last=last)
             return made
 
-        await same_in_both(device, call[1], run)
+        try:
+            await same_in_both(device, call[1], run)
+        except ValueError as error:
+            # A transposed convolution may have nothing to give, which it refuses.
+            assert "the result would have shape" in str(error)
 
 
 @pytest.mark.parametrize("how", ["batch", "record"])
