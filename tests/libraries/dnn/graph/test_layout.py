@@ -148,7 +148,8 @@ async def test_convolutions(device: Device, conv: Convolution) -> None:
             await same_in_both(device, call[1], run)
         except ValueError as error:
             # A transposed convolution may have nothing to give, which it refuses.
-            assert "the result would have shape" in str(error)
+            if "the result would have shape" not in str(error):
+                raise
 
 
 @pytest.mark.parametrize("how", ["batch", "record"])
