@@ -325,8 +325,7 @@ async def test_histograms(device: Device, size: int, seed: int, *, density: bool
 @settings(max_examples=50)
 @given(
     shape=FILLED,
-    # NumPy's releases round between halves in different ways.
-    dtype=st.sampled_from(("int8", "int64", *(each for each in FLOATS if each != "float16"))),
+    dtype=st.sampled_from(("int8", "int64", *FLOATS)),
     seed=SEEDS,
     method=st.sampled_from(_METHODS),
     keepdims=st.booleans(),
@@ -345,6 +344,10 @@ async def test_quantiles(
     array = device.array
     near = NEAR.get(dtype, 1e-12)
     expected = by_numpy("quantile", host, q, axis, method=method, keepdims=keepdims)
+    if np.size(expected) == 1 and np.isnan(expected):
+        # NumPy gives an element of the input here, of the input's dtype whatever q is.
+        usual = by_numpy("quantile", np.ones(1, dtype), q, method=method).dtype
+        expected = np.asarray(expected, usual)
     got = await array.quantile(x, q, axis, method=method, keepdims=keepdims)
     same(await fetched(device, got), expected, near=near)
     got = await array.median(x, axis, keepdims=keepdims)
