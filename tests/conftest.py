@@ -137,6 +137,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU; the backend is {BACKEND!r}"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen_past() -> None:
+    """Freeze what earlier modules left, for the same reason."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Use an empty cache, which is removed after the tests."""
