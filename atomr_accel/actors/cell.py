@@ -261,7 +261,7 @@ class Cell(TreeNode):
         # The loop is to end: because its scope was cancelled, perhaps for a restart, or
         # because the actor wants to leave.
         self._halted = False
-        self.restarting = False
+        self.restarting: bool = False
         self._leaving = False
         self._handled = self._failed = self._unhandled = 0
         # Dicts for their order: sets would notify in another one in every run. A cell is in

@@ -66,7 +66,8 @@ class Device(MemoryMethods, Libraries[Awaited]):
     """
 
     def __init__(self, core: DeviceCore, ref: ActorRef) -> None:
-        self.core = self.home = core
+        self.core: DeviceCore = core
+        self.home: DeviceCore = core
         self._ref = ref
         self._host_calls = core.host_calls
         self._add_libraries(core, transfers_of(core))

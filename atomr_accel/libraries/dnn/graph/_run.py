@@ -343,7 +343,7 @@ class DnnPart(Facade[D]):
 
     def __init__(self, device: DeviceView, plans: DnnPlanCache | None = None) -> None:
         self.home = device
-        self.plans = plans or DnnPlanCache(device)
+        self.plans: Final = plans or DnnPlanCache(device)
         self._asked: set[bytes] = set()
 
     def on(self, device: DeviceView) -> Any:
