@@ -30,7 +30,7 @@ from .condition import ActorStatistics, Condition
 from .context import enter, leave
 from .hooks import begin, finish, make
 from .logs import fields
-from .messages import LATER, Message
+from .messages import LATER, Message, unmarked_handler
 from .nursery import PlainNursery, plain
 from .util import check_instance
 
@@ -662,6 +662,9 @@ class Cell(TreeNode):
         self._unhandled += 1
         self._current = None
         what = f"{self.kind} has no handler for {type(message).__qualname__}"
+        method = unmarked_handler(self._type, type(message))
+        if method is not None:
+            what = f"{what}; did you forget @handler on its method {method}?"
         if isinstance(entry, Ask):
             entry.fail(UnhandledMessage(f"{self.path}: {what}", path=self.path))
         else:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .. import Blocking, Device, GpuRef
 
     class _StateMachine:
-        """Hypothesis's class as far as it is used here, for type checkers that do not see it."""
+        """Stand-in for Hypothesis's class, where type checkers do not find Hypothesis."""
 
         TestCase: ClassVar[type[unittest.TestCase]]
 

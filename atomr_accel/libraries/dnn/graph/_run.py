@@ -93,12 +93,18 @@ class DnnStatistics:
         loaded: plans that were on disk.
         tuned: plans found by trying all.
         workspace: bytes of the workspaces that they share.
+        attention: what computes attention, with the numbers of plans: ``"cudnn"``; ``"padded"``
+            for head sizes that cuDNN computes with zeros behind them; ``"own"`` where it refuses
+            and kernels of this package compute; ``"numpy"`` on the CPU. ``"kernel"`` is the number
+            of calls prepared for the kernels of ``device.flash_attention``, on the CPU, too. A call
+            like an earlier one is not prepared again.
     """
 
     built: int
     loaded: int
     tuned: int
     workspace: int
+    attention: Mapping[str, int]
 
 
 @final
@@ -159,7 +165,7 @@ class CachedCall:
 
     def __init__(
         self,
-        reads: Iterable[tuple[int, str]],
+        reads: Iterable[tuple[int, str, str]],
         outputs: Iterable[RunOutput],
         dtypes: Iterable[np.dtype[Any]],
         updates: tuple[tuple[int, str], ...] = (),
@@ -194,7 +200,7 @@ class GraphCall(CachedCall):
     def __init__(
         self,
         graph: EncodedGraph,
-        reads: Iterable[tuple[int, str]],
+        reads: Iterable[tuple[int, str, str]],
         outputs: Iterable[RunOutput],
         numbers: tuple[float, ...] = (),
         setup: RunSetup | None = None,
@@ -277,6 +283,7 @@ class DnnPlanCache:
             _CALLS_A_PLAN * DEFAULT_LIMIT, name="calls"
         )
         self._built = self._loaded = self._tuned = 0
+        self._attention: Counter[str] = Counter()
 
     def graph(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """A graph that was made for a key before; at most a few thousand are kept."""
@@ -295,9 +302,15 @@ class DnnPlanCache:
         """Return a function that checks whether ``find`` gives the same as now."""
         return lambda: self.find(encoded, tuned=tuned) == workspace
 
-    def keep(self, encoded: bytes, answer: tuple[int, str], *, tuned: bool) -> int:
+    def note_kernel(self) -> None:
+        """Note that a call of attention was prepared for kernels that are no part of a plan."""
+        self._attention["kernel"] += 1
+
+    def keep(self, encoded: bytes, answer: tuple[int, str, str], *, tuned: bool) -> int:
         """Note the host's answer about a plan, and return the bytes of workspace."""
-        workspace, origin = answer
+        workspace, origin, implementation = answer
+        if b"sdpa" in encoded:  # the only texts in it are names of ops and of their options
+            self._attention[implementation] += 1
         self._built += origin == "built"
         self._loaded += origin == "disk"
         self._tuned += tuned
@@ -314,7 +327,8 @@ class DnnPlanCache:
     def statistics(self) -> DnnStatistics:
         """A snapshot."""
         nbytes = self.workspaces.nbytes(self._device)
-        return DnnStatistics(self._built, self._loaded, self._tuned, nbytes)
+        counts = dict(self._attention)
+        return DnnStatistics(self._built, self._loaded, self._tuned, nbytes, counts)
 
 
 class _KnownPlan(NamedTuple):
@@ -570,9 +584,9 @@ class DnnPart(Facade[D]):
         return message, writes, made
 
 
-def planning(encoded: bytes) -> Request[tuple[int, str]]:
-    """Ask the host to make a plan. The answer is its bytes of workspace, and its origin."""
-    submission: Submission[tuple[int, str]] = Submission(PrepareGraph(encoded, tuned=False), (), ())
+def planning(encoded: bytes) -> Request[tuple[int, str, str]]:
+    """Ask the host to make a plan. It is answered as ``PrepareGraph``."""
+    submission: Submission[tuple[int, str, str]] = Submission(PrepareGraph(encoded, tuned=False), (), ())
     return Request(PLANNER, "dnn.plan", lambda _preparer: submission)
 
 
