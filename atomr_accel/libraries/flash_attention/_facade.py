@@ -537,8 +537,10 @@ class FlashAttention(AttentionCalls[D]):
         if by_kernel(work.name.partition(".")[2], backend, Case.of(make(), work.reads)):
 
             def prepare(preparer: Preparer) -> Submission[Any]:
-                self.plans.note_kernel()
-                return KernelCall(work, make(), scales, splits).submission(preparer, self._scratch)
+                call = KernelCall(work, make(), scales, splits)
+                made = call.submission(preparer, self._scratch)
+                self.plans.note_kernel(made.message.form)
+                return made
 
             request = Request(LANE, work.name, prepare)
         else:

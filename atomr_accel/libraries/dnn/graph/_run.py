@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -30,7 +31,7 @@ from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ..wire.sequence_messages import Clear, ClearAll
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     import numpy as np
 
@@ -96,8 +97,8 @@ class DnnStatistics:
         attention: what computes attention, with the numbers of plans: ``"cudnn"``; ``"padded"``
             for head sizes that cuDNN computes with zeros behind them; ``"own"`` where it refuses
             and kernels of this package compute; ``"numpy"`` on the CPU. ``"kernel"`` is the number
-            of calls prepared for the kernels of ``device.flash_attention``, on the CPU, too. A call
-            like an earlier one is not prepared again.
+            of kinds of calls for the kernels of ``device.flash_attention``, on the CPU, too. Calls
+            with the same shapes, dtypes and options are of one kind, and have one plan.
     """
 
     built: int
@@ -165,7 +166,7 @@ class CachedCall:
 
     def __init__(
         self,
-        reads: Iterable[tuple[int, str, str]],
+        reads: Iterable[tuple[int, str]],
         outputs: Iterable[RunOutput],
         dtypes: Iterable[np.dtype[Any]],
         updates: tuple[tuple[int, str], ...] = (),
@@ -200,7 +201,7 @@ class GraphCall(CachedCall):
     def __init__(
         self,
         graph: EncodedGraph,
-        reads: Iterable[tuple[int, str, str]],
+        reads: Iterable[tuple[int, str]],
         outputs: Iterable[RunOutput],
         numbers: tuple[float, ...] = (),
         setup: RunSetup | None = None,
@@ -284,6 +285,7 @@ class DnnPlanCache:
         )
         self._built = self._loaded = self._tuned = 0
         self._attention: Counter[str] = Counter()
+        self._forms: Recent[Hashable, bool] = Recent(_CALLS_A_PLAN * DEFAULT_LIMIT)
 
     def graph(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """A graph that was made for a key before; at most a few thousand are kept."""
@@ -302,9 +304,11 @@ class DnnPlanCache:
         """Return a function that checks whether ``find`` gives the same as now."""
         return lambda: self.find(encoded, tuned=tuned) == workspace
 
-    def note_kernel(self) -> None:
-        """Note that a call of attention was prepared for kernels that are no part of a plan."""
-        self._attention["kernel"] += 1
+    def note_kernel(self, form: Hashable) -> None:
+        """Note a kind of attention that is computed by kernels that are no part of a plan."""
+        if self._forms.get(form) is None:
+            self._forms.keep(form, True)
+            self._attention["kernel"] += 1
 
     def keep(self, encoded: bytes, answer: tuple[int, str, str], *, tuned: bool) -> int:
         """Note the host's answer about a plan, and return the bytes of workspace."""
@@ -586,7 +590,9 @@ class DnnPart(Facade[D]):
 
 def planning(encoded: bytes) -> Request[tuple[int, str, str]]:
     """Ask the host to make a plan. It is answered as ``PrepareGraph``."""
-    submission: Submission[tuple[int, str, str]] = Submission(PrepareGraph(encoded, tuned=False), (), ())
+    submission: Submission[tuple[int, str, str]] = Submission(
+        PrepareGraph(encoded, tuned=False), (), ()
+    )
     return Request(PLANNER, "dnn.plan", lambda _preparer: submission)
 
 

@@ -12,6 +12,7 @@ from ....backends.cuda.host.driver import check, driver
 from ....executors.cuda_kernels import preload_compiler
 from ....executors.disk_cache import DiskCache
 from ....wire import PLACE
+from ..wire._graph import decode
 from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._cuda_losses import CudaLosses
 from ._cuda_rnn import CudaRnn
