@@ -62,7 +62,10 @@ def application(device: Device, model: Batcher[Row, Row], metrics: Metrics) -> S
     registry.register(PrometheusCollector(metrics))
 
     async def predict(request: Request) -> JSONResponse:
-        row = np.asarray(await request.json(), np.float32)
+        try:
+            row = np.asarray(await request.json(), np.float32)
+        except (TypeError, ValueError):  # no JSON, or no numbers
+            return JSONResponse({"error": "the body must be a list of numbers in JSON"}, 400)
         if row.shape != (64,):
             return JSONResponse({"error": f"64 numbers, not {row.shape}"}, 422)
         try:

@@ -187,7 +187,7 @@ class Line:
     __slots__ = ("entries", "inbox", "withdrawn")
 
     def __init__(self, inbox: Inbox) -> None:
-        self.inbox = inbox
+        self.inbox: Final = inbox
         self.entries: Final[deque[Entry]] = deque()
         self.withdrawn: int = 0
 
@@ -257,7 +257,7 @@ class Inbox:
         self.thread: Final = get_ident()  # where all of this happens
         self.capacity: Final = mailbox.capacity
         self.overflow: Final = mailbox.overflow
-        self.owner = owner
+        self.owner: Final = owner
         self.drops: int = 0
         # With fewer entries than this, a sender may append without asking: the capacity and
         # what was withdrawn, or 0 once it takes none.

@@ -30,7 +30,7 @@ from .condition import ActorStatistics, Condition
 from .context import enter, leave
 from .hooks import begin, finish, make
 from .logs import fields
-from .messages import LATER, Message
+from .messages import LATER, Message, unmarked_handler
 from .nursery import PlainNursery, plain
 from .util import check_instance
 
@@ -261,7 +261,7 @@ class Cell(TreeNode):
         # The loop is to end: because its scope was cancelled, perhaps for a restart, or
         # because the actor wants to leave.
         self._halted = False
-        self.restarting = False
+        self.restarting: bool = False
         self._leaving = False
         self._handled = self._failed = self._unhandled = 0
         # Dicts for their order: sets would notify in another one in every run. A cell is in
@@ -662,6 +662,9 @@ class Cell(TreeNode):
         self._unhandled += 1
         self._current = None
         what = f"{self.kind} has no handler for {type(message).__qualname__}"
+        method = unmarked_handler(self._type, type(message))
+        if method is not None:
+            what = f"{what}; did you forget @handler on its method {method}?"
         if isinstance(entry, Ask):
             entry.fail(UnhandledMessage(f"{self.path}: {what}", path=self.path))
         else:

@@ -157,6 +157,34 @@ def collect_handlers(actor_type: type) -> dict[type, Callable[..., Any]]:
     return {message_type: getattr(actor_type, name) for message_type, name in names.items()}
 
 
+@functools.lru_cache(maxsize=64)
+def unmarked_handler(actor_type: type, message_type: type) -> str | None:
+    """Return the method whose annotation names a message type, but which is not a handler."""
+    kinds = [
+        each for each in message_type.__mro__ if issubclass(each, Message) and each is not Message
+    ]
+    names = {each.__name__ for each in kinds}
+    for base in actor_type.__mro__:
+        for name, method in vars(base).items():
+            if not inspect.iscoroutinefunction(method) or hasattr(method, "__handles__"):
+                continue
+            try:
+                parameters = list(inspect.signature(method).parameters.values())
+            except NameError:  # of an annotation
+                continue
+            if len(parameters) != 2:
+                continue
+            annotation = parameters[1].annotation
+            if isinstance(annotation, str):  # not evaluated: its names may be gone
+                found = any(each.split(".")[-1].strip() in names for each in annotation.split("|"))
+            else:
+                members = get_args(annotation) if _is_union(annotation) else (annotation,)
+                found = any((get_origin(each) or each) in kinds for each in members)
+            if found:
+                return name
+    return None
+
+
 def _handled_types(function: Callable[..., Any], names: Mapping[str, Any]) -> tuple[type, ...]:
     where = f"handler {function.__qualname__}"
     if not inspect.iscoroutinefunction(function):

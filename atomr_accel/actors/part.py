@@ -153,7 +153,7 @@ class Annex(TreeNode):
 
     def __init__(self, owner: Cell) -> None:
         super().__init__(owner.system, owner.path, owner._supervision)
-        self.children = owner.children
+        self.children: dict[str, Cell] = owner.children
         self._owner = owner
         # Those that the supervisor has not removed. They leave the tree before that.
         self._cells: dict[str, Cell] = {}

@@ -11,7 +11,7 @@ from contextlib import (
     asynccontextmanager,
 )
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import trio
 
@@ -106,11 +106,11 @@ class ActorSystem(HasOtherSystemNames, metaclass=NoPublicConstructor):
     ) -> None:
         self.name = name
         self._instruments = instruments
-        self.root = TreeNode(self, "", supervision)
+        self.root: Final = TreeNode(self, "", supervision)
         self.root._nursery = nursery
         self._supervisor = Supervisor.construct(name, nursery, supervision, self.root)
         self.root.supervisor = self._supervisor
-        self.lost = 0
+        self.lost: int = 0
         self._thread = threading.get_ident()
         self._thread_name = threading.current_thread().name
         instruments.follow(self._watch_messages)

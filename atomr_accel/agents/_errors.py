@@ -20,6 +20,7 @@ Bad arguments are plain ``ValueError`` and ``TypeError``, raised before anything
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from .._errors import AccelError
 
@@ -39,7 +40,7 @@ class IdTaken(AgentError, ValueError):
 
     def __init__(self, message: str, *, ids: Sequence[int]) -> None:
         super().__init__(message)
-        self.ids = tuple(ids)
+        self.ids: Final = tuple(ids)
 
 
 class IdUnknown(AgentError, KeyError):
@@ -53,7 +54,7 @@ class IdUnknown(AgentError, KeyError):
 
     def __init__(self, message: str, *, ids: Sequence[int]) -> None:
         super().__init__(message)
-        self.ids = tuple(ids)
+        self.ids: Final = tuple(ids)
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError would show its repr

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 import trio
 
@@ -105,7 +105,7 @@ class StateLease(metaclass=NoPublicConstructor):
     _made_by = "SharedState.reading or SharedState.writing"
 
     def __init__(self, state: SharedState, variable: _NamedBuffer, *, exclusive: bool) -> None:
-        self.name = variable.name
+        self.name: Final = variable.name
         self.exclusive = exclusive
         self.token = 0
         self._state = state
@@ -185,7 +185,7 @@ class _NamedBuffer:
         self.leases: set[StateLease] = set()
         self.queue: deque[StateLease] = deque()
         self.tokens = 0
-        self.changed = trio.Event()
+        self.changed: trio.Event = trio.Event()
 
     def next(self) -> StateLease | None:
         """Return the next lease that can be granted: strictly in the order of requests."""

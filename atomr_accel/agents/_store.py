@@ -76,9 +76,9 @@ class VectorRows:
         self.ids = ids
         self.vectors = vectors
         self.live: NDArray[np.bool_] = np.ones(len(ids), np.bool_)
-        self.count = count
-        self.dead = 0
-        self.changes = 0
+        self.count: int = count
+        self.dead: int = 0
+        self.changes: int = 0
 
     def kill(self, row: int) -> None:
         """Exclude a row from searches."""
@@ -117,8 +117,8 @@ class VectorStore:
         self.metric: Final = metric
         self.dtype: Final = dtype
         self.segments: list[VectorRows] = []
-        self.tail = self._new_tail()
-        self.syncs = 0
+        self.tail: VectorRows = self._new_tail()
+        self.syncs: int = 0
         self._names: list[str] = []
         self._number = 0
         self._where: dict[int, tuple[VectorRows, int]] = {}

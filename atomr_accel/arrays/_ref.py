@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, SupportsIndex, final
 
 import msgspec
 import numpy as np
@@ -350,7 +350,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         kept = None if contiguous else strides
         return _ref(self.block, shape, self.dtype, nbytes, kept, start)
 
-    NOT_AWAITED = (
+    NOT_AWAITED: ClassVar[str] = (
         "a GpuRef is not awaited, because it is a result; leave out `await`, as before all methods "
         "of a batch or a recording, which return at once"
     )

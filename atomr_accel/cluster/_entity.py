@@ -56,8 +56,8 @@ class EntitySeat:
         self.key: Final = key
         self.epoch: Final = lease.epoch
         self.value = entry.value if entry is not None else None
-        self.version = entry.version if entry is not None else 0
-        self.broken = False
+        self.version: int = entry.version if entry is not None else 0
+        self.broken: bool = False
         self._store = store
         self._record = record
         self._lease = lease

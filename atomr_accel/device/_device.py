@@ -66,7 +66,8 @@ class Device(MemoryMethods, Libraries[Awaited]):
     """
 
     def __init__(self, core: DeviceCore, ref: ActorRef) -> None:
-        self.core = self.home = core
+        self.core: DeviceCore = core
+        self.home: DeviceCore = core
         self._ref = ref
         self._host_calls = core.host_calls
         self._add_libraries(core, transfers_of(core))
@@ -198,9 +199,10 @@ class Device(MemoryMethods, Libraries[Awaited]):
             lane: its name; lanes run side by side.
             init: makes the lane's state, such as a loaded model, before the first call of each
                 generation, and again when another ``init`` is given. Partials of the same function
-                with the same arguments count as the same. Pass sealed refs, which survive rebuilds:
-                ``functools.partial(load_model, weights)``. If all its refs are sealed, a hot
-                standby calls it as well, in advance.
+                with the same arguments count as the same, and so do functions that one ``lambda``
+                or ``def`` makes with the same variables around it. Pass sealed refs, which survive
+                rebuilds: ``functools.partial(load_model, weights)``. If all its refs are sealed, a
+                hot standby calls it as well, in advance.
 
         Returns:
             The function's result. Arrays in the device's memory become new refs, other values are

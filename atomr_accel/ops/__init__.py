@@ -44,6 +44,7 @@ from ._request import (
 from ._signatures import HoldsRefs, signature
 from ._staging import STAGED, needs_staging, on_any_views, on_copies
 from ._template_maker import NoTemplate, UndeclaredAddress
+from ._templates import CallTemplates
 from ._witness import CallRecorder, recorded_call
 from ._workspaces import TOGETHER, Workspaces, WorkspaceSet, WorkspaceStatistics
 
@@ -60,6 +61,7 @@ __all__ = [
     "CacheStatistics",
     "CallRecorder",
     "CallTemplate",
+    "CallTemplates",
     "Collected",
     "D",
     "DeviceView",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, final
 import trio
 
 from .. import Device, System
+from .._errors import said_of
 from ..actors import ActorSystem
 from ..actors.blocks import enters
 from ..actors.util import check_instance
@@ -257,6 +258,15 @@ def _pattern(what: HasStatistics, name: str | None) -> tuple[tuple[str, ...], _T
     return ("pattern", kind, label), lambda snapshot: take_pattern(
         snapshot, what.statistics(), kind, label
     )
+
+
+def require_metrics(metrics: object) -> None:
+    """Raise a `TypeError` unless it is a ``Metrics``."""
+    if not isinstance(metrics, Metrics):
+        raise TypeError(
+            f"metrics must be a Metrics, not {said_of(metrics)}; let one observe it: `metrics = "
+            "Metrics()`, and `with metrics.observe(device):` around the block"
+        )
 
 
 @final

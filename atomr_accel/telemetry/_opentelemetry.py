@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from .. import __version__
 from ._catalogue import METRICS, Metric, Point
+from ._metrics import require_metrics
 from ._packages import package
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def export_to_opentelemetry(metrics: Metrics, provider: MeterProvider | None = N
 
     Raises:
         LibraryMissing: opentelemetry-api is not installed.
+        TypeError: ``metrics`` is something else, such as a device.
     """
+    require_metrics(metrics)
     api = package("opentelemetry.metrics", "opentelemetry-api")
     meter = (provider or api.get_meter_provider()).get_meter(_SCOPE, __version__)
     source = _Source(metrics)

@@ -13,6 +13,7 @@ from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import check_instance
 from ..wire.options import count
+from ._metrics import require_metrics
 from ._packages import package
 from .host_header import MISDIRECTED, REFUSAL, is_here
 
@@ -47,6 +48,7 @@ class PrometheusCollector:
     """
 
     def __init__(self, metrics: Metrics) -> None:
+        require_metrics(metrics)
         self._metrics: Final = metrics
 
     def describe(self) -> list[prometheus_client.Metric]:
@@ -110,6 +112,7 @@ async def serve_prometheus(
     Raises:
         LibraryMissing: h11 or prometheus_client is not installed.
         OSError: the address cannot be listened on.
+        TypeError: ``metrics`` is something else, such as a device.
     """
     check_instance("host", host, str)
     port = count(port, "port", 0, 65535)

@@ -6,7 +6,7 @@ They need Hypothesis, which the extra ``testing`` brings.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
@@ -26,18 +26,29 @@ try:
         invariant,
         rule,
     )
-except ImportError as error:
+except ImportError as _error:
     raise LibraryMissing(
         f"atomr_accel.testing.strategies needs package hypothesis: {install_command('testing')}",
         library="hypothesis",
-    ) from error
+    ) from _error
 
 if TYPE_CHECKING:
+    import unittest
     from collections.abc import Iterable
 
     from numpy.typing import DTypeLike
 
     from .. import Blocking, Device, GpuRef
+
+    class _StateMachine:
+        """Stand-in for Hypothesis's class, where type checkers do not find Hypothesis."""
+
+        TestCase: ClassVar[type[unittest.TestCase]]
+
+        def teardown(self) -> None: ...
+
+else:
+    _StateMachine = RuleBasedStateMachine
 
 Array = np.ndarray[Any, Any]
 
@@ -249,7 +260,7 @@ class Tracked:
     sealed: bool = False
 
 
-class DeviceMachine(RuleBasedStateMachine):
+class DeviceMachine(_StateMachine):
     """A state machine that puts, reads, fills, copies, seals and frees buffers, between faults.
 
     It checks every content, and that plain buffers become stale with their generation while sealed

@@ -91,8 +91,8 @@ class LossScale:
                 "value must be above 0, growth at least 1, backoff between 0 and 1, and interval "
                 f"at least 1, not {value}, {growth}, {backoff} and {interval}"
             )
-        self.value = float(value)
-        self.good = 0
+        self.value: float = float(value)
+        self.good: int = 0
         self.growth: Final = growth
         self.backoff: Final = backoff
         self.interval: Final = interval

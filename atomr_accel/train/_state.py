@@ -125,7 +125,7 @@ class ModelState:
         self.layout: Final = layout
         self.device: Final = device
         self.buffers: Final = tuple(buffers)
-        self.step = step
+        self.step: int = step
         self.params: Final = layout.tree(
             self.buffers[0] if layout.dtype == layout.master_dtype else self.buffers[-1]
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 import numpy as np
 
@@ -33,10 +33,10 @@ class TapeValue(Operand):
     __slots__ = ("__weakref__", "dtype", "ref", "shape", "tape")
 
     def __init__(self, tape: Tape, ref: GpuRef) -> None:
-        self.tape = tape
-        self.ref = ref
-        self.shape = ref.shape
-        self.dtype = ref.dtype
+        self.tape: Final = tape
+        self.ref: Final = ref
+        self.shape: tuple[int, ...] = ref.shape
+        self.dtype: np.dtype[Any] = ref.dtype
 
     @property
     def ndim(self) -> int:

@@ -59,7 +59,7 @@ class Outgoing:
                 f"a control message has at most {MOST_BYTES} bytes, this one has {len(body)}"
             )
         assert len(fds) <= MOST_DESCRIPTORS
-        self.begun = False
+        self.begun: bool = False
         self._rest = memoryview(_HEAD.pack(len(body), len(fds)) + body)
         self._fds = fds
 

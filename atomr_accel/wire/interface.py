@@ -6,7 +6,7 @@ Their implementations run inside the host, on lanes' threads. This module is ind
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping
@@ -270,4 +270,4 @@ class Later:
     __slots__ = ("read",)
 
     def __init__(self, read: Callable[[], Any]) -> None:
-        self.read = read
+        self.read: Final = read

@@ -114,7 +114,8 @@ class NotForNumpy:
             "await device.get(ref)"
         )
 
-    __array_ufunc__ = __array_function__ = __array__
+    __array_ufunc__: Final = __array__
+    __array_function__: Final = __array__
 
 
 @final

@@ -109,7 +109,8 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """True if it may be large. Large messages are encoded only shortly before they are sent."""
 
     waits: ClassVar[bool] = False
-    """True if it may wait for other devices. Finished ops are then answered first."""
+    """True if it may wait for other devices, or may take long because it calls functions of the
+    program. Finished ops are then answered first."""
 
     pickles: ClassVar[bool] = False
     """True if its error may come as a pickle, because it calls functions of the program."""

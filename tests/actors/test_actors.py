@@ -109,6 +109,29 @@ async def test_an_unhandled_message_is_an_error_or_a_dead_letter(
     assert "1 dead letter for /counter, the first a Unknown: Counter has no" in caplog.text
 
 
+@pytest.mark.parametrize("method", ["by_name", "by_union", "by_type"])
+async def test_method_without_the_decorator_is_named_when_its_message_is_refused(
+    method: str,
+) -> None:
+    async def by_name(self: Actor, message: Unknown) -> None: ...
+
+    async def by_union(self: Actor, message: Add | Unknown) -> None: ...
+
+    async def by_type(self: Actor, message: Any) -> None: ...
+
+    by_type.__annotations__["message"] = Unknown
+    found = {"by_name": by_name, "by_union": by_union, "by_type": by_type}[method]
+    kind: Any = type("Forgetful", (Counter,), {method: found})
+    async with open_system("demo") as system:
+        actor = await system.spawn(kind)
+        with pytest.raises(UnhandledMessage, match=f"forget @handler on its method {method}"):
+            await actor.ask(Unknown())
+        plain = await system.spawn(Counter)
+        with pytest.raises(UnhandledMessage) as info:
+            await plain.ask(Unknown())
+        assert "@handler" not in str(info.value)
+
+
 async def test_a_failing_message_reaches_its_asker_and_restarts_the_actor(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

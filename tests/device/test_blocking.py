@@ -310,3 +310,17 @@ def test_errors_leave_no_cycles() -> None:
             assert kept() is None
         finally:
             gc.enable()
+
+
+def test_methods_of_the_device_are_missing_with_advice() -> None:
+    with open_blocking(open_number()) as number:
+        wrong: Any = number
+        with pytest.raises(AttributeError, match=r"write gpu\.run\(Device\.put, \.\.\.\)"):
+            wrong.put(np.ones(3))
+        with pytest.raises(AttributeError, match=r"'blas'; .* write gpu\.run\(function\), with"):
+            _ = wrong.blas
+        with pytest.raises(AttributeError) as info:
+            _ = wrong._core
+        assert "write" not in str(info.value)
+    with pytest.raises(AttributeError, match=r"write gpu\.run\(Device\.get, "):
+        wrong.get(None)

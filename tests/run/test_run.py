@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import UserList
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,6 +70,10 @@ def made_here() -> Any:
 
         @staticmethod
         def end() -> None:
+            os._exit(7)
+
+        @staticmethod
+        def end_with(state: object) -> None:
             os._exit(7)
 
     return Functions
@@ -279,6 +284,52 @@ async def test_a_lane_keeps_its_state_and_makes_it_anew(isolation: Isolation) ->
                 x = await device.put(np.ones(4))
                 assert await device.run(call, x, lane="other", init=init) == (1, 6.0)
                 assert await device.run(call, x, lane="other", init=init) == (2, 6.0)
+
+
+@on_shared
+async def test_new_functions_of_one_line_make_one_state(device: Device) -> None:
+    def count(state: list[int]) -> int:
+        state[0] += 1
+        return state[0]
+
+    def initializer(start: int, step: int = 0, *, twice: bool = False) -> Callable[[], list[int]]:
+        return lambda step=step, *, twice=twice: [(start + step) * (1 + twice)]  # type: ignore[misc]
+
+    async def counted(init: Callable[[], list[int]]) -> int:
+        return await device.run(count, lane="lambdas", init=init)
+
+    assert [await counted(lambda: [0]) for _ in range(3)] == [1, 2, 3]
+    assert [await counted(initializer(5)) for _ in range(2)] == [6, 7]
+    assert await counted(initializer(7)) == 8  # another variable around it
+    assert await counted(initializer(7, 1)) == 9  # another default
+    assert await counted(initializer(7, 1, twice=True)) == 17
+    assert await counted(lambda: [0]) == 1  # the same code on another line
+    for kind in (list, UserList):  # methods of C and of Python
+        one: Any = kind([20])
+        assert [await counted(one.copy) for _ in range(2)] == [21, 22]
+        other: Any = kind([20])
+        assert await counted(other.copy) == 21
+    await device.close_lane("lambdas")
+
+
+@on_shared
+async def test_call_without_the_initializer_of_its_lane_says_what_is_missing(
+    device: Device,
+) -> None:
+    def use(state: int, x: int) -> int:
+        return state + x
+
+    def make() -> int:
+        return 1
+
+    with pytest.raises(TypeError) as info:
+        await device.run(use, 1, lane="stateful")
+    assert not any("pass init=" in note for note in info.value.__notes__)  # it has no state yet
+    assert await device.run(use, 1, lane="stateful", init=make) == 2
+    with pytest.raises(TypeError, match="missing 1 required positional argument") as info:
+        await device.run(use, 1, lane="stateful")
+    assert any("pass init=, too" in note for note in info.value.__notes__)
+    await device.close_lane("stateful")
 
 
 @on_shared
@@ -566,6 +617,14 @@ async def test_a_function_that_ends_its_host() -> None:
             await device.run(F.end)
         assert await device.run(len, "abc") == 3
         assert device.generation == 2
+
+
+@program
+async def test_the_call_that_ends_its_host_is_named_not_the_initializer() -> None:
+    async with opened() as device:
+        with pytest.raises(ContextPoisoned) as info:
+            await device.run(F.end_with, lane="model", init=F.where)
+        assert info.value.op == "run end_with"
 
 
 @program

@@ -25,7 +25,13 @@ from prometheus_client.openmetrics.parser import (
 
 from atomr_accel import LibraryMissing
 from atomr_accel.patterns import CircuitBreaker
-from atomr_accel.telemetry import Metrics, _prometheus, serve_prometheus
+from atomr_accel.telemetry import (
+    Metrics,
+    PrometheusCollector,
+    _prometheus,
+    export_to_opentelemetry,
+    serve_prometheus,
+)
 
 from ..harness import cpu_only, opened, program
 from ..seeds import draw
@@ -237,6 +243,19 @@ async def test_server_listens_to_this_machine_only_and_stops_with_its_block() ->
     with pytest.raises(TypeError, match="port must be a whole number"):
         async with serve_prometheus(Metrics(), port="9464"):  # type: ignore[arg-type]
             pass
+
+
+@program
+async def test_what_metrics_observe_is_refused_in_their_place() -> None:
+    advice = "metrics must be a Metrics, not CircuitBreaker; let one observe it"
+    wrong: Any = CircuitBreaker()
+    with pytest.raises(TypeError, match=advice):
+        async with serve_prometheus(wrong):
+            pass
+    with pytest.raises(TypeError, match=advice):
+        PrometheusCollector(wrong)
+    with pytest.raises(TypeError, match=advice):
+        export_to_opentelemetry(wrong)
 
 
 @program

@@ -117,7 +117,7 @@ def _hold(path: str) -> None:
 
 
 _KILLED = """
-    import sys, trio, numpy as np
+    import pathlib, sys, trio, numpy as np
     from atomr_accel import open_device
     from atomr_accel.telemetry import trace
 
@@ -127,7 +127,8 @@ _KILLED = """
             async with trace(device, sys.argv[1]):
                 for _ in range(5):
                     await device.blas.gemm(a, a)
-                await trio.sleep(0.6)  # it is written by then
+                while b"blas.gemm" not in pathlib.Path(sys.argv[1]).read_bytes():
+                    await trio.sleep(0)  # the writer has a thread of its own
                 print("now", flush=True)
                 await trio.sleep_forever()
 

@@ -184,7 +184,7 @@ class Batch(EntersAsync, Collector):
         self._open = True
         self._task = trio.lowlevel.current_task()
         self._around = around = self.core.open_batches.get(self._task)
-        self.depth = len(self._task.child_nurseries) if around is None else around.depth
+        self.depth: int = len(self._task.child_nurseries) if around is None else around.depth
         self.core.open_batches[self._task] = self
         if self.recorder is not None:
             self.recorder.entered(self)

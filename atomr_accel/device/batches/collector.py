@@ -40,7 +40,15 @@ if TYPE_CHECKING:
     from ...libraries.rng.generator import Generator
     from ...libraries.sparse.direct import SparseLU
     from ...memory import Block
-    from ...ops import CallRecorder, Facade, HostObjects, LaneSpec, Workspaces, WorkspaceSet
+    from ...ops import (
+        CallRecorder,
+        CallTemplates,
+        Facade,
+        HostObjects,
+        LaneSpec,
+        Workspaces,
+        WorkspaceSet,
+    )
     from ...wire import Message
     from ..core import DeviceCore
 
@@ -111,7 +119,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     def __init__(self, device: CollectingDevice) -> None:
         super().__init__(device.core)
         self.made_on = device
-        self.call_templates = device.call_templates
+        self.call_templates: CallTemplates = device.call_templates
         self.recorder: CallRecorder | None = self.core.recorder
         self.ports: dict[str, Any] = dict(self.core.ports)
         self._done: list[Callable[[], None]] = []

@@ -10,7 +10,7 @@ import pickle
 from contextlib import suppress
 from enum import Enum
 from functools import partial
-from types import CoroutineType
+from types import BuiltinMethodType, CoroutineType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, final
 
 import numpy as np
@@ -448,7 +448,12 @@ class HostCalls:
         try:
             data, arrays, sizes = await op.wait()
             self._note(known, function)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, TypeError) and init is None and known.init is not None:
+                error.add_note(
+                    f"lane {known.spec.name!r} has a state, which functions get only with the "
+                    "init that made it: pass init=, too"
+                )
             for supply in supplies:
                 supply.withdraw()
             if not op.answered or op.error is None:
@@ -587,9 +592,34 @@ def _same(one: object, other: object) -> bool:
             and _same(one.args, other.args)
             and _same(tuple(one.keywords.items()), tuple(other.keywords.items()))
         )
+    if isinstance(one, (MethodType, BuiltinMethodType)):  # a new object each time
+        return one == other
+    if isinstance(one, FunctionType) and isinstance(other, FunctionType):
+        # A lambda in a loop is a new function each time.
+        return (
+            one.__code__ is other.__code__
+            and one.__globals__ is other.__globals__
+            and _same(_bound_in(one), _bound_in(other))
+        )
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     return type(one) is type(other) and isinstance(one, _PLAIN) and one == other
+
+
+def _bound_in(function: FunctionType) -> tuple[object, ...]:
+    """Return the defaults of a function and the variables that it has from around it.
+
+    Identities stand for values that are not plain, because a function may refer to itself.
+    """
+    found: list[object] = [*(function.__defaults__ or ())]
+    for name, default in (function.__kwdefaults__ or {}).items():
+        found += name, default
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # it is not assigned yet
+            found.append(cell)
+    return tuple([each if isinstance(each, _PLAIN) else (id(each),) for each in found])
 
 
 def _nothing(number: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from concurrent.futures import wait
 from typing import (
     TYPE_CHECKING,
@@ -9,6 +10,7 @@ from typing import (
     Concatenate,
     Final,
     Generic,
+    NoReturn,
     ParamSpec,
     TypeVar,
     Unpack,
@@ -18,6 +20,7 @@ from typing import (
 
 import trio
 
+from .._device import Device
 from .._open import open_device
 from .portal import Portal
 
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
-    from .._device import Device
     from .._settings import DeviceSettings
 
 P = ParamSpec("P")
@@ -84,6 +86,20 @@ class Blocking(Generic[T]):
             return _result(call.future, call.cancel, call.future)  # type: ignore[return-value]
         finally:
             del call  # the traceback of an error has this frame in it
+
+    if not TYPE_CHECKING:  # else any name would be taken for an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            advice = ""
+            if not name.startswith("_"):
+                if inspect.iscoroutinefunction(getattr(Device, name, None)):
+                    write = f"gpu.run(Device.{name}, ...)"
+                else:
+                    write = "gpu.run(function), with an async function that takes the device"
+                advice = f"; what was opened is used in its own thread: write {write}"
+            raise AttributeError(
+                f"'Blocking' object has no attribute {name!r}{advice}", name=name, obj=self
+            )
 
     def close(self) -> None:
         """Close the opened object, and cancel functions that still run.

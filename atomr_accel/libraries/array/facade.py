@@ -19,6 +19,7 @@ from .evaluate import evaluator_of
 
 if TYPE_CHECKING:
     from ...ops import DeviceView
+    from ...wire.recent import Recent
     from ..cub.facade import Cub
 
 
@@ -48,4 +49,4 @@ class ArrayFunctions(
     def __init__(self, device: DeviceView, cub: Cub[Any]) -> None:
         super().__init__(device, cub)
         evaluator = evaluator_of(device.memory)
-        self.caches = (evaluator.plans, evaluator.kernels)
+        self.caches: tuple[Recent[Any, Any], ...] = (evaluator.plans, evaluator.kernels)

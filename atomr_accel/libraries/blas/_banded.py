@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ...ops import D, op, op_like
 from ._level2 import half_times_vector, triangle_and_vector
@@ -114,7 +114,7 @@ class Banded(RowRoutines[D]):
             trans=trans,
         )
 
-    sbmv = op_like(
+    sbmv: Final = op_like(
         half_times_vector,
         "sbmv",
         """Symmetric band matrix times vector: ``alpha * a @ x + beta * out``.
@@ -141,7 +141,7 @@ class Banded(RowRoutines[D]):
         """,
     )
 
-    hbmv = op_like(
+    hbmv: Final = op_like(
         half_times_vector,
         "hbmv",
         """Hermitian band matrix times vector; as ``sbmv``, for complex64 and complex128.
@@ -151,7 +151,7 @@ class Banded(RowRoutines[D]):
         """,
     )
 
-    spmv = op_like(
+    spmv: Final = op_like(
         _packed_times_vector,
         "spmv",
         """Packed symmetric matrix times vector: ``alpha * a @ x + beta * out``.
@@ -177,7 +177,7 @@ class Banded(RowRoutines[D]):
         """,
     )
 
-    hpmv = op_like(
+    hpmv: Final = op_like(
         _packed_times_vector,
         "hpmv",
         """Packed Hermitian matrix times vector; as ``spmv``, for complex64 and complex128.
@@ -233,7 +233,7 @@ class Banded(RowRoutines[D]):
         """
         return self._routine("hpr", x=x, ap=ap, alpha=alpha, lower=lower)
 
-    spr2 = op_like(
+    spr2: Final = op_like(
         _packed_outer,
         "spr2",
         """Add ``alpha * (outer(x, y) + outer(y, x))`` to a packed symmetric matrix, in place.
@@ -243,7 +243,7 @@ class Banded(RowRoutines[D]):
         """,
     )
 
-    hpr2 = op_like(
+    hpr2: Final = op_like(
         _packed_outer,
         "hpr2",
         """Add ``alpha * outer(x, conj(y))`` and its conjugate transpose to a packed matrix.
@@ -253,7 +253,7 @@ class Banded(RowRoutines[D]):
         """,
     )
 
-    tbmv = op_like(
+    tbmv: Final = op_like(
         triangle_and_vector,
         "tbmv",
         """Triangular band matrix times vector: ``op(a) @ x``.
@@ -279,7 +279,7 @@ class Banded(RowRoutines[D]):
         """,
     )
 
-    tbsv = op_like(
+    tbsv: Final = op_like(
         triangle_and_vector,
         "tbsv",
         """Solve a triangular system of a band: ``op(a) @ out = x``.
@@ -290,7 +290,7 @@ class Banded(RowRoutines[D]):
         """,
     )
 
-    tpmv = op_like(
+    tpmv: Final = op_like(
         _packed_and_vector,
         "tpmv",
         """Packed triangular matrix times vector: ``op(a) @ x``.
@@ -316,7 +316,7 @@ class Banded(RowRoutines[D]):
         """,
     )
 
-    tpsv = op_like(
+    tpsv: Final = op_like(
         _packed_and_vector,
         "tpsv",
         """Solve a packed triangular system: ``op(a) @ out = x``.

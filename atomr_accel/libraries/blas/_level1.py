@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ...ops import D, op, op_like
 from ._routines import RowRoutines
@@ -207,7 +207,7 @@ class Level1(RowRoutines[D]):
         """
         return self._routine("scal", a=a, x=x)
 
-    dot = op_like(
+    dot: Final = op_like(
         _product,
         "dot",
         """Scalar product ``sum(x * y)``, without conjugation.
@@ -228,7 +228,7 @@ class Level1(RowRoutines[D]):
             TypeError: unequal or unsupported dtypes.
         """,
     )
-    dotc = op_like(
+    dotc: Final = op_like(
         _product,
         "dotc",
         """Scalar product ``sum(conj(x) * y)``; as ``numpy.vdot``.
@@ -237,7 +237,7 @@ class Level1(RowRoutines[D]):
         Arguments, result and errors are those of ``dot``.
         """,
     )
-    nrm2 = op_like(
+    nrm2: Final = op_like(
         _reduction,
         "nrm2",
         """Euclidean norm, without overflow on the way.
@@ -256,7 +256,7 @@ class Level1(RowRoutines[D]):
             TypeError: an unsupported dtype.
         """,
     )
-    asum = op_like(
+    asum: Final = op_like(
         _reduction,
         "asum",
         """Sum of magnitudes; a complex number counts as ``|real| + |imag|``.
@@ -265,7 +265,7 @@ class Level1(RowRoutines[D]):
         Arguments, result and errors are those of ``nrm2``.
         """,
     )
-    amax = op_like(
+    amax: Final = op_like(
         _reduction,
         "amax",
         """Index of the first element of the largest magnitude.
@@ -287,7 +287,7 @@ class Level1(RowRoutines[D]):
             TypeError: an unsupported dtype.
         """,
     )
-    amin = op_like(
+    amin: Final = op_like(
         _reduction,
         "amin",
         """Index of the first element of the smallest magnitude.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ...ops import D, op, op_like
 from ._routines import RowRoutines
@@ -109,7 +109,7 @@ class Level2(RowRoutines[D]):
         """
         return self._routine("gemv", a=a, x=x, out=out, alpha=alpha, beta=beta, trans=trans)
 
-    symv = op_like(
+    symv: Final = op_like(
         half_times_vector,
         "symv",
         """Symmetric matrix times vector: ``alpha * a @ x + beta * out``.
@@ -132,7 +132,7 @@ class Level2(RowRoutines[D]):
             TypeError: unequal or unsupported dtypes.
         """,
     )
-    hemv = op_like(
+    hemv: Final = op_like(
         half_times_vector,
         "hemv",
         """Hermitian matrix times vector; as ``symv``, for complex64 and complex128.
@@ -142,7 +142,7 @@ class Level2(RowRoutines[D]):
         for it.
         """,
     )
-    ger = op_like(
+    ger: Final = op_like(
         _outer,
         "ger",
         """Add an outer product to a matrix, in place: ``a += alpha * outer(x, y)``.
@@ -164,7 +164,7 @@ class Level2(RowRoutines[D]):
             TypeError: unequal or unsupported dtypes.
         """,
     )
-    gerc = op_like(
+    gerc: Final = op_like(
         _outer,
         "gerc",
         """Add an outer product with a conjugate, in place: ``a += alpha * outer(x, conj(y))``.
@@ -204,7 +204,7 @@ class Level2(RowRoutines[D]):
         """
         return self._routine("syr", x=x, a=a, alpha=alpha, lower=lower)
 
-    syr2 = op_like(
+    syr2: Final = op_like(
         _half_outer,
         "syr2",
         """Add two outer products: ``a += alpha * (outer(x, y) + outer(y, x))``, in place.
@@ -231,7 +231,7 @@ class Level2(RowRoutines[D]):
         """
         return self._routine("her", x=x, a=a, alpha=alpha, lower=lower)
 
-    her2 = op_like(
+    her2: Final = op_like(
         _half_outer,
         "her2",
         """Add ``alpha * outer(x, conj(y))`` and its conjugate transpose to a matrix, in place.
@@ -240,7 +240,7 @@ class Level2(RowRoutines[D]):
         ``cublas<t>her2k_64`` with one row.
         """,
     )
-    trmv = op_like(
+    trmv: Final = op_like(
         triangle_and_vector,
         "trmv",
         """Triangular matrix times vector: ``op(a) @ x``.
@@ -263,7 +263,7 @@ class Level2(RowRoutines[D]):
             TypeError: unequal or unsupported dtypes.
         """,
     )
-    trsv = op_like(
+    trsv: Final = op_like(
         triangle_and_vector,
         "trsv",
         """Solve a triangular system ``op(a) @ out = x``.

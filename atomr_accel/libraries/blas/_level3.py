@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ...ops import D, op, op_like
 from ._routines import RowRoutines
@@ -87,7 +87,7 @@ def _triangle_and_matrix(
 class Level3(RowRoutines[D]):
     """The part of ``Blas`` for matrices with structure."""
 
-    symm = op_like(
+    symm: Final = op_like(
         _half_product,
         "symm",
         """Product with a symmetric matrix: ``alpha * a @ b + beta * out``.
@@ -115,7 +115,7 @@ class Level3(RowRoutines[D]):
         """,
     )
 
-    hemm = op_like(
+    hemm: Final = op_like(
         _half_product,
         "hemm",
         """Product with a Hermitian matrix; as ``symm``, for complex64 and complex128.
@@ -178,7 +178,7 @@ class Level3(RowRoutines[D]):
         """
         return self._routine("herk", a=a, out=out, alpha=alpha, beta=beta, trans=trans, lower=lower)
 
-    syr2k = op_like(
+    syr2k: Final = op_like(
         _symmetric_product,
         "syr2k",
         """Symmetric product of two matrices: ``alpha * (a @ b.T + b @ a.T) + beta * out``.
@@ -188,7 +188,7 @@ class Level3(RowRoutines[D]):
         """,
     )
 
-    her2k = op_like(
+    her2k: Final = op_like(
         _hermitian_product,
         "her2k",
         """Hermitian product of two matrices.
@@ -200,7 +200,7 @@ class Level3(RowRoutines[D]):
         """,
     )
 
-    syrkx = op_like(
+    syrkx: Final = op_like(
         _symmetric_product,
         "syrkx",
         """A product that is known to be symmetric: ``alpha * a @ b.T + beta * out``.
@@ -210,7 +210,7 @@ class Level3(RowRoutines[D]):
         """,
     )
 
-    herkx = op_like(
+    herkx: Final = op_like(
         _hermitian_product,
         "herkx",
         """A product that is known to be Hermitian: ``alpha * a @ b.conj().T + beta * out``.
@@ -266,7 +266,7 @@ class Level3(RowRoutines[D]):
             trans_b=trans_b,
         )
 
-    trmm = op_like(
+    trmm: Final = op_like(
         _triangle_and_matrix,
         "trmm",
         """Product with a triangular matrix: ``alpha * op(a) @ b``.
@@ -292,7 +292,7 @@ class Level3(RowRoutines[D]):
         """,
     )
 
-    trsm = op_like(
+    trsm: Final = op_like(
         _triangle_and_matrix,
         "trsm",
         """Solve triangular systems ``op(a) @ out = alpha * b``, or ``out @ op(a) = alpha * b``.

@@ -114,7 +114,7 @@ class BlasLt(Facade[D]):
     def __init__(self, device: DeviceView) -> None:
         self.home = device
         self._choices: Recent[_Wanted, _Choice] = Recent(_MOST_ALGORITHMS, name="algorithms")
-        self.caches = (self._choices,)
+        self.caches: tuple[Recent[Any, Any], ...] = (self._choices,)
         self._workspaces = Workspaces(LANE.max_streams, WORKSPACE)
 
     @op

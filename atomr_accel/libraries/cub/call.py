@@ -179,7 +179,7 @@ class CubPart(Facade[D]):
     def __init__(self, device: DeviceView) -> None:
         self.home = device
         self._builds = CubBuilds(device)
-        self.caches = (self._builds.known,)
+        self.caches: tuple[Recent[Any, Any], ...] = (self._builds.known,)
 
     def _require(self, **refs: object) -> None:
         """Check that all of these are buffers, of any kind.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...ops import D, Facade, Request, Submission, require_no_race
 from ._builds import LANE, CutlassBuilds, untraceable
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ...arrays import GpuRef
     from ...ops import DeviceView, Preparer
+    from ...wire.recent import Recent
     from ._product import KernelChoice, MatmulArguments
     from .wire._messages import Sizes
     from .wire._spec import Triple
@@ -46,7 +47,7 @@ class CutlassPart(Facade[D]):
     def __init__(self, device: DeviceView) -> None:
         self.home = device
         self._builds = CutlassBuilds(device)
-        self.caches = self._builds.caches
+        self.caches: tuple[Recent[Any, Any], ...] = self._builds.caches
 
     def _multiply(self, name: str, given: MatmulArguments, choice: KernelChoice) -> Request[GpuRef]:
         def prepare(preparer: Preparer) -> Submission[GpuRef]:

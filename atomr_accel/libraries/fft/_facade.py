@@ -69,7 +69,7 @@ class Fft(Trigonometric[D], FftConvolutions[D], Transforms[D]):
         self.home = device
         self._calls = Recent(_MOST_CALLS, name="calls")
         self._plans = FftPlanCache(device)
-        self.caches = (self._plans.table, self._calls)
+        self.caches: tuple[Recent[Any, Any], ...] = (self._plans.table, self._calls)
         self._known = FftFacades(self.as_requests(device), cub.as_requests(device))
 
     @property

@@ -158,7 +158,7 @@ class Transforms(Facade[D]):
 
     # --- one axis ------------------------------------------------------------------------
 
-    fft = op_like(
+    fft: Final = op_like(
         _one_axis,
         "fft",
         """Transform along one axis; as ``numpy.fft.fft``.
@@ -180,7 +180,7 @@ class Transforms(Facade[D]):
         """,
     )
 
-    ifft = op_like(
+    ifft: Final = op_like(
         _one_axis,
         "ifft",
         """The inverse of ``fft``; as ``numpy.fft.ifft``.
@@ -191,7 +191,7 @@ class Transforms(Facade[D]):
         """,
     )
 
-    rfft = op_like(
+    rfft: Final = op_like(
         _one_axis,
         "rfft",
         """Transform a real array along one axis; as ``numpy.fft.rfft``.
@@ -214,7 +214,7 @@ class Transforms(Facade[D]):
         """,
     )
 
-    irfft = op_like(
+    irfft: Final = op_like(
         _one_axis,
         "irfft",
         """The inverse of ``rfft``; as ``numpy.fft.irfft``.
@@ -239,7 +239,7 @@ class Transforms(Facade[D]):
         """,
     )
 
-    hfft = op_like(
+    hfft: Final = op_like(
         _one_axis_plainly,
         "hfft",
         """The real spectrum of a signal with Hermitian symmetry; as ``numpy.fft.hfft``.
@@ -248,7 +248,7 @@ class Transforms(Facade[D]):
         """,
     )
 
-    ihfft = op_like(
+    ihfft: Final = op_like(
         _one_axis_plainly,
         "ihfft",
         """The inverse of ``hfft``; as ``numpy.fft.ihfft``.
@@ -259,31 +259,31 @@ class Transforms(Facade[D]):
 
     # --- several axes --------------------------------------------------------------------
 
-    fft2 = op_like(
+    fft2: Final = op_like(
         _two_axes,
         "fft2",
         """Transform along two axes; as ``numpy.fft.fft2``. ``fftn`` of those axes.""",
     )
 
-    ifft2 = op_like(
+    ifft2: Final = op_like(
         _two_axes,
         "ifft2",
         """The inverse of ``fft2``; as ``numpy.fft.ifft2``. ``ifftn`` of those axes.""",
     )
 
-    rfft2 = op_like(
+    rfft2: Final = op_like(
         _two_axes,
         "rfft2",
         """Transform along two axes of a real array; ``rfftn`` of those, as ``numpy.fft.rfft2``.""",
     )
 
-    irfft2 = op_like(
+    irfft2: Final = op_like(
         _two_axes,
         "irfft2",
         """The inverse of ``rfft2``; as ``numpy.fft.irfft2``. ``irfftn`` of those axes.""",
     )
 
-    fftn = op_like(
+    fftn: Final = op_like(
         _many_axes,
         "fftn",
         """Transform along several axes; as ``numpy.fft.fftn``.
@@ -305,7 +305,7 @@ class Transforms(Facade[D]):
         """,
     )
 
-    ifftn = op_like(
+    ifftn: Final = op_like(
         _many_axes,
         "ifftn",
         """The inverse of ``fftn``; as ``numpy.fft.ifftn``.
@@ -316,7 +316,7 @@ class Transforms(Facade[D]):
         """,
     )
 
-    rfftn = op_like(
+    rfftn: Final = op_like(
         _many_axes,
         "rfftn",
         """Transform a real array along several axes; as ``numpy.fft.rfftn``.
@@ -339,7 +339,7 @@ class Transforms(Facade[D]):
         """,
     )
 
-    irfftn = op_like(
+    irfftn: Final = op_like(
         _many_axes,
         "irfftn",
         """The inverse of ``rfftn``; as ``numpy.fft.irfftn``.
@@ -362,19 +362,19 @@ class Transforms(Facade[D]):
         """,
     )
 
-    hfft2 = op_like(
+    hfft2: Final = op_like(
         _two_axes_plainly,
         "hfft2",
         """The real spectrum of a signal with Hermitian symmetry in two axes: their ``hfftn``.""",
     )
 
-    ihfft2 = op_like(
+    ihfft2: Final = op_like(
         _two_axes_plainly,
         "ihfft2",
         """The inverse of ``hfft2``; as ``scipy.fft.ihfft2``. ``ihfftn`` of those axes.""",
     )
 
-    hfftn = op_like(
+    hfftn: Final = op_like(
         _many_axes_plainly,
         "hfftn",
         """The real spectrum of a signal with Hermitian symmetry; as ``scipy.fft.hfftn``.
@@ -384,7 +384,7 @@ class Transforms(Facade[D]):
         """,
     )
 
-    ihfftn = op_like(
+    ihfftn: Final = op_like(
         _many_axes_plainly,
         "ihfftn",
         """The inverse of ``hfftn``; as ``scipy.fft.ihfftn``.

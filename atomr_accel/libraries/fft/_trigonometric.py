@@ -60,7 +60,7 @@ def _along_several(
 class Trigonometric(FftPart[D]):
     """Cosine and sine transforms, of types 1 to 4."""
 
-    dct = op_like(
+    dct: Final = op_like(
         _along_one,
         "dct",
         """The cosine transform along one axis; as ``scipy.fft.dct``.
@@ -85,13 +85,13 @@ class Trigonometric(FftPart[D]):
         """,
     )
 
-    idct = op_like(
+    idct: Final = op_like(
         _along_one,
         "idct",
         """The inverse of ``dct``, with the same arguments; as ``scipy.fft.idct``.""",
     )
 
-    dst = op_like(
+    dst: Final = op_like(
         _along_one,
         "dst",
         """The sine transform along one axis; as ``scipy.fft.dst``.
@@ -103,13 +103,13 @@ class Trigonometric(FftPart[D]):
         """,
     )
 
-    idst = op_like(
+    idst: Final = op_like(
         _along_one,
         "idst",
         """The inverse of ``dst``, with the same arguments; as ``scipy.fft.idst``.""",
     )
 
-    dctn = op_like(
+    dctn: Final = op_like(
         _along_several,
         "dctn",
         """The cosine transform along several axes; as ``scipy.fft.dctn``: ``dct`` of each.
@@ -128,13 +128,13 @@ class Trigonometric(FftPart[D]):
         """,
     )
 
-    idctn = op_like(
+    idctn: Final = op_like(
         _along_several,
         "idctn",
         """The inverse of ``dctn``, with the same arguments; as ``scipy.fft.idctn``.""",
     )
 
-    dstn = op_like(
+    dstn: Final = op_like(
         _along_several,
         "dstn",
         """The sine transform along several axes; as ``scipy.fft.dstn``: ``dst`` of each.
@@ -143,7 +143,7 @@ class Trigonometric(FftPart[D]):
         """,
     )
 
-    idstn = op_like(
+    idstn: Final = op_like(
         _along_several,
         "idstn",
         """The inverse of ``dstn``, with the same arguments; as ``scipy.fft.idstn``.""",

@@ -535,13 +535,14 @@ class FlashAttention(AttentionCalls[D]):
             return call
 
         if by_kernel(work.name.partition(".")[2], backend, Case.of(make(), work.reads)):
-            request = Request(
-                LANE,
-                work.name,
-                lambda preparer: KernelCall(work, make(), scales, splits).submission(
-                    preparer, self._scratch
-                ),
-            )
+
+            def prepare(preparer: Preparer) -> Submission[Any]:
+                call = KernelCall(work, make(), scales, splits)
+                made = call.submission(preparer, self._scratch)
+                self.plans.note_kernel(made.message.form)
+                return made
+
+            request = Request(LANE, work.name, prepare)
         else:
             request = self._attend(work)
         return _with_probs(request) if probs else request

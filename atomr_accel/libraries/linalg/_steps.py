@@ -269,7 +269,7 @@ class LinalgPart(ArrayPart[D]):
             Recent(_MOST_PROBLEMS, name="sizes"),
             Workspaces(LANE.max_streams, _SMALL),
         )
-        self.caches = (self._known.work,)
+        self.caches: tuple[Recent[Any, Any], ...] = (self._known.work,)
 
     def _calls(
         self, name: str, build: Callable[[LinalgSteps], T], lane: LaneSpec = LANE

@@ -18,11 +18,8 @@ from .part import FLOATS, require_sparse
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
-    from scipy.sparse import bsr_array, coo_array, csc_array, csr_array
 
     from ...ops import Transfers
-
-    ScipyArray = bsr_array | coo_array | csc_array | csr_array
 
 
 Stored = TypeVar("Stored", SparseRef, EllRef)
@@ -152,7 +149,7 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
         *offsets, indices, data = [await moving.put(each, sealed=sealed) for each in arrays]
         return EllRef(form, tuple(given.shape), made.nnz, size, data, indices, *offsets)
 
-    async def get(self, a: SparseRef | EllRef) -> ScipyArray:
+    async def get(self, a: SparseRef | EllRef) -> Any:  # SciPy has no types of its own
         """Copy a sparse matrix from the device.
 
         Args:
@@ -181,8 +178,7 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
         if a.format == "coo":
             return scipy.sparse.coo_array((data, (major, indices)), shape=a.shape)
         make: Any = getattr(scipy.sparse, f"{a.format}_array")
-        made: ScipyArray = make((data, indices, major), shape=a.shape)
-        return made
+        return make((data, indices, major), shape=a.shape)
 
     async def seal(self, a: Stored) -> Stored:
         """Make the parts of a matrix read-only for good; they then survive rebuilds.

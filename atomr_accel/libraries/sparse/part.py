@@ -73,7 +73,7 @@ class SparsePart(Facade[D]):
         self._cub: Cub[AsRequests] = cub.as_requests(device)
         self._workspaces = Workspaces(LANE.max_streams, _SMALL)
         self._measured: Recent[bytes, MeasuredScratch] = Recent(_MOST_MEASURED, name="sizes")
-        self.caches = (self._measured,)
+        self.caches: tuple[Recent[Any, Any], ...] = (self._measured,)
         self._told: WeakKeyDictionary[DeviceView, set[bytes]] = WeakKeyDictionary()
 
     def statistics(self) -> WorkspaceStatistics:

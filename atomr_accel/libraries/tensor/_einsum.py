@@ -62,7 +62,7 @@ class Einsum(TensorOperations[D]):
         self._blas: Blas[AsRequests] = blas.as_requests(device)
         self._cub: Cub[AsRequests] = cub.as_requests(device)
         self._sums: Recent[Hashable, EinsumPlan] = Recent(_MOST_PLANS, name="sums")
-        self.caches = (*self.caches, self._sums)
+        self.caches: tuple[Recent[Any, Any], ...] = (*self.caches, self._sums)
 
     @op
     def einsum(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from .kernels import KernelSource
 
-Array = np.ndarray[Any, Any]
+Array: TypeAlias = np.ndarray[Any, Any]
 
 BORDERS: Final = ("constant", "replicate", "reflect", "wrap", "reflect_101")
 """OpenCV's names, in the order of the numbers that kernels get."""
@@ -356,7 +356,19 @@ def _image(x: Array) -> Array:
     return x if x.ndim == 3 else x[..., None]
 
 
-def correlate_line(out, x, weights, h, w, c, size, anchor, down, border, value):
+def correlate_line(
+    out: Array,
+    x: Array,
+    weights: Array,
+    h: int,
+    w: int,
+    c: int,
+    size: int,
+    anchor: int,
+    down: int,
+    border: int,
+    value: float,
+) -> None:
     """Correlate along one axis."""
     out, x = _image(out), x.reshape(h, w, c)
     after = size - 1 - anchor
@@ -368,13 +380,35 @@ def correlate_line(out, x, weights, h, w, c, size, anchor, down, border, value):
     out[...] = total
 
 
-def correlate(out, x, weights, h, w, c, rows, columns, border, value):
+def correlate(
+    out: Array,
+    x: Array,
+    weights: Array,
+    h: int,
+    w: int,
+    c: int,
+    rows: int,
+    columns: int,
+    border: int,
+    value: float,
+) -> None:
     """Correlate with a table of weights."""
     out, x = _image(out), x.reshape(h, w, c)
     out[...] = np.einsum("hwcij,ij->hwc", _windows(x, rows, columns, border, value), weights)
 
 
-def bilateral(out, x, h, w, c, radius, colour, space, border, value):
+def bilateral(
+    out: Array,
+    x: Array,
+    h: int,
+    w: int,
+    c: int,
+    radius: int,
+    colour: float,
+    space: float,
+    border: int,
+    value: float,
+) -> None:
     """Smooth within edges."""
     out, x = _image(out), x.reshape(h, w, c)
     wide = _padded(x, radius, radius, radius, radius, border, value)
@@ -394,13 +428,25 @@ def bilateral(out, x, h, w, c, radius, colour, space, border, value):
     out[...] = sums / total
 
 
-def median(out, x, h, w, c, size, border, value):
+def median(
+    out: Array, x: Array, h: int, w: int, c: int, size: int, border: int, value: float
+) -> None:
     """Take medians of squares."""
     out, x = _image(out), x.reshape(h, w, c)
     out[...] = np.median(_windows(x, size, size, border, value), (-2, -1))
 
 
-def extreme(out, x, shape, h, w, c, rows, columns, largest):
+def extreme(
+    out: Array,
+    x: Array,
+    shape: Array,
+    h: int,
+    w: int,
+    c: int,
+    rows: int,
+    columns: int,
+    largest: int,
+) -> None:
     """Take extremes within a shape."""
     out, x = _image(out), x.reshape(h, w, c)
     most = np.float32(3.402823466e38)
@@ -409,7 +455,9 @@ def extreme(out, x, shape, h, w, c, rows, columns, largest):
     out[...] = inside.max(-1) if largest else inside.min(-1)
 
 
-def thin(out, dx, dy, h, w, low, high, squares):
+def thin(
+    out: Array, dx: Array, dy: Array, h: int, w: int, low: float, high: float, squares: int
+) -> None:
     """Find pixels of edges."""
     x, y = dx.reshape(h, w), dy.reshape(h, w)
     m = x * x + y * y if squares else np.abs(x) + np.abs(y)
@@ -431,13 +479,13 @@ def thin(out, dx, dy, h, w, low, high, squares):
     out[...] = np.where(keep & (m > low), np.where(m > high, 2, 1), 0).reshape(out.shape)
 
 
-def begin_parts(parent, strong, n):
+def begin_parts(parent: Array, strong: Array, n: int) -> None:
     """Make each pixel a part."""
     parent[...] = np.arange(n).reshape(parent.shape)
     strong[...] = 0
 
 
-def join_parts(parent, x, h, w):
+def join_parts(parent: Array, x: Array, h: int, w: int) -> None:
     """Join pixels that touch, by the smallest index of each part."""
     from scipy import ndimage
 
@@ -445,20 +493,21 @@ def join_parts(parent, x, h, w):
     flat = labels.ravel()
     smallest = np.full(count + 1, h * w)
     np.minimum.at(smallest, flat, np.arange(h * w))
-    parent.flat = np.where(flat, smallest[flat], np.arange(h * w))
+    parent[...] = np.where(flat, smallest[flat], np.arange(h * w)).reshape(parent.shape)
 
 
-def mark_parts(strong, parent, x, n):
+def mark_parts(strong: Array, parent: Array, x: Array, n: int) -> None:
     """Mark parts with a strong pixel."""
     strong.flat[parent.flat[x.ravel() == 2]] = 1
 
 
-def keep_parts(out, strong, parent, x, n):
+def keep_parts(out: Array, strong: Array, parent: Array, x: Array, n: int) -> None:
     """Draw the marked parts."""
-    out.flat = np.where((x.ravel() != 0) & (strong.flat[parent.ravel()] != 0), 255, 0)
+    kept = (x.ravel() != 0) & (strong.flat[parent.ravel()] != 0)
+    out[...] = np.where(kept, 255, 0).reshape(out.shape)
 
 
-def even_table(table, counts):
+def even_table(table: Array, counts: Array) -> None:
     """Make a table of even brightness."""
     first = int(np.argmax(counts != 0)) if counts.any() else 255
     rest = int(counts.sum() - counts[first])
@@ -466,19 +515,19 @@ def even_table(table, counts):
     table[...] = np.rint(sums * (np.float32(255) / np.float32(rest))) if rest else first
 
 
-def look_up(out, x, table, n, c, columns):
+def look_up(out: Array, x: Array, table: Array, n: int, c: int, columns: int) -> None:
     """Look values up."""
     at = np.rint(np.clip(x, 0, 255)).astype(np.int64)
     out[...] = table.ravel()[at] if columns == 1 else table[at, np.arange(c)]
 
 
-def mix(out, x, matrix, n, c, made):
+def mix(out: Array, x: Array, matrix: Array, n: int, c: int, made: int) -> None:
     """Mix channels."""
     given = x.reshape(n, c)
     out[...] = (given @ matrix[:, :c].T + matrix[:, c]).reshape(out.shape)
 
 
-def rgb_to_hsv(out, x, n):
+def rgb_to_hsv(out: Array, x: Array, n: int) -> None:
     """Convert to hue, saturation, value."""
     r, g, b = x[..., 0], x[..., 1], x[..., 2]
     v = x.max(-1)
@@ -491,7 +540,7 @@ def rgb_to_hsv(out, x, n):
     out[...] = np.stack([np.where(hue < 0, hue + 360, hue), span / (np.abs(v) + tiny), v], -1)
 
 
-def hsv_to_rgb(out, x, n):
+def hsv_to_rgb(out: Array, x: Array, n: int) -> None:
     """Convert from hue, saturation, value."""
     hue, s, v = x[..., 0] / np.float32(60), x[..., 1], x[..., 2]
     for k, add in enumerate((5, 3, 1)):
@@ -527,7 +576,9 @@ def _line(size: int, made: int, method: int) -> Array:
     return weights
 
 
-def resample(out, x, h, w, c, rows, columns, method):
+def resample(
+    out: Array, x: Array, h: int, w: int, c: int, rows: int, columns: int, method: int
+) -> None:
     """Change the size."""
     out, x = out.reshape(rows, columns, c), x.reshape(h, w, c)
     down = np.tensordot(_line(h, rows, method), x, 1)

@@ -6,13 +6,13 @@ arrays is x. ``solid`` is 1 in cells without fluid. Faces beside solid cells are
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from .kernels import KernelSource
 
-Array = np.ndarray[Any, Any]
+Array: TypeAlias = np.ndarray[Any, Any]
 
 SOURCE: Final = r"""
 struct Grid { int nx, ny, nz; };
@@ -279,13 +279,38 @@ def _traced(velocity: list[Array], c: int, step: Any) -> list[Array]:
     return [p - step * f - o for p, f, o in zip(points, flow, offsets, strict=True)]
 
 
-def advect(out, q, u, v, w, values, nx, ny, nz, c, spacing):
+def advect(
+    out: Array,
+    q: Array,
+    u: Array,
+    v: Array,
+    w: Array,
+    values: Array,
+    nx: int,
+    ny: int,
+    nz: int,
+    c: int,
+    spacing: float,
+) -> None:
     """Move a quantity along the flow."""
     velocity = [u, v, w][: _axes(q)]
     out[...] = _sample(q, _traced(velocity, c, values[0] / np.float32(spacing)))[0]
 
 
-def correct(out, moved, q, u, v, w, values, nx, ny, nz, c, spacing):
+def correct(
+    out: Array,
+    moved: Array,
+    q: Array,
+    u: Array,
+    v: Array,
+    w: Array,
+    values: Array,
+    nx: int,
+    ny: int,
+    nz: int,
+    c: int,
+    spacing: float,
+) -> None:
     """Correct the moved values by the error of moving them back."""
     velocity = [u, v, w][: _axes(q)]
     step = values[0] / np.float32(spacing)
@@ -294,7 +319,19 @@ def correct(out, moved, q, u, v, w, values, nx, ny, nz, c, spacing):
     out[...] = np.clip(moved + np.float32(0.5) * (q - back), low, high)
 
 
-def push(out, q, smoke, solid, values, nx, ny, nz, c, up, spacing):
+def push(
+    out: Array,
+    q: Array,
+    smoke: Array,
+    solid: Array,
+    values: Array,
+    nx: int,
+    ny: int,
+    nz: int,
+    c: int,
+    up: int,
+    spacing: float,
+) -> None:
     """Apply forces to one component."""
     dt, viscosity, lift, force = values[:4]
     within = (solid != 0) & (_next(solid, c, -1) != 0)
@@ -311,19 +348,29 @@ def push(out, q, smoke, solid, values, nx, ny, nz, c, up, spacing):
     out[...] = np.where((solid != 0) | (_next(solid, c, -1) != 0), 0, new)
 
 
-def emit(smoke, moved, source, solid, values, n):
+def emit(smoke: Array, moved: Array, source: Array, solid: Array, values: Array, n: int) -> None:
     """Let smoke come and fade."""
     kept = (moved + values[0] * source) / (1 + values[0] * values[4])
     smoke[...] = np.where(solid != 0, 0, kept)
 
 
-def diverge(out, u, v, w, solid, nx, ny, nz, spacing):
+def diverge(
+    out: Array,
+    u: Array,
+    v: Array,
+    w: Array,
+    solid: Array,
+    nx: int,
+    ny: int,
+    nz: int,
+    spacing: float,
+) -> None:
     """Write what flows into each cell."""
     total = sum(_next(q, c, 1) - q for c, q in enumerate([u, v, w][: _axes(u)]))
     out[...] = np.where(solid != 0, 0, -total * np.float32(spacing))
 
 
-def laplace(out, p, solid, nx, ny, nz):
+def laplace(out: Array, p: Array, solid: Array, nx: int, ny: int, nz: int) -> None:
     """Write the negative Laplacian."""
     total = np.zeros_like(p)
     for axis in range(p.ndim):
@@ -332,13 +379,17 @@ def laplace(out, p, solid, nx, ny, nz):
     out[...] = np.where(solid != 0, 0, total)
 
 
-def project(q, p, solid, nx, ny, nz, c, spacing):
+def project(
+    q: Array, p: Array, solid: Array, nx: int, ny: int, nz: int, c: int, spacing: float
+) -> None:
     """Subtract the gradient of the pressure."""
     closed = (solid != 0) | (_next(solid, c, -1) != 0)
     q[...] = np.where(closed, 0, q - (p - _next(p, c, -1)) / np.float32(spacing))
 
 
-def paint(out, smoke, u, v, solid, nx, ny, nz):
+def paint(
+    out: Array, smoke: Array, u: Array, v: Array, solid: Array, nx: int, ny: int, nz: int
+) -> None:
     """Draw a slice."""
     if smoke.ndim == 3:
         smoke, u, v, solid = (a[nz // 2] for a in (smoke, u, v, solid))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from .kernels import KernelSource
+
+Array: TypeAlias = np.ndarray[Any, Any]
 
 EMPTY: Final = -(2**63)
 GONE: Final = EMPTY + 1
@@ -93,7 +95,9 @@ def home(keys: Any, mask: int) -> Any:
     return ((x ^ (x >> np.uint64(31))) & np.uint64(mask)).astype(np.int64)
 
 
-def claim(table, owner, slots, used, keys, n, mask):
+def claim(
+    table: Array, owner: Array, slots: Array, used: Array, keys: Array, n: int, mask: int
+) -> None:
     """Take a slot for each key."""
     slots[...] = -1
     left = np.flatnonzero((keys != EMPTY) & (keys != GONE))
@@ -111,19 +115,28 @@ def claim(table, owner, slots, used, keys, n, mask):
     np.maximum.at(owner, slots[here], np.flatnonzero(here).astype(np.int32) + 1)
 
 
-def store(values, owner, slots, given, n):
+def store(values: Array, owner: Array, slots: Array, given: Array, n: int) -> None:
     """Let owners write their values."""
     at = np.flatnonzero(slots >= 0)
     at = at[owner[slots[at]] == at + 1]
     values[slots[at]] = given[at]
 
 
-def release(owner, slots, n):
+def release(owner: Array, slots: Array, n: int) -> None:
     """Take ownership back."""
     owner[slots[slots >= 0]] = 0
 
 
-def find(out, found, slots, table, values, keys, n, mask):
+def find(
+    out: Array,
+    found: Array,
+    slots: Array,
+    table: Array,
+    values: Array,
+    keys: Array,
+    n: int,
+    mask: int,
+) -> None:
     """Find keys."""
     slot = home(keys, int(mask))
     left = np.arange(n)
@@ -137,7 +150,7 @@ def find(out, found, slots, table, values, keys, n, mask):
     out[...] = np.where(here, values[slot], 0)
 
 
-def erase(table, erased, slots, n):
+def erase(table: Array, erased: Array, slots: Array, n: int) -> None:
     """Delete the keys that were found."""
     at = np.unique(slots[slots >= 0])
     erased += at.size

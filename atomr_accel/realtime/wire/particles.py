@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from .kernels import KernelSource
 from .spatial import GRID_SOURCE, bounds
 
-Array = np.ndarray[Any, Any]
+Array: TypeAlias = np.ndarray[Any, Any]
 
 SOURCE: Final = r"""
 #include "grid.h"
@@ -203,7 +203,7 @@ extern "C" __global__ void colour(unsigned char* out, const int* bright, int n) 
 """
 
 
-def drift(x, v, box, values, n, d):
+def drift(x: Array, v: Array, box: Array, values: Array, n: int, d: int) -> None:
     """Move half a step."""
     half = np.float32(0.5) * values[0]
     at = x + half * v
@@ -213,14 +213,26 @@ def drift(x, v, box, values, n, d):
     x[...] = np.clip(at, 0, box)
 
 
-def cells_of(keys, order, x, n, d, nx, ny, nz, cell):
+def cells_of(
+    keys: Array, order: Array, x: Array, n: int, d: int, nx: int, ny: int, nz: int, cell: float
+) -> None:
     """Number the cell of each particle."""
     c = np.clip((x / np.float32(cell)).astype(np.int32), 0, np.array((nx, ny, nz)[:d]) - 1)
     keys[...] = ((c[:, 2] if d == 3 else 0) * ny + c[:, 1]) * nx + c[:, 0]
     order[...] = np.arange(n)
 
 
-def gather(x, v, id, old_x, old_v, old_id, order, n, d):  # noqa: A002 (the kernel's name)
+def gather(
+    x: Array,
+    v: Array,
+    id: Array,  # noqa: A002 (the kernel's name)
+    old_x: Array,
+    old_v: Array,
+    old_id: Array,
+    order: Array,
+    n: int,
+    d: int,
+) -> None:
     """Bring particles into the order of cells."""
     x[...], v[...], id[...] = old_x[order], old_v[order], old_id[order]
 
@@ -242,7 +254,19 @@ def _sums(i: Array, values: Array, n: int) -> Array:
     return np.stack(total, -1).astype(np.float32)
 
 
-def densities(density, x, starts, n, d, nx, ny, nz, h, scale, mass):
+def densities(
+    density: Array,
+    x: Array,
+    starts: Array,
+    n: int,
+    d: int,
+    nx: int,
+    ny: int,
+    nz: int,
+    h: float,
+    scale: float,
+    mass: float,
+) -> None:
     """Sum the splines of all particles around each."""
     i, _, _, far = _pairs(x, 2.0 * float(h))
     q = far / np.float32(h)
@@ -251,7 +275,23 @@ def densities(density, x, starts, n, d, nx, ny, nz, h, scale, mass):
     density[...] = (_sums(i, w, n)[:, 0] + np.float32(scale)) * np.float32(mass)
 
 
-def flow(force, x, v, density, starts, values, n, d, nx, ny, nz, h, scale, mass, rest):
+def flow(
+    force: Array,
+    x: Array,
+    v: Array,
+    density: Array,
+    starts: Array,
+    values: Array,
+    n: int,
+    d: int,
+    nx: int,
+    ny: int,
+    nz: int,
+    h: float,
+    scale: float,
+    mass: float,
+    rest: float,
+) -> None:
     """Compute pressure and viscosity."""
     i, j, way, far = _pairs(x, 2.0 * float(h))
     near = far >= 1e-6 * h
@@ -268,7 +308,20 @@ def flow(force, x, v, density, starts, values, n, d, nx, ny, nz, h, scale, mass,
     force[...] = _sums(i, (-mass * push * slope)[:, None] * way, n)
 
 
-def collide(force, x, v, starts, values, n, d, nx, ny, nz, cell, radius):
+def collide(
+    force: Array,
+    x: Array,
+    v: Array,
+    starts: Array,
+    values: Array,
+    n: int,
+    d: int,
+    nx: int,
+    ny: int,
+    nz: int,
+    cell: float,
+    radius: float,
+) -> None:
     """Push balls that overlap apart."""
     i, j, way, far = _pairs(x, 2.0 * float(radius))
     near = far >= 1e-6 * radius
@@ -278,19 +331,21 @@ def collide(force, x, v, starts, values, n, d, nx, ny, nz, cell, radius):
     force[...] = _sums(i, by[:, None] * way, n)
 
 
-def kick(v, force, values, n, d):
+def kick(v: Array, force: Array, values: Array, n: int, d: int) -> None:
     """Change velocities by forces and gravity."""
     down = np.zeros(d, np.float32)
     down[1] = values[1]
     v += values[0] * (force - down)
 
 
-def blank(bright, n):
+def blank(bright: Array, n: int) -> None:
     """Begin a picture."""
     bright[...] = 0
 
 
-def splat(bright, x, v, box, n, d, rows, columns):
+def splat(
+    bright: Array, x: Array, v: Array, box: Array, n: int, d: int, rows: int, columns: int
+) -> None:
     """Mark the pixels with particles."""
     column = np.minimum((x[:, 0] / box[0] * columns).astype(np.int32), columns - 1)
     row = np.minimum((x[:, 1] / box[1] * rows).astype(np.int32), rows - 1)
@@ -299,7 +354,7 @@ def splat(bright, x, v, box, n, d, rows, columns):
     np.maximum.at(bright, (rows - 1 - row, column), shade)
 
 
-def colour(out, bright, n):
+def colour(out: Array, bright: Array, n: int) -> None:
     """Colour a picture."""
     out[...] = np.stack([np.maximum(bright - 96, 0), bright // 2, bright], -1)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from .kernels import KernelSource
+
+Array: TypeAlias = np.ndarray[Any, Any]
 
 MOST: Final = 64
 """Neighbours that a query may ask for."""
@@ -233,12 +235,14 @@ extern "C" __global__ void cast(
 """
 
 
-def bounds(starts, keys, n, cells):
+def bounds(starts: Array, keys: Array, n: int, cells: int) -> None:
     """Find where each cell begins."""
     starts[: cells + 1] = np.searchsorted(keys[:n], np.arange(cells + 1))
 
 
-def cells_of(keys, order, points, box, size, n, d):
+def cells_of(
+    keys: Array, order: Array, points: Array, box: Array, size: Array, n: int, d: int
+) -> None:
     """Number the cell of each point."""
     at = np.floor((points.astype(np.float64) - box[:d]) / box[3])
     c = np.clip(at, 0, size[:d] - 1).astype(np.int64)
@@ -247,11 +251,23 @@ def cells_of(keys, order, points, box, size, n, d):
     order[...] = np.arange(n)
 
 
-def within(out, offsets, queries, points, order, starts, box, size, n, d, radius):
+def within(
+    out: Array,
+    offsets: Array | None,
+    queries: Array,
+    points: Array,
+    order: Array,
+    starts: Array,
+    box: Array,
+    size: Array,
+    n: int,
+    d: int,
+    radius: float,
+) -> None:
     """Count or list neighbours within a radius, by SciPy's tree."""
     from scipy.spatial import cKDTree
 
-    found = cKDTree(points).query_ball_point(queries, float(radius))
+    found: Any = cKDTree(points).query_ball_point(queries, float(radius))
     if offsets is None:
         out[...] = [len(each) for each in found]
         return
@@ -260,7 +276,19 @@ def within(out, offsets, queries, points, order, starts, box, size, n, d, radius
         out[at : at + len(each)] = sorted(each, key=rank.__getitem__)
 
 
-def nearest(distances, indices, queries, points, order, starts, box, size, n, d, k):
+def nearest(
+    distances: Array,
+    indices: Array,
+    queries: Array,
+    points: Array,
+    order: Array,
+    starts: Array,
+    box: Array,
+    size: Array,
+    n: int,
+    d: int,
+    k: int,
+) -> None:
     """Find the nearest points, by SciPy's tree."""
     from scipy.spatial import cKDTree
 
@@ -269,7 +297,20 @@ def nearest(distances, indices, queries, points, order, starts, box, size, n, d,
     indices[...] = np.where(np.isfinite(found), which, -1)
 
 
-def cast(distances, indices, origins, directions, points, order, starts, box, size, n, d, radius):
+def cast(
+    distances: Array,
+    indices: Array,
+    origins: Array,
+    directions: Array,
+    points: Array,
+    order: Array,
+    starts: Array,
+    box: Array,
+    size: Array,
+    n: int,
+    d: int,
+    radius: float,
+) -> None:
     """Find the first ball that each ray meets, by trying all."""
     wide = points.astype(np.float64)
     for i in range(n):

@@ -174,10 +174,32 @@ async def test_flags_and_numbers_are_checked(device: Device, name: str) -> None:
             await refused(call, option, value)
 
 
-async def test_numpy_s_own_are_as_good(device: Device) -> None:
-    half = np.zeros((1, 4, 1, 16), np.float16)
-    q = await device.put(half)
-    options: Any = {
+async def test_numbers_of_numpy_give_what_plain_ones_do(device: Device) -> None:
+    rng = np.random.default_rng(0)
+    dnn: Any = device.dnn
+    q, k, v = [
+        await device.put(rng.standard_normal((1, 4, 1, 16)).astype(np.float16)) for _ in range(3)
+    ]
+    x = await device.put(rng.standard_normal((4, 8)).astype(np.float32))
+    w = await device.put(rng.standard_normal(8).astype(np.float32))
+
+    async def results(attention: dict[str, Any], eps: Any, axis: Any, keep: Any) -> list[Any]:
+        refs = [
+            await dnn.flash_attention(q, k, v, **attention),
+            await dnn.layer_norm(x, w, w, eps=eps),
+            await dnn.reduce(x, "sum", axis, keepdims=keep),
+        ]
+        return [await device.get(ref) for ref in refs]
+
+    plain = {
+        "causal": True,
+        "softmax_scale": 0.5,
+        "softcap": 2.0,
+        "window": (2, -1),
+        "dropout_p": 0.5,
+        "seed": 3,
+    }
+    of_numpy = {
         "causal": np.True_,
         "softmax_scale": np.float32(0.5),
         "softcap": np.int64(2),
@@ -185,11 +207,10 @@ async def test_numpy_s_own_are_as_good(device: Device) -> None:
         "dropout_p": dtype_of("bfloat16").type(0.5),
         "seed": np.uint64(3),
     }
-    await device.dnn.flash_attention(q, q, q, **options)
-    x, w = await device.put(np.ones((4, 8), np.float32)), await device.put(np.ones(8, np.float32))
-    dnn: Any = device.dnn
-    await dnn.layer_norm(x, w, w, eps=np.float64(1e-3))
-    await dnn.reduce(x, "sum", np.int64(1), keepdims=np.True_)
+    wanted = await results(plain, 0.125, 1, True)
+    made = await results(of_numpy, np.float64(0.125), np.int64(1), np.True_)
+    for one, other in zip(made, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 async def test_one_value_for_each_channel_has_no_variance(device: Device) -> None:

@@ -38,6 +38,25 @@ async def test_both_backends_agree(device: Any) -> None:
             np.testing.assert_allclose(one, other, atol=0.02, rtol=0.02)
 
 
+async def test_statistics_say_what_computed(device: Any) -> None:
+    rng = np.random.default_rng(1)
+    by_cudnn = "cudnn" if on_cuda() else "numpy"
+    for backend, counted, size in (
+        ("cudnn", by_cudnn, 40),
+        ("kernel", "kernel", 40),
+        ("cudnn", "padded" if on_cuda() else "numpy", 36),
+    ):
+        q, k, v = await putting(device, *[normal(rng, 3, 13, 2, size) for _ in range(3)])
+        before = device.dnn.statistics().attention
+        for _ in range(2):  # the second one is prepared already
+            await device.flash_attention.flash_attn_func(q, k, v, backend=backend)
+        after = device.dnn.statistics().attention
+        assert {name: count - before.get(name, 0) for name, count in after.items()} == {
+            **dict.fromkeys(after, 0),
+            counted: 1,
+        }
+
+
 async def test_packed(device: Any) -> None:
     rng = np.random.default_rng(0)
     whole = normal(rng, 2, 9, 3, 4, 16)

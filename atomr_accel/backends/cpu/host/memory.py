@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
 from ....wire import Copy, Fill, Probe, Protect, Unprotect
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .context import CpuContext, CpuStream
 
 
@@ -19,7 +21,7 @@ class CpuMemory:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         del stream
         self._context: Final = context
-        self.handlers: Final = {
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Copy: self._copy,
             Fill: self._fill,
             Unprotect: self._unprotect,

@@ -69,7 +69,7 @@ class CudaStream:
         self.captures: Final = captures
         self.kept: list[Kept] = []
         self.handle = handle
-        self.pointer = int(self.handle)
+        self.pointer: Final = int(self.handle)
         self.queue: Final = self.pointer
         self._events: list[Any] = []
         # An event that threads may sleep for interrupts the CPU when it happens, wanted or not.
@@ -225,7 +225,7 @@ class CudaContext:
         self._device = check("cuDeviceGet", driver.cuDeviceGet(index))
         if not self._attribute(attributes.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED):
             raise DeviceUnavailable(f"CUDA device {index} has no virtual memory management")
-        self.exports = bool(
+        self.exports: Final = bool(
             self._attribute(
                 attributes.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
             )
@@ -239,7 +239,7 @@ class CudaContext:
         bus = check("cuDeviceGetPCIBusId", driver.cuDeviceGetPCIBusId(32, self._device))
         address = bus.split(b"\0")[0].decode().lower()
         label = name.split(b"\0")[0].decode()
-        self.compute_capability = (
+        self.compute_capability: Final = (
             self._attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
             self._attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from ....wire import SLAB_SHIFT, Advise, Attach, Copy, Fill, Prefetch, Probe, Pr
 from .driver import check, driver, failure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .context import CudaContext, CudaStream
 
 _ADVICE: Final = {
@@ -36,7 +38,7 @@ class CudaMemory:
         self._context: Final = context
         self._stream: Final = stream
         self._copy_async: Final = driver.cuMemcpyAsync
-        self.handlers: Final = {
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Copy: self._copy,
             Fill: self._fill,
             Unprotect: self._unprotect,

@@ -40,7 +40,7 @@ class _Anchor:
     def __init__(self, event: Any, at: int) -> None:
         self.event: Final = event
         self.at: Final = at
-        self.users = 0
+        self.users: int = 0
 
 
 @final
@@ -99,7 +99,7 @@ class _TimeMark:
     def __init__(self, event: Any, anchor: _Anchor) -> None:
         self.event: Final = event
         self.anchor: Final = anchor
-        self.users = 1
+        self.users: int = 1
 
 
 @final

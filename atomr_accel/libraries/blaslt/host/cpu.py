@@ -51,7 +51,7 @@ class CpuBlasLt:
         self._context: Final = context
         self._specs: Recent[bytes, BlasLtSpec] = Recent(_MOST_SPECS)
         self._decode: Final = msgspec.msgpack.Decoder(BlasLtSpec).decode
-        self.handlers: Final = {
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             Heuristic: self._heuristic,
             RunBlasLt: self._matmul,
             TuneBlasLt: self._tune,

@@ -31,7 +31,11 @@ class CpuCub:
         del stream
         self._context: Final = context
         self._specs: set[bytes] = set()
-        self.handlers: Final = {BuildCub: self._build, RunCub: self._run, Count: self._count}
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            BuildCub: self._build,
+            RunCub: self._run,
+            Count: self._count,
+        }
 
     def close(self) -> None:
         """Do nothing: it holds nothing."""

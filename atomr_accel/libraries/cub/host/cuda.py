@@ -7,7 +7,7 @@ import struct
 import threading
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,7 +25,7 @@ from ._builds import BuildStore
 from ._calls import QUERY, SOMEWHERE, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ....backends.cuda.host.context import CudaContext, CudaStream
     from ..wire._spec import CubSpec
@@ -75,7 +75,11 @@ class CudaCub:
         self._scratch: dict[int, int] = {}
         self._needed: Final[Recent[tuple[bytes, tuple[int, ...]], int]] = Recent(_MOST_SIZES)
         self._kernels: Final = Kernels(context, stream, SOURCE)
-        self.handlers: Final = {BuildCub: self._build, RunCub: self.run, Count: self._count}
+        self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
+            BuildCub: self._build,
+            RunCub: self.run,
+            Count: self._count,
+        }
 
     @staticmethod
     def preload() -> None:

@@ -220,7 +220,8 @@ class SetupStage:
         if copied:
             self.ids.append(attention.ids["stats"])
         places[""] = first + len(cleaned) + copied
-        offsets, end = [], 0
+        offsets: list[int] = []
+        end = 0
         derived: list[Derived] = []
         order: list[int] = []
         self._clean: list[tuple[Any, ...]] = []

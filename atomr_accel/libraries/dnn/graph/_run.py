@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -30,7 +31,7 @@ from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ..wire.sequence_messages import Clear, ClearAll
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     import numpy as np
 
@@ -93,12 +94,18 @@ class DnnStatistics:
         loaded: plans that were on disk.
         tuned: plans found by trying all.
         workspace: bytes of the workspaces that they share.
+        attention: what computes attention, with the numbers of plans: ``"cudnn"``; ``"padded"``
+            for head sizes that cuDNN computes with zeros behind them; ``"own"`` where it refuses
+            and kernels of this package compute; ``"numpy"`` on the CPU. ``"kernel"`` is the number
+            of kinds of calls for the kernels of ``device.flash_attention``, on the CPU, too. Calls
+            with the same shapes, dtypes and options are of one kind, and have one plan.
     """
 
     built: int
     loaded: int
     tuned: int
     workspace: int
+    attention: Mapping[str, int]
 
 
 @final
@@ -277,6 +284,8 @@ class DnnPlanCache:
             _CALLS_A_PLAN * DEFAULT_LIMIT, name="calls"
         )
         self._built = self._loaded = self._tuned = 0
+        self._attention: Counter[str] = Counter()
+        self._forms: Recent[Hashable, bool] = Recent(_CALLS_A_PLAN * DEFAULT_LIMIT)
 
     def graph(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """A graph that was made for a key before; at most a few thousand are kept."""
@@ -295,9 +304,17 @@ class DnnPlanCache:
         """Return a function that checks whether ``find`` gives the same as now."""
         return lambda: self.find(encoded, tuned=tuned) == workspace
 
-    def keep(self, encoded: bytes, answer: tuple[int, str], *, tuned: bool) -> int:
+    def note_kernel(self, form: Hashable) -> None:
+        """Note a kind of attention that is computed by kernels that are no part of a plan."""
+        if self._forms.get(form) is None:
+            self._forms.keep(form, True)
+            self._attention["kernel"] += 1
+
+    def keep(self, encoded: bytes, answer: tuple[int, str, str], *, tuned: bool) -> int:
         """Note the host's answer about a plan, and return the bytes of workspace."""
-        workspace, origin = answer
+        workspace, origin, implementation = answer
+        if b"sdpa" in encoded:  # the only texts in it are names of ops and of their options
+            self._attention[implementation] += 1
         self._built += origin == "built"
         self._loaded += origin == "disk"
         self._tuned += tuned
@@ -314,7 +331,8 @@ class DnnPlanCache:
     def statistics(self) -> DnnStatistics:
         """A snapshot."""
         nbytes = self.workspaces.nbytes(self._device)
-        return DnnStatistics(self._built, self._loaded, self._tuned, nbytes)
+        counts = dict(self._attention)
+        return DnnStatistics(self._built, self._loaded, self._tuned, nbytes, counts)
 
 
 class _KnownPlan(NamedTuple):
@@ -343,7 +361,7 @@ class DnnPart(Facade[D]):
 
     def __init__(self, device: DeviceView, plans: DnnPlanCache | None = None) -> None:
         self.home = device
-        self.plans = plans or DnnPlanCache(device)
+        self.plans: Final = plans or DnnPlanCache(device)
         self._asked: set[bytes] = set()
 
     def on(self, device: DeviceView) -> Any:
@@ -570,9 +588,11 @@ class DnnPart(Facade[D]):
         return message, writes, made
 
 
-def planning(encoded: bytes) -> Request[tuple[int, str]]:
-    """Ask the host to make a plan. The answer is its bytes of workspace, and its origin."""
-    submission: Submission[tuple[int, str]] = Submission(PrepareGraph(encoded, tuned=False), (), ())
+def planning(encoded: bytes) -> Request[tuple[int, str, str]]:
+    """Ask the host to make a plan. It is answered as ``PrepareGraph``."""
+    submission: Submission[tuple[int, str, str]] = Submission(
+        PrepareGraph(encoded, tuned=False), (), ()
+    )
     return Request(PLANNER, "dnn.plan", lambda _preparer: submission)
 
 

@@ -326,7 +326,7 @@ class Graph(Facade[D], GraphOperations):
             tuned=tuned,
         )
 
-        def finish(answer: tuple[int, str]) -> GraphPlan[D, OneOrMore]:
+        def finish(answer: tuple[int, str, str]) -> GraphPlan[D, OneOrMore]:
             if plans.find(graph.encoded, tuned=False) is None:
                 plans.keep(graph.encoded, answer, tuned=False)
             return plan

@@ -67,15 +67,15 @@ class CpuDnn:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _prepare(self, message: PrepareGraph) -> tuple[int, str]:
+    def _prepare(self, message: PrepareGraph) -> tuple[int, str, str]:
         self._context.check()
         origin = "memory" if message.graph in self._graphs else "built"
         self._graph(message.graph)
-        return 0, origin
+        return 0, origin, "numpy"
 
-    def _tune(self, message: TuneGraph) -> tuple[int, str]:
+    def _tune(self, message: TuneGraph) -> tuple[int, str, str]:
         self._run(message.run)
-        return 0, "built"
+        return 0, "built", "numpy"
 
     def _forget(self, message: ForgetGraph) -> None:
         self._context.check()

@@ -12,6 +12,7 @@ from ....backends.cuda.host.driver import check, driver
 from ....executors.cuda_kernels import preload_compiler
 from ....executors.disk_cache import DiskCache
 from ....wire import PLACE
+from ..wire._graph import decode
 from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._cuda_losses import CudaLosses
 from ._cuda_rnn import CudaRnn
@@ -128,9 +129,9 @@ class CudaDnn:
         self._own.close()
         self._free_scratch()
 
-    def _prepare(self, message: PrepareGraph) -> tuple[int, str]:
+    def _prepare(self, message: PrepareGraph) -> tuple[int, str, str]:
         plan, origin = self._store.find(message.graph, self._handle, tuned=message.tuned)
-        return plan.workspace, origin
+        return plan.workspace, origin, plan.implementation(decode(message.graph))
 
     def _run(self, message: RunGraph) -> None:
         plan, _ = self._store.find(message.graph, self._handle, tuned=message.tuned)
@@ -166,7 +167,7 @@ class CudaDnn:
 
         return execute
 
-    def _tune(self, message: TuneGraph) -> tuple[int, str]:
+    def _tune(self, message: TuneGraph) -> tuple[int, str, str]:
         run = message.run
 
         def time(plan: DnnPlan, position: int) -> float:
@@ -183,7 +184,7 @@ class CudaDnn:
             plan, origin = self._store.tune(run.graph, self._handle, time)
         finally:
             self._free_scratch()  # candidates may have wanted much more than the fastest does
-        return plan.workspace, origin
+        return plan.workspace, origin, plan.implementation(decode(run.graph))
 
     def _forget(self, message: ForgetGraph) -> None:
         self._store.forget(message.graph, tuned=message.tuned)

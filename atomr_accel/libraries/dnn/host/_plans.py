@@ -92,6 +92,16 @@ class DnnPlan(NamedTuple):
     workspace: int
     runs: dict[object, PlanRun]
 
+    def implementation(self, graph: DnnGraph) -> str:
+        """Return what computes it, as ``PrepareGraph`` is answered.
+
+        Args:
+            graph: the whole graph. Steps that pad have tensors behind its own.
+        """
+        if any(len(step.graph.tensors) > len(graph.tensors) for step in self.steps):
+            return "padded"
+        return "own" if any(step.made is None for step in self.steps) else "cudnn"
+
 
 def assemble(graph: DnnGraph, steps: Sequence[PlanStep]) -> DnnPlan:
     """Assemble a plan from steps, with memory for tensors between them."""

@@ -396,7 +396,11 @@ class Recurrent(DnnPart[D]):
     def __init__(self, device: DeviceView) -> None:
         super().__init__(device)
         self._rnn_sizes: _Known = Recent(_MOST_SIZES, name="networks")
-        self.caches = (self.plans.plans, self.plans.calls, self._rnn_sizes)
+        self.caches: tuple[Recent[Any, Any], ...] = (
+            self.plans.plans,
+            self.plans.calls,
+            self._rnn_sizes,
+        )
 
     def rnn(
         self,

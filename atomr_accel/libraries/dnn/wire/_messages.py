@@ -12,16 +12,18 @@ from ....wire import Address, Message
 
 
 class PrepareGraph(Message, frozen=True):
-    """Make a plan for a graph; answered by ``(bytes of workspace, where it came from)``.
+    """Make a plan for a graph; answered by ``(bytes of workspace, origin, implementation)``.
 
-    It came from ``"memory"``, from ``"disk"``, or was ``"built"``.
+    It came from ``"memory"``, from ``"disk"``, or was ``"built"``. The implementation is
+    ``"cudnn"``; ``"padded"`` for cuDNN between kernels of this package that pad; ``"own"`` where
+    other kernels of this package take part; or ``"numpy"``.
 
     Attributes:
         graph: the encoded graph.
         tuned: the plan that ``TuneGraph`` found fastest, if it has been asked.
     """
 
-    returns: ClassVar[Any] = tuple[int, str]
+    returns: ClassVar[Any] = tuple[int, str, str]
 
     prepares: ClassVar[bool] = True
     lasting: ClassVar[bool] = True
@@ -56,7 +58,7 @@ class TuneGraph(Message, frozen=True):
         run: the run to time. Its outputs are discarded.
     """
 
-    returns: ClassVar[Any] = tuple[int, str]
+    returns: ClassVar[Any] = tuple[int, str, str]
 
     run: RunGraph
 

@@ -6,7 +6,7 @@ need is 0.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
@@ -38,7 +38,9 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 class MakeId(Message, frozen=True):
     """Make what the ranks of one communicator find each other by (``ncclGetUniqueId``)."""
 
-    returns: ClassVar = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+    returns: ClassVar[Any] = Annotated[
+        bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)
+    ]
 
 
 class Join(Message, frozen=True):
@@ -52,7 +54,7 @@ class Join(Message, frozen=True):
         area: the address of the memory in which they meet, on backends that share some.
     """
 
-    waits: ClassVar = True
+    waits: ClassVar[bool] = True
 
     communicator: int
     rank: int
@@ -98,7 +100,7 @@ class CollectiveStep(msgspec.Struct, frozen=True, array_like=True):
 class Collect(Message, frozen=True):
     """Take part in collectives, in this order and as one (``ncclGroupStart``)."""
 
-    waits: ClassVar = True
+    waits: ClassVar[bool] = True
 
     communicator: int
     steps: tuple[CollectiveStep, ...]
@@ -107,7 +109,7 @@ class Collect(Message, frozen=True):
 class AbortCommunicator(Message, frozen=True):
     """Leave a communicator, whatever is under way there (``ncclCommAbort``)."""
 
-    required: ClassVar = True
+    required: ClassVar[bool] = True
 
     communicator: int
 
@@ -115,7 +117,7 @@ class AbortCommunicator(Message, frozen=True):
 class Revoke(Message, frozen=True):
     """Stop the ops under way in a communicator that will be shrunk (``ncclCommRevoke``)."""
 
-    required: ClassVar = True
+    required: ClassVar[bool] = True
 
     communicator: int
 
@@ -131,7 +133,7 @@ class Shrink(Message, frozen=True):
         size: the number of ranks of the new one.
     """
 
-    waits: ClassVar = True
+    waits: ClassVar[bool] = True
 
     communicator: int
     parent: int
@@ -146,6 +148,6 @@ class AskBegun(Message, frozen=True):
     It raises an error that has happened meanwhile (``ncclCommGetAsyncError``).
     """
 
-    returns: ClassVar = Annotated[int, msgspec.Meta(ge=0)]
+    returns: ClassVar[Any] = Annotated[int, msgspec.Meta(ge=0)]
 
     communicator: int

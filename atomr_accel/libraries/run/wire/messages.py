@@ -71,6 +71,7 @@ class Initialize(Message, frozen=True):
     """
 
     pickles: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
 
     state: int
     data: bytes
@@ -95,6 +96,7 @@ class CallFunction(Message, frozen=True):
 
     returns: ClassVar[Any] = tuple[bytes, list[Left], list[_Size]]
     pickles: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
 
     ticket: int
     state: int
