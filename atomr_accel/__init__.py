@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from .libraries.nvrtc._options import CompileOptions
     from .libraries.nvrtc.cuda_array import CudaArray
     from .libraries.nvrtc.kernel import Kernel
-    from .libraries.nvrtc.module import Module
+    from .libraries.nvrtc.module import KernelModule
     from .libraries.nvrtc.tensor_map import TensorMap
     from .libraries.nvrtc.texture import Surface, Texture
     from .libraries.sparse._ell import EllRef
@@ -124,11 +124,11 @@ __all__ = [
     "Hints",
     "Kernel",
     "KernelHung",
+    "KernelModule",
     "LibraryError",
     "LibraryMissing",
     "LinAlgError",
     "Link",
-    "Module",
     "MostFreeMemory",
     "OpTimes",
     "OutOfMemory",
@@ -211,7 +211,7 @@ _HOME = {
     "RecordingStatistics": "device.batches.record",
     "Event": "device.calls._event",
     "Kernel": "libraries.nvrtc.kernel",
-    "Module": "libraries.nvrtc.module",
+    "KernelModule": "libraries.nvrtc.module",
     "CompileOptions": "libraries.nvrtc._options",
     "EllRef": "libraries.sparse._ell",
     "SparseRef": "libraries.sparse.array",

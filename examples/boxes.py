@@ -68,13 +68,18 @@ async def main() -> None:
                     print(system.tree())
                     shown = nodes(system.tree())
 
-                for path in (batcher.ref.path, world.ref.path, program.ref.path, "/gpu-0/pinned"):
+                for path in (
+                    batcher.ref.path,
+                    world.ref.path,
+                    program.ref.path,
+                    "/device-0/pinned",
+                ):
                     answer = await system.find(path).ask(GetStatistics())
                     print(f"\n{path}: {answer}")
                     assert type(answer) is type(shown[path].service)
 
     for path in ("context/blas", "standby", "blas", "pinned", program.ref.name):
-        assert f"/gpu-0/{path}" in shown
+        assert f"/device-0/{path}" in shown
     assert {"/rank-0", "/rank-1", "/journal-1", "/multiply", "/pool", "/world-1"} < shown.keys()
     assert all(node.state.value in ("running", "starting") for node in shown.values())
 

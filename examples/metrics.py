@@ -39,7 +39,7 @@ async def main() -> None:
                 await device.put(np.zeros(1))  # waits for the rebuild
                 seen = await trio.to_thread.run_sync(scrape, port)
 
-        where = 'device="/gpu-0"'
+        where = 'device="/device-0"'
         gemms = seen[
             f'atomr_accel_ops_total{{{where},library="blas",outcome="done",system="example"}}'
         ]

@@ -63,7 +63,7 @@ class ActorRef(metaclass=NoPublicConstructor):
 
     @property
     def path(self) -> str:
-        """Its name and those of its parents, such as ``"/gpu-0/context/blas"``."""
+        """Its name and those of its parents, such as ``"/device-0/context/blas"``."""
         return self._cell.path
 
     @property

@@ -33,7 +33,7 @@ class _AboutAnActor(ActorError):
     """An error that says which actor it is about.
 
     Attributes:
-        path: the actor's path, such as ``"/gpu-0/context"``.
+        path: the actor's path, such as ``"/device-0/context"``.
     """
 
     _fields = ("path",)

@@ -4,7 +4,7 @@ The text of a record has the same facts, for formatters that do not show the fie
 these names in all records.
 
 =============  ======================================================================
-actor          the path of the actor that it is about, such as ``"/gpu-0/context"``
+actor          the path of the actor that it is about, such as ``"/device-0/context"``
 device         the device's name, such as ``"cuda:0"``
 generation     of the device
 lane           the lane of a device

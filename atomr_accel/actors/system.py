@@ -180,7 +180,7 @@ class ActorSystem(HasOtherSystemNames, metaclass=NoPublicConstructor):
         )
 
     def find(self, path: str) -> ActorRef:
-        """The actor of a path such as ``"/gpu-0/context/blas"``.
+        """The actor of a path such as ``"/device-0/context/blas"``.
 
         Raises:
             NoSuchActor: there is none, or none any more.

@@ -2,7 +2,7 @@
 
 ::
 
-    gpu-0                  the device; its failure is that it is lost
+    device-0               the device; its failure is that it is lost
     ├── context            one life is one generation and one host; ends with a fault
     │   ├── memory, blas   its lanes
     ├── standby            further hosts, prepared

@@ -110,7 +110,7 @@ class System(ActorSystem):
 
         Args:
             index: the device's index.
-            name: its name in the tree; by default, ``gpu-0`` for index 0.
+            name: its name in the tree; by default, ``device-0`` for index 0.
             supervisor: its parent in the tree. By default, the system.
             **settings: the settings of ``open_device``.
 
@@ -514,7 +514,7 @@ async def _spawn(
         ref = await system.spawn(
             DeviceActor,
             core,
-            name=f"gpu-{core.index}" if name is None else name,
+            name=f"device-{core.index}" if name is None else name,
             supervisor=supervisor,
             supervision=Supervision(
                 decider=core.lifecycle.decide,

@@ -115,7 +115,7 @@ class WatchedDevice(Protocol):
 
     @property
     def path(self) -> str:
-        """Place of the device in the tree of actors, such as ``"/gpu-0"``; it is unique."""
+        """Place of the device in the tree of actors, such as ``"/device-0"``; it is unique."""
 
     @property
     def generation(self) -> int:

@@ -225,7 +225,7 @@ def test_a_timeline_of_each_system(tmp_path: Path, command: Commands) -> None:
     assert (document.files, document.exit_code) == (files, 7)
     content = (tmp_path / "run.pftrace").read_bytes()
     assert content[:1] == b"\x0a", "the first packet"
-    assert b"/gpu-0" in content or b"cpu:0" in content
+    assert b"/device-0" in content or b"cpu:0" in content
     sys.modules.pop("beside")
 
 

@@ -38,11 +38,11 @@ STATE = {
     "program": {"pid": 7, "command": "serve.py\x1b[2J"},
     "system": {"name": "ward", "actors": 2},
     "actors": {
-        "/gpu-0": {"kind": "DeviceActor", "state": "running", "restarts": 0, "depth": 3},
+        "/device-0": {"kind": "DeviceActor", "state": "running", "restarts": 0, "depth": 3},
         "/[red]a": {"kind": "A", "state": "failed", "restarts": 2, "depth": 0},
     },
     "devices": {
-        "/gpu-0": {
+        "/device-0": {
             "name": "cuda:0",
             "state": "rebuilding",
             "generation": 4,
@@ -57,8 +57,8 @@ STATE = {
         "/[red]a": {"kind": "A", "asked": 3, "last_wait": 0.5, "parts": {"b": {"asked": 3}}},
         "alone": {"kind": "Pool", "asked": 1},
     },
-    "curves": {"/gpu-0": {"1": [1.0, 250.0, 0.0, 0.25, 1.0, 12, 3 << 20]}},
-    "events": {"1": {"at": 0.0, "kind": "fault", "path": "/gpu-0", "text": "an assert"}},
+    "curves": {"/device-0": {"1": [1.0, 250.0, 0.0, 0.25, 1.0, 12, 3 << 20]}},
+    "events": {"1": {"at": 0.0, "kind": "fault", "path": "/device-0", "text": "an assert"}},
 }
 
 
@@ -281,7 +281,7 @@ def test_in_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
                 start_new_session=True,
             ) as top:
                 os.close(theirs)
-                while seen.count(b"/gpu-0/blas") < 3:  # it is drawn again and again
+                while seen.count(b"/device-0/blas") < 3:  # it is drawn again and again
                     seen += terminal.read(1 << 16)
                 terminal.write(b"\x03")
                 with suppress(OSError):  # EIO: nobody has the terminal any more

@@ -98,7 +98,7 @@ async def test_page_shows_devices_actors_and_faults_without_errors(
         assert HOSTILE in await browser.value("document.getElementById('rows').textContent")
         assert await browser.value("document.querySelectorAll('img').length") == 0
         assert "broken" not in await browser.value("document.title")
-        assert "/gpu-0: " in await browser.value("document.getElementById('said').textContent")
+        assert "/device-0: " in await browser.value("document.getElementById('said').textContent")
 
         assert "answered" in await browser.value("document.getElementById('patterns').textContent")
         titles = "Object.fromEntries([...document.querySelectorAll('#patterns .facts > div')]"
@@ -151,14 +151,14 @@ async def test_the_tree_is_walked_by_keys(tmp_path: Path) -> None:
         focused = "document.activeElement.dataset.path"
         expanded = "document.activeElement.getAttribute('aria-expanded')"
         await browser.value("document.querySelector('#rows tr').focus()")
-        assert await browser.value(focused) == "/gpu-0"
+        assert await browser.value(focused) == "/device-0"
         if await browser.value(expanded) == "false":
             await browser.press("ArrowRight")
         assert await browser.value(expanded) == "true"
         await browser.press("ArrowDown")
-        assert await browser.value(focused) == "/gpu-0/array"
+        assert await browser.value(focused) == "/device-0/array"
         await browser.press("ArrowLeft")
-        assert await browser.value(focused) == "/gpu-0"
+        assert await browser.value(focused) == "/device-0"
         await browser.press("ArrowLeft")
         assert await browser.value(expanded) == "false"
         assert await browser.value("document.querySelectorAll('#rows tr').length") == 1
@@ -169,7 +169,7 @@ async def test_the_tree_is_walked_by_keys(tmp_path: Path) -> None:
         rows = await browser.value(
             "[...document.querySelectorAll('#rows tr')].map(r => r.dataset.path)"
         )
-        assert rows == ["/gpu-0", "/gpu-0/context", "/gpu-0/context/memory"]
+        assert rows == ["/device-0", "/device-0/context", "/device-0/context/memory"]
         assert browser.complaints == []
 
 

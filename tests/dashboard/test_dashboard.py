@@ -33,23 +33,23 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-def kinds(state: dict[str, Any], path: str = "/gpu-0") -> list[str]:
+def kinds(state: dict[str, Any], path: str = "/device-0") -> list[str]:
     return [event["kind"] for event in state["events"].values() if event["path"] == path]
 
 
 @program
 async def test_a_fault_is_shown_and_so_is_the_rebuild() -> None:
     async with opened() as device, open_dashboard(device.system) as page, looking(page) as looker:
-        await looker.until(lambda state: state["devices"]["/gpu-0"]["state"] == "ready")
+        await looker.until(lambda state: state["devices"]["/device-0"]["state"] == "ready")
         await poison(device)
         await looker.until(lambda state: "fault" in kinds(state))
         await device.put(np.zeros(4))
         await looker.until(lambda state: kinds(state) == ["fault", "ready"])
-        await looker.until(lambda state: state["devices"]["/gpu-0"]["state"] == "ready")
-        shown = looker.state["devices"]["/gpu-0"]
+        await looker.until(lambda state: state["devices"]["/device-0"]["state"] == "ready")
+        shown = looker.state["devices"]["/device-0"]
         assert (shown["generation"], shown["faults"]) == (2, 1)
         assert "generation 1" in shown["last_fault"]
-        assert looker.state["actors"]["/gpu-0"]["generation"] == 2
+        assert looker.state["actors"]["/device-0"]["generation"] == 2
 
 
 @program
@@ -67,7 +67,7 @@ async def test_dashboard_reports_the_statistics() -> None:
         x = await device.put(np.ones((64, 64)))
         kept = [await device.blas.gemm(x, x), await device.put(np.ones(100), sealed=True)]
         state = json.loads((await ask(page, "/state", token=page.token)).body)
-        shown, statistics = state["devices"]["/gpu-0"], device.statistics()
+        shown, statistics = state["devices"]["/device-0"], device.statistics()
         assert shown["name"] == device.name
         assert shown["host_pid"] == statistics.host_pid
         for name in ("capacity", "used", "free", "sealed", "stale"):
@@ -80,7 +80,7 @@ async def test_dashboard_reports_the_statistics() -> None:
         lanes = {lane.name: lane.completed for lane in statistics.lanes}
         assert {name: lane["completed"] for name, lane in shown["lanes"].items()} == lanes
         assert state["system"]["actors"] == device.system.statistics().actors
-        assert state["actors"].keys() >= {"/gpu-0", "/gpu-0/context/blas", "/gpu-0/fft"}
+        assert state["actors"].keys() >= {"/device-0", "/device-0/context/blas", "/device-0/fft"}
         del kept
 
 
@@ -92,11 +92,11 @@ async def test_curves_count_every_op_once() -> None:
             x = await device.put(np.ones(8))
             with pytest.raises(TypeError):
                 await device.run(abs, "no number")
-            await looker.until(lambda state: state["curves"].get("/gpu-0"))
+            await looker.until(lambda state: state["curves"].get("/device-0"))
             await looker.until(
-                lambda state: sum(point[1] for point in state["curves"]["/gpu-0"].values()) > 0
+                lambda state: sum(point[1] for point in state["curves"]["/device-0"].values()) > 0
             )
-        points = [*looker.state["curves"]["/gpu-0"].values()]
+        points = [*looker.state["curves"]["/device-0"].values()]
         assert sum(point[2] for point in points) > 0
         assert any(point[3] is not None and 0 < point[3] <= point[4] for point in points)
         del x
@@ -124,8 +124,8 @@ async def test_page_shows_driver_readings_next_to_their_device() -> None:
         device.core.info = own
         await nvml.read()
         async with open_dashboard(device.system, nvml=nvml) as page, looking(page) as looker:
-            await looker.until(lambda state: "gpu" in state["devices"]["/gpu-0"])
-            shown = looker.state["devices"]["/gpu-0"]["gpu"]
+            await looker.until(lambda state: "gpu" in state["devices"]["/device-0"])
+            shown = looker.state["devices"]["/device-0"]["gpu"]
             assert shown["temperature"] == gpu.celsius
             assert shown["busy"] == 0.75
             assert shown["power"] == 350.5
@@ -134,7 +134,7 @@ async def test_page_shows_driver_readings_next_to_their_device() -> None:
             fake.happen(other, 79)
             await looker.until(lambda state: len(state["events"]) >= 2)
             told = [(event["kind"], event["path"]) for event in looker.state["events"].values()]
-            assert told == [("xid", "/gpu-0"), ("xid", "GPU-other")]
+            assert told == [("xid", "/device-0"), ("xid", "GPU-other")]
             assert "page fault" in looker.state["events"]["1"]["text"]
 
 
@@ -143,7 +143,7 @@ async def test_devices_come_and_go() -> None:
     async with open_system("s") as system, open_dashboard(system) as page, looking(page) as looker:
         await looker.until(lambda state: state["devices"] == {})
         device = await system.open_device(0, backend=BACKEND, backoff=AT_ONCE)
-        await looker.until(lambda state: [*state["devices"]] == ["/gpu-0"])
+        await looker.until(lambda state: [*state["devices"]] == ["/device-0"])
         await device.ref.stop()
         await looker.until(lambda state: state["devices"] == {})
 
@@ -179,7 +179,7 @@ async def test_errors_leave_the_block_as_they_are() -> None:
 async def test_a_device_alone_is_shown_as_well() -> None:
     async with open_device(0, backend=BACKEND) as device, open_dashboard(device.system) as page:
         state = json.loads((await ask(page, "/state", token=page.token)).body)
-        assert [*state["devices"]] == ["/gpu-0"]
+        assert [*state["devices"]] == ["/device-0"]
 
 
 @pytest.mark.slow

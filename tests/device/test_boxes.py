@@ -129,8 +129,8 @@ async def test_whichever_box_fails_the_others_go_on(
         # A fault of the device: its context is rebuilt, and what was recorded is prepared again.
         await poison(device)
         await works()
-        assert reports.take() == [("restarting", "/gpu-0/context", "ContextPoisoned")]
-        expected = {"/gpu-0/context": 1, recording.ref.path: 1}
+        assert reports.take() == [("restarting", "/device-0/context", "ContextPoisoned")]
+        expected = {"/device-0/context": 1, recording.ref.path: 1}
         assert restarts(system.tree()) == expected
 
         # A rank's fault breaks the epoch of its world, which is not restarted for that.
@@ -240,9 +240,12 @@ async def test_what_is_restarted_with_its_siblings_loses_nothing(tmp_path: Path)
                 with suppress(ActorRestarted), pytest.raises(KeyError):
                     await sibling.ask(Crash())
                 assert await anext(epochs) == 2
-            assert {"/sibling": 1, "/gpu-0": 1, "/journal-1": 1, "/world-1": 1}.items() <= restarts(
-                system.tree()
-            ).items()
+            assert {
+                "/sibling": 1,
+                "/device-0": 1,
+                "/journal-1": 1,
+                "/world-1": 1,
+            }.items() <= restarts(system.tree()).items()
             assert device.generation == 2
             del y
             z = await device.blas.gemm(x, x)

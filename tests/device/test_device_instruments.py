@@ -152,7 +152,7 @@ async def test_the_ends_of_ops_are_told_apart() -> None:
     assert ends["withdrawn"] == 1
     assert ends["lost"] >= 1
     ((name, path, fault),) = recorder.of("fault")
-    assert (name, path) == (device.name, "/gpu-0")
+    assert (name, path) == (device.name, "/device-0")
     assert fault.generation == 1
     assert recorder.of("generation") == [(2,)]
     assert recorder.of("ready") == [(1,), (2,)]

@@ -86,7 +86,7 @@ async def test_host_output_arrives_before_the_fault(caplog: pytest.LogCaptureFix
         assert of_kernels(caplog) == ["a line"]
         assert of_kernels(caplog, logging.WARNING) == ["a warning"]
         told = vars(next(each for each in caplog.records if each.name == LOGGER))
-        assert (told["actor"], told["device"]) == ("/gpu-0", device.name)
+        assert (told["actor"], told["device"]) == ("/device-0", device.name)
         with pytest.raises(ContextPoisoned, match="Assertion `x > 3` failed") as caught:
             await device.run(failing)
         assert of_kernels(caplog) == ["a line", "half a line"]

@@ -92,7 +92,7 @@ async def test_a_librarys_actor_takes_its_own_requests_alone(device: Device) -> 
     request = device.requests.fft.fft(x)
     for name in catalogue().facades:
         if name != "fft":
-            with pytest.raises(TypeError, match=rf"fft\.fft.*/gpu-0/{name}.*device\.fft\.ref"):
+            with pytest.raises(TypeError, match=rf"fft\.fft.*/device-0/{name}.*device\.fft\.ref"):
                 await getattr(device, name).ref.ask(request)
     kernel = await device.nvrtc.compile(KERNEL, "nothing", cpu=lambda: None)
     launch = device.requests.using(kernel).launch(1, 1)

@@ -73,18 +73,18 @@ async def test_a_device_and_its_parts_are_in_the_tree(isolation: Isolation) -> N
         await device.blas.gemm(ref, ref)
         tree = shown(system.tree())
         for path, kind in {
-            "/gpu-0": "DeviceActor",
-            "/gpu-0/context": "Context",
-            "/gpu-0/context/memory": "Lane",
-            "/gpu-0/context/blas": "Lane",
-            "/gpu-0/blas": "LibraryActor",
-            "/gpu-0/rng": "LibraryActor",
+            "/device-0": "DeviceActor",
+            "/device-0/context": "Context",
+            "/device-0/context/memory": "Lane",
+            "/device-0/context/blas": "Lane",
+            "/device-0/blas": "LibraryActor",
+            "/device-0/rng": "LibraryActor",
         }.items():
             assert tree[path] == (kind, ChildState.RUNNING, 1), path
-        assert system.find("/gpu-0") is device.ref
-        assert system.find("/gpu-0/blas") is device.blas.ref
+        assert system.find("/device-0") is device.ref
+        assert system.find("/device-0/blas") is device.blas.ref
         assert device.system is system
-        assert system.find("/gpu-0/context").statistics().generation == 1
+        assert system.find("/device-0/context").statistics().generation == 1
     assert device.closed
     assert device.ref.stopped
     with pytest.raises(DeviceLost, match="is closed: it was stopped"):
@@ -94,10 +94,10 @@ async def test_a_device_and_its_parts_are_in_the_tree(isolation: Isolation) -> N
 @program
 async def test_a_device_of_its_own_has_a_system_too() -> None:
     async with opened() as device:
-        assert device.system.find("/gpu-0/blas") is device.blas.ref
+        assert device.system.find("/device-0/blas") is device.blas.ref
         assert str(device.system.tree()).startswith("device  system  running")
         with pytest.raises(NoSuchActor, match="rebuild"):
-            device.system.find("/gpu-0/rebuild")
+            device.system.find("/device-0/rebuild")
 
 
 @program
@@ -134,7 +134,7 @@ class Customer(Actor):
     async def started(self) -> None:
         self.watch(self.device.ref)
         self.watch(self.device.blas.ref)
-        self.watch(self.system.find("/gpu-0/context"))
+        self.watch(self.system.find("/device-0/context"))
 
     @handler
     async def multiply(self, message: Multiply) -> GpuRef:
@@ -189,13 +189,13 @@ async def test_an_actor_asks_for_a_product_while_the_device_faults(
             gate.open()
         assert np.array_equal(await device.get(answers[0]), 4 * EYE)
         news = [one for one in await customer.ask(News()) if one != "asked again"]
-        assert sorted(news) == [f"rebuilt: /gpu-0{part}" for part in ("", "/blas", "/context")]
+        assert sorted(news) == [f"rebuilt: /device-0{part}" for part in ("", "/blas", "/context")]
         assert device.blas.ref is before
         assert not before.stopped
         tree = shown(system.tree())
-        assert tree["/gpu-0/blas"] == ("LibraryActor", ChildState.RUNNING, 2)
+        assert tree["/device-0/blas"] == ("LibraryActor", ChildState.RUNNING, 2)
         assert before.statistics().restarts == 1
-        assert system.find("/gpu-0/context").statistics().restarts == 1
+        assert system.find("/device-0/context").statistics().restarts == 1
 
 
 @program
@@ -206,7 +206,7 @@ async def test_a_library_waits_while_the_device_is_rebuilt() -> None:
         context = device.core.context
         assert context is not None
         await kill_host(device)
-        assert shown(system.tree())["/gpu-0/blas"] == ("LibraryActor", ChildState.WAITING, 2)
+        assert shown(system.tree())["/device-0/blas"] == ("LibraryActor", ChildState.WAITING, 2)
         answer = await device.blas.ref.ask(device.requests.blas.gemm(sealed, sealed))
         assert np.array_equal(await device.get(answer), 4 * EYE)
 
@@ -302,7 +302,7 @@ class Relay(Actor):
 
     @handler
     async def pass_on(self, message: Pass) -> None:
-        self.system.find("/gpu-0/blas").tell(message.request)
+        self.system.find("/device-0/blas").tell(message.request)
 
 
 @program
@@ -345,7 +345,7 @@ def _inc(x: Any) -> None:
 async def test_contexts_and_lanes_take_no_messages_and_are_not_stopped_alone() -> None:
     async with opened() as device:
         ref = await device.put(EYE)
-        for path in ("/gpu-0/context", "/gpu-0/context/memory"):
+        for path in ("/device-0/context", "/device-0/context/memory"):
             part = device.system.find(path)
             with pytest.raises(UnhandledMessage, match="takes no messages"):
                 await part.ask(device.requests.blas.gemm(ref, ref))
@@ -358,11 +358,11 @@ async def test_contexts_and_lanes_take_no_messages_and_are_not_stopped_alone() -
 @program
 async def test_a_lane_ends_with_its_context() -> None:
     async with opened() as device:
-        lane = device.system.find("/gpu-0/context/memory")
+        lane = device.system.find("/device-0/context/memory")
         await poison(device)
         await device.put(EYE)
         assert lane.stopped
-        assert device.system.find("/gpu-0/context/memory") is not lane
+        assert device.system.find("/device-0/context/memory") is not lane
 
 
 # --- supervisors -------------------------------------------------------------------------
@@ -406,7 +406,7 @@ async def test_a_lost_device_is_restarted_by_the_programs_supervisor() -> None:
                 await device.get(plain)
         assert device.ref.statistics().restarts == 2
         assert system.statistics().children.restarts == 2
-        assert device.blas.ref is system.find("/gpu-0/blas")
+        assert device.blas.ref is system.find("/device-0/blas")
 
 
 @program
@@ -426,7 +426,7 @@ async def test_a_decider_that_gives_the_device_up_loses_it_and_nothing_else() ->
         # The name is free, and the device can be had anew.
         again = await open_in(system)
         assert np.array_equal(await again.get(await again.put(EYE)), EYE)
-        assert system.find("/gpu-0") is again.ref
+        assert system.find("/device-0") is again.ref
 
 
 @program
@@ -458,7 +458,7 @@ async def test_a_device_is_restarted_with_its_group() -> None:
         )
         weak = await system.spawn(Weak, supervisor=group)
         device = await open_in(system, supervisor=group)
-        assert device.ref.path == "/group/gpu-0"
+        assert device.ref.path == "/group/device-0"
         ref = await device.put(EYE)
         sealed = await device.put(EYE, sealed=True)
         async with device.watch_generation() as changes:
@@ -501,7 +501,7 @@ async def test_restarting_group_answers_asks(gate: Gate) -> None:
             nursery.start_soon(ask)
             await trio.testing.wait_all_tasks_blocked()
             assert device.blas.ref.statistics().mailbox.depth == 0
-            assert shown_depth(system, "/group/gpu-0/blas") == 1
+            assert shown_depth(system, "/group/device-0/blas") == 1
             with pytest.raises(ZeroDivisionError):
                 await weak.ask(News())
         gate.open()
@@ -527,7 +527,7 @@ async def test_a_device_is_stopped_like_any_actor(isolation: Isolation) -> None:
         with pytest.raises(GpuRefStale, match="is closed: it was stopped"):
             await device.get(ref)
         with pytest.raises(NoSuchActor):
-            system.find("/gpu-0")
+            system.find("/device-0")
 
 
 @program
@@ -632,7 +632,7 @@ async def test_lost_device_answers_library_asks_with_the_reason() -> None:
 async def test_pinned_memory_and_recordings_have_places_that_answer_for_themselves() -> None:
     async with opened(isolation="thread") as device:
         system = device.system
-        pinned = system.find("/gpu-0/pinned")
+        pinned = system.find("/device-0/pinned")
         assert device.pinned.ref is pinned
         async with device.pinned.array((4,)):
             assert await pinned.ask(GetStatistics()) == device.pinned.statistics()
@@ -653,7 +653,7 @@ async def test_pinned_memory_and_recordings_have_places_that_answer_for_themselv
         assert shown(system.tree())[path] == ("Recording", ChildState.RUNNING, 1)
         with pytest.raises(UnhandledMessage, match="takes no messages"):
             ref.tell(Message())
-        with pytest.raises(RuntimeError, match="is a part of /gpu-0"):
+        with pytest.raises(RuntimeError, match="is a part of /device-0"):
             await ref.stop()
         del program, y
         collect_garbage()

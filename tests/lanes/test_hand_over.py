@@ -180,7 +180,7 @@ async def test_instruments_of_the_device_are_told_of_what_it_takes_over() -> Non
             told.append((op.seq,))
 
     class Device:
-        name, path, generation = "cpu:0", "/gpu-0", 7
+        name, path, generation = "cpu:0", "/device-0", 7
         instruments = Instruments([Watch()])
 
     lane = Lane(low_latency=False)

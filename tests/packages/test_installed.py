@@ -75,7 +75,7 @@ async def main():
         async with open_totals(device, system=system) as totals:
             ref = system.find("/totals")
             assert ref is totals.ref
-            assert [node.path for node in system.tree().children][:2] == ["/gpu-0", "/totals"]
+            assert [node.path for node in system.tree().children][:2] == ["/device-0", "/totals"]
             assert await ref.ask(Call(x)) == (x @ x.T).sum()
             await poison(device)
             assert await ref.ask(Call(2 * x)) == 4 * (x @ x.T).sum()

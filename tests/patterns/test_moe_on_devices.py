@@ -368,7 +368,7 @@ async def test_a_layer_that_cannot_be_is_refused() -> None:
 
 def test_a_rank_that_failed_is_retried_where_its_fault_passes() -> None:
     def failed(cause: BaseException | None) -> RankFailed:
-        error = RankFailed("rank 1 of 2", rank=1, device="gpu-1")
+        error = RankFailed("rank 1 of 2", rank=1, device="device-1")
         error.__cause__ = cause
         return error
 

@@ -61,7 +61,7 @@ async def test_a_fault_is_logged_once_with_its_fields(caplog: pytest.LogCaptureF
     assert line["level"] == "warning"
     assert line["logger"] == "atomr_accel.actors"
     assert str(fault.__cause__) in line["event"]
-    assert line["actor"] == "/gpu-0/context"
+    assert line["actor"] == "/device-0/context"
     assert line["generation"] == 1
     assert line["status"] == fault.status
     assert line["status_name"] == fault.status_name

@@ -215,7 +215,7 @@ async def test_the_state_of_a_device() -> None:
             with pytest.raises(OutOfMemory):
                 await device.zeros((1 << 30,), np.float64)
             seen, now = Seen(metrics), device.statistics()
-        labels = {"system": "mine", "device": "/gpu-0"}
+        labels = {"system": "mine", "device": "/device-0"}
         memory = now.memory
         assert seen("memory_bytes", state="sealed", **labels) == memory.sealed >= x.nbytes
         assert seen("memory_bytes", state="plain") == memory.used - memory.sealed >= y.nbytes
@@ -329,11 +329,11 @@ async def test_the_devices_of_a_system_come_and_go() -> None:
                     await device.blas.gemm(x, x)
             seen = Seen(metrics)
             done = {"library": "blas", "outcome": "done"}
-            assert seen("ops_total", system="house", device="/gpu-0", **done) == 3
+            assert seen("ops_total", system="house", device="/device-0", **done) == 3
             assert seen("ops_total", system="house", device="/b", **done) == 5
             await first.ref.stop()
             seen = Seen(metrics)
-            assert not seen.has("ops_total", device="/gpu-0")
+            assert not seen.has("ops_total", device="/device-0")
             assert seen("ops_total", device="/b", **done) == 5
             assert seen("actor_stops_total", kind="DeviceActor", how="normal") == 1
 

@@ -66,7 +66,7 @@ async def test_a_reader_sees_what_was_counted() -> None:
                     await device.blas.gemm(x, x)
                 data = await trio.to_thread.run_sync(reader.get_metrics_data)
     found = points(data)
-    labels = {("system", "device"), ("device", "/gpu-0"), ("library", "blas")}
+    labels = {("system", "device"), ("device", "/device-0"), ("library", "blas")}
     assert found["atomr_accel.ops", frozenset({*labels, ("outcome", "done")})] == 5
     assert found["atomr_accel.op_seconds.count", frozenset(labels)] == 5
     buckets = [

@@ -68,7 +68,7 @@ async def test_timeline_shows_lanes_and_ops(tmp_path: Path) -> None:
     assert timeline.open == []
     gemms = timeline.named("blas.gemm", "lane blas")
     assert len(gemms) == 24
-    assert all(one.depth == 0 and "gpu-0 (cpu:0" in one.track for one in gemms)
+    assert all(one.depth == 0 and "device-0 (cpu:0" in one.track for one in gemms)
     assert Counter(one.flows for one in gemms if one.flows).most_common()[0][1] == 20
     assert timeline.named("queued", "lane blas")
     assert timeline.named("blas.gemm", "executing blas")

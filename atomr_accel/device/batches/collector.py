@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ...libraries.nvrtc.cuda_array import CudaArray
     from ...libraries.nvrtc.kernel import Argument
     from ...libraries.nvrtc.launching import Dim
-    from ...libraries.nvrtc.module import Module
+    from ...libraries.nvrtc.module import KernelModule
     from ...libraries.rng.generator import Generator
     from ...libraries.sparse.direct import SparseLU
     from ...memory import Block
@@ -141,7 +141,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     @overload
     def using(self, made: Kernel[Any]) -> Kernel[Collected]: ...
     @overload
-    def using(self, made: Module[Any]) -> Module[Collected]: ...
+    def using(self, made: KernelModule[Any]) -> KernelModule[Collected]: ...
     @overload
     def using(self, made: GraphPlan[Any, R]) -> GraphPlan[Collected, R]: ...
     @overload

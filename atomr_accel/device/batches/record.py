@@ -232,7 +232,7 @@ class Recording(EntersAsync, Collector):
 
     @property
     def ref(self) -> ActorRef:
-        """Its place in the tree of actors, such as ``/gpu-0/recording-3``.
+        """Its place in the tree of actors, such as ``/device-0/recording-3``.
 
         It answers ``GetStatistics``, and can be watched. It ends when nothing refers to the
         recording any more, or with the device.

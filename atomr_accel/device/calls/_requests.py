@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ...libraries.engine.engine import OnnxEngine
     from ...libraries.facades import Libraries
     from ...libraries.nvrtc.kernel import Kernel
-    from ...libraries.nvrtc.module import Module
+    from ...libraries.nvrtc.module import KernelModule
     from ...libraries.rng.generator import Generator
     from ...libraries.sparse.direct import SparseLU
     from ...ops import CallRecorder, Facade, Workspaces, WorkspaceSet
@@ -97,7 +97,7 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
     @overload
     def using(self, made: Kernel[Any]) -> Kernel[AsRequests]: ...
     @overload
-    def using(self, made: Module[Any]) -> Module[AsRequests]: ...
+    def using(self, made: KernelModule[Any]) -> KernelModule[AsRequests]: ...
     @overload
     def using(self, made: GraphPlan[Any, R]) -> GraphPlan[AsRequests, R]: ...
     @overload

@@ -123,7 +123,7 @@ class Pinned:
 
     @property
     def ref(self) -> ActorRef:
-        """Its place in the tree of actors, such as ``/gpu-0/pinned``.
+        """Its place in the tree of actors, such as ``/device-0/pinned``.
 
         It answers ``GetStatistics``, and can be watched. It ends with the device.
 

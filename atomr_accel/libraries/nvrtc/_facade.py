@@ -23,7 +23,7 @@ from ._resident import Resident, Variable
 from .cuda_array import CudaArray, array_of
 from .kernel import Kernel
 from .lanes import COMPILER
-from .module import Module
+from .module import KernelModule
 from .signature import read_signature
 from .structures import StructType, all_structured, assertions
 from .wire.messages import (
@@ -180,7 +180,7 @@ class Nvrtc(Facade[D]):
         structs: Mapping[str, StructType] | None = None,
         variables: Mapping[str, np.ndarray[Any, Any]] | None = None,
         parts: Sequence[str | bytes] = (),
-    ) -> Request[Module[D]]:
+    ) -> Request[KernelModule[D]]:
         """Compile many kernels of one source, with the variables that they share.
 
         The vendor's headers are found where they are installed: those of the toolkit
@@ -202,8 +202,8 @@ class Nvrtc(Facade[D]):
                 source does not compile if its structs have another layout in memory;
                 ``np.dtype(..., align=True)`` has that of C++.
             variables: ``__device__`` and ``__constant__`` variables that the program uses as refs
-                (``Module.variable``), with their values whenever the module is loaded; 16 MiB in
-                all.
+                (``KernelModule.variable``), with their values whenever the module is loaded; 16 MiB
+                in all.
             parts: further sources and compiled images (LTO-IR, cubins, fatbins, PTX, libraries),
                 which are linked with the source at link time (nvJitLink).
 
@@ -237,7 +237,7 @@ class Nvrtc(Facade[D]):
         _check_texts(checked, *plan.names, *contents, *message.options, *texts, *texts.values())
         _check_texts(*(part.source or "" for part in message.parts))
 
-        def finish(answer: CompiledCode) -> Module[D]:
+        def finish(answer: CompiledCode) -> KernelModule[D]:
             return self._module(plan, answer)
 
         return _compiling("nvrtc.compile_module", message, finish)
@@ -252,7 +252,7 @@ class Nvrtc(Facade[D]):
         declarations: str = "",
         structs: Mapping[str, StructType] | None = None,
         variables: Mapping[str, np.ndarray[Any, Any]] | None = None,
-    ) -> Request[Module[D]]:
+    ) -> Request[KernelModule[D]]:
         """Load a compiled image: a cubin, a fatbin, PTX or LTO-IR.
 
         Args:
@@ -299,7 +299,7 @@ class Nvrtc(Facade[D]):
 
         known = CompiledCode(data, tuple(map(KernelEntry, symbols)), (), "")
 
-        def made(answer: CompiledCode) -> Module[D]:
+        def made(answer: CompiledCode) -> KernelModule[D]:
             entries = tuple(
                 KernelEntry(symbol, type=each.type)
                 for symbol, each in zip(symbols.values(), answer.entries, strict=True)
@@ -310,7 +310,7 @@ class Nvrtc(Facade[D]):
             )
             return self._module(plan, compiled)
 
-        def prepare(preparer: Preparer) -> Submission[Module[D]]:
+        def prepare(preparer: Preparer) -> Submission[KernelModule[D]]:
             linked = kind == "LTO-IR" and not preparer.home.capabilities.python_kernels
             if not linked and not declarations:
                 return Submission(None, (), (), made(known))
@@ -373,9 +373,9 @@ class Nvrtc(Facade[D]):
         twins = _twins(cpu, names)
         return cloudpickle.dumps(twins) if self.home.capabilities.python_kernels else b""
 
-    def _module(self, plan: _ModulePlan, compiled: CompiledCode) -> Module[D]:
+    def _module(self, plan: _ModulePlan, compiled: CompiledCode) -> KernelModule[D]:
         resident, kernels = self._made(plan, compiled)
-        return Module(self.home, resident, kernels, compiled.log)
+        return KernelModule(self.home, resident, kernels, compiled.log)
 
     def _made(
         self, plan: _ModulePlan, compiled: CompiledCode

@@ -49,7 +49,7 @@ _Sent = ArrayArgument | Scalar | StructArgument | TiledMap | TextureObject | Sur
 
 @final
 class Kernel(Facade[D]):
-    """A compiled kernel. Made by ``device.nvrtc.compile`` and ``Module.kernel``.
+    """A compiled kernel. Made by ``device.nvrtc.compile`` and ``KernelModule.kernel``.
 
     Attributes:
         name: as given to ``compile``.

@@ -47,7 +47,7 @@ LIBRARY: Final = Library(
     lanes=(COMPILER, KERNELS),
     objects=(
         "atomr_accel.libraries.nvrtc.kernel:Kernel",
-        "atomr_accel.libraries.nvrtc.module:Module",
+        "atomr_accel.libraries.nvrtc.module:KernelModule",
     ),
     needs=(Requirement("nvrtc", "device.nvrtc, device.array", "cuda12", vendor=True),),
     check=LibraryCheck("a kernel, compiled and launched", 0.0, _check),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Module(Facade[D]):
+class KernelModule(Facade[D]):
     """Kernels and variables that belong together.
 
     Made by ``device.nvrtc.compile_module`` and ``load_module``. It is loaded when a kernel is first
@@ -41,7 +41,7 @@ class Module(Facade[D]):
         self.log: Final = log
 
     def __repr__(self) -> str:
-        return f"<Module of {', '.join((*self.names, *self.variables))}>"
+        return f"<KernelModule of {', '.join((*self.names, *self.variables))}>"
 
     @op
     def kernel(self, name: str) -> Request[Kernel[D]]:

@@ -127,7 +127,7 @@ async def test_all_kernels_of_a_source(device: Device) -> None:
         await module.kernel("fill")
     with pytest.raises(KeyError, match="no variable 'tables'; it has 'table', 'counter'"):
         await module.variable("tables")
-    assert repr(module).startswith("<Module of deep::fill<float>, ")
+    assert repr(module).startswith("<KernelModule of deep::fill<float>, ")
 
 
 @pytest.mark.parametrize(
