@@ -149,11 +149,11 @@ WRITE.update(
 SYSTEM: Final[dict[str, str]] = {
     "close": f"{_UNNEEDED}the 'async with' block closes the system",
     "open": "async with open_system(name) as system:",
-    "open_device": (
+    "open_device": "await system.spawn_device(index)",
+    "spawn_device": (
         "async with atomr_accel.open_system(name) as system:, because only its systems have "
-        "system.open_device(index)"
+        "system.spawn_device(index)"
     ),
-    "spawn_device": "await system.open_device(index)",
 }
 """The code to write for a name of the toolkit's systems, and for what only some systems have."""
 

@@ -29,9 +29,9 @@ def nodes(tree: ActorTree) -> dict[str, ActorTree]:
 async def main() -> None:
     """Open one of each, use it, and draw the tree."""
     async with open_system("boxes") as system:
-        device = await system.open_device(0, standby="warm")
+        device = await system.spawn_device(0, standby="warm")
         ranks = [
-            await system.open_device(number, backend="cpu", name=f"rank-{number}")
+            await system.spawn_device(number, backend="cpu", name=f"rank-{number}")
             for number in range(2)
         ]
         weights = await device.put(np.eye(4), sealed=True)

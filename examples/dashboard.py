@@ -62,7 +62,7 @@ async def main(seconds: float) -> None:
     """Keep two devices busy, and have one of them fault every few seconds."""
     async with open_system("example") as system:
         devices = [
-            await system.open_device(0, name=f"device-{at}", max_restarts=10**6) for at in (0, 1)
+            await system.spawn_device(0, name=f"device-{at}", max_restarts=10**6) for at in (0, 1)
         ]
         workers = [
             await system.spawn(Worker, devices[at % 2], name=f"worker-{at}") for at in range(8)

@@ -98,7 +98,7 @@ async def test_on_a_device_calls_are_awaited(device: Device) -> None:
 async def test_the_system_of_a_device_opens_devices(device: Device) -> None:
     system = assert_type(device.system, System)
     assert isinstance(system, System)
-    other = assert_type(await system.open_device(0, backend=BACKEND, name="other"), Device)
+    other = assert_type(await system.spawn_device(0, backend=BACKEND, name="other"), Device)
     await other.ref.stop()
     assert other.closed
 

@@ -92,7 +92,7 @@ class System(ActorSystem):
         super().__init__(name, nursery, supervision, instruments)
         self._devices: list[Device] = []
 
-    async def open_device(
+    async def spawn_device(
         self,
         index: int = 0,
         *,
@@ -140,7 +140,7 @@ async def open_system(
 ) -> AsyncIterator[System]:
     """Open a system of actors, some of which may be devices.
 
-    It is a system as ``atomr_accel.actors.open_system`` opens it, with the method ``open_device``.
+    It is a system as ``atomr_accel.actors.open_system`` opens it, with the method ``spawn_device``.
 
     Args:
         name: its name in logs and in the tree.
@@ -186,7 +186,7 @@ async def open_device(
     cancelled and raises ``DeviceLost``. ``max_restarts`` sets a lower limit.
 
     This is short for a system of actors with one device, whose loss is final.
-    ``System.open_device`` puts devices under a supervisor of your own.
+    ``System.spawn_device`` puts devices under a supervisor of your own.
 
     Args:
         index: the device's index.

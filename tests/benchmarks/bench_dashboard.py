@@ -46,7 +46,7 @@ async def share() -> float:
 async def main() -> None:
     async with open_system("bench") as system:
         devices = [
-            await system.open_device(0, backend="cpu", name=f"device-{at}", standby=None)
+            await system.spawn_device(0, backend="cpu", name=f"device-{at}", standby=None)
             for at in range(DEVICES)
         ]
         for at in range(10):

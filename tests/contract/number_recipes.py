@@ -323,7 +323,7 @@ async def _(_bench: Bench, **numbers: Any) -> None:
 # --- devices -------------------------------------------------------------------------------------
 
 
-@recipe("open_device", "System.open_device")
+@recipe("open_device", "System.spawn_device")
 async def _(_bench: Bench, **numbers: Any) -> None:
     # There is no such device, so that none is opened for each number: they are checked before.
     options = {"index": 2**20, "backend": "cuda", **numbers}
@@ -332,7 +332,7 @@ async def _(_bench: Bench, **numbers: Any) -> None:
             pass
     async with atomr_accel.open_system("sweep") as system:
         with suppress(DeviceUnavailable):
-            await system.open_device(**options)
+            await system.spawn_device(**options)
 
 
 @recipe("open_devices")

@@ -408,7 +408,7 @@ async def salvaging(device: Device, _: System) -> Callable[[], Awaitable[None]]:
 async def copying_between(device: Device, system: System) -> Callable[[], Awaitable[None]]:
     other = next((one for one in system.devices if one is not device), None)
     if other is None:
-        other = await system.open_device(0, backend=BACKEND, isolation="thread", name="other")
+        other = await system.spawn_device(0, backend=BACKEND, isolation="thread", name="other")
     large = await device.put(LARGE, sealed=True)
     back = await other.put(LARGE, sealed=True)
 
@@ -522,7 +522,7 @@ class Ends:
 
     async def open(self, isolation: Any) -> None:
         """Have a device that works."""
-        self.device = await self.system.open_device(
+        self.device = await self.system.spawn_device(
             0, backend=BACKEND, isolation=isolation, backoff=AT_ONCE, max_restarts=10**6
         )
         self.sealed = await self.device.put(SEALED, sealed=True)

@@ -43,9 +43,9 @@ ATTEMPTS: dict[str, Attempt] = {
         lambda d, x: d.blas.gemm_f32(x, x),
         "write: await device.blas.gemm(x, y)",
     ),
-    "system.spawn_device": (
-        lambda d, _: d.system.spawn_device(0),
-        "write: await system.open_device(index)",
+    "system.open_device": (
+        lambda d, _: d.system.open_device(0),
+        "write: await system.spawn_device(index)",
     ),
     "System.open": (
         lambda d, _: type(d.system).open("app"),
@@ -92,7 +92,7 @@ async def test_code_to_write_names_attributes_that_exist() -> None:
 async def test_names_of_others_are_in_help_but_not_in_dir() -> None:
     async with opened(isolation="thread") as device:
         x = await device.put(np.ones(2))
-        assert SYSTEM.keys() & {*dir(device.system)} == {"open_device"}
+        assert SYSTEM.keys() & {*dir(device.system)} == {"spawn_device"}
         for thing in (device, x, x + 1, device.array):
             assert not {"tanh", "get" if thing is not device else "exp"} & {*dir(thing)}
             assert not hasattr(thing, "tolist")

@@ -68,7 +68,7 @@ async def shown(path: Path) -> AsyncIterator[tuple[Device, Dashboard, Browser]]:
         open_batcher(doubled, max_size=8) as batcher,
         open_dashboard(system, announce=False, patterns={"double": batcher}) as page,
     ):
-        device = await system.open_device(0, backend=BACKEND, backoff=AT_ONCE)
+        device = await system.spawn_device(0, backend=BACKEND, backoff=AT_ONCE)
         async with open_browser(path) as browser:
             with trio.fail_after(60):  # a browser takes its time to start
                 await browser.look(1280, 900)

@@ -142,7 +142,7 @@ async def test_page_shows_driver_readings_next_to_their_device() -> None:
 async def test_devices_come_and_go() -> None:
     async with open_system("s") as system, open_dashboard(system) as page, looking(page) as looker:
         await looker.until(lambda state: state["devices"] == {})
-        device = await system.open_device(0, backend=BACKEND, backoff=AT_ONCE)
+        device = await system.spawn_device(0, backend=BACKEND, backoff=AT_ONCE)
         await looker.until(lambda state: [*state["devices"]] == ["/device-0"])
         await device.ref.stop()
         await looker.until(lambda state: state["devices"] == {})

@@ -90,9 +90,9 @@ async def test_whichever_box_fails_the_others_go_on(
 ) -> None:
     reports = Reports()
     async with open_system("boxes", instruments=[reports]) as system, AsyncExitStack() as stack:
-        device = await system.open_device(0, backend="cpu", standby="warm", backoff=AT_ONCE)
+        device = await system.spawn_device(0, backend="cpu", standby="warm", backoff=AT_ONCE)
         ranks = [
-            await system.open_device(number, backend="cpu", name=f"rank-{number}", backoff=AT_ONCE)
+            await system.spawn_device(number, backend="cpu", name=f"rank-{number}", backoff=AT_ONCE)
             for number in range(2)
         ]
         weights = await device.put(EYE, sealed=True)
@@ -226,7 +226,7 @@ async def test_what_is_restarted_with_its_siblings_loses_nothing(tmp_path: Path)
     all_at_once = Supervision(strategy=Strategy.ONE_FOR_ALL, backoff=Backoff(initial=0.0, base=0.0))
     async with open_system("group", supervision=all_at_once) as system:
         sibling = await system.spawn(Crashing, name="sibling")
-        device = await system.open_device(0, backend="cpu", backoff=AT_ONCE)
+        device = await system.spawn_device(0, backend="cpu", backoff=AT_ONCE)
         x = await device.put(EYE, sealed=True)
         path = tmp_path / "calls"
         async with (

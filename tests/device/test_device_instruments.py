@@ -195,7 +195,7 @@ async def test_replays_are_told_of_with_their_recording() -> None:
 async def test_instruments_come_and_go_while_the_device_runs() -> None:
     recorder = Recorder()
     async with open_system("demo") as system:
-        device = await system.open_device(backend="cpu")
+        device = await system.spawn_device(backend="cpu")
         a = await device.put(np.ones((4, 4), np.float32))
         with system.instrumented(recorder):
             await device.blas.gemm(a, a)

@@ -122,8 +122,8 @@ class _Other(Message[None]):
 @program
 async def test_what_a_device_cannot_answer_is_refused_before_it_is_sent() -> None:
     async with open_system("app") as system:
-        one = await system.open_device(0, backend=BACKEND, name="one")
-        two = await system.open_device(SECOND, backend=BACKEND, name="two")
+        one = await system.spawn_device(0, backend=BACKEND, name="one")
+        two = await system.spawn_device(SECOND, backend=BACKEND, name="two")
         for message in (two.requests.zeros(3), two.requests.put(1.0), two.requests.statistics()):
             with pytest.raises(ValueError, match="made by the requests of"):
                 one.ref.tell(message)

@@ -56,8 +56,8 @@ async def _requests_of(device: Device) -> dict[str, Request[Any]]:
 @program
 async def test_a_request_is_carried_out_on_the_device_that_made_it_alone() -> None:
     async with open_system("app") as system:
-        one = await system.open_device(0, backend=BACKEND, name="one")
-        two = await system.open_device(SECOND, backend=BACKEND, name="two")
+        one = await system.spawn_device(0, backend=BACKEND, name="one")
+        two = await system.spawn_device(SECOND, backend=BACKEND, name="two")
         for what, request in (await _requests_of(two)).items():
             library = "nvrtc" if what in ("a kernel", "nvrtc") else "rng"
             said = rf"made by the requests of {re.escape(two.name)}.*sent to {re.escape(one.name)}"
@@ -259,7 +259,7 @@ async def test_the_error_of_an_actor_goes_with_the_message(
     monkeypatch.setattr(logging.getLogger("atomr_accel.actors"), "disabled", True)
     judged = Supervision(decider=lambda *_: directive, backoff=Backoff(base=0.0))
     async with open_system("app", supervision=judged) as system:
-        device = await system.open_device(0, backend=BACKEND)
+        device = await system.spawn_device(0, backend=BACKEND)
         await device.get(await device.put(np.ones(100)))
         lender = await system.spawn(Lender)
         await settled(device)
@@ -299,7 +299,7 @@ async def test_questions_wait_while_a_supervisor_restarts_the_device() -> None:
     together = Supervision(strategy=Strategy.ONE_FOR_ALL, backoff=Backoff(base=0.0))
     async with open_system("app", supervision=together) as system:
         lender = await system.spawn(Lender)
-        device = await system.open_device(0, backend=BACKEND)
+        device = await system.spawn_device(0, backend=BACKEND)
         a = await device.put(np.eye(4), sealed=True)
         library = device.blas.ref
         await lender.stop()

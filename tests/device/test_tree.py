@@ -52,7 +52,7 @@ EYE = np.eye(4)
 
 async def open_in(system: System, **options: Any) -> Device:
     settings = {"backend": BACKEND, "backoff": AT_ONCE, **options}
-    return await system.open_device(0, **settings)
+    return await system.spawn_device(0, **settings)
 
 
 def shown(tree: ActorTree) -> dict[str, tuple[str, ChildState, int | None]]:
@@ -105,8 +105,8 @@ async def test_a_system_without_devices_says_where_there_are_some() -> None:
     async with open_actor_system("app") as system:
         plain: Any = system
         with pytest.raises(AttributeError, match=r"write: async with atomr_accel\.open_system"):
-            await plain.open_device(0)
-        assert not hasattr(plain, "open_device")
+            await plain.spawn_device(0)
+        assert not hasattr(plain, "spawn_device")
         with pytest.raises(AttributeError, match="'ActorSystem' object has no attribute 'other'"):
             _ = plain.other
     async with open_system("app") as accelerated:
@@ -618,7 +618,7 @@ async def test_the_fault_that_was_one_too_many_leaves_as_the_loss() -> None:
 async def test_lost_device_answers_library_asks_with_the_reason() -> None:
     gives_up = Supervision(decider=decide_by_type({DeviceLost: Directive.STOP}))
     async with open_system("app", supervision=gives_up) as system:
-        device = await system.open_device(0, backend=BACKEND, max_restarts=0)
+        device = await system.spawn_device(0, backend=BACKEND, max_restarts=0)
         x = await device.put(np.eye(2), sealed=True)
         await kill_host(device)
         with pytest.raises(DeviceLost):

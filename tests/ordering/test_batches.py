@@ -772,7 +772,7 @@ async def test_calls_after_a_batch_say_that_it_was_left(device: Device) -> None:
 async def test_a_batch_whose_device_is_stopped_says_so(faulted: bool) -> None:
     """And not that some fault of long ago has ended it."""
     async with open_system("demo") as system:
-        device = await system.open_device(0, backend=BACKEND, backoff=AT_ONCE)
+        device = await system.spawn_device(0, backend=BACKEND, backoff=AT_ONCE)
         if faulted:
             await poison(device)
             await device.zeros(1)

@@ -26,7 +26,7 @@ from atomr_accel import open_system
 
 async def main(isolation):
     async with open_system("app") as system:
-        device = await system.open_device(0, backend="tally", isolation=isolation)
+        device = await system.spawn_device(0, backend="tally", isolation=isolation)
         assert (device.name, device.info.backend) == ("tally:0", "tally")
         x = await device.put(np.array([0.0, 1.0, 2.0]))
         assert await device.get(await device.tally.nonzero(x)) == 2
@@ -62,7 +62,7 @@ from gram_accel.totals import Forget, open_totals
 async def main():
     x = np.arange(6.0).reshape(2, 3)
     async with open_system("app") as system:
-        device = await system.open_device(0, backend="cpu")
+        device = await system.spawn_device(0, backend="cpu")
         async with device.batch() as batch:
             total = batch.gram.total(await device.put(x))
         assert await device.get(total) == (x @ x.T).sum()

@@ -330,7 +330,7 @@ async def test_abandoned_close_of_a_lane_is_finished_by_the_next_caller(gate: Ga
 async def test_lane_request_at_the_end_of_a_context_raises_its_cause() -> None:
     """The lane takes no more tasks, and its end is not known yet."""
     async with open_system("demo") as system:
-        device = await system.open_device(0, backend=BACKEND)
+        device = await system.spawn_device(0, backend=BACKEND)
         context: Any = device.core.context
         async with trio.open_nursery() as over:
             pass

@@ -321,8 +321,8 @@ async def test_the_devices_of_a_system_come_and_go() -> None:
     metrics = Metrics()
     async with open_system("house") as system:
         with metrics.observe(system):
-            first = await system.open_device(0, backend="cpu", isolation="thread")
-            second = await system.open_device(0, backend="cpu", isolation="thread", name="b")
+            first = await system.spawn_device(0, backend="cpu", isolation="thread")
+            second = await system.spawn_device(0, backend="cpu", isolation="thread", name="b")
             for device, count in (first, 3), (second, 5):
                 x = await device.put(np.eye(2))
                 for _ in range(count):
@@ -343,8 +343,8 @@ async def test_the_devices_of_a_system_come_and_go() -> None:
 async def test_a_device_of_a_system_alone() -> None:
     metrics = Metrics()
     async with open_system("house") as system:
-        device = await system.open_device(0, backend="cpu", isolation="thread")
-        other = await system.open_device(0, backend="cpu", isolation="thread", name="b")
+        device = await system.spawn_device(0, backend="cpu", isolation="thread")
+        other = await system.spawn_device(0, backend="cpu", isolation="thread", name="b")
         with metrics.observe(device):
             for one in device, other:
                 await one.put(np.ones(2))

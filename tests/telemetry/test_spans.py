@@ -62,7 +62,7 @@ async def test_spans_follow_messages_through_actors_and_into_hosts() -> None:
     tracer = made.get_tracer("tests")
     supervision = Supervision(backoff=Backoff(base=0))
     async with open_system("demo", supervision=supervision) as system:
-        device = await system.open_device(backend="cpu")
+        device = await system.spawn_device(backend="cpu")
         worker = await system.spawn(Worker, name="worker")
         relay = await system.spawn(Relay, worker, name="relay")
         a = await device.put(np.eye(2), sealed=True)

@@ -48,7 +48,7 @@ async def under_a_supervisor() -> AsyncIterator[Device]:
         backoff=AT_ONCE,
     )
     async with open_system("app", supervision=supervision) as system:
-        yield await system.open_device(0, backend=BACKEND, max_restarts=0, backoff=AT_ONCE)
+        yield await system.spawn_device(0, backend=BACKEND, max_restarts=0, backoff=AT_ONCE)
 
 
 @pytest.fixture(scope="module", params=["generations", "restarts"])

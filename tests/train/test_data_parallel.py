@@ -236,7 +236,7 @@ def test_rank_lost_for_good() -> None:
         data, params = batches(rng), model(rng)
         async with open_system("test") as system:
             devices = [
-                await system.open_device(0, backend="cpu", isolation="thread", name=name)
+                await system.spawn_device(0, backend="cpu", isolation="thread", name=name)
                 for name in ("one", "other")
             ]
             step = train.gradient_step(loss)

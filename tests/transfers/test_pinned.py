@@ -208,7 +208,7 @@ def test_waiting_callers_get_returned_memory_in_order(sizes: list[int]) -> None:
 @program
 async def test_waiting_caller_learns_of_the_end_of_the_device() -> None:
     async with open_system("demo") as system:
-        device = await system.open_device(0, backend=BACKEND, pinned_limit=MIB)
+        device = await system.spawn_device(0, backend=BACKEND, pinned_limit=MIB)
         told: list[DeviceLost] = []
 
         async def wait() -> None:
@@ -229,7 +229,7 @@ async def test_waiting_caller_learns_of_the_end_of_the_device() -> None:
 @program
 async def test_puts_that_wait_when_the_device_ends_are_told() -> None:
     async with open_system("demo") as system:
-        device = await system.open_device(0, backend=BACKEND)
+        device = await system.spawn_device(0, backend=BACKEND)
         data = np.zeros(24 * MIB, np.uint8)
         over = 0
 
