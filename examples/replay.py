@@ -8,7 +8,7 @@ import numpy as np
 import trio
 
 from atomr_accel import CpuFallbackWarning, Device, open_device
-from atomr_accel.replay import explain, open_journal, read_journal, replay, state_at
+from atomr_accel.replay import explain, open_journal, read_journal, replay_journal, state_at
 from atomr_accel.testing import poison
 
 
@@ -38,7 +38,7 @@ async def main() -> None:
     print(f"  the last of them: {lines[-1]}")
 
     async with open_device(0) as device:
-        report = await replay(run, device)
+        report = await replay_journal(run, device)
         assert report.same, report
         print(f"  again: {report}")
         buffers = await state_at(run, 2, device)

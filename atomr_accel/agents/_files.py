@@ -208,7 +208,7 @@ class WriteAheadLog:
         self._fd = os.open(self.path, os.O_RDWR)
         self._end = len(_MAGIC)
 
-    def open(self, replay: Callable[[bytes], None]) -> None:
+    def open(self, apply: Callable[[bytes], None]) -> None:
         """Open the log, and call a function with the body of each frame.
 
         A last frame that was cut off is removed.
@@ -233,7 +233,7 @@ class WriteAheadLog:
                 os.ftruncate(self._fd, self._end)
                 os.fsync(self._fd)
                 return
-            replay(body)
+            apply(body)
             self._end += _HEADER.size + len(body)
 
     def append(self, body: bytes) -> None:

@@ -2,7 +2,7 @@
 
 async with open_journal(device, "run.journal", contents=True):   # notes every call
     ...
-print(await replay("run.journal", device))                       # what differs, where, by how much
+print(await replay_journal("run.journal", device))               # what differs, where, by how much
 buffers = await state_at("run.journal", 41, device)              # the state after call 41
 print(await explain("run.journal", out="fault.py"))              # the least that faults again
 """
@@ -11,7 +11,7 @@ from ._compare import TOLERANCES, Compared, Deviation
 from ._entries import SCHEMA
 from ._explain import Explanation, explain
 from ._journal import Journal, JournalStatistics, open_journal
-from ._player import Difference, Report, Skipped, content_hash, replay, state_at
+from ._player import Difference, Report, Skipped, content_hash, replay_journal, state_at
 from ._postgres import PostgresStorage
 from ._reading import read_journal
 from ._redis import RedisStorage
@@ -43,7 +43,7 @@ __all__ = [
     "explain",
     "open_journal",
     "read_journal",
-    "replay",
+    "replay_journal",
     "state_at",
     "view_of",
 ]

@@ -136,7 +136,8 @@ def open_journal(
 
     Every public call of any task is recorded, including those in batches, in recordings and by
     requests. An entry has the method, its arguments, the state of a generator, and the outcome.
-    Results of ``get`` are recorded by their hash. ``replay`` makes the calls again and compares.
+    Results of ``get`` are recorded by their hash. ``replay_journal`` makes the calls again and
+    compares.
 
     A thread writes the journal in transactions, and calls wait only if it is far behind. If the
     program is killed, its journal can be read up to the last moments. If the journal cannot be

@@ -1,4 +1,4 @@
-"""``replay``: makes the calls of a journal again, and compares."""
+"""``replay_journal``: makes the calls of a journal again, and compares."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Report:
         return "\n".join([*lines, *map(str, self.differences), *map(str, self.skipped)])
 
 
-async def replay(
+async def replay_journal(
     path: str | os.PathLike[str] | Storage,
     device: Device,
     *,
@@ -173,16 +173,16 @@ async def state_at(
     Args:
         path: the journal's file or storage.
         number: the number of the call; 0 for the beginning.
-        device: as for ``replay``.
-        functions: as for ``replay``.
-        inputs: as for ``replay``.
+        device: as for ``replay_journal``.
+        functions: as for ``replay_journal``.
+        inputs: as for ``replay_journal``.
 
     Returns:
         A ref to each whole buffer by its number in the journal, with the shape and dtype of its
         first mention.
 
     Raises:
-        JournalError: as for ``replay``.
+        JournalError: as for ``replay_journal``.
         FileNotFoundError: the journal does not exist.
         TypeError: ``number`` is not a whole number.
         ValueError: the journal has no call of this number.

@@ -12,7 +12,7 @@ import trio.testing
 import atomr_accel
 from atomr_accel import DeviceUnavailable, actors, patterns, solvers, telemetry, testing, worlds
 from atomr_accel.dashboard import open_dashboard
-from atomr_accel.replay import open_journal, replay, state_at
+from atomr_accel.replay import open_journal, replay_journal, state_at
 from atomr_accel.telemetry import serve_prometheus
 
 from ..harness import BACKEND, opened
@@ -415,9 +415,9 @@ async def _recorded(bench: Bench) -> Path:
     return path
 
 
-@recipe("replay")
+@recipe("replay_journal")
 async def _(bench: Bench, **numbers: Any) -> None:
-    await replay(await _recorded(bench), await bench.device(), **numbers)
+    await replay_journal(await _recorded(bench), await bench.device(), **numbers)
 
 
 @recipe("state_at")
@@ -463,7 +463,7 @@ CONTAINERS: Final[dict[tuple[str, str], Callable[[Any], Any]]] = {
     ("open_fair_share", "cost"): lambda value: lambda _item: value,
     ("open_fair_share", "weights"): lambda value: {"a": value},
     ("open_speculative", "branching"): lambda value: [value],
-    ("replay", "tolerance"): lambda value: {"float64": value},
+    ("replay_journal", "tolerance"): lambda value: {"float64": value},
 }
 """Parameters that take more than the number itself."""
 

@@ -26,7 +26,7 @@ from atomr_accel.actors import (
     handler,
 )
 from atomr_accel.patterns import Batcher, open_batcher
-from atomr_accel.replay import JournalError, SqliteStorage, open_journal, replay
+from atomr_accel.replay import JournalError, SqliteStorage, open_journal, replay_journal
 from atomr_accel.testing import poison
 from atomr_accel.worlds import open_world
 from atomr_accel.worlds._engine import Engine
@@ -255,6 +255,6 @@ async def test_what_is_restarted_with_its_siblings_loses_nothing(tmp_path: Path)
             assert journal.statistics().error is None
             assert world.statistics().last_break is not None
         # The journal that was written before and after the restart is one.
-        report = await replay(path, device)
+        report = await replay_journal(path, device)
         assert report.same
         assert report.calls >= 3

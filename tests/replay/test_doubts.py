@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import trio
 
-from atomr_accel.replay import Report, content_hash, open_journal, replay
+from atomr_accel.replay import Report, content_hash, open_journal, replay_journal
 from atomr_accel.replay._reading import reading
 
 from ..harness import opened, program
@@ -98,7 +98,7 @@ async def test_results_of_a_skipped_call_are_not_compared(
             await device.get(z if made is None else made)
             await device.fill(x, 1)  # all of it is known again
             await device.get(x)
-        report = await replay(tmp_path / "journal", device)
+        report = await replay_journal(tmp_path / "journal", device)
     assert report.differences == [], report
     assert len(report.skipped) == 1
     assert report.compared >= 1
@@ -127,7 +127,7 @@ async def test_a_recording_of_what_a_failed_batch_wrote_is_replayed(
             one = one or await made(device, x, z)
             await one.replay()
             await device.get(z)
-        report = await replay(tmp_path / "journal", device)
+        report = await replay_journal(tmp_path / "journal", device)
     assert report.same, report
 
 
@@ -143,7 +143,7 @@ async def test_outputs_of_a_cancelled_replay_are_unknown(tmp_path: Path) -> None
                 scope.cancel()
                 await one.replay()
             await device.get(z)
-        report = await replay(tmp_path / "journal", device)
+        report = await replay_journal(tmp_path / "journal", device)
     assert report.differences == [], report
 
 
@@ -157,7 +157,7 @@ async def test_a_body_of_a_recording_that_was_not_begun_is_not_carried_out(tmp_p
                 one.fill(x, 5)
             await device.get(x)
         inputs = {content_hash(held): held}
-        report = await replay(tmp_path / "journal", device, inputs=inputs)
+        report = await replay_journal(tmp_path / "journal", device, inputs=inputs)
     assert report.differences == [], report
     assert any("was skipped" in each.reason for each in report.skipped)
 
@@ -213,6 +213,6 @@ async def test_outputs_of_requests_are_noted_right_after_them(
             x = await device.put(np.full((2, 2), 3, np.float32))
             for each in await ask(device, x):
                 await device.get(each)
-        report: Report = await replay(path, device)
+        report: Report = await replay_journal(path, device)
     assert report.same, report
     assert report.compared >= 4

@@ -36,7 +36,7 @@ from atomr_accel.replay import (
     Stored,
     open_journal,
     read_journal,
-    replay,
+    replay_journal,
     state_at,
 )
 from atomr_accel.replay._entries import CallEntry, DroppedEntry, End, Opaque, decode, encode
@@ -153,7 +153,7 @@ async def test_an_array_is_noted_as_it_was_when_it_was_given(tmp_path: Path) -> 
             async with device.batch() as batch:
                 z = batch.put(small)
             small[:] = 3
-        assert (await replay(path, device)).same
+        assert (await replay_journal(path, device)).same
         refs = await state_at(path, 3, device)
         assert [float((await device.get(ref)).max()) for ref in refs.values()] == [0.0, 0.0]
     del x, y, z
@@ -194,7 +194,7 @@ async def test_a_full_journal_drops_the_oldest_entries(
                 if number % 10 == 0:
                     await journal.flush()
             await device.get(x)
-        report = await replay(path, device)
+        report = await replay_journal(path, device)
     assert not report.complete
     assert report.differences == []
     assert all("fill" in each.text for each in report.skipped)
@@ -362,7 +362,7 @@ async def test_a_full_disk_ends_the_journal_and_not_the_program(tmp_path: Path) 
                     await journal.flush()
         assert (await device.get(x)).tolist() == [1]
         assert (await read_journal(path))[0] == "1 device.put(<float64 (1,)>) -> #1"
-        assert not (await replay(path, device)).complete
+        assert not (await replay_journal(path, device)).complete
 
 
 @program
@@ -489,7 +489,7 @@ async def test_the_journal_of_a_program_that_is_killed_can_be_read(tmp_path: Pat
     assert told == b"now"
     assert len(await read_journal(path)) >= 21
     async with opened(isolation="thread") as device:
-        report = await replay(path, device)
+        report = await replay_journal(path, device)
     assert report.same, report
     assert not report.complete
     assert report.compared >= 21
@@ -518,7 +518,7 @@ async def test_damage_is_told(tmp_path: Path) -> None:
             connection.execute(statement, values)
         with pytest.raises(JournalDamaged) as caught:
             async with opened(isolation="thread") as device:
-                await replay(path, device)
+                await replay_journal(path, device)
         return caught.value
 
     other = encode(CallEntry(7, "device", "trim"))
@@ -667,7 +667,7 @@ async def test_a_call_with_an_opaque_argument_is_skipped_and_says_so(tmp_path: P
             x = await device.put(np.zeros(1))
             await device.run(repr, Thing())
             await device.get(x)
-        report = await replay(path, device)
+        report = await replay_journal(path, device)
     assert [each.call for each in report.skipped] == [2]
     assert "Thing" in report.skipped[0].reason
     assert report.differences == []

@@ -22,7 +22,7 @@ from atomr_accel.replay import (
     Stored,
     open_journal,
     read_journal,
-    replay,
+    replay_journal,
 )
 
 from ..harness import opened, program
@@ -64,7 +64,7 @@ async def test_a_journal_in_postgres_is_replayed(server: str) -> None:
         with pytest.raises(FileExistsError):
             async with open_journal(device, storage("run")):
                 pass
-        report = await replay(storage("run"), device)
+        report = await replay_journal(storage("run"), device)
         assert report.same, report
         assert report.calls == 53
     with pytest.raises(FileNotFoundError):
@@ -89,7 +89,7 @@ async def test_the_oldest_entries_of_a_journal_in_postgres_are_dropped(server: s
                 x = await device.put(np.full(10, number))
                 await opened_journal.flush()
             await device.get(x)
-        report = await replay(storage(), device)
+        report = await replay_journal(storage(), device)
         assert not report.differences
         assert not report.skipped
         assert 5 < report.calls < 30

@@ -17,7 +17,7 @@ from atomr_accel.replay import (
     RedisStorage,
     open_journal,
     read_journal,
-    replay,
+    replay_journal,
 )
 
 from ..harness import cancelled_at, opened, program
@@ -49,7 +49,7 @@ async def test_a_journal_in_redis_is_replayed(url: str, monkeypatch: pytest.Monk
         with pytest.raises(FileExistsError):
             async with open_journal(device, RedisStorage(url, name)):
                 pass
-        report = await replay(RedisStorage(url, name), device)
+        report = await replay_journal(RedisStorage(url, name), device)
         assert report.same, report
         assert report.calls == 53
     async with coredis.Redis.from_url(url) as client:
@@ -72,7 +72,7 @@ async def test_the_oldest_entries_of_a_journal_in_redis_are_dropped(url: str) ->
                 x = await device.put(np.full(10, number))
                 await opened_journal.flush()
             await device.get(x)
-        report = await replay(RedisStorage(url, name), device)
+        report = await replay_journal(RedisStorage(url, name), device)
         assert not report.differences
         assert not report.skipped
         assert 5 < report.calls < 30
@@ -168,7 +168,7 @@ async def test_a_cancelled_program_has_its_journal(url: str) -> None:
             async with open_journal(device, RedisStorage(url, name)):
                 await device.put(np.ones(3))
                 scope.cancel()
-        report = await replay(RedisStorage(url, name), device, inputs={})
+        report = await replay_journal(RedisStorage(url, name), device, inputs={})
     assert report.complete
 
 

@@ -28,7 +28,7 @@ from atomr_accel.replay import (
     content_hash,
     open_journal,
     read_journal,
-    replay,
+    replay_journal,
     state_at,
     view_of,
 )
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 async def again(path: Path, **options: Any) -> Report:
     """Replay a journal on a device of its own."""
     async with opened(isolation="thread") as device:
-        return await replay(path, device, **options)
+        return await replay_journal(path, device, **options)
 
 
 # --- it is the same ------------------------------------------------------------------------
@@ -98,7 +98,7 @@ async def test_frees_and_seals_during_deferred_calls_are_repeated(
             for each in (*refs, *made):
                 with suppress(GpuRefStale):
                     await device.get(each)
-        report = await replay(path, device)
+        report = await replay_journal(path, device)
         assert report.same, (report, *await read_journal(path))
 
 
@@ -120,7 +120,7 @@ async def test_a_buffer_that_is_freed_under_calls_of_a_batch_is_kept_for_them(
                 with pytest.raises(GpuRefStale):
                     batch.blas.gemm(a, a)
             assert (await device.get(b)).tolist() == [[72, 72], [72, 72]]
-        report = await replay(path, device)
+        report = await replay_journal(path, device)
     assert report.same, report
     assert not report.skipped
 
@@ -139,7 +139,7 @@ async def test_buffers_that_a_recording_knows_by_several_refs_are_replaced(tmp_p
                 columns.evaluate(x.T + 1, out=y)
             await columns.replay(z.T, z.T)
             await device.get(y)
-        report = await replay(path, device)
+        report = await replay_journal(path, device)
     assert report.same, report
 
 
@@ -155,7 +155,7 @@ async def test_random_programs_are_replayed_bit_for_bit(
             path = tmp_path / f"{seed}.journal"
             async with open_journal(one, path, contents=True, results=True):
                 await kind(one, seed).run(steps)
-            report = await replay(path, other)
+            report = await replay_journal(path, other)
             assert report.same, f"{seed}: {report}"
             assert report.complete
             assert report.compared >= steps // 3
@@ -171,7 +171,7 @@ async def test_every_op_of_the_table_is_replayed(at: int, tmp_path: Path) -> Non
         async with open_journal(device, path, contents=True, results=True):
             for name in [*OPS][at::4]:
                 await OPS[name].call(device, *await wide.given(name))
-        report = await replay(path, device)
+        report = await replay_journal(path, device)
     assert report.same, str(report)
     assert report.compared == sum(each.outputs for each in report.methods.values())
     async with reading(path) as recorded:
@@ -213,7 +213,7 @@ async def test_programs_of_many_tasks_are_replayed_in_the_order_of_the_program(
             async with open_journal(one, path, contents=True, results=True):
                 kernel = await one.nvrtc.compile(SOURCE, "mix", cpu=mix)
                 await Run(one, kernel).run(ops)
-            report = await replay(path, other)
+            report = await replay_journal(path, other)
             assert report.differences == [], (seed, report)
             path.unlink()
 
@@ -232,7 +232,7 @@ async def test_programs_with_faults_are_replayed(tmp_path: Path) -> None:
             async with open_journal(one, path, contents=True, results=True):
                 kernel = await one.nvrtc.compile(SOURCE, "mix", cpu=mix)
                 await Run(one, kernel).run(ops)
-            report = await replay(path, other)
+            report = await replay_journal(path, other)
             assert report.differences == [], (seed, report)
 
 
@@ -388,15 +388,15 @@ async def test_a_tolerance_is_a_number_or_numbers_by_dtypes(tmp_path: Path) -> N
         async with open_journal(device, path, contents=True):
             await device.put(np.ones(2))
         exact: Any = np.float32(0)
-        assert (await replay(path, device, tolerance={"float64": exact})).same
+        assert (await replay_journal(path, device, tolerance={"float64": exact})).same
         for kind in ("x", True, {"float64": (1, 1)}, {"float64": False}):
             with pytest.raises(TypeError, match=r"tolerance.* must be a real number"):
-                await replay(path, device, tolerance=kind)  # type: ignore[arg-type]
+                await replay_journal(path, device, tolerance=kind)  # type: ignore[arg-type]
         for value in (math.nan, -1, {"float64": -1.0}):
             with pytest.raises(ValueError, match=r"tolerance.* must be at least 0, not"):
-                await replay(path, device, tolerance=value)
+                await replay_journal(path, device, tolerance=value)
         with pytest.raises(ValueError, match="none is 'float46'"):
-            await replay(path, device, tolerance={"float46": 1.0})
+            await replay_journal(path, device, tolerance={"float46": 1.0})
         for number in (0.5, True):
             with pytest.raises(TypeError, match="number must be a whole number"):
                 await state_at(path, number, device)  # type: ignore[arg-type]
@@ -477,7 +477,7 @@ async def test_results_of_unknown_inputs_are_unknown(tmp_path: Path) -> None:
                 await device.fill(x, 5)  # it is sent at once, and happens
             await kernel.launch(1, 4, x, np.float32(2), y)
             assert (await device.get(y) == 10).all()
-        report = await replay(path, device)
+        report = await replay_journal(path, device)
     assert report.differences == [], report
 
 
@@ -499,7 +499,7 @@ async def test_error_of_a_batch_block_is_no_difference(
                         batch.blas.gemm(x, 3)  # type: ignore[arg-type]
                     raise KeyError("mine")
             await device.get(x)
-        report = await replay(path, device)
+        report = await replay_journal(path, device)
     assert report.same, report
     assert f"leave() raised {error.__name__}" in (await read_journal(path))[-2]
 
@@ -526,7 +526,7 @@ async def test_call_that_ended_well_next_to_a_fault_ends_well_again(tmp_path: Pa
                     pass
             await device.put(np.ones(2))
         assert "copy" in (await read_journal(path))[3]
-        report = await replay(path, device, functions={"dies_when_told": dies})
+        report = await replay_journal(path, device, functions={"dies_when_told": dies})
     assert report.same, report
     assert report.calls == 5
 
@@ -560,7 +560,7 @@ async def test_a_batch_that_went_down_with_a_call_before_it_goes_down_again(tmp_
                 async with await trio.open_file(pipe, "wb"):
                     pass
             await device.put(np.ones(2))
-        report = await replay(path, device, functions={"dies_when_told": dies})
+        report = await replay_journal(path, device, functions={"dies_when_told": dies})
     assert report.same, report
 
 
@@ -674,5 +674,5 @@ async def test_a_transfer_has_its_place_where_it_is_submitted(tmp_path: Path) ->
                     await device.put(large, out=x)
                     await device.get(y)
                 await device.get(x[:8])
-        report = await replay(path, device)
+        report = await replay_journal(path, device)
     assert report.same, report

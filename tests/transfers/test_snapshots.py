@@ -19,7 +19,7 @@ from atomr_accel._dtypes import DTYPES
 from atomr_accel.device.contexts._reaper import Reaper
 from atomr_accel.device.data import _snapshot, _snapshot_file
 from atomr_accel.lanes import HostDied
-from atomr_accel.replay import open_journal, replay
+from atomr_accel.replay import open_journal, replay_journal
 from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import UnmapSlabs
@@ -345,7 +345,7 @@ async def test_a_journal_notes_what_is_restored(tmp_path: Path) -> None:
             await device.restore(snapshot, out=refs)
             await device.blas.axpy(made[0], refs[0])
             assert (await device.get(refs[0])).tolist() == [0, 2, 4, 6]
-        report = await replay(tmp_path / "journal", device)
+        report = await replay_journal(tmp_path / "journal", device)
         assert report.compared
         assert not report.skipped
         assert not report.differences
