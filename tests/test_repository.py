@@ -141,16 +141,12 @@ def test_public_methods_say_what_they_do(name: str) -> None:
     assert silent == []
 
 
-WIDER = {"open_system"}
-"""Names that the package itself offers in a wider form: its systems open devices, too."""
-
-
 @pytest.mark.style
 def test_one_name_means_one_thing() -> None:
     meanings: dict[str, dict[int, str]] = {}
     for package in FOR_USERS:
         module = importlib.import_module(package)
-        for entry in set(module.__all__) - WIDER:
+        for entry in module.__all__:
             meanings.setdefault(entry, {})[id(getattr(module, entry))] = package
     assert {entry: [*where.values()] for entry, where in meanings.items() if len(where) > 1} == {}
 

@@ -25,7 +25,7 @@ from .deciders import Decider, Directive, decide_by_type, decide_device_faults, 
 from .instrument import Instrument
 from .messages import GetStatistics, Message, handler
 from .service import Call, Place, Service, serving
-from .system import ActorSystem, ActorTree, SystemStatistics, open_system
+from .system import ActorSystem, ActorTree, SystemStatistics, open_actor_system
 
 __all__ = [
     "Actor",
@@ -76,8 +76,8 @@ __all__ = [
     "decide_by_type",
     "decide_device_faults",
     "handler",
+    "open_actor_system",
     "open_supervisor",
-    "open_system",
     "restart_always",
     "serving",
 ]

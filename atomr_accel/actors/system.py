@@ -93,9 +93,9 @@ class ActorTree:
 
 
 class ActorSystem(HasOtherSystemNames, metaclass=NoPublicConstructor):
-    """A tree of actors, and the root of it. `open_system` makes one."""
+    """A tree of actors, and the root of it. `open_actor_system` makes one."""
 
-    _made_by: ClassVar[str] = "open_system(name)"
+    _made_by: ClassVar[str] = "open_actor_system(name)"
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class ActorSystem(HasOtherSystemNames, metaclass=NoPublicConstructor):
         """Tell an instrument what happens in the system, for the length of a ``with`` block.
 
         Args:
-            instrument: what to tell, as those of ``open_system(instruments=...)``.
+            instrument: what to tell, as those of ``open_actor_system(instruments=...)``.
 
         Raises:
             TypeError: the argument is not an Instrument.
@@ -311,7 +311,7 @@ def _nodes(root: TreeNode) -> list[TreeNode]:
 
 
 @opens
-async def open_system(
+async def open_actor_system(
     name: str,
     *,
     supervision: Supervision = Supervision(),  # noqa: B008 (frozen)
@@ -358,7 +358,7 @@ def beside_systems(companion: Companion) -> Iterator[None]:
 async def opened(
     kind: type[S], name: str, supervision: Supervision, instruments: Iterable[Instrument] = ()
 ) -> AsyncIterator[S]:
-    """Open a system that is an instance of ``kind``; see `open_system`."""
+    """Open a system that is an instance of ``kind``; see `open_actor_system`."""
     check_instance("a system's name", name, str)
     check_instance("supervision", supervision, Supervision)
     hooks = Instruments(instruments)

@@ -24,7 +24,7 @@ from ..actors import (
     RestartType,
     Service,
     SupervisorStopped,
-    open_system,
+    open_actor_system,
     serving,
 )
 from ..actors.blocks import opens
@@ -776,7 +776,7 @@ async def open_cluster(
         transport = TlsTransport(credentials, *listen)
     async with AsyncExitStack() as stack:
         if system is None:
-            system = await stack.enter_async_context(open_system(f"{name}-{node}"))
+            system = await stack.enter_async_context(open_actor_system(f"{name}-{node}"))
         cluster = Cluster(
             name,
             node,

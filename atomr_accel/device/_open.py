@@ -140,7 +140,8 @@ async def open_system(
 ) -> AsyncIterator[System]:
     """Open a system of actors, some of which may be devices.
 
-    It is a system as ``atomr_accel.actors.open_system`` opens it, with the method ``spawn_device``.
+    It is a system as ``atomr_accel.actors.open_actor_system`` opens it, with the method
+    ``spawn_device``.
 
     Args:
         name: its name in logs and in the tree.

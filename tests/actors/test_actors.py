@@ -34,7 +34,7 @@ from atomr_accel.actors import (
     SupervisorStopped,
     UnhandledMessage,
     handler,
-    open_system,
+    open_actor_system,
 )
 from atomr_accel.actors.cell import BATCH
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 async def test_ask_and_tell() -> None:
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         counter = await system.spawn(Counter, start=3, name="counter")
         assert_type(counter, ActorRef)
         reply = await counter.ask(Add(k=2))
@@ -81,7 +81,7 @@ async def test_ask_and_tell() -> None:
 
 async def test_many_askers_get_their_own_answers() -> None:
     results: dict[int, int] = {}
-    async with open_system("demo") as system, trio.open_nursery() as nursery:
+    async with open_actor_system("demo") as system, trio.open_nursery() as nursery:
         counter = await system.spawn(Counter)
 
         async def ask(k: int) -> None:
@@ -97,7 +97,7 @@ async def test_many_askers_get_their_own_answers() -> None:
 async def test_an_unhandled_message_is_an_error_or_a_dead_letter(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         counter = await system.spawn(Counter, name="counter")
         with pytest.raises(UnhandledMessage, match="Counter has no handler for Unknown") as info:
             await counter.ask(Unknown())
@@ -137,7 +137,7 @@ async def test_a_failing_message_reaches_its_asker_and_restarts_the_actor(
 ) -> None:
     log: list[str] = []
     boom = Boom("oops")
-    async with open_system("demo", supervision=quick()) as system:
+    async with open_actor_system("demo", supervision=quick()) as system:
         counter = await system.spawn(Counter, 3, log, name="c")
         async with trio.open_nursery() as nursery:
             asked: list[int] = []
@@ -173,7 +173,7 @@ async def test_a_failing_message_reaches_its_asker_and_restarts_the_actor(
 
 async def test_resume_keeps_the_state(caplog: pytest.LogCaptureFixture) -> None:
     log: list[str] = []
-    async with open_system("demo", supervision=quick()) as system:
+    async with open_actor_system("demo", supervision=quick()) as system:
         counter = await system.spawn(Counter, 3, log, name="c")
         with pytest.raises(Minor):
             await counter.ask(Fail(Minor()))
@@ -193,7 +193,7 @@ async def test_a_decider_that_fails_on_a_message_escalates() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(SupervisionFailed) as info:
-        async with open_system("demo", supervision=Supervision(decider=decider)) as system:
+        async with open_actor_system("demo", supervision=Supervision(decider=decider)) as system:
             counter = await system.spawn(Counter)
             with pytest.raises(Boom):
                 await counter.ask(Fail(Boom()))
@@ -204,7 +204,7 @@ async def test_a_decider_that_fails_on_a_message_escalates() -> None:
 async def test_a_stopped_actor_answers_everyone(caplog: pytest.LogCaptureFixture) -> None:
     log: list[str] = []
     supervision = Supervision(decider=lambda *_: Directive.STOP)
-    async with open_system("demo", supervision=supervision) as system:
+    async with open_actor_system("demo", supervision=supervision) as system:
         counter = await system.spawn(Counter, 0, log, name="c")
         errors: list[BaseException] = []
 
@@ -257,13 +257,13 @@ async def test_an_actor_does_not_ask_itself() -> None:
                 await self.ref.ask(Get())
             return 1
 
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         ref = await system.spawn(Narcissus, name="n")
         assert await ref.ask(Get()) == 1
 
 
 async def test_a_busy_actor_lets_others_run() -> None:
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         counter = await system.spawn(Counter)
         for _ in range(5 * BATCH):
             counter.tell(Add(1))
@@ -275,7 +275,7 @@ async def test_a_busy_actor_lets_others_run() -> None:
 
 
 async def test_misuse() -> None:
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         counter = await system.spawn(Counter, name="c")
         with pytest.raises(TypeError, match=r"write `ref.tell\(Add\(\.\.\.\)\)`"):
             counter.tell(Add)  # type: ignore[arg-type]
@@ -305,14 +305,14 @@ async def test_misuse() -> None:
         assert (await system.spawn(Counter)).name == "counter-2"
         with pytest.raises(TypeError, match=r"use what system.spawn\(...\) returns"):
             ActorRef()  # type: ignore[call-arg]
-        with pytest.raises(TypeError, match=r"use open_system\(name\)"):
+        with pytest.raises(TypeError, match=r"use open_actor_system\(name\)"):
             ActorSystem()  # type: ignore[call-arg]
         with pytest.raises(RuntimeError, match="has no nursery at present"):
             await system.spawn(_NoNursery)
         with pytest.raises(
             TypeError, match="an instrument must be an instance of Instrument, not <class"
         ):
-            async with open_system("other", instruments=[Instrument]):  # type: ignore[list-item]
+            async with open_actor_system("other", instruments=[Instrument]):  # type: ignore[list-item]
                 pass
 
 
@@ -329,7 +329,7 @@ async def test_an_actor_has_its_ref_at_hand_from_the_first() -> None:
         def __init__(self, seen: list[object]) -> None:
             seen += [self.ref, self.system]
 
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         seen: list[object] = []
         ref = await system.spawn(Self, seen)
         assert seen == [ref, system]
@@ -353,7 +353,7 @@ async def test_a_first_start_that_fails_is_its_spawners(where: str) -> None:
         async def stopping(self) -> None:
             raise AssertionError("it had not started")
 
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         with pytest.raises(Boom):
             await system.spawn(Broken)
         assert system.statistics().actors == 0
@@ -367,7 +367,7 @@ async def test_a_restart_that_fails_to_start_counts_as_another_failure() -> None
             if fails.pop(0):
                 raise Boom("again")
 
-    async with open_system("demo", supervision=quick()) as system:
+    async with open_actor_system("demo", supervision=quick()) as system:
         moody = await system.spawn(Moody)
         moody.tell(Fail(Boom("first")))
         assert await moody.ask(Add(1)) == 1
@@ -377,7 +377,7 @@ async def test_a_restart_that_fails_to_start_counts_as_another_failure() -> None
 
 async def test_messages_wait_for_the_back_off(autojump_clock: Any) -> None:
     supervision = Supervision(backoff=Backoff(initial=7))
-    async with open_system("demo", supervision=supervision) as system:
+    async with open_actor_system("demo", supervision=supervision) as system:
         counter = await system.spawn(Counter)
         counter.tell(Fail(Boom()))
         await trio.sleep(1)
@@ -388,7 +388,7 @@ async def test_messages_wait_for_the_back_off(autojump_clock: Any) -> None:
 
 async def test_stop_cancels_what_is_in_progress(autojump_clock: Any) -> None:
     log: list[str] = []
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         counter = await system.spawn(Counter, 0, log, name="c")
         async with trio.open_nursery() as nursery:
 
@@ -420,7 +420,7 @@ async def test_stopping_is_shielded_and_bounded_by_the_grace(
             finally:
                 ends.append(trio.current_time())
 
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         await (await system.spawn(Slow, 1, grace=2)).stop()
         assert ends == [1]
         assert caplog.records == []
@@ -438,7 +438,7 @@ async def test_an_actor_that_takes_too_long_is_reported(
             with trio.CancelScope(shield=True):
                 await trio.sleep(10)
 
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         stubborn = await system.spawn(Stubborn, name="s", grace=2)
         stubborn.tell(Hang())
         await wait_all_tasks_blocked()
@@ -449,7 +449,7 @@ async def test_an_actor_that_takes_too_long_is_reported(
 
 async def test_an_actor_may_end_itself() -> None:
     log: list[str] = []
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         counter = await system.spawn(Counter, 0, log, name="c")
         assert await counter.ask(Quit()) == "bye"
         assert await counter.wait_stopped() is None
@@ -472,7 +472,7 @@ async def test_a_task_of_an_actor_may_end_it() -> None:
             await wait_all_tasks_blocked()
             self.stop()
 
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         timed = await system.spawn(Timed)
         await timed.wait_stopped()
 
@@ -484,7 +484,7 @@ async def test_an_actor_that_ends_itself_and_fails_is_not_restarted() -> None:
             self.stop()
             raise Boom
 
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         quitter = await system.spawn(Quitter)
         with pytest.raises(Boom):
             await quitter.ask(Quit())
@@ -496,7 +496,7 @@ async def test_failures_on_the_way_out_join_the_first() -> None:
         async def stopping(self) -> None:
             raise Minor("on the way out")
 
-    async with open_system(
+    async with open_actor_system(
         "demo", supervision=Supervision(decider=lambda *_: Directive.STOP)
     ) as system:
         messy = await system.spawn(Messy)
@@ -521,7 +521,7 @@ async def test_a_task_of_an_actor_that_fails_fails_the_actor() -> None:
         async def work(self) -> None:
             raise Boom("in the background")
 
-    async with open_system("demo", supervision=quick()) as system:
+    async with open_actor_system("demo", supervision=quick()) as system:
         worker = await system.spawn(Worker)
         with pytest.raises(Boom, match="in the background"):  # the asker learns why
             await worker.ask(Hang())
@@ -532,7 +532,7 @@ async def test_a_task_of_an_actor_that_fails_fails_the_actor() -> None:
 async def test_a_sibling_takes_a_message_down() -> None:
     log: list[str] = []
     supervision = quick(strategy=Strategy.ONE_FOR_ALL)
-    async with open_system("demo", supervision=supervision) as system:
+    async with open_actor_system("demo", supervision=supervision) as system:
         a = await system.spawn(Counter, 0, log, name="a")
         b = await system.spawn(Counter, 0, log, name="b")
         async with trio.open_nursery() as nursery:
@@ -559,7 +559,9 @@ async def test_a_first_start_that_is_begun_anew_is_no_restart(autojump_clock: An
             await trio.sleep(1)
             await super().started()
 
-    async with open_system("demo", supervision=quick(strategy=Strategy.ONE_FOR_ALL)) as system:
+    async with open_actor_system(
+        "demo", supervision=quick(strategy=Strategy.ONE_FOR_ALL)
+    ) as system:
         a = await system.spawn(Counter, 0, log, name="a")
         async with trio.open_nursery() as nursery:
 
@@ -576,7 +578,7 @@ async def test_a_first_start_that_is_begun_anew_is_no_restart(autojump_clock: An
 async def test_a_system_that_gives_up_raises_the_cause() -> None:
     log: list[str] = []
     with pytest.raises(SupervisionFailed, match="'demo' gave up") as info:
-        async with open_system(
+        async with open_actor_system(
             "demo", supervision=quick(intensity=Intensity(restarts=1))
         ) as system:
             await system.spawn(Counter, 0, log, name="a")
@@ -599,7 +601,7 @@ async def test_ctrl_c_in_a_handler_ends_the_system_and_answers_the_asker() -> No
 
     answers: list[BaseException] = []
     with pytest.raises(BaseExceptionGroup) as info:
-        async with trio.open_nursery() as nursery, open_system("demo") as system:
+        async with trio.open_nursery() as nursery, open_actor_system("demo") as system:
             actor = await system.spawn(Interrupted)
 
             @nursery.start_soon
@@ -617,7 +619,7 @@ async def test_ctrl_c_in_a_handler_ends_the_system_and_answers_the_asker() -> No
 
 async def test_waiting_askers_learn_that_the_system_has_closed() -> None:
     errors: list[BaseException] = []
-    async with trio.open_nursery() as nursery, open_system("demo") as system:
+    async with trio.open_nursery() as nursery, open_actor_system("demo") as system:
         counter = await system.spawn(Counter)
 
         async def ask() -> None:
@@ -657,7 +659,10 @@ def _run_once(seed: int) -> list[tuple[float, str]]:
             backoff=Backoff(initial=0.5),
             intensity=Intensity(restarts=9),
         )
-        async with open_system("demo", supervision=supervision) as system, trio.open_nursery() as n:
+        async with (
+            open_actor_system("demo", supervision=supervision) as system,
+            trio.open_nursery() as n,
+        ):
             refs = [await system.spawn(Drama, name=name) for name in "abc"]
 
             async def client(number: int) -> None:
@@ -699,7 +704,7 @@ def test_errors_of_the_runtime_are_known_to_the_log() -> None:
 
 
 async def test_refs_are_neither_copied_nor_pickled() -> None:
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         ref = await system.spawn(Counter, name="counter")
         for copied in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match="the ref of /counter cannot be pickled or copied"):

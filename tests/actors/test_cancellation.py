@@ -26,8 +26,8 @@ from atomr_accel.actors import (
     Strategy,
     Supervision,
     handler,
+    open_actor_system,
     open_supervisor,
-    open_system,
 )
 
 
@@ -139,7 +139,7 @@ def at_every_step(scenario: Callable[[Stage], Awaitable[None]]) -> int:
     async def main() -> None:
         before = trio.lowlevel.current_statistics().tasks_living
         with trio.fail_after(1000):  # of a clock that jumps: only the stuck get there
-            async with open_system("demo", supervision=SUPERVISION) as system:
+            async with open_actor_system("demo", supervision=SUPERVISION) as system:
                 await scenario(Stage(system, saboteur))
         assert trio.lowlevel.current_statistics().tasks_living == before
 
@@ -301,7 +301,7 @@ def test_the_block_of_a_system() -> None:
 
     async def block(stage: Stage) -> None:
         order.clear()
-        async with open_system("inner", supervision=SUPERVISION) as system:
+        async with open_actor_system("inner", supervision=SUPERVISION) as system:
             a = await system.spawn(Node, stage.done, name="a", seconds=0.25, children=1)
             b = await system.spawn(Node, stage.done, name="b", seconds=0.25)
             await a.ask(Slow(1))

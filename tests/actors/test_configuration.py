@@ -15,8 +15,8 @@ from atomr_accel.actors import (
     Overflow,
     Supervision,
     decide_by_type,
+    open_actor_system,
     open_supervisor,
-    open_system,
 )
 
 from .counter import Counter
@@ -88,7 +88,7 @@ def test_enums_are_taken_as_members_only() -> None:
 async def test_spawn_refuses_wrong_types_and_starts_nothing(
     options: dict[str, Any], message: str
 ) -> None:
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         with pytest.raises(TypeError, match=message):
             await system.spawn(Counter, **options)
         assert system.tree().children == ()
@@ -96,14 +96,14 @@ async def test_spawn_refuses_wrong_types_and_starts_nothing(
 
 async def test_systems_and_supervisors_refuse_wrong_types() -> None:
     with pytest.raises(TypeError, match="supervision must be an instance of Supervision"):
-        async with open_system("demo", supervision="one_for_one"):  # type: ignore[arg-type]
+        async with open_actor_system("demo", supervision="one_for_one"):  # type: ignore[arg-type]
             pytest.fail("opened")
     with pytest.raises(TypeError, match="a system's name must be an instance of str"):
-        async with open_system(3):  # type: ignore[arg-type]
+        async with open_actor_system(3):  # type: ignore[arg-type]
             pytest.fail("opened")
     with pytest.raises(TypeError, match="strategy must be one of"):
         async with open_supervisor("demo", strategy="one_for_one"):  # type: ignore[arg-type]
             pytest.fail("opened")
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         with pytest.raises(TypeError, match="a path must be an instance of str, not 3"):
             system.find(3)  # type: ignore[arg-type]

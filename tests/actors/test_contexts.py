@@ -15,7 +15,7 @@ from atomr_accel.actors import (
     Message,
     Overflow,
     handler,
-    open_system,
+    open_actor_system,
 )
 from atomr_accel.actors.context import stays
 from atomr_accel.actors.messages import side_by_side
@@ -87,7 +87,7 @@ class Relay(Actor):
 
 async def test_asked_told_and_sent() -> None:
     noted.clear()
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         recorder = await system.spawn(Witness, mailbox=Mailbox(capacity=1))
         relay = await system.spawn(Relay, recorder)
         token = user.set("ann")
@@ -113,7 +113,7 @@ async def test_condition_is_a_copy_of_the_moment_when_it_was_read() -> None:
         async def note(self, message: Note) -> None:
             seen.append(user.get())
 
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         late = await system.spawn(Late, mailbox=Mailbox(capacity=2, overflow=Overflow.DROP_OLDEST))
         for name in "abc":  # the first is dropped
             user.set(name)
@@ -127,7 +127,7 @@ async def test_condition_is_a_copy_of_the_moment_when_it_was_read() -> None:
 
 
 async def test_a_handler_keeps_what_it_sets_and_nothing_of_its_senders() -> None:
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         recorder = await system.spawn(Witness)
         token = user.set("ann")
         assert await recorder.ask(Who()) == "ann"
@@ -146,7 +146,7 @@ async def test_some_variables_stay() -> None:
         async def who(self, message: Who) -> str:
             return place.get()
 
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         stayer = await system.spawn(Stays)
         place.set("away")
         assert await stayer.ask(Who()) == "home"

@@ -29,7 +29,7 @@ from atomr_accel.actors import (
     Supervision,
     _mailbox,
     _supervision,
-    open_system,
+    open_actor_system,
 )
 from atomr_accel.actors._mailbox import SWEEP, Ask, Inbox
 from atomr_accel.actors._supervision import Action, StartChild, Stop, SupervisionMachine, Wake
@@ -184,7 +184,7 @@ def test_a_mailbox_is_two_queues_and_whoever_waits_for_them(
 
 async def test_a_mailbox_of_withdrawn_messages_drops_one_that_is_not() -> None:
     mailbox = Mailbox(capacity=2, overflow=Overflow.DROP_OLDEST)
-    async with open_system("demo") as system, trio.open_nursery() as nursery:
+    async with open_actor_system("demo") as system, trio.open_nursery() as nursery:
         counter = await system.spawn(Counter, mailbox=mailbox)
         counter.tell(Get())
         nursery.start_soon(counter.ask, Hang())
@@ -256,7 +256,7 @@ async def _dig(system: ActorSystem, depth: int) -> None:
 async def test_a_tree_may_be_deeper_than_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SupervisionMachine, "validate", False)
     depth = sys.getrecursionlimit() + 100
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         await _dig(system, depth)
         assert system.statistics().actors == depth
         drawn = str(system.tree()).splitlines()
@@ -283,7 +283,7 @@ async def test_a_cancelled_spawn_is_not_in_the_tree() -> None:
             scope.cancel()
             await system.spawn(Counter, name="x")
 
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         for _ in range(20):  # who of the two goes first is trio's dice
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(spawn)
@@ -304,7 +304,7 @@ async def test_an_instrument_may_look_at_the_tree_at_any_time(
     slow = Supervision(
         strategy=Strategy.ONE_FOR_ALL, backoff=Backoff(initial=5), intensity=Intensity(restarts=9)
     )
-    async with open_system("demo", supervision=slow, instruments=[Look()]) as system:
+    async with open_actor_system("demo", supervision=slow, instruments=[Look()]) as system:
         refs = [await system.spawn(Counter, name=name) for name in "abc"]
         with pytest.raises(Boom):
             await refs[0].ask(Fail(Boom()))

@@ -27,7 +27,7 @@ from atomr_accel.actors import (
     Supervision,
     Terminated,
     handler,
-    open_system,
+    open_actor_system,
 )
 from atomr_accel.actors._records import identity, record_of
 
@@ -107,7 +107,7 @@ async def test_a_ref_of_an_ended_actor_keeps_nothing_that_it_needed(
     no_collection: None, restart: RestartType, end: Callable[[ActorRef], Awaitable[None]]
 ) -> None:
     supervision = Supervision(decider=lambda *_: Directive.STOP)
-    async with open_system("demo", supervision=supervision) as system:
+    async with open_actor_system("demo", supervision=supervision) as system:
         data = Data()
         alive = weakref.ref(data)
         ref = await system.spawn(Job, data, restart=restart, name="job")
@@ -139,7 +139,7 @@ async def test_a_ref_is_one_and_the_same_also_after_the_end() -> None:
         async def started(self) -> None:
             self.me.append(self)
 
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         ref = await system.spawn(Teller)
         (actor,) = Teller.me
         await ref.stop()
@@ -233,7 +233,7 @@ async def test_who_missed_an_actor_that_failed_does_not_count_twice() -> None:
 
     until = trio.Event()
     with pytest.raises(Exception, match="gave up") as info:
-        async with open_system(
+        async with open_actor_system(
             "demo", supervision=Supervision(decider=lambda *_: Directive.ESCALATE)
         ) as system:
             await system.spawn(Slow)

@@ -24,7 +24,7 @@ from atomr_accel.actors import (
     Supervision,
     SupervisionFailed,
     handler,
-    open_system,
+    open_actor_system,
 )
 from atomr_accel.actors._supervision import (
     Action,
@@ -69,7 +69,7 @@ class Front(Counter):
 @pytest.mark.parametrize("name", ["a", "g/a"])
 def test_a_failure_its_asker_has_handled_stays_inside(schedule: None, name: str) -> None:
     async def main() -> None:
-        async with open_system("demo") as system:
+        async with open_actor_system("demo") as system:
             group = await system.spawn(Group, name="g")
             actor = await system.spawn(Counter, supervisor=group if "/" in name else None)
             with pytest.raises(Boom):
@@ -82,7 +82,7 @@ def test_a_told_failure_stays_inside_as_well(
     schedule: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        async with open_system("demo") as system:
+        async with open_actor_system("demo") as system:
             actor = await system.spawn(Counter)
             actor.tell(Fail(Boom("nobody asked")))
             await trio.lowlevel.checkpoint()
@@ -97,7 +97,7 @@ def test_escalated_actor_leaves_all_the_same(schedule: None, below: bool) -> Non
     escalating = quick(decider=lambda *_: Directive.ESCALATE)
 
     async def main() -> None:
-        async with open_system("demo", supervision=escalating) as system:
+        async with open_actor_system("demo", supervision=escalating) as system:
             group = await system.spawn(Group, supervision=escalating)
             actor = await system.spawn(Counter, supervisor=group if below else None)
             with pytest.raises(Boom):
@@ -109,7 +109,7 @@ def test_escalated_actor_leaves_all_the_same(schedule: None, below: bool) -> Non
 
 def test_parent_contains_the_failure_that_it_restarts_from(schedule: None) -> None:
     async def main() -> None:
-        async with open_system("demo") as system:
+        async with open_actor_system("demo") as system:
             group = await system.spawn(
                 Group, supervision=Supervision(intensity=Intensity(restarts=0))
             )
@@ -122,7 +122,7 @@ def test_parent_contains_the_failure_that_it_restarts_from(schedule: None) -> No
 
 def test_one_failure_too_many_leaves_all_the_same(schedule: None) -> None:
     async def main() -> None:
-        async with open_system(
+        async with open_actor_system(
             "demo", supervision=quick(intensity=Intensity(restarts=0))
         ) as system:
             actor = await system.spawn(Counter)
@@ -140,7 +140,7 @@ def test_a_first_start_that_fails_is_its_spawners_also_at_the_end(schedule: None
             raise Boom
 
     async def main() -> None:
-        async with trio.open_nursery() as nursery, open_system("demo") as system:
+        async with trio.open_nursery() as nursery, open_actor_system("demo") as system:
 
             @nursery.start_soon
             async def _() -> None:
@@ -207,7 +207,7 @@ def test_an_actor_that_waits_for_one_that_is_stopped_first(
     schedule: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        async with open_system("demo") as system:
+        async with open_actor_system("demo") as system:
             front = await system.spawn(Front)
             front.tell(Lean(await system.spawn(Counter)))
             await wait_all_tasks_blocked()
@@ -222,7 +222,7 @@ def test_the_same_across_groups_that_would_not_restart(
     strict = Supervision(intensity=Intensity(restarts=0))
 
     async def main() -> None:
-        async with open_system("demo", supervision=strict) as system:
+        async with open_actor_system("demo", supervision=strict) as system:
             groups = [await system.spawn(Group, supervision=strict) for _ in range(2)]
             front = await system.spawn(Front, supervisor=groups[0])
             front.tell(Lean(await system.spawn(Counter, supervisor=groups[1])))
@@ -241,7 +241,7 @@ def test_a_task_of_an_actor_that_waits_for_one_that_is_stopped_first(
             self.nursery.start_soon(message.on.ask, Hang())
 
     async def main() -> None:
-        async with open_system("demo") as system:
+        async with open_actor_system("demo") as system:
             busy = await system.spawn(Busy)
             busy.tell(Lean(await system.spawn(Counter)))
             await wait_all_tasks_blocked()
@@ -252,7 +252,9 @@ def test_a_task_of_an_actor_that_waits_for_one_that_is_stopped_first(
 
 async def test_a_group_that_is_restarted_stops_as_orderly() -> None:
     """A wait for a sibling in the group's former life is not a failure in the next one."""
-    async with open_system("demo", supervision=quick(strategy=Strategy.ONE_FOR_ALL)) as system:
+    async with open_actor_system(
+        "demo", supervision=quick(strategy=Strategy.ONE_FOR_ALL)
+    ) as system:
         group = await system.spawn(Group)
         front = await system.spawn(Front, supervisor=group)
         front.tell(Lean(await system.spawn(Counter, supervisor=group)))
@@ -266,7 +268,7 @@ async def test_a_group_that_is_restarted_stops_as_orderly() -> None:
 
 async def test_the_stop_of_one_that_others_need_is_a_failure_of_those() -> None:
     log: list[str] = []
-    async with open_system("demo", supervision=quick()) as system:
+    async with open_actor_system("demo", supervision=quick()) as system:
         front = await system.spawn(Front, 0, log, name="f")
         worker = await system.spawn(Counter)
         async with trio.open_nursery() as nursery:
@@ -292,7 +294,7 @@ async def test_an_end_by_a_failure_is_no_orderly_stop() -> None:
             raise Boom
 
     with pytest.raises(Boom):
-        async with open_system("demo", supervision=stop) as system:
+        async with open_actor_system("demo", supervision=stop) as system:
             front = await system.spawn(Front)
             front.tell(Lean(await system.spawn(Frail)))
             await wait_all_tasks_blocked()
@@ -311,7 +313,7 @@ class Twice(Actor):
 
 
 async def test_the_log_tells_both_failures_of_one_life(caplog: pytest.LogCaptureFixture) -> None:
-    async with open_system("demo", supervision=quick()) as system:
+    async with open_actor_system("demo", supervision=quick()) as system:
         ref = await system.spawn(Twice, name="twice")
         ref.tell(Fail(Boom("at work")))
         await wait_all_tasks_blocked()

@@ -20,7 +20,7 @@ from atomr_accel.actors import (
     Supervision,
     decide_by_type,
     handler,
-    open_system,
+    open_actor_system,
 )
 from atomr_accel.actors.instrument import Instruments
 
@@ -91,7 +91,7 @@ async def test_instrument_receives_every_event() -> None:
         decider=decide_by_type({Minor: Directive.RESUME}), backoff=Backoff(base=0)
     )
     seen = recorder.seen
-    async with open_system("demo", supervision=supervision, instruments=[recorder]) as system:
+    async with open_actor_system("demo", supervision=supervision, instruments=[recorder]) as system:
         worker = await system.spawn(Worker, name="w", mailbox=Mailbox(capacity=1))
         assert seen == [("started", "/w")]
         seen.clear()
@@ -152,7 +152,7 @@ async def test_an_actor_that_never_started_never_stopped() -> None:
             raise Boom
 
     recorder = Recorder()
-    async with open_system("demo", instruments=[recorder]) as system:
+    async with open_actor_system("demo", instruments=[recorder]) as system:
         with pytest.raises(Boom):
             await system.spawn(Broken)
     assert recorder.seen == []
@@ -164,7 +164,7 @@ async def test_an_instrument_that_fails_is_dropped(caplog: pytest.LogCaptureFixt
             raise Boom
 
     faulty, sound = Faulty(), Recorder()
-    async with open_system("demo", instruments=[faulty, sound]) as system:
+    async with open_actor_system("demo", instruments=[faulty, sound]) as system:
         worker = await system.spawn(Worker)
         assert await worker.ask(Do()) == 1
         assert await worker.ask(Do()) == 1
@@ -187,17 +187,17 @@ async def test_only_what_is_overridden_is_called() -> None:
             self.count += 1
 
     births = Births()
-    async with open_system("demo", instruments=[births]) as system:
+    async with open_actor_system("demo", instruments=[births]) as system:
         assert list(system._instruments.methods) == ["actor_started"]
         await (await system.spawn(Worker)).ask(Do())
     assert births.count == 1
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         assert not system._instruments.active
 
 
 async def test_instruments_come_and_go_while_the_system_runs() -> None:
     recorder = Recorder()
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         worker = await system.spawn(Worker)
         await worker.ask(Do())
         with system.instrumented(recorder):
@@ -213,7 +213,7 @@ async def test_instruments_come_and_go_while_the_system_runs() -> None:
         ("end", Do(), None),
         ("started", "/later"),
     ]
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         with (
             pytest.raises(TypeError, match="an instance of Instrument"),
             system.instrumented(Instrument),  # type: ignore[arg-type]

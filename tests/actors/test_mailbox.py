@@ -21,7 +21,7 @@ from atomr_accel.actors import (
     MessageDropped,
     Overflow,
     handler,
-    open_system,
+    open_actor_system,
 )
 
 
@@ -81,7 +81,7 @@ class Desk:
 
 @asynccontextmanager
 async def desk(capacity: int, overflow: Overflow = Overflow.WAIT) -> AsyncIterator[Desk]:
-    async with open_system("demo") as system, trio.open_nursery() as nursery:
+    async with open_actor_system("demo") as system, trio.open_nursery() as nursery:
         log: list[int] = []
         mailbox = Mailbox(capacity=capacity, overflow=overflow)
         scribe = await system.spawn(Scribe, log, name="scribe", mailbox=mailbox)
@@ -113,7 +113,7 @@ async def test_the_default_holds_1024() -> None:
     class Plain(Actor):
         mailbox = Mailbox()
 
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         ref = await system.spawn(Plain)
         for _ in range(1024):
             ref.tell(Note(1))

@@ -23,8 +23,8 @@ from atomr_accel.actors import (
     Supervision,
     SupervisionFailed,
     handler,
+    open_actor_system,
     open_supervisor,
-    open_system,
 )
 from atomr_accel.actors.nursery import PlainNursery
 
@@ -35,7 +35,7 @@ Opener = Callable[[], AbstractAsyncContextManager[Any]]
 OPENERS: dict[str, Opener] = {
     "nursery": PlainNursery,
     "supervisor": lambda: open_supervisor("top"),
-    "system": lambda: open_system("demo"),
+    "system": lambda: open_actor_system("demo"),
 }
 
 
@@ -189,7 +189,7 @@ class Frail(Actor):
 
 def test_a_system_that_gives_up_leaves_its_failure_alone(strict: bool) -> None:
     async def main() -> None:
-        async with open_system(
+        async with open_actor_system(
             "demo", supervision=Supervision(intensity=Intensity(restarts=0))
         ) as system:
             frail = await system.spawn(Frail)
@@ -205,7 +205,7 @@ def test_a_failing_body_beside_a_failing_system_makes_a_group(strict: bool) -> N
     escalating = Supervision(decider=lambda *_: Directive.ESCALATE)
 
     async def main() -> None:
-        async with open_system("demo", supervision=escalating) as system:
+        async with open_actor_system("demo", supervision=escalating) as system:
             frail = await system.spawn(Frail)
             frail.tell(Fail(Boom()))
             try:
@@ -228,7 +228,7 @@ def test_a_failure_that_the_body_was_told_leaves_once(
         error = Boom()
 
         async def main(turns: int = turns, error: Boom = error) -> None:
-            async with open_system("demo", supervision=escalating) as system:
+            async with open_actor_system("demo", supervision=escalating) as system:
                 parent = None
                 for _ in range(depth):
                     parent = await system.spawn(Group, supervisor=parent, supervision=escalating)
@@ -258,7 +258,7 @@ def test_missing_actor_adds_nothing_to_the_failure_that_ended_it(pauses: int, as
 
     async def main() -> None:
         supervision = Supervision(intensity=Intensity(restarts=0))
-        async with open_system("demo", supervision=supervision) as system:
+        async with open_actor_system("demo", supervision=supervision) as system:
             failing = await system.spawn(Failing)
             with pytest.raises(Boom):
                 await failing.ask(Fail())
@@ -275,7 +275,7 @@ def test_missing_actor_adds_nothing_to_the_failure_that_ended_it(pauses: int, as
 
 def test_missing_an_actor_that_was_stopped_is_a_failure_of_the_body() -> None:
     async def main() -> None:
-        async with open_system("demo") as system:
+        async with open_actor_system("demo") as system:
             stopped = await system.spawn(Actor)
             await stopped.stop()
             await stopped.ask(Message())
@@ -289,7 +289,7 @@ def test_the_bodys_group_of_it_stays_one_and_what_else_failed_is_told() -> None:
     error = Boom()
 
     async def main(more: BaseException | None, wrap: bool) -> None:
-        async with open_system("demo", supervision=escalating) as system:
+        async with open_actor_system("demo", supervision=escalating) as system:
             frail = await system.spawn(Frail)
             try:
                 if wrap:
@@ -337,7 +337,7 @@ def test_an_interrupt_while_an_actor_starts_stops_it(strict: bool) -> None:
                 steps.append("stopped")
 
     async def main() -> None:
-        async with open_system("demo") as system:
+        async with open_actor_system("demo") as system:
             try:
                 await system.spawn(Slow, name="slow")
             except KeyboardInterrupt:

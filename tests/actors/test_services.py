@@ -25,7 +25,7 @@ from atomr_accel.actors import (
     SupervisorStopped,
     UnhandledMessage,
     handler,
-    open_system,
+    open_actor_system,
     serving,
 )
 from atomr_accel.actors.part import place
@@ -87,7 +87,7 @@ class Echo(Service):
 
 
 async def test_a_service_in_a_system_is_an_actor() -> None:
-    async with open_system("test") as system:
+    async with open_actor_system("test") as system:
         echo = Echo()
         async with serving(echo, system=system, name="echo"):
             assert system.find("/echo") is echo.ref
@@ -104,7 +104,7 @@ async def test_a_service_in_a_system_is_an_actor() -> None:
 
 
 async def test_what_a_call_raises_is_the_askers() -> None:
-    async with open_system("test") as system:
+    async with open_actor_system("test") as system:
         echo = Echo()
         async with serving(echo, system=system):
             with pytest.raises(ValueError, match=r"^bad$"):
@@ -117,7 +117,7 @@ async def test_what_a_call_raises_is_the_askers() -> None:
 async def test_a_service_that_fails_lives_again_as_the_same_object(
     autojump_clock: object,
 ) -> None:
-    async with open_system("test") as system:
+    async with open_actor_system("test") as system:
         echo = Echo()
         async with serving(echo, system=system, name="echo"):
             echo.fail.set()
@@ -129,7 +129,7 @@ async def test_a_service_that_fails_lives_again_as_the_same_object(
 
 
 async def test_calls_run_side_by_side_and_are_shown_as_load() -> None:
-    async with open_system("test") as system, trio.open_nursery() as nursery:
+    async with open_actor_system("test") as system, trio.open_nursery() as nursery:
         echo = Echo()
         async with serving(echo, system=system):
             for _ in range(3):
@@ -142,7 +142,7 @@ async def test_calls_run_side_by_side_and_are_shown_as_load() -> None:
 
 
 async def test_a_service_below_an_actor_is_supervised_by_it() -> None:
-    async with open_system("test") as system:
+    async with open_actor_system("test") as system:
         group = await system.spawn(Group, name="group")
         echo = Echo()
         async with serving(echo, parent=group, name="echo"):
@@ -157,7 +157,7 @@ async def test_a_service_below_an_actor_is_supervised_by_it() -> None:
 async def test_a_service_that_fails_too_often_ends_its_system(autojump_clock: object) -> None:
     echo = Echo()
     with pytest.raises(SupervisionFailed) as caught:
-        async with open_system("test") as system, serving(echo, system=system):
+        async with open_actor_system("test") as system, serving(echo, system=system):
             while True:
                 echo.fail.set()
                 await trio.sleep(10)
@@ -166,7 +166,7 @@ async def test_a_service_that_fails_too_often_ends_its_system(autojump_clock: ob
 
 
 async def test_the_block_tells_a_service_why_it_ends() -> None:
-    async with open_system("test") as system:
+    async with open_actor_system("test") as system:
         echo = Echo()
         with pytest.raises(OSError, match=r"^why$"):
             async with serving(echo, system=system):
@@ -188,7 +188,7 @@ async def test_alone_a_service_has_no_ref_and_fails_its_block() -> None:
 
 
 async def test_two_services_of_one_name() -> None:
-    async with open_system("test") as system, serving(Echo(), system=system, name="echo"):
+    async with open_actor_system("test") as system, serving(Echo(), system=system, name="echo"):
         second = Echo()
         with pytest.raises(NameTaken):
             async with serving(second, system=system, name="echo"):
@@ -216,7 +216,7 @@ async def test_only_services_are_served() -> None:
 
 
 async def test_cancelling_the_block_stops_the_service() -> None:
-    async with open_system("test") as system:
+    async with open_actor_system("test") as system:
         echo = Echo()
         with trio.CancelScope() as scope:
             async with serving(echo, system=system):
@@ -254,7 +254,7 @@ async def test_children_of_a_service_restart_alone_until_they_fail_too_often(
     autojump_clock: object,
 ) -> None:
     parts = Parts()
-    async with open_system("test") as system, serving(parts, system=system, name="parts"):
+    async with open_actor_system("test") as system, serving(parts, system=system, name="parts"):
         (child,) = system.tree().children[0].children
         assert (child.path, child.kind) == ("/parts/part", "Part of it")
         with pytest.raises(NameTaken):
@@ -295,7 +295,7 @@ async def test_a_child_that_does_not_start_fails_the_life_that_begins() -> None:
         async def part(self, *, task_status: trio.TaskStatus[None]) -> None:
             raise OSError("no part")
 
-    async with open_system("test") as system:
+    async with open_actor_system("test") as system:
         for place in (None, system):
             with pytest.raises(OSError, match="no part"):
                 async with serving(Broken(), system=place):
@@ -313,7 +313,7 @@ async def test_the_block_has_the_service_and_a_name_wants_a_place() -> None:
 
 
 async def test_a_place_shows_the_statistics_of_its_service() -> None:
-    async with open_system("test") as system:
+    async with open_actor_system("test") as system:
         await system.spawn(Group, name="group")
         async with serving(Echo(), system=system, name="echo") as _:
             group, echo = system.tree().children
@@ -324,7 +324,7 @@ async def test_a_place_shows_the_statistics_of_its_service() -> None:
 
 
 async def test_a_part_with_statistics_answers_for_them_alone() -> None:
-    async with open_system("test") as system:
+    async with open_actor_system("test") as system:
         group = await system.spawn(Group, name="group")
         part = place(group._cell, "part", "Part")
         soon = trio.lowlevel.current_trio_token().run_sync_soon

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from atomr_accel.actors import ActorRef, ActorSystem, open_system
+from atomr_accel.actors import ActorRef, ActorSystem, open_actor_system
 
 from .counter import Add, Counter, Get
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 async def test_another_run_is_refused_and_changes_nothing(
     use: Callable[[ActorSystem, ActorRef], Awaitable[object]],
 ) -> None:
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         ref = await system.spawn(Counter, name="counter")
 
         def elsewhere() -> None:
@@ -47,7 +47,7 @@ async def test_another_run_is_refused_and_changes_nothing(
 
 
 async def test_tell_is_refused_in_another_thread_and_works_by_the_token() -> None:
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         ref = await system.spawn(Counter)
 
         def elsewhere() -> None:

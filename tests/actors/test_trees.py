@@ -26,7 +26,7 @@ from atomr_accel.actors import (
     Terminated,
     decide_by_type,
     handler,
-    open_system,
+    open_actor_system,
 )
 
 from .counter import (
@@ -52,7 +52,7 @@ class Parent(Counter):
 
 async def test_children_live_in_their_parent() -> None:
     log: list[str] = []
-    async with open_system("demo", supervision=quick()) as system:
+    async with open_actor_system("demo", supervision=quick()) as system:
         parent = await system.spawn(Parent, 0, log, name="p")
         x = system.find("/p/x")
         assert x.path == "/p/x"
@@ -77,7 +77,7 @@ async def test_children_live_in_their_parent() -> None:
 
 async def test_failures_climb_the_tree() -> None:
     log: list[str] = []
-    async with open_system("demo", supervision=quick()) as system:
+    async with open_actor_system("demo", supervision=quick()) as system:
         parent = await system.spawn(
             Parent, 0, log, name="p", supervision=quick(intensity=Intensity(restarts=0))
         )
@@ -100,7 +100,7 @@ async def test_failures_climb_the_tree() -> None:
 
 async def test_groups_and_spawning_below_others() -> None:
     log: list[str] = []
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         group = await system.spawn(
             Group, name="g", supervision=quick(strategy=Strategy.REST_FOR_ONE)
         )
@@ -128,7 +128,7 @@ async def test_the_end_of_a_significant_child_ends_a_life_of_its_parent() -> Non
                 Job, 0, self.log, name="job", restart=RestartType.TRANSIENT, significant=True
             )
 
-    async with open_system("demo", supervision=quick()) as system:
+    async with open_actor_system("demo", supervision=quick()) as system:
         manager = await system.spawn(Manager, 0, log, name="m")
         async with trio.open_nursery() as nursery:
 
@@ -150,7 +150,7 @@ async def test_the_end_of_a_significant_child_ends_a_life_of_its_parent() -> Non
 
 
 async def test_find() -> None:
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         parent = await system.spawn(Parent, name="p")
         assert system.find("/p") is parent
         with pytest.raises(
@@ -168,7 +168,7 @@ async def test_find() -> None:
 
 
 async def test_the_tree_as_text() -> None:
-    async with open_system("demo", supervision=quick()) as system:
+    async with open_actor_system("demo", supervision=quick()) as system:
         await system.spawn(Parent, name="p")
         last = await system.spawn(Counter, name="last")
         last.tell(Fail(Boom()))
@@ -203,7 +203,7 @@ async def test_death_watch() -> None:
     supervision = Supervision(
         decider=decide_by_type({Boom: Directive.STOP}), backoff=Backoff(base=0)
     )
-    async with open_system("demo", supervision=supervision) as system:
+    async with open_actor_system("demo", supervision=supervision) as system:
         watcher = await system.spawn(Mourner)
         mourner = _instance(watcher)
         refs = {name: await system.spawn(Counter, name=name) for name in "abcd"}
@@ -236,7 +236,7 @@ def _instance(ref: ActorRef) -> Any:
 
 
 async def test_watching_takes_a_handler() -> None:
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         ref = await system.spawn(Counter)
         with pytest.raises(
             TypeError, match="Counter must have a handler for Terminated, because it watches"
@@ -249,7 +249,7 @@ async def test_watching_takes_a_handler() -> None:
 async def test_a_significant_actor_that_stops_itself_ends_its_parent(
     restart: RestartType, strategy: Strategy
 ) -> None:
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         group = await system.spawn(
             Group, restart=RestartType.TRANSIENT, supervision=quick(strategy=strategy)
         )
@@ -262,7 +262,7 @@ async def test_a_significant_actor_that_stops_itself_ends_its_parent(
 
 @pytest.mark.parametrize("restart", [RestartType.TRANSIENT, RestartType.TEMPORARY])
 async def test_a_significant_actor_that_is_stopped_leaves_its_parent(restart: RestartType) -> None:
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         group = await system.spawn(Group, restart=RestartType.TRANSIENT)
         job = await system.spawn(Counter, supervisor=group, restart=restart, significant=True)
         await job.stop()
@@ -271,7 +271,10 @@ async def test_a_significant_actor_that_is_stopped_leaves_its_parent(restart: Re
 
 
 async def test_wait_stopped_waits_for_the_end() -> None:
-    async with open_system("demo", supervision=quick()) as system, trio.open_nursery() as nursery:
+    async with (
+        open_actor_system("demo", supervision=quick()) as system,
+        trio.open_nursery() as nursery,
+    ):
         counter = await system.spawn(Counter)
         ended = trio.Event()
 

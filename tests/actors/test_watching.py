@@ -18,7 +18,7 @@ from atomr_accel.actors import (
     Restarted,
     Terminated,
     handler,
-    open_system,
+    open_actor_system,
 )
 
 from ..harness import sized
@@ -68,7 +68,7 @@ def test_one_message_for_each_end(steps: list[tuple[str, int]]) -> None:
         queue: list[str] = []
         Watcher.lives = []
         often = quick(intensity=Intensity(restarts=100))
-        async with open_system("demo", supervision=often) as system:
+        async with open_actor_system("demo", supervision=often) as system:
             watcher = await system.spawn(Watcher, heard)
             others = [await system.spawn(Counter, name=f"other-{n}") for n in range(2)]
             free = trio.Event()
@@ -158,7 +158,7 @@ async def test_a_life_hears_nothing_of_the_children_of_another(
                 await self.child.stop()  # its message waits in the mailbox when this life ends
             raise message.failure
 
-    async with open_system("demo", supervision=quick()) as system:
+    async with open_actor_system("demo", supervision=quick()) as system:
         parent = await system.spawn(Hasty)
         parent.tell(Fail(Boom()))
         await wait_all_tasks_blocked()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from atomr_accel.actors import open_system
+from atomr_accel.actors import open_actor_system
 from atomr_accel.agents import GetEmbedding, open_embedding_cache
 from atomr_accel.patterns import Closed
 from atomr_accel.testing import poison
@@ -221,7 +221,7 @@ async def test_values_that_a_fault_took_are_computed_again() -> None:
 @program
 async def test_a_cache_is_an_actor() -> None:
     async with (
-        open_system("s") as system,
+        open_actor_system("s") as system,
         open_embedding_cache(Embedding(), size=2, system=system, name="cache") as cache,
     ):
         assert (await cache.ref.ask(GetEmbedding(4))).tolist() == [4] * 3

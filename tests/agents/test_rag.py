@@ -14,7 +14,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.actors import open_system
+from atomr_accel.actors import open_actor_system
 from atomr_accel.agents import (
     AddDocument,
     AskDocuments,
@@ -197,7 +197,7 @@ async def test_answers_are_finished_when_the_block_is_left(device: Device, tmp_p
 @on_shared
 async def test_retrieval_is_an_actor(device: Device, tmp_path: Path) -> None:
     async with (
-        open_system("s") as system,
+        open_actor_system("s") as system,
         vectors_at(device, tmp_path) as index,
         open_rag(index, tmp_path / "r", embed, quote, system=system, name="rag") as rag,
     ):

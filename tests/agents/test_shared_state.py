@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
-from atomr_accel.actors import Actor, Call, Message, handler, open_system
+from atomr_accel.actors import Actor, Call, Message, handler, open_actor_system
 from atomr_accel.agents import (
     AcquireState,
     LeaseLost,
@@ -187,7 +187,7 @@ class Holder(Actor):
 @on_shared
 async def test_an_actors_lease_ends_with_it(device: Device) -> None:
     async with (
-        open_system("test") as system,
+        open_actor_system("test") as system,
         open_shared_state(device, system=system, name="state") as state,
     ):
         await state.ref.ask(WriteState("x", np.zeros(2)))

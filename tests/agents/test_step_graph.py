@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from atomr_accel.actors import Call, open_system
+from atomr_accel.actors import Call, open_actor_system
 from atomr_accel.agents import (
     END,
     START,
@@ -475,7 +475,7 @@ async def test_device_nodes_survive_faults() -> None:
 async def test_a_step_graph_is_an_actor() -> None:
     graph = graph_of("a", (START, "a"))
     async with (
-        open_system("test") as system,
+        open_actor_system("test") as system,
         open_step_graph(graph, system=system, name="steps") as runner,
     ):
         assert (await runner.ref.ask(RunSteps(Talk(), "t"))).state.seen == ["a"]

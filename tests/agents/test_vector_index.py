@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from atomr_accel.actors import Call, open_system
+from atomr_accel.actors import Call, open_actor_system
 from atomr_accel.agents import (
     DeleteVectors,
     FilesDamaged,
@@ -322,7 +322,7 @@ async def test_changes_in_progress_are_finished_when_the_block_is_left(
 @on_shared
 async def test_an_index_is_an_actor(device: Device, tmp_path: Path) -> None:
     async with (
-        open_system("test") as system,
+        open_actor_system("test") as system,
         index_at(device, tmp_path, system=system, name="memory") as index,
     ):
         assert system.tree().children[0].path == "/memory"

@@ -38,7 +38,7 @@ from atomr_accel.actors import (
     Message,
     Supervision,
     handler,
-    open_system,
+    open_actor_system,
 )
 
 ROUNDS = 5
@@ -78,7 +78,7 @@ RESTLESS = Supervision(intensity=Intensity(restarts=10**9), backoff=Backoff(base
 
 
 async def ask_ours(n: int) -> float:
-    async with open_system("bench") as system:
+    async with open_actor_system("bench") as system:
         counter = await system.spawn(Counter)
         message = Add(k=1)
         start = time.perf_counter()
@@ -169,7 +169,7 @@ def ask_xoscar(n: int) -> float:
 
 
 async def tell_ours(n: int) -> float:
-    async with open_system("bench") as system:
+    async with open_actor_system("bench") as system:
         counter = await system.spawn(Counter, mailbox=Mailbox(capacity=1024))
         message = Add(k=1)
         start = time.perf_counter()
@@ -224,7 +224,7 @@ def tell_xoscar(n: int) -> float:
 
 
 async def restart_ours(n: int) -> float:
-    async with open_system("bench", supervision=RESTLESS) as system:
+    async with open_actor_system("bench", supervision=RESTLESS) as system:
         counter = await system.spawn(Counter)
         fail, message = Fail(), Add(k=1)
         start = time.perf_counter()
@@ -297,7 +297,7 @@ def _idle_here(who: str, n: int) -> float:
 
 def _idle_ours(n: int) -> float:
     async def main() -> float:
-        async with open_system("bench") as system:
+        async with open_actor_system("bench") as system:
             await system.spawn(Counter)
             before = _resident()
             for _ in range(n):

@@ -14,7 +14,7 @@ from typing import Any
 
 import trio
 
-from atomr_accel.actors import Call, open_system
+from atomr_accel.actors import Call, open_actor_system
 from atomr_accel.patterns import (
     CascadeStage,
     open_batcher,
@@ -79,7 +79,7 @@ async def measured(pattern: Any) -> tuple[float, float]:
 
 async def main() -> None:
     print(f"{'pattern':<14} {'direct':>8} {'by ref':>8} {'more':>8}   us, lowest of {ROUNDS}")
-    async with open_system("bench") as system:
+    async with open_actor_system("bench") as system:
         for name, opens in PATTERNS.items():
             async with opens(system=system, name=name) as pattern:
                 direct, asked = await measured(pattern)

@@ -160,7 +160,7 @@ class Idle(actors.Actor):
 
 @recipe("ActorSystem.spawn")
 async def _(_bench: Bench, **numbers: Any) -> None:
-    async with actors.open_system("sweep") as system:
+    async with actors.open_actor_system("sweep") as system:
         await system.spawn(Idle, **numbers)
         await system.spawn(actors.Group, **numbers)
 
@@ -178,7 +178,7 @@ class Parent(actors.Actor):
 
 @recipe("Actor.spawn")
 async def _(_bench: Bench, **numbers: Any) -> None:
-    async with actors.open_system("sweep") as system:
+    async with actors.open_actor_system("sweep") as system:
         await system.spawn(Parent, numbers)
 
 
@@ -427,7 +427,7 @@ async def _(bench: Bench, **numbers: Any) -> None:
 
 @recipe("open_dashboard")
 async def _(_bench: Bench, **numbers: Any) -> None:
-    async with actors.open_system("sweep") as system:
+    async with actors.open_actor_system("sweep") as system:
         with suppress(OSError):  # the port is not this program's
             async with open_dashboard(system, announce=False, **numbers):
                 pass

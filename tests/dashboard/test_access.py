@@ -12,7 +12,7 @@ import pytest
 import trio
 from hypercorn.trio.tcp_server import TCPServer
 
-from atomr_accel.actors import Actor, open_system
+from atomr_accel.actors import Actor, open_actor_system
 from atomr_accel.dashboard import _connections, open_dashboard
 from atomr_accel.telemetry.host_header import is_here
 
@@ -35,7 +35,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @program
 async def test_only_who_has_the_token_is_told_anything() -> None:
-    async with open_system("s") as system, open_dashboard(system) as page:
+    async with open_actor_system("s") as system, open_dashboard(system) as page:
         assert len(page.token) >= 32
         for path in SECRET:
             for token in (
@@ -59,7 +59,7 @@ async def test_only_who_has_the_token_is_told_anything() -> None:
 @program
 async def test_two_dashboards_do_not_share_a_token() -> None:
     async with (
-        open_system("s") as system,
+        open_actor_system("s") as system,
         open_dashboard(system) as one,
         open_dashboard(system) as two,
     ):
@@ -68,7 +68,7 @@ async def test_two_dashboards_do_not_share_a_token() -> None:
 
 @program
 async def test_the_page_itself_is_no_secret() -> None:
-    async with open_system("s") as system, open_dashboard(system) as page:
+    async with open_actor_system("s") as system, open_dashboard(system) as page:
         for path, name in PUBLIC.items():
             answer = await ask(page, path)
             assert answer.status == 200
@@ -77,14 +77,14 @@ async def test_the_page_itself_is_no_secret() -> None:
 
 @program
 async def test_the_token_is_where_browsers_keep_it_to_themselves() -> None:
-    async with open_system("s") as system, open_dashboard(system) as page:
+    async with open_actor_system("s") as system, open_dashboard(system) as page:
         assert page.url == f"{page.address}#{page.token}"
         assert page.token not in repr(page)
 
 
 @program
 async def test_dashboard_changes_nothing() -> None:
-    async with open_system("s") as system, open_dashboard(system) as page:
+    async with open_actor_system("s") as system, open_dashboard(system) as page:
         for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "HEAD"):
             for path in ("/", "/state"):
                 answer = await ask(page, path, token=page.token, method=method)
@@ -94,7 +94,7 @@ async def test_dashboard_changes_nothing() -> None:
 
 @program
 async def test_all_answers_tell_browsers_to_keep_them_to_themselves() -> None:
-    async with open_system("s") as system, open_dashboard(system) as page:
+    async with open_actor_system("s") as system, open_dashboard(system) as page:
         for path, token, host in (
             ("/", None, "localhost"),
             ("/state", page.token, "localhost"),
@@ -119,7 +119,7 @@ async def test_all_answers_tell_browsers_to_keep_them_to_themselves() -> None:
 @program
 async def test_a_name_that_may_lead_anywhere_is_refused() -> None:
     async with (
-        open_system("s") as system,
+        open_actor_system("s") as system,
         open_dashboard(system, names=["gpu.Example"], announce=False) as page,
     ):
         for host, status in (
@@ -159,7 +159,7 @@ def test_dashboard_url_leads_to_the_page(hosts: list[str], here: bool) -> None:
 
 @program
 async def test_other_machines_are_let_in_only_if_somebody_says_so() -> None:
-    async with open_system("s") as system:
+    async with open_actor_system("s") as system:
         for host in ("0.0.0.0", "::", "192.0.2.1"):
             with pytest.raises(ValueError, match="public=True"):
                 async with open_dashboard(system, host=host):
@@ -175,7 +175,7 @@ async def test_other_machines_are_let_in_only_if_somebody_says_so() -> None:
 
 @program
 async def test_a_port_that_is_taken_is_an_error_of_the_caller() -> None:
-    async with open_system("s") as system, open_dashboard(system) as page:
+    async with open_actor_system("s") as system, open_dashboard(system) as page:
         port = int(page.address.rstrip("/").rpartition(":")[2])
         with pytest.raises(OSError, match="Address already in use"):
             async with open_dashboard(system, port=port):
@@ -185,7 +185,7 @@ async def test_a_port_that_is_taken_is_an_error_of_the_caller() -> None:
 @program
 async def test_no_more_than_some_look_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atomr_accel.dashboard._feed.MOST_LOOKERS", 2)
-    async with open_system("s") as system, open_dashboard(system) as page:
+    async with open_actor_system("s") as system, open_dashboard(system) as page:
         async with looking(page) as one, looking(page) as other:
             assert {await one.next(), await other.next()} == {"state"}
             refused = await ask(page, "/events", token=page.token)
@@ -201,7 +201,7 @@ async def test_no_more_than_some_look_at_a_time(monkeypatch: pytest.MonkeyPatch)
 async def test_simultaneous_connections_keep_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atomr_accel.dashboard._feed.MOST_LOOKERS", 3)
     said: list[str] = []
-    async with open_system("s") as system, open_dashboard(system) as page:
+    async with open_actor_system("s") as system, open_dashboard(system) as page:
 
         async def come() -> None:
             async with looking(page) as one:
@@ -254,7 +254,7 @@ async def test_whatever_is_sent_the_program_and_the_page_go_on() -> None:
         preface + settings,
         preface + settings + b"\0\0\5\1\5\0\0\0\1\x82\x84\x86\x41\x8a",
     ]
-    async with open_system("s") as system, open_dashboard(system) as page:
+    async with open_actor_system("s") as system, open_dashboard(system) as page:
         for start in starts:
             for size in (0, 1, 30, 3000):
                 with suppress(OSError, trio.BrokenResourceError):
@@ -283,7 +283,7 @@ async def test_a_server_that_fails_is_started_again(
         await served(*args, **options)
 
     monkeypatch.setattr("trio.serve_listeners", serve)
-    async with open_system("s") as system, open_dashboard(system) as page:
+    async with open_actor_system("s") as system, open_dashboard(system) as page:
         assert (await ask(page, "/state", token=page.token)).status == 200
     assert "of the server" in caplog.text
     assert page.token not in caplog.text
@@ -301,7 +301,7 @@ async def test_a_connection_that_fails_is_the_only_one(
         await serve(self)
 
     monkeypatch.setattr(TCPServer, "run", run)
-    async with open_system("s") as system, open_dashboard(system) as page:
+    async with open_actor_system("s") as system, open_dashboard(system) as page:
         async with await trio.open_tcp_stream(*place(page)) as stream:
             await closed(stream)
         assert (await ask(page, "/state", token=page.token)).status == 200
@@ -335,7 +335,7 @@ async def test_connections_without_the_token_give_way(
 ) -> None:
     monkeypatch.setattr(_connections, "MOST_CONNECTIONS", 4)
     async with (
-        open_system("s") as system,
+        open_actor_system("s") as system,
         open_dashboard(system) as page,
         looking(page) as looker,
         AsyncExitStack() as stack,
@@ -357,7 +357,7 @@ async def test_connections_without_the_token_give_way(
 async def test_busy_connection_does_not_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_connections, "MOST_CONNECTIONS", 2)
     async with (
-        open_system("s") as system,
+        open_actor_system("s") as system,
         open_dashboard(system) as page,
         looking(page) as one,
         looking(page) as other,
@@ -373,7 +373,7 @@ async def test_busy_connection_does_not_give_way(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("path", ["/", "/state", "/events"])
 @program
 async def test_a_query_that_is_too_long_is_not_read(path: str) -> None:
-    async with open_system("s") as system, open_dashboard(system) as page:
+    async with open_actor_system("s") as system, open_dashboard(system) as page:
         for query, status in (("a=1&" * 10_000, 414), ("a" * 2000, 414), ("a=1&" * 10, 200)):
             if status == 200 and path == "/events":
                 continue  # it has no end

@@ -20,7 +20,7 @@ from atomr_accel.actors import (
     Supervision,
     SupervisorStopped,
     handler,
-    open_system,
+    open_actor_system,
 )
 from atomr_accel.dashboard._feed import Feed
 from atomr_accel.dashboard._history import EVENTS, LONGEST, Ring, described
@@ -102,7 +102,7 @@ def with_reader(
 
     async def main() -> None:
         supervision = Supervision(intensity=Intensity(restarts=1000, within=60))
-        async with open_system("s", supervision=supervision) as system:
+        async with open_actor_system("s", supervision=supervision) as system:
             feed = Feed(system)
             async with trio.open_nursery() as nursery, aclosing(feed.messages()) as messages:
                 nursery.start_soon(feed.run)
@@ -211,7 +211,7 @@ def test_feed_reads_nothing_without_clients(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Feed, "look", counted)
 
     async def main() -> None:
-        async with open_system("s") as system:
+        async with open_actor_system("s") as system:
             feed = Feed(system)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(feed.run)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel import patterns
-from atomr_accel.actors import Service, open_system, serving
+from atomr_accel.actors import Service, open_actor_system, serving
 from atomr_accel.dashboard import _state, open_dashboard
 from atomr_accel.dashboard._history import COARSER, POINTS, _Pulse, summary
 from atomr_accel.dashboard._running import folder
@@ -85,7 +85,7 @@ class Pattern:
 
 
 async def test_patterns_are_shown_by_plain_values_and_parts() -> None:
-    async with open_system("s") as system:
+    async with open_actor_system("s") as system:
         shown: Any = SystemObserver(system, patterns={"p": Pattern()}).patterns()["p"]
     assert (shown["kind"], shown["asked"], shown["mood"]) == ("Pattern", 3, "good")
     assert "rate" not in shown
@@ -103,7 +103,7 @@ def test_every_figure_of_a_pattern_is_explained(name: str) -> None:
 
 
 async def test_patterns_that_have_not_changed_are_the_same_object() -> None:
-    async with open_system("s") as system:
+    async with open_actor_system("s") as system:
         observer = SystemObserver(system, patterns={"p": Pattern()})
         assert observer.patterns()["p"] is observer.patterns()["p"]
 
@@ -117,7 +117,7 @@ class Served(Service):
 
 
 async def test_services_are_shown_by_their_paths_without_being_named() -> None:
-    async with open_system("s") as system, AsyncExitStack() as stack:
+    async with open_actor_system("s") as system, AsyncExitStack() as stack:
         observer = SystemObserver(system)
         for name, answer in {
             "numbers": Pattern().statistics,
@@ -141,7 +141,7 @@ async def test_services_are_shown_by_their_paths_without_being_named() -> None:
 
 
 async def test_a_limited_number_of_services_is_shown() -> None:
-    async with open_system("s") as system, AsyncExitStack() as stack:
+    async with open_actor_system("s") as system, AsyncExitStack() as stack:
         for _ in range(SERVICES + 1):
             await stack.enter_async_context(serving(Served(1), system=system))
         observer = SystemObserver(system)
@@ -155,7 +155,7 @@ async def test_dashboard_shows_a_batcher() -> None:
     async def double(items: Any) -> list[int]:
         return [2 * item for item in items]
 
-    async with open_system("s") as system, open_batcher(double, max_size=4) as batcher:
+    async with open_actor_system("s") as system, open_batcher(double, max_size=4) as batcher:
         assert await batcher(2) == 4
         shown = {"double": batcher}
         async with open_dashboard(system, patterns=shown, announce=False) as page:
@@ -165,7 +165,7 @@ async def test_dashboard_shows_a_batcher() -> None:
 
 @pytest.mark.parametrize("pattern", [3, Pattern, object()])
 async def test_dashboard_refuses_patterns_without_statistics(pattern: Any) -> None:
-    async with open_system("s") as system:
+    async with open_actor_system("s") as system:
         with pytest.raises(TypeError, match="must have statistics"):
             async with open_dashboard(system, patterns={"p": pattern}):
                 pass
@@ -176,7 +176,7 @@ async def test_programs_lists_other_dashboards_only_where_nobody_else_can_ask(
 ) -> None:
     pytest.importorskip("hypercorn")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    async with open_system("one") as one, open_system("two") as two:
+    async with open_actor_system("one") as one, open_actor_system("two") as two:
         async with open_dashboard(one) as here, open_dashboard(two) as there:
             listed = (await ask(here, "/programs", token=here.token)).body.decode()
             assert there.url in listed

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atomr_accel.actors import open_system
+from atomr_accel.actors import open_actor_system
 from atomr_accel.dashboard import RunningDashboard, open_dashboard, running
 from atomr_accel.dashboard._running import announced, folder, started_at
 
@@ -38,7 +38,7 @@ def mine(**changes: object) -> RunningDashboard:
 
 @program
 async def test_running_dashboard_is_found_while_it_is_open() -> None:
-    async with open_system("s") as system:
+    async with open_actor_system("s") as system:
         assert running() == []
         async with open_dashboard(system) as one, open_dashboard(system) as two:
             found = {dashboard.url: dashboard for dashboard in running()}
@@ -51,7 +51,7 @@ async def test_running_dashboard_is_found_while_it_is_open() -> None:
 
 @program
 async def test_running_dashboard_works_without_registration() -> None:
-    async with open_system("s") as system, open_dashboard(system, announce=False):
+    async with open_actor_system("s") as system, open_dashboard(system, announce=False):
         assert running() == []
 
 
@@ -112,7 +112,7 @@ async def test_a_page_is_served_where_there_is_no_place_for_its_file(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder().chmod(0o777)
-    async with open_system("s") as system, open_dashboard(system) as page:
+    async with open_actor_system("s") as system, open_dashboard(system) as page:
         assert (await ask(page, "/")).status == 200
         assert "not announced" in caplog.text
         assert page.token not in caplog.text

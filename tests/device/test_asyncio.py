@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from atomr_accel import Device, DeviceLost, DeviceUnavailable, FromAsyncio, from_asyncio
-from atomr_accel.actors import Actor, ActorSystem, Message, handler, open_system
+from atomr_accel.actors import Actor, ActorSystem, Message, handler, open_actor_system
 from atomr_accel.testing import kill_host
 
 from ..harness import BACKEND, SECONDS, opened
@@ -287,7 +287,7 @@ async def test_actors_can_be_asked_too() -> None:
 
     @asynccontextmanager
     async def open_worker() -> AsyncIterator[Any]:
-        async with open_system("demo") as system:
+        async with open_actor_system("demo") as system:
             assert isinstance(system, ActorSystem)
             yield await system.spawn(Worker)
 

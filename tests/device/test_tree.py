@@ -33,8 +33,8 @@ from atomr_accel.actors import (
     UnhandledMessage,
     decide_by_type,
     handler,
+    open_actor_system,
 )
-from atomr_accel.actors import open_system as open_actor_system
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
 from tests.harness import BACKEND, cpu_only, opened, program

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from atomr_accel import ContextPoisoned, GpuRefStale
-from atomr_accel.actors import Call, GetStatistics, open_system
+from atomr_accel.actors import Call, GetStatistics, open_actor_system
 from atomr_accel.patterns import (
     Closed,
     DeviceCopies,
@@ -120,7 +120,7 @@ async def test_a_layer_with_a_place_answers_by_its_ref() -> None:
     rng = seeds.rng()
     weights = moe_model.made(rng, d=4, f=8, experts=3, dtype=np.float32)
     host = rng.uniform(-1, 1, (5, 4)).astype(np.float32)
-    async with opened(isolation="thread") as device, open_system("test") as system:
+    async with opened(isolation="thread") as device, open_actor_system("test") as system:
         async with open_moe([device], weights, system=system, name="experts") as layer:
             np.testing.assert_array_equal(await layer.ref.ask(Call(host)), await layer(host))
             with pytest.raises(ValueError, match="x must have shape"):

@@ -25,7 +25,7 @@ from atomr_accel.actors import (
     Strategy,
     Supervision,
     handler,
-    open_system,
+    open_actor_system,
 )
 from atomr_accel.actors.nursery import PlainNursery
 from atomr_accel.patterns import (
@@ -62,7 +62,7 @@ async def test_in_a_system_a_batcher_is_an_actor_and_restarts(
         return [item + 1 for item in items]
 
     async with (
-        open_system("test") as system,
+        open_actor_system("test") as system,
         open_batcher(slow, max_size=1, system=system, name="generate") as batcher,
         trio.open_nursery() as nursery,
     ):
@@ -199,7 +199,7 @@ def test_each_request_has_one_end_whatever_restarts(
         bomb.tell(Explode())
 
     async def test() -> None:
-        async with open_system("test") as system:
+        async with open_actor_system("test") as system:
             group = await system.spawn(Group, name="group", supervision=ALL)
             bomb = await system.spawn(Bomb, supervisor=group)
             async with PATTERNS[kind](parent=group, name="pattern") as pattern:
@@ -227,7 +227,7 @@ def test_each_request_has_one_end_whatever_restarts(
 async def test_a_pattern_that_is_stopped_by_its_ref_is_closed(
     kind: str, autojump_clock: object
 ) -> None:
-    async with open_system("test") as system, PATTERNS[kind](system=system) as pattern:
+    async with open_actor_system("test") as system, PATTERNS[kind](system=system) as pattern:
         async with trio.open_nursery() as nursery:
 
             @nursery.start_soon
@@ -273,7 +273,7 @@ async def test_replicas_are_below_their_pool_and_restart_alone_or_with_it(
 
     factories: list[Factory] = [replica, lambda: nullcontext(work)]
     async with (
-        open_system("test") as system,
+        open_actor_system("test") as system,
         open_replica_pool(
             factories,
             intensity=Intensity(restarts=1, within=60),
@@ -323,7 +323,7 @@ async def test_the_present_version_is_opened_again(
             nursery.cancel_scope.cancel()
 
     async with (
-        open_system("test") as system,
+        open_actor_system("test") as system,
         open_hot_swap(version, idempotent=idempotent, system=system, name="swap") as swap,
         trio.open_nursery() as nursery,
     ):
@@ -360,7 +360,7 @@ async def test_a_run_of_a_pipeline_is_told_of_a_failure_and_waiting_items_are_no
             yield number
 
     async with (
-        open_system("test") as system,
+        open_actor_system("test") as system,
         open_pipeline(work, system=system) as pipeline,
         trio.open_nursery() as nursery,
     ):
@@ -399,7 +399,7 @@ async def test_an_item_that_failed_and_waits_for_its_turn_has_one_end(
         for number in (9, 1):
             yield number
 
-    async with open_system("test") as system:
+    async with open_actor_system("test") as system:
         group = await system.spawn(Group, supervision=ALL)
         bomb = await system.spawn(Bomb, supervisor=group)
         async with open_pipeline(Stage(slow_or_bad, 2), parent=group) as pipeline:

@@ -22,7 +22,7 @@ from atomr_accel.actors import (
     Supervision,
     decide_by_type,
     handler,
-    open_system,
+    open_actor_system,
 )
 from atomr_accel.actors.logs import FIELDS, fields
 from atomr_accel.telemetry import JsonFormatter
@@ -80,7 +80,7 @@ async def test_failures_of_actors_are_logged_once(caplog: pytest.LogCaptureFixtu
         supervision = Supervision(
             decider=decide_by_type({ValueError: directive}), backoff=Backoff(base=0)
         )
-        async with open_system("demo", supervision=supervision) as system:
+        async with open_actor_system("demo", supervision=supervision) as system:
             ref = await system.spawn(Fragile, name="fragile")
             ref.tell(Fail())
             await wait_all_tasks_blocked()
@@ -88,7 +88,7 @@ async def test_failures_of_actors_are_logged_once(caplog: pytest.LogCaptureFixtu
         assert (line["level"], line["actor"]) == (level, "/fragile")
         assert "it broke" in line["event"] + line.get("exception", "")
         caplog.clear()
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         ref = await system.spawn(Fragile, name="fragile")
         ref.tell(Fail())
         ref.tell(Fail())

@@ -27,8 +27,7 @@ from atomr_accel import (
     open_system,
     patterns,
 )
-from atomr_accel.actors import Actor, Message, Service, handler, serving
-from atomr_accel.actors import open_system as open_actors
+from atomr_accel.actors import Actor, Message, Service, handler, open_actor_system, serving
 from atomr_accel.patterns import CircuitBreaker, open_batcher
 from atomr_accel.telemetry import METRICS, Metrics, PrometheusCollector, _metrics, open_nvml
 from atomr_accel.telemetry._states import _PATTERN_FIELDS, _UNMEASURED
@@ -395,7 +394,7 @@ class Worker(Actor):
 @program
 async def test_actors_by_class() -> None:
     metrics = Metrics()
-    async with open_actors("office") as system:
+    async with open_actor_system("office") as system:
         with metrics.observe(system):
             workers = [await system.spawn(Worker) for _ in range(3)]
             with pytest.raises(RuntimeError):
@@ -443,7 +442,10 @@ class Library(Service):
 
 async def test_services_by_path() -> None:
     metrics = Metrics()
-    async with open_actors("town") as system, serving(Library(), system=system, name="library"):
+    async with (
+        open_actor_system("town") as system,
+        serving(Library(), system=system, name="library"),
+    ):
         with metrics.observe(system):
             seen = Seen(metrics)
     place = {"system": "town", "path": "/library", "kind": "Library"}
@@ -472,7 +474,7 @@ async def test_gpus_and_their_xids() -> None:
     )
     fake = FakeNvml(gpu, idle)
     metrics = Metrics()
-    async with open_actors("demo") as system, open_nvml(system, library=fake) as nvml:
+    async with open_actor_system("demo") as system, open_nvml(system, library=fake) as nvml:
         with metrics.observe(nvml):
             await nvml.read()
             async with nvml.watch_xids() as xids:
@@ -579,7 +581,7 @@ async def test_labels_are_what_they_are(name: str) -> None:
     metrics = Metrics()
     metrics_of_actors = type("Odd", (Worker,), {"__module__": __name__})
     metrics_of_actors.__qualname__ = metrics_of_actors.__name__ = "Odd"
-    async with open_actors(name) as system:
+    async with open_actor_system(name) as system:
         await system.spawn(metrics_of_actors)
         with metrics.observe(system), metrics.observe(CircuitBreaker(), name=name):
             text = exposition(metrics)

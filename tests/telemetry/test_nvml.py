@@ -21,7 +21,7 @@ import trio
 import trio.testing
 
 from atomr_accel import DeviceUnavailable, LibraryMissing, telemetry
-from atomr_accel.actors import ActorStopped, open_system
+from atomr_accel.actors import ActorStopped, open_actor_system
 from atomr_accel.telemetry import (
     DeviceFault,
     GpuClocks,
@@ -56,7 +56,7 @@ NEVER = math.inf
 async def watching(fake: FakeNvml, *, interval: float = NEVER) -> AsyncIterator[NvmlMonitor]:
     """Open a system, and NVML in it."""
     async with (
-        open_system("demo") as system,
+        open_actor_system("demo") as system,
         open_nvml(system, interval=interval, library=fake) as nvml,
     ):
         yield nvml
@@ -129,7 +129,7 @@ async def test_parts_of_a_divided_gpu() -> None:
 @program
 async def test_nvml_actor_calls_nvml_in_other_threads_and_closes_it() -> None:
     fake = FakeNvml(FakeGpu(), FakeGpu(uuid="GPU-2"))
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         async with open_nvml(system, interval=NEVER, library=fake) as nvml:
             assert nvml.ref.path == "/nvml/reader"
             assert [one.uuid for one in await nvml.ref.ask(ReadGpus())][1:] == ["GPU-2"]
@@ -154,7 +154,7 @@ async def test_nvml_actor_reads_periodically() -> None:
 async def test_nvml_that_fails_is_opened_anew_and_its_reader_gets_the_error() -> None:
     fake = FakeNvml(FakeGpu())
     async with (
-        open_system("demo") as system,
+        open_actor_system("demo") as system,
         open_nvml(system, interval=NEVER, library=fake) as nvml,
     ):
         fake.error = fake.NVML_ERROR_GPU_IS_LOST
@@ -186,7 +186,7 @@ async def test_without_the_package_it_is_said_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         with pytest.raises(LibraryMissing, match=r"pip install .*\[telemetry\]") as info:
             async with open_nvml(system):
                 pass
@@ -198,7 +198,7 @@ async def test_without_the_package_it_is_said_what_to_install(
 async def test_without_a_driver_there_is_nothing_to_watch() -> None:
     fake = FakeNvml()
     fake.missing = fake.NVML_ERROR_LIBRARY_NOT_FOUND
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         with pytest.raises(DeviceUnavailable, match="comes with NVIDIA's driver"):
             async with open_nvml(system, library=fake):
                 pass
@@ -210,7 +210,7 @@ async def test_the_package_without_a_driver() -> None:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        async with open_system("demo") as system:
+        async with open_actor_system("demo") as system:
             with pytest.raises(DeviceUnavailable):
                 async with open_nvml(system):
                     pass
@@ -221,7 +221,7 @@ async def test_the_package_without_a_driver() -> None:
 
 @program
 async def test_arguments() -> None:
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         for interval in (0, -1.0, math.nan):
             with pytest.raises(ValueError, match="interval"):
                 async with open_nvml(system, interval=interval, library=FakeNvml()):
@@ -277,7 +277,7 @@ async def test_nvml_that_fails_as_it_is_closed_harms_nobody(turns: int) -> None:
             await nvml.read()
 
     async with (
-        open_system("demo") as system,
+        open_actor_system("demo") as system,
         trio.open_nursery() as nursery,
         open_nvml(system, interval=NEVER, library=fake) as nvml,
     ):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel import open_device, train
-from atomr_accel.actors import open_system
+from atomr_accel.actors import open_actor_system
 
 from .checks import loss, model, same
 
@@ -207,7 +207,7 @@ def test_place_in_the_tree() -> None:
 
     async def program() -> None:
         async with (
-            open_system("test") as system,
+            open_actor_system("test") as system,
             open_device(0, backend="cpu", isolation="thread") as device,
         ):
             params = model(np.random.default_rng(1))
