@@ -196,9 +196,9 @@ async def main() -> None:
 
     assert seen.answered == statuses[200] > 20
     assert seen.refused == statuses[503] > 0
-    assert (seen.faults, seen.dropped, seen.abandoned) == (2, 0, 0)
+    assert (seen.faults, seen.withdrawn, seen.abandoned) == (2, 0, 0)
     assert b"atomr_accel_faults_total{" in text
-    print(f"{seen.answered} requests were answered, {seen.refused} refused, {seen.dropped} lost")
+    print(f"{seen.answered} requests were answered, {seen.refused} refused, {seen.withdrawn} lost")
     print(f"{seen.faults} of {seen.calls} calls ended in faults")
 
 

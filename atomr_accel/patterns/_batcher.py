@@ -52,7 +52,7 @@ class BatcherStatistics:
     """Statistics of a batcher, at one moment.
 
     Every submitted request counts in one of ``queued``, ``outside``, ``running``, ``answered``,
-    ``failed``, ``refused`` and ``dropped``.
+    ``failed``, ``refused`` and ``withdrawn``.
 
     Attributes:
         submitted: requests so far.
@@ -62,8 +62,7 @@ class BatcherStatistics:
         answered: requests that got a result.
         failed: requests that raised an error of the function.
         refused: requests that raised `Overloaded`, `Dropped` or `Closed`.
-        dropped: requests whose callers were cancelled. (Those that raised `Dropped` count as
-            ``refused``.)
+        withdrawn: requests whose callers were cancelled.
         in_flight: batches, not requests, that have begun and are not answered.
         batches: batches so far.
         largest: requests in the largest batch so far.
@@ -80,7 +79,7 @@ class BatcherStatistics:
     answered: int = 0
     failed: int = 0
     refused: int = 0
-    dropped: int = 0
+    withdrawn: int = 0
     in_flight: int = 0
     batches: int = 0
     largest: int = 0
@@ -164,8 +163,8 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
         self._queued = 0
         self._taken = 0
         self._counts = dict.fromkeys(
-            ("submitted", "answered", "failed", "refused", "dropped", "batches", "calls", "faults",
-             "abandoned", "largest"), 0,
+            ("submitted", "answered", "failed", "refused", "withdrawn", "batches", "calls",
+             "faults", "abandoned", "largest"), 0,
         )  # fmt: skip
         self._seconds = 0.0
         self._running = 0
@@ -346,15 +345,15 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
         """Withdraw a request whose caller was cancelled."""
         place = request.place
         if place is QueuePlace.TAKEN:
-            self._end(request, None, "dropped")
+            self._end(request, None, "withdrawn")
             if request.part is not None:  # else its batch has not started yet
                 request.part.left()
         elif place is QueuePlace.QUEUED:
             self._leave_queue(request)
-            self._end(request, None, "dropped")
+            self._end(request, None, "withdrawn")
             self._let_in()
         else:
-            self._end(request, None, "dropped")
+            self._end(request, None, "withdrawn")
             self._outside.left()
             self._leave_outside(request)
 
@@ -390,7 +389,7 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
         if self._observer is not None:
             seconds = trio.current_time() - request.arrived
             if error is None:
-                self._observer.dropped(request.item, seconds)
+                self._observer.withdrawn(request.item, seconds)
             else:
                 self._observer.failed(request.item, error, seconds)
         if error is not None and wake:

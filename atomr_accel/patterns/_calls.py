@@ -24,7 +24,7 @@ Ts = TypeVarTuple("Ts")
 class RequestTally:
     """Counts the requests of a pattern by outcome, and reports them to its observer."""
 
-    __slots__ = ("answered", "dropped", "failed", "observer", "refused", "submitted")
+    __slots__ = ("answered", "failed", "observer", "refused", "submitted", "withdrawn")
 
     def __init__(self, observer: Observer | None) -> None:
         self.observer: Observer | None = guarded(observer)
@@ -32,12 +32,12 @@ class RequestTally:
         self.answered: int = 0
         self.failed: int = 0
         self.refused: int = 0
-        self.dropped: int = 0
+        self.withdrawn: int = 0
 
     @property
     def in_progress(self) -> int:
         """Requests that are still open."""
-        return self.submitted - self.answered - self.failed - self.refused - self.dropped
+        return self.submitted - self.answered - self.failed - self.refused - self.withdrawn
 
     def submit(self, item: object) -> float:
         """Count a new request, and return the time, which its end needs."""
@@ -71,11 +71,11 @@ class RequestTally:
         if self.observer is not None:
             self.observer.failed(item, error, trio.current_time() - began)
 
-    def drop(self, item: object, began: float) -> None:
+    def withdraw(self, item: object, began: float) -> None:
         """Count a request whose caller has left."""
-        self.dropped += 1
+        self.withdrawn += 1
         if self.observer is not None:
-            self.observer.dropped(item, trio.current_time() - began)
+            self.observer.withdrawn(item, trio.current_time() - began)
 
 
 class CallsInProgress:
@@ -197,7 +197,7 @@ class _CallInProgress:
         elif isinstance(error, Exception):
             tally.fail(self._item, error, self._began)
         else:
-            tally.drop(self._item, self._began)
+            tally.withdraw(self._item, self._began)
 
 
 @trio.lowlevel.disable_ki_protection

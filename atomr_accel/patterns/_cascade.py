@@ -101,7 +101,7 @@ class CascadeStatistics:
     """A cascade at one moment.
 
     Every request that was submitted is in one of these: ``running``, ``answered``, ``failed``,
-    ``refused``, ``dropped``.
+    ``refused``, ``withdrawn``.
 
     Attributes:
         submitted: requests so far.
@@ -110,7 +110,7 @@ class CascadeStatistics:
         failed: requests that raised an error.
         refused: requests that got a refusal: of the last stage that could be asked, or the block
             was left.
-        dropped: requests whose callers were cancelled.
+        withdrawn: requests whose callers were cancelled.
         cost: sum of the costs of all requests.
         stages: the stages in their order.
     """
@@ -120,7 +120,7 @@ class CascadeStatistics:
     answered: int
     failed: int
     refused: int
-    dropped: int
+    withdrawn: int
     cost: float
     stages: tuple[CascadeStageStatistics, ...]
 
@@ -254,7 +254,7 @@ class Cascade(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
             answered=tally.answered,
             failed=tally.failed,
             refused=tally.refused,
-            dropped=tally.dropped,
+            withdrawn=tally.withdrawn,
             cost=self._cost,
             stages=tuple(
                 CascadeStageStatistics(

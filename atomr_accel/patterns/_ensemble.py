@@ -30,7 +30,7 @@ class EnsembleStatistics:
     """An ensemble at one moment.
 
     Every request that was submitted is in one of these: ``running``, ``answered``, ``failed``,
-    ``refused``, ``dropped``.
+    ``refused``, ``withdrawn``.
 
     Attributes:
         submitted: requests so far.
@@ -38,7 +38,7 @@ class EnsembleStatistics:
         answered: requests that got an answer.
         failed: requests that raised an error.
         refused: requests that got a refusal: of a member that had to answer, or the block was left.
-        dropped: requests whose callers were cancelled.
+        withdrawn: requests whose callers were cancelled.
         answers: number of answers of each member that were in time.
         errors: number of failures of each member.
         stragglers: number of cancellations of each member because enough others had answered or
@@ -50,7 +50,7 @@ class EnsembleStatistics:
     answered: int
     failed: int
     refused: int
-    dropped: int
+    withdrawn: int
     answers: tuple[int, ...]
     errors: tuple[int, ...]
     stragglers: tuple[int, ...]
@@ -134,7 +134,7 @@ class Ensemble(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
             answered=tally.answered,
             failed=tally.failed,
             refused=tally.refused,
-            dropped=tally.dropped,
+            withdrawn=tally.withdrawn,
             answers=tuple(self._answers),
             errors=tuple(self._errors),
             stragglers=tuple(self._stragglers),

@@ -56,7 +56,7 @@ class FairShareStatistics:
         serving: requests that have one.
         granted: slots given so far.
         refused: requests that got a refusal.
-        dropped: requests whose callers were cancelled while they waited.
+        withdrawn: requests whose callers were cancelled while they waited.
         work: work begun so far, in units of cost.
         tenants: tenants that are not idle, and some that were active recently, sorted by path.
     """
@@ -66,7 +66,7 @@ class FairShareStatistics:
     serving: int
     granted: int
     refused: int
-    dropped: int
+    withdrawn: int
     work: float
     tenants: tuple[TenantStatistics, ...]
 
@@ -150,7 +150,7 @@ class FairShare(Service, metaclass=NoPublicConstructor):
         self._shares = Shares(weights, budgets)
         self._observer = guarded(observer)
         self._waiting: dict[WaitingRequest, Slot] = {}
-        self._granted = self._refused = self._dropped = 0
+        self._granted = self._refused = self._withdrawn = 0
         self._thread = get_ident()
         self._closing = False
         self._closed_by: BaseException | None = None
@@ -217,7 +217,7 @@ class FairShare(Service, metaclass=NoPublicConstructor):
             serving=root.serving,
             granted=self._granted,
             refused=self._refused,
-            dropped=self._dropped,
+            withdrawn=self._withdrawn,
             work=root.work,
             tenants=tuple(sorted(tenants, key=lambda tenant: tenant.path)),
         )
@@ -253,9 +253,9 @@ class FairShare(Service, metaclass=NoPublicConstructor):
             slot._task = None
             del self._waiting[waiting]
             self._shares.withdraw(waiting)
-            self._dropped += 1
+            self._withdrawn += 1
             if self._observer is not None:
-                self._observer.dropped(slot._item, trio.current_time() - slot._arrived)
+                self._observer.withdrawn(slot._item, trio.current_time() - slot._arrived)
             self._grant()
             return trio.lowlevel.Abort.SUCCEEDED
 

@@ -89,7 +89,7 @@ class HotSwapStatistics:
     """Statistics of a hot swap, at one moment.
 
     Every submitted request counts in one of ``running``, ``answered``, ``failed``, ``refused`` and
-    ``dropped``.
+    ``withdrawn``.
 
     Attributes:
         state: the step of the swap.
@@ -99,7 +99,7 @@ class HotSwapStatistics:
         answered: requests that got a result.
         failed: requests that raised an error of a version.
         refused: requests that were refused because the block was left.
-        dropped: requests whose callers were cancelled.
+        withdrawn: requests whose callers were cancelled.
         asked_again: requests that failed at the candidate and were passed to the present version.
         promoted: number of roll-outs in which the candidate took over.
         rolled_back: number of roll-outs in which it did not.
@@ -113,7 +113,7 @@ class HotSwapStatistics:
     answered: int
     failed: int
     refused: int
-    dropped: int
+    withdrawn: int
     asked_again: int
     promoted: int
     rolled_back: int
@@ -558,7 +558,7 @@ class HotSwap(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
             answered=tally.answered,
             failed=tally.failed,
             refused=tally.refused,
-            dropped=tally.dropped,
+            withdrawn=tally.withdrawn,
             asked_again=self._asked_again,
             promoted=self._promoted,
             rolled_back=self._rolled_back,

@@ -22,7 +22,7 @@ class Observer:
     A pattern without an observer does not look for one.
 
     Each request is ``submitted`` once, and then exactly one of ``answered``, ``failed`` and
-    ``dropped`` is called for it. In between it is ``started`` each time it is tried.
+    ``withdrawn`` is called for it. In between it is ``started`` each time it is tried.
     """
 
     def submitted(self, item: object) -> None:
@@ -40,7 +40,7 @@ class Observer:
     def failed(self, item: object, error: BaseException, seconds: float) -> None:
         """A request has an error for its answer: its own, or a refusal."""
 
-    def dropped(self, item: object, seconds: float) -> None:
+    def withdrawn(self, item: object, seconds: float) -> None:
         """The caller of a request was cancelled."""
 
     def circuit_changed(self, state: CircuitState) -> None:

@@ -115,7 +115,7 @@ class PipelineStatistics:
         answered: items that got a result.
         failed: items that raised an error.
         refused: items that got ``Closed``, or another refusal by a stage.
-        dropped: items whose callers were cancelled, and those of runs that were left early.
+        withdrawn: items whose callers were cancelled, and those of runs that were left early.
         in_progress: items inside the pipeline.
         stages: the stages in their order.
     """
@@ -124,7 +124,7 @@ class PipelineStatistics:
     answered: int
     failed: int
     refused: int
-    dropped: int
+    withdrawn: int
     in_progress: int
     stages: tuple[StageStatistics, ...]
 
@@ -165,7 +165,7 @@ class _Ticket:
         if self.scope is not None:
             self.scope.cancel()
         if self.tally is not None:
-            self.tally.drop(self.item, self.began)
+            self.tally.withdraw(self.item, self.began)
 
     def result(self) -> Any:
         try:
@@ -279,7 +279,7 @@ class Pipeline(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
             answered=self._tally.answered,
             failed=self._tally.failed,
             refused=self._tally.refused,
-            dropped=self._tally.dropped,
+            withdrawn=self._tally.withdrawn,
             in_progress=self._tally.in_progress,
             stages=tuple(
                 StageStatistics(

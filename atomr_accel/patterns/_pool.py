@@ -65,7 +65,7 @@ class ReplicaPoolStatistics:
     """Statistics of a replica pool, at one moment.
 
     Every submitted request counts in one of ``waiting``, ``running``, ``answered``, ``failed``,
-    ``refused`` and ``dropped``.
+    ``refused`` and ``withdrawn``.
 
     Attributes:
         submitted: requests so far.
@@ -74,7 +74,7 @@ class ReplicaPoolStatistics:
         answered: requests that got a result.
         failed: requests that raised an error of a replica.
         refused: requests that were refused: there was no room, or the block was left.
-        dropped: requests whose callers were cancelled.
+        withdrawn: requests whose callers were cancelled.
         asked_elsewhere: repeated requests, because a replica or its device had failed.
         hedged: requests that were made a second time because they took long.
         hedges_won: hedged requests that the second replica answered first.
@@ -87,7 +87,7 @@ class ReplicaPoolStatistics:
     answered: int
     failed: int
     refused: int
-    dropped: int
+    withdrawn: int
     asked_elsewhere: int
     hedged: int
     hedges_won: int
@@ -204,7 +204,7 @@ class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
             answered=tally.answered,
             failed=tally.failed,
             refused=tally.refused,
-            dropped=tally.dropped,
+            withdrawn=tally.withdrawn,
             asked_elsewhere=self._elsewhere,
             hedged=self._hedged,
             hedges_won=self._hedges_won,

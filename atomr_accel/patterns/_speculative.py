@@ -47,7 +47,7 @@ class SpeculativeStatistics:
     """A decoder at one moment.
 
     Every text that was asked for is in one of these: ``running``, ``answered``, ``failed``,
-    ``refused``, ``dropped``.
+    ``refused``, ``withdrawn``.
 
     Attributes:
         submitted: texts so far.
@@ -55,7 +55,7 @@ class SpeculativeStatistics:
         answered: texts that have come to their end.
         failed: texts that ended with an error.
         refused: texts whose consumers got ``Closed``, or another refusal by a model.
-        dropped: texts that were left early.
+        withdrawn: texts that were left early.
         steps: steps of the target; those that had to be done again count once.
         tokens: tokens that were decided.
         drafted: drafts, all nodes of trees.
@@ -70,7 +70,7 @@ class SpeculativeStatistics:
     answered: int
     failed: int
     refused: int
-    dropped: int
+    withdrawn: int
     steps: int
     tokens: int
     drafted: int
@@ -267,7 +267,7 @@ class _Text:
         if self.consumer is not None:
             self.consumer.cancel()
             return
-        self.plan.tally.drop(self.item, self.began)
+        self.plan.tally.withdraw(self.item, self.began)
         self._close()
 
     def _close(self) -> None:
@@ -464,7 +464,7 @@ class SpeculativeDecoder(InCallers, metaclass=NoPublicConstructor):
             answered=tally.answered,
             failed=tally.failed,
             refused=tally.refused,
-            dropped=tally.dropped,
+            withdrawn=tally.withdrawn,
             steps=counts.steps,
             tokens=counts.tokens,
             drafted=counts.drafted,

@@ -272,7 +272,7 @@ def require_metrics(metrics: object) -> None:
 @final
 class _PatternTally(Observer):
     def __init__(self) -> None:
-        self._seconds = {outcome: durations() for outcome in ("answered", "failed", "dropped")}
+        self._seconds = {outcome: durations() for outcome in ("answered", "failed", "withdrawn")}
         self._items = Histogram([int(bound) for bound in ITEMS], 1)
         self._retries = 0
 
@@ -288,8 +288,8 @@ class _PatternTally(Observer):
     def failed(self, item: object, error: BaseException, seconds: float) -> None:
         self._seconds["failed"].add(round(seconds * 1e9))
 
-    def dropped(self, item: object, seconds: float) -> None:
-        self._seconds["dropped"].add(round(seconds * 1e9))
+    def withdrawn(self, item: object, seconds: float) -> None:
+        self._seconds["withdrawn"].add(round(seconds * 1e9))
 
     def take(self, snapshot: MetricsSnapshot, name: str) -> None:
         for outcome, histogram in self._seconds.items():

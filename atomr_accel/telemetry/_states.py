@@ -244,7 +244,7 @@ def _flag(value: bool | None) -> float | None:
 
 # --- patterns ------------------------------------------------------------------------------
 
-_OUTCOMES: Final = ("answered", "failed", "refused", "dropped", "finished", "accepted")
+_OUTCOMES: Final = ("answered", "failed", "refused", "withdrawn", "finished", "accepted")
 _NOW: Final = ("queued", "outside", "running", "waiting", "serving", "in_progress", "in_flight")
 _EVENTS: Final = (
     "abandoned",

@@ -561,7 +561,7 @@ async def test_after_a_wave_of_client_timeouts_all_is_as_before() -> None:
     results = [*clients.got.items()]
     assert all(result == 2 * item for item, result in results[:40] + results[80:])
     statistics = batcher.statistics()
-    assert statistics.answered + statistics.dropped == 120
+    assert statistics.answered + statistics.withdrawn == 120
     assert (statistics.queued, statistics.running, statistics.in_flight) == (0, 0, 0)
 
 

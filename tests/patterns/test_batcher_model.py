@@ -147,7 +147,7 @@ class World:
         assert self.got.keys() == {one.number for one in self.asked}
         assert set(self.log.ends().values()) <= {1}
         now = self.batcher.statistics()
-        ended = now.answered + now.failed + now.refused + now.dropped
+        ended = now.answered + now.failed + now.refused + now.withdrawn
         assert now.submitted == ended == len(self.log.ends())
         assert (now.queued, now.outside, now.running, now.in_flight) == (0, 0, 0, 0)
         assert self.running == 0

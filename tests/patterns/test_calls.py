@@ -75,11 +75,11 @@ async def test_each_request_has_one_end(name: str, autojump_clock: trio.testing.
                 nursery.start_soon(late)
                 await trio.testing.wait_all_tasks_blocked()
                 raise ZeroDivisionError
-    ends = [line for line in log.lines if line[0] in {"answered", "failed", "dropped"}]
-    assert ends == [("answered", 1), ("failed", -2), ("dropped", 3), ("failed", 4)]
+    ends = [line for line in log.lines if line[0] in {"answered", "failed", "withdrawn"}]
+    assert ends == [("answered", 1), ("failed", -2), ("withdrawn", 3), ("failed", 4)]
     assert set(log.ends().values()) == {1}
     assert (statistics.submitted, statistics.answered) == (3, 1)
-    assert (statistics.failed, statistics.dropped, statistics.refused) == (1, 1, 0)
+    assert (statistics.failed, statistics.withdrawn, statistics.refused) == (1, 1, 0)
     assert pattern.statistics().refused == 1
 
 

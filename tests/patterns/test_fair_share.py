@@ -104,9 +104,9 @@ async def test_cancelled_tenant_waits_no_more_and_pays_nothing() -> None:
             assert scope.cancelled_caught
         await work(share, "b", order)
     assert order == ["a", "b"]
-    assert log.lines.count(("dropped", "b")) == 1
+    assert log.lines.count(("withdrawn", "b")) == 1
     statistics = share.statistics()
-    assert (statistics.dropped, statistics.granted, statistics.work) == (1, 2, 6)
+    assert (statistics.withdrawn, statistics.granted, statistics.work) == (1, 2, 6)
 
 
 @on_mock_clock
@@ -328,7 +328,7 @@ def test_every_slot_is_had_or_left_and_given_back(
                 nursery.start_soon(client, share, *one)
         statistics = share.statistics()
         assert (statistics.waiting, statistics.serving) == (0, 0)
-        assert statistics.granted + statistics.dropped == len(asked)
+        assert statistics.granted + statistics.withdrawn == len(asked)
 
     run(main)
     assert len(ends) == len(asked)

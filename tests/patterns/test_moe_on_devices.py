@@ -180,7 +180,7 @@ async def test_cancelled_caller_withdraws() -> None:
                 await exchange.started.wait()
                 assert layer.statistics().running == 1
                 nursery.cancel_scope.cancel()
-            assert layer.statistics().dropped == 1
+            assert layer.statistics().withdrawn == 1
 
 
 @program

@@ -228,7 +228,7 @@ async def test_a_caller_that_is_cancelled_takes_its_item_along(
         assert await pipeline(3) == 3
         assert begun == [1, 3]
         assert trio.current_time() == 11
-        assert pipeline.statistics().dropped == 2
+        assert pipeline.statistics().withdrawn == 2
 
 
 async def test_deadlines_reach_the_stages(autojump_clock: trio.testing.MockClock) -> None:
@@ -318,7 +318,7 @@ class Ends(Observer):
     def failed(self, item: object, error: BaseException, seconds: float) -> None:
         self.end(item)
 
-    def dropped(self, item: object, seconds: float) -> None:
+    def withdrawn(self, item: object, seconds: float) -> None:
         self.end(item)
 
     def end(self, item: object) -> None:

@@ -116,7 +116,7 @@ class Ends(Observer):
     def failed(self, item: object, error: BaseException, seconds: float) -> None:
         self.end(item)
 
-    def dropped(self, item: object, seconds: float) -> None:
+    def withdrawn(self, item: object, seconds: float) -> None:
         self.end(item)
 
     def end(self, item: object) -> None:

@@ -333,9 +333,9 @@ async def test_texts_that_are_left_are_closed() -> None:
         assert [token async for token in tokens] == []
         open_text = decoder.generate(PROMPT)
         await anext(open_text)
-        assert decoder.statistics().dropped == 2
+        assert decoder.statistics().withdrawn == 2
     assert target.open == 0
-    assert decoder.statistics().dropped == 3
+    assert decoder.statistics().withdrawn == 3
     with pytest.raises(Closed):
         await anext(open_text)
     with pytest.raises(StopAsyncIteration):
@@ -377,7 +377,7 @@ async def test_no_text_is_cut_short_in_silence() -> None:
         await anext(taken)
     for tokens in (taken, left):
         assert [token async for token in tokens] == []
-    assert (decoder.statistics().answered, decoder.statistics().dropped) == (0, 2)
+    assert (decoder.statistics().answered, decoder.statistics().withdrawn) == (0, 2)
 
 
 @on_mock_clock
@@ -433,7 +433,7 @@ async def test_waiting_callers_learn_of_the_end() -> None:
             await tokens.aclose()
             await trio.testing.wait_all_tasks_blocked()
             assert ends == [StopAsyncIteration]
-            assert decoder.statistics().dropped == 1
+            assert decoder.statistics().withdrawn == 1
 
         with pytest.raises(KeyError):
             async with open_speculative(target, None) as decoder:

@@ -76,7 +76,7 @@ async def text(
                     got.append(await anext(tokens))
         seen = decoder.statistics()
         assert (seen.submitted, seen.running, seen.failed) == (1, 0, 0)
-        assert (seen.answered, seen.dropped) == ((1, 0) if left == TOKENS else (0, 1))
+        assert (seen.answered, seen.withdrawn) == ((1, 0) if left == TOKENS else (0, 1))
         assert target.open == model.open == 0
     return got
 

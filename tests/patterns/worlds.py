@@ -94,14 +94,14 @@ class Log(Observer):
     def failed(self, item: object, error: BaseException, seconds: float) -> None:
         self.lines.append(("failed", item))
 
-    def dropped(self, item: object, seconds: float) -> None:
-        self.lines.append(("dropped", item))
+    def withdrawn(self, item: object, seconds: float) -> None:
+        self.lines.append(("withdrawn", item))
 
     def ends(self) -> dict[object, int]:
         """Return how many ends each request has had."""
         ends = dict.fromkeys((line[1] for line in self.lines if line[0] == "submitted"), 0)
         for what, *items in self.lines:
-            if what in {"answered", "failed", "dropped"}:
+            if what in {"answered", "failed", "withdrawn"}:
                 ends[items[0]] += 1
         return ends
 

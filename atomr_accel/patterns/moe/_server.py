@@ -37,7 +37,7 @@ class MoeStatistics:
     """A layer of experts at one moment.
 
     Every submitted request counts in exactly one of ``running``, ``answered``, ``failed``,
-    ``refused`` and ``dropped``. The fields after these count answered requests only.
+    ``refused`` and ``withdrawn``. The fields after these count answered requests only.
 
     Attributes:
         submitted: requests so far.
@@ -45,7 +45,7 @@ class MoeStatistics:
         answered: requests that got a result.
         failed: requests that raised an error.
         refused: requests that got a refusal: the block was left.
-        dropped: requests whose callers were cancelled.
+        withdrawn: requests whose callers were cancelled.
         tokens: tokens of these requests.
         load: number of times that each expert was chosen, even if the token was dropped for lack of
             room.
@@ -61,7 +61,7 @@ class MoeStatistics:
     answered: int
     failed: int
     refused: int
-    dropped: int
+    withdrawn: int
     tokens: int
     load: tuple[int, ...]
     dropped_choices: int
@@ -250,7 +250,7 @@ class Moe(InCallers, metaclass=NoPublicConstructor):
             answered=tally.answered,
             failed=tally.failed,
             refused=tally.refused,
-            dropped=tally.dropped,
+            withdrawn=tally.withdrawn,
             tokens=self._tokens,
             load=tuple(self._load.tolist()),
             dropped_choices=self._dropped_choices,
