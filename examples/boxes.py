@@ -60,9 +60,9 @@ async def main() -> None:
                 sums = await world.all_reduce(parts)
                 np.testing.assert_array_equal(await ranks[1].get(sums[1]), np.full(4, 3.0))
 
-                async with device.record(weights) as program:
-                    program.blas.gemm(weights, weights)
-                await program.replay()
+                async with device.record(weights) as recording:
+                    recording.blas.gemm(weights, weights)
+                await recording.replay()
 
                 async with device.pinned.array((4,)):
                     print(system.tree())
@@ -71,14 +71,14 @@ async def main() -> None:
                 for path in (
                     batcher.ref.path,
                     world.ref.path,
-                    program.ref.path,
+                    recording.ref.path,
                     "/device-0/pinned",
                 ):
                     answer = await system.find(path).ask(GetStatistics())
                     print(f"\n{path}: {answer}")
                     assert type(answer) is type(shown[path].service)
 
-    for path in ("context/blas", "standby", "blas", "pinned", program.ref.name):
+    for path in ("context/blas", "standby", "blas", "pinned", recording.ref.name):
         assert f"/device-0/{path}" in shown
     assert {"/rank-0", "/rank-1", "/journal-1", "/multiply", "/pool", "/world-1"} < shown.keys()
     assert all(node.state.value in ("running", "starting") for node in shown.values())

@@ -1,6 +1,6 @@
 """Smoke that rises around an obstacle, with a fault midway; the picture goes to a file.
 
-The step is one recorded program. After the fault the scene continues from its last checkpoint.
+The step is one recording. After the fault the scene continues from its last checkpoint.
 """
 
 import tempfile

@@ -1,4 +1,4 @@
-"""GPT-2, small and untrained: from token ids to sampled tokens, as one recorded program.
+"""GPT-2, small and untrained: from token ids to sampled tokens, as one recording.
 
 Look at ``forward``, where everything between the products is views, expressions and library calls,
 and at ``sample``: temperature, top-k and the draw stay on the device. Each token is one ``replay``.
@@ -54,38 +54,38 @@ def tables() -> list[np.ndarray]:
     return [each[:, None, None].astype(np.float16) for each in pair]
 
 
-def forward(program: Any, turn: Any, w: dict[str, GpuRef], tokens: GpuRef) -> Any:
+def forward(recording: Any, turn: Any, w: dict[str, GpuRef], tokens: GpuRef) -> Any:
     """Return the logits after the last token."""
     heads = (1, LENGTH, HEADS, SIZE)
 
     def norm(x: GpuRef, name: str) -> Any:
-        return program.dnn.layer_norm(x, w[f"{name}.g"], w[f"{name}.b"])
+        return recording.dnn.layer_norm(x, w[f"{name}.g"], w[f"{name}.b"])
 
     def linear(x: GpuRef, name: str, **options: Any) -> Any:
-        return program.blaslt.matmul(x, w[f"{name}.w"], bias=w[f"{name}.b"], **options)
+        return recording.blaslt.matmul(x, w[f"{name}.w"], bias=w[f"{name}.b"], **options)
 
-    x = program.evaluate(program.array.take(w["wte"], tokens, axis=0, mode="clip") + w["wpe"])
+    x = recording.evaluate(recording.array.take(w["wte"], tokens, axis=0, mode="clip") + w["wpe"])
     for layer in range(LAYERS):
         qkv = linear(norm(x, f"{layer}.ln_1"), f"{layer}.attn.c_attn")
         qk = qkv[:, : 2 * WIDTH].reshape(LENGTH, 2, HEADS, 2, SIZE // 2)  # views of one product
-        qk = program.using(turn)(qk, w["cos"], w["sin"])
+        qk = recording.using(turn)(qk, w["cos"], w["sin"])
         q, k, v = (each.reshape(heads) for each in (qk[:, 0], qk[:, 1], qkv[:, 2 * WIDTH :]))
-        y = program.dnn.flash_attention(q, k, v, causal=True).reshape(LENGTH, WIDTH)
+        y = recording.dnn.flash_attention(q, k, v, causal=True).reshape(LENGTH, WIDTH)
         x = linear(y, f"{layer}.attn.c_proj", c=x, beta=1.0)  # adds x
         y = linear(norm(x, f"{layer}.ln_2"), f"{layer}.mlp.c_fc", epilogue="gelu_bias")
         x = linear(y, f"{layer}.mlp.c_proj", c=x, beta=1.0)
     last = norm(x, "ln_f")[-1:]
-    return program.blaslt.matmul(last, w["wte"], trans_b=True, dtype=np.float32)[0]
+    return recording.blaslt.matmul(last, w["wte"], trans_b=True, dtype=np.float32)[0]
 
 
-def sample(program: Any, logits: GpuRef, noise: GpuRef) -> tuple[GpuRef, GpuRef]:
+def sample(recording: Any, logits: GpuRef, noise: GpuRef) -> tuple[GpuRef, GpuRef]:
     """The most probable tokens, and one of them by chance for each row of noise."""
-    values, places = program.array.topk(logits, TOP_K)
+    values, places = recording.array.topk(logits, TOP_K)
     e = np.exp((values - values.max()) / TEMPERATURE)
     p = e / e.sum()
     # The least of exponential times, each divided by its rate, is the first with that probability.
-    drawn = program.evaluate((noise / p).argmin(axis=-1))
-    return places, program.array.take(places, drawn, mode="clip")
+    drawn = recording.evaluate((noise / p).argmin(axis=-1))
+    return places, recording.array.take(places, drawn, mode="clip")
 
 
 async def main() -> None:
@@ -99,18 +99,18 @@ async def main() -> None:
         tokens = await device.put(prompt)
         noise = await device.rng.exponential(size=(DRAWS, TOP_K), dtype=np.float32)
         turn = device.fuse(rotate)
-        async with device.record(tokens, noise) as program:
-            logits = forward(program, turn, w, tokens)
-            top, drawn = sample(program, logits, noise)
+        async with device.record(tokens, noise) as recording:
+            logits = forward(recording, turn, w, tokens)
+            top, drawn = sample(recording, logits, noise)
             # The window moves by a token, so that the next replay goes on from there.
-            program.copy(program.array.concatenate([tokens[1:], drawn[:1]]), tokens)
+            recording.copy(recording.array.concatenate([tokens[1:], drawn[:1]]), tokens)
 
-        await program.replay()
+        await recording.replay()
         got, best, draws = [await device.get(each) for each in (logits, top, drawn)]
         for _ in range(TOKENS - 1):
             window = await device.get(tokens)
             await device.rng.exponential(out=noise)  # a replay would draw the same again
-            await program.replay()
+            await recording.replay()
         text, final = await device.get(tokens), await device.get(logits)
 
     for result, ids in ((got, prompt), (final, window)):

@@ -35,7 +35,7 @@ def negate(x: Array) -> None:
 
 
 async def main() -> None:
-    """Record once, and replay with other inputs; the program asks for nothing in between."""
+    """Record once, and replay with other inputs; the recording asks for nothing in between."""
     async with open_device(0) as device:
         kernel = await device.nvrtc.compile(SOURCE, "step", cpu=step)
         other = await device.nvrtc.compile(SOURCE, "negate", cpu=negate)

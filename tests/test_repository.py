@@ -544,7 +544,7 @@ PROMISES = {
 }
 """Folders of tests that are named by what the whole program promises."""
 
-ELSEWHERE = {"libraries/run": "run", "libraries/programs": "ordering"}
+ELSEWHERE = {"libraries/run": "run", "libraries/recordings": "ordering"}
 """Libraries whose tests are those of a promise."""
 
 

@@ -132,18 +132,18 @@ async def test_in_a_recording_calls_give_their_results_at_once(device: Device) -
     a = await device.put(np.eye(16, dtype=np.float32))
     generator = device.rng.default_rng(7)
     kernel = await device.nvrtc.compile(INC, "inc", cpu=inc)
-    async with device.record(a) as program:
-        assert_type(program.blas.gemm(a, a), GpuRef)
-        assert_type(program.blaslt.matmul(a, a), GpuRef)
-        assert_type(program.dnn.relu(a), GpuRef)
-        spectrum = assert_type(program.fft.rfft(a), GpuRef)
-        assert_type(program.fft.fft(spectrum), GpuRef)
-        drawing = assert_type(program.using(generator), Generator[Collected])
+    async with device.record(a) as recording:
+        assert_type(recording.blas.gemm(a, a), GpuRef)
+        assert_type(recording.blaslt.matmul(a, a), GpuRef)
+        assert_type(recording.dnn.relu(a), GpuRef)
+        spectrum = assert_type(recording.fft.rfft(a), GpuRef)
+        assert_type(recording.fft.fft(spectrum), GpuRef)
+        drawing = assert_type(recording.using(generator), Generator[Collected])
         assert_type(drawing.normal(size=8), GpuRef)
-        assert_type(program.using(kernel), Kernel[Collected]).launch(1, 1, a)
-        program.launch(kernel, 1, 1, a)
-        assert_type(program.zeros(3), GpuRef)
-    await program.replay(a)
+        assert_type(recording.using(kernel), Kernel[Collected]).launch(1, 1, a)
+        recording.launch(kernel, 1, 1, a)
+        assert_type(recording.zeros(3), GpuRef)
+    await recording.replay(a)
     assert (await device.get(a))[0, 0] == 3
 
 
@@ -220,12 +220,12 @@ async def test_build_arguments_decide_the_type_of_a_plans_result(device: Device)
     assert len(assert_type(made, tuple[GpuRef, ...])) == 2
 
     for collector in device.batch(), device.record():
-        async with collector as program:
-            assert_type(program.using(one), GraphPlan[Collected, GpuRef])
-            assert_type(program.using(one)(x=x), GpuRef)
-            assert len(assert_type(program.using(two)(x=x), tuple[GpuRef, ...])) == 2
-            assert_type(program.dnn.run(one, x=x), GpuRef)
-            assert len(assert_type(program.dnn.run(two, x=x), tuple[GpuRef, ...])) == 2
+        async with collector as collected:
+            assert_type(collected.using(one), GraphPlan[Collected, GpuRef])
+            assert_type(collected.using(one)(x=x), GpuRef)
+            assert len(assert_type(collected.using(two)(x=x), tuple[GpuRef, ...])) == 2
+            assert_type(collected.dnn.run(one, x=x), GpuRef)
+            assert len(assert_type(collected.dnn.run(two, x=x), tuple[GpuRef, ...])) == 2
 
     requests = device.requests
     assert_type(requests.using(one), GraphPlan[AsRequests, GpuRef])

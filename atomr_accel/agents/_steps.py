@@ -296,7 +296,7 @@ class StepGraph(Generic[S]):
         writes: Sequence[str],
         retry: Retry | None = None,
     ) -> None:
-        """Add a node that is a program of the device.
+        """Add a node that is a recording of the device.
 
         Device nodes of which each is the only one to follow the other become one recording, and one
         step: on CUDA one graph launch.

@@ -24,7 +24,7 @@ METHODS: Final = frozenset(
 )
 """Methods of a device that other nodes may call. None of them runs code that came along."""
 
-_CODE: Final = frozenset({"run", "nvrtc", "cutlass", "programs"})
+_CODE: Final = frozenset({"run", "nvrtc", "cutlass", "recordings"})
 """Libraries that run code of the caller's."""
 
 _serial = itertools.count(1)

@@ -273,7 +273,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         """
         await self._host_calls.close(lane)
 
-    # --- programs ------------------------------------------------------------------------
+    # --- recordings ------------------------------------------------------------------------
 
     def event(self) -> Event:
         """A point in a lane's work, to wait for and to measure time between (``cuEventCreate``).
@@ -295,22 +295,22 @@ class Device(MemoryMethods, Libraries[Awaited]):
         return Batch(self)
 
     def record(self, *inputs: GpuRef, shared: bool = False) -> Recording:
-        """Record a program: ``async with device.record(x) as program:``.
+        """Record calls: ``async with device.record(x) as recording:``.
 
         Calls inside the block return at once, as in a batch, but are only recorded. ``await
-        program.replay(x2)`` then executes all of them, with other inputs if given: on CUDA as one
+        recording.replay(x2)`` then executes all of them, with other inputs if given: on CUDA as one
         graph launch.
 
         Args:
             *inputs: buffers that ``replay`` can replace by others, by position. A buffer that is
                 given twice is one input, and replaced by one.
-            shared: whether several tasks may replay the program. All replays write the same
+            shared: whether several tasks may replay the recording. All replays write the same
                 results, so these tasks must take turns: hold a ``trio.Lock`` from ``replay`` until
-                the results are read or copied. By default only the task that replays the program
-                first may replay it, unless the program makes no results.
+                the results are read or copied. By default only the task that replays the recording
+                first may replay it, unless the recording makes no results.
 
         Returns:
-            The program, to be entered once and replayed any number of times.
+            The recording, to be entered once and replayed any number of times.
 
         Raises:
             TypeError: an input is not a ``GpuRef``, or ``shared`` is not a bool.

@@ -75,7 +75,7 @@ class DeviceSettings(TypedDict, total=False):
 
 def lane_names() -> tuple[str, ...]:
     """Return the names of the lanes that may have a priority."""
-    return (MEMORY_LANE, *sorted(catalogue().lanes), "programs", "run")
+    return (MEMORY_LANE, *sorted(catalogue().lanes), "recordings", "run")
 
 
 def checked_numbers(index: Any, given: dict[str, Any]) -> int:

@@ -41,7 +41,7 @@ class CallRecorder(Protocol):
         facade: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        program: Any = None,
+        collector: Any = None,
     ) -> T:
         """Make an op in a batch or a recording, by default the facade's own one."""
 
@@ -68,20 +68,24 @@ class CallRecorder(Protocol):
         """Note that an op has its place in the program's order; it may belong to such a method."""
 
     def step(
-        self, method: Callable[..., T], program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        method: Callable[..., T],
+        collector: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> T:
         """Carry out a method of a batch or a recording that does not make an op."""
 
-    def entered(self, program: Any) -> None:
+    def entered(self, collector: Any) -> None:
         """Note that the block of a batch or a recording begins."""
 
-    def left(self, program: Any, error: BaseException | None, *, body: bool) -> None:
+    def left(self, collector: Any, error: BaseException | None, *, body: bool) -> None:
         """Note that the block of a batch or a recording has ended, and with which error."""
 
-    def chosen(self, program: Any, kind: str, flag: Any) -> None:
+    def chosen(self, collector: Any, kind: str, flag: Any) -> None:
         """Note that a section of a recording begins that depends on a flag."""
 
-    def section_ended(self, program: Any) -> None:
+    def section_ended(self, collector: Any) -> None:
         """Note that the last section that began has ended."""
 
 

@@ -101,7 +101,7 @@ class Fluid(Simulation):
         rate = 2 * len(self.shape) * settings["viscosity"] / self.spacing**2
         return max(1, math.ceil(dt * rate / 0.9))
 
-    def record(self, program: Recording) -> None:
+    def record(self, recording: Recording) -> None:
         """Record advection, forces and the projection."""
         s, r, n = self.state, self.room, math.prod(self.shape)
         sizes = (*reversed(self.shape), *(1,) * (3 - len(self.shape)))
@@ -111,37 +111,41 @@ class Fluid(Simulation):
         for c, name in enumerate((*names, "smoke")):
             out = r[f"new_{name}"] if name != "smoke" else r["divergence"]
             where = c if name != "smoke" else 3
-            self.launch(program, "advect", n, r["moved"], s[name], *flow, v, *sizes, where, h)
-            self.launch(program, "correct", n, out, r["moved"], s[name], *flow, v, *sizes, where, h)
-        self.launch(program, "emit", n, s["smoke"], r["divergence"], s["source"], s["solid"], v, n)
+            self.launch(recording, "advect", n, r["moved"], s[name], *flow, v, *sizes, where, h)
+            self.launch(
+                recording, "correct", n, out, r["moved"], s[name], *flow, v, *sizes, where, h
+            )
+        self.launch(
+            recording, "emit", n, s["smoke"], r["divergence"], s["source"], s["solid"], v, n
+        )
         for c, name in enumerate(names):
             self.launch(
-                *(program, "push", n, s[name], r[f"new_{name}"], s["smoke"], s["solid"], v),
+                *(recording, "push", n, s[name], r[f"new_{name}"], s["smoke"], s["solid"], v),
                 *(*sizes, c, 1, h),
             )
-        self.launch(program, "diverge", n, r["divergence"], *flow, s["solid"], *sizes, h)
-        self._solve(program, sizes, n)
+        self.launch(recording, "diverge", n, r["divergence"], *flow, s["solid"], *sizes, h)
+        self._solve(recording, sizes, n)
         for c, name in enumerate(names):
-            self.launch(program, "project", n, s[name], s["pressure"], s["solid"], *sizes, c, h)
+            self.launch(recording, "project", n, s[name], s["pressure"], s["solid"], *sizes, c, h)
 
-    def draw(self, program: Recording) -> GpuRef:
+    def draw(self, recording: Recording) -> GpuRef:
         """Record a slice through the middle."""
         s = self.state
         height, width = self.shape[-2:]
         depth = self.shape[0] if len(self.shape) == 3 else 1
         self.launch(
-            *(program, "paint", height * width, self.room["picture"]),
+            *(recording, "paint", height * width, self.room["picture"]),
             *(s["smoke"], s["u"], s["v"], s["solid"], width, height, depth),
         )
         return self.room["picture"]
 
-    def _poisson(self, program: Recording, right: Any) -> Any:
+    def _poisson(self, recording: Recording, right: Any) -> Any:
         """Solve where no cell is solid, by FFT."""
-        spectrum = program.fft.rfftn(right)
-        scaled = program.evaluate(spectrum * self.state["inverse"])
-        return program.fft.irfftn(scaled, s=self.shape)
+        spectrum = recording.fft.rfftn(right)
+        scaled = recording.evaluate(spectrum * self.state["inverse"])
+        return recording.fft.irfftn(scaled, s=self.shape)
 
-    def _solve(self, program: Recording, sizes: tuple[int, ...], n: int) -> None:
+    def _solve(self, recording: Recording, sizes: tuple[int, ...], n: int) -> None:
         """Find the pressure, as a product with the length of a step.
 
         Without solid cells the FFT solves exactly. With them it preconditions conjugate gradients,
@@ -150,32 +154,32 @@ class Fluid(Simulation):
         s, b = self.state, self.room["divergence"]
         x, q = s["pressure"], self.room["applied"]
         if not self._obstacles:
-            program.evaluate(self._poisson(program, b) * np.float32(1), out=x)
+            recording.evaluate(self._poisson(recording, b) * np.float32(1), out=x)
             return
 
         def total(of: Any) -> Any:
             return of.sum(keepdims=True)
 
-        fluid = program.evaluate((s["solid"] == 0).astype(np.float32))
-        self.launch(program, "laplace", n, q, x, s["solid"], *sizes)
-        residual = program.evaluate(b - q)
-        z = self._poisson(program, residual)
-        direction = program.evaluate(z * fluid)
-        rho = program.evaluate(total(residual * direction))
+        fluid = recording.evaluate((s["solid"] == 0).astype(np.float32))
+        self.launch(recording, "laplace", n, q, x, s["solid"], *sizes)
+        residual = recording.evaluate(b - q)
+        z = self._poisson(recording, residual)
+        direction = recording.evaluate(z * fluid)
+        rho = recording.evaluate(total(residual * direction))
         for _ in range(self._iterations):
-            self.launch(program, "laplace", n, q, direction, s["solid"], *sizes)
-            size = program.evaluate(total(direction * q))
-            alpha = program.evaluate(
+            self.launch(recording, "laplace", n, q, direction, s["solid"], *sizes)
+            size = recording.evaluate(total(direction * q))
+            alpha = recording.evaluate(
                 np.where(size > 1e-30, rho / np.where(size > 1e-30, size, 1), 0).astype(np.float32)
             )
-            program.evaluate(x + alpha * direction, out=x)
-            program.evaluate(residual - alpha * q, out=residual)
-            z = program.evaluate(self._poisson(program, residual) * fluid)
-            new = program.evaluate(total(residual * z))
-            beta = program.evaluate(
+            recording.evaluate(x + alpha * direction, out=x)
+            recording.evaluate(residual - alpha * q, out=residual)
+            z = recording.evaluate(self._poisson(recording, residual) * fluid)
+            new = recording.evaluate(total(residual * z))
+            beta = recording.evaluate(
                 np.where(rho > 1e-30, new / np.where(rho > 1e-30, rho, 1), 0).astype(np.float32)
             )
-            program.evaluate(z + beta * direction, out=direction)
+            recording.evaluate(z + beta * direction, out=direction)
             rho = new
 
 

@@ -76,36 +76,38 @@ class _Particles(Simulation):
             "picture": ((*self._image, 3), "uint8"),
         }
 
-    def record(self, program: Recording) -> None:
+    def record(self, recording: Recording) -> None:
         """Record half a drift, the order of cells, forces, the kick and half a drift."""
         s, r, values = self.state, self.room, self.values
         n, d = s["x"].shape
-        self.launch(program, "drift", n * d, s["x"], s["v"], s["box"], values, n, d)
+        self.launch(recording, "drift", n * d, s["x"], s["v"], s["box"], values, n, d)
         sizes = (n, d, *self._grid, self._cell)
-        self.launch(program, "cells_of", n, r["keys"], r["order"], s["x"], *sizes)
-        keys, order = program.cub.sort_pairs(r["keys"], r["order"])
+        self.launch(recording, "cells_of", n, r["keys"], r["order"], s["x"], *sizes)
+        keys, order = recording.cub.sort_pairs(r["keys"], r["order"])
         for name in ("x", "v", "id"):
-            program.copy(s[name], r[f"old_{name}"])
+            recording.copy(s[name], r[f"old_{name}"])
         self.launch(
-            *(program, "gather", n, s["x"], s["v"], s["id"], r["old_x"], r["old_v"]),
+            *(recording, "gather", n, s["x"], s["v"], s["id"], r["old_x"], r["old_v"]),
             *(r["old_id"], order, n, d),
         )
-        self.launch(program, "bounds", n + 1, r["starts"], keys, n, math.prod(self._grid))
-        self.forces(program)
-        self.launch(program, "kick", n * d, s["v"], r["force"], values, n, d)
-        self.launch(program, "drift", n * d, s["x"], s["v"], s["box"], values, n, d)
+        self.launch(recording, "bounds", n + 1, r["starts"], keys, n, math.prod(self._grid))
+        self.forces(recording)
+        self.launch(recording, "kick", n * d, s["v"], r["force"], values, n, d)
+        self.launch(recording, "drift", n * d, s["x"], s["v"], s["box"], values, n, d)
 
-    def forces(self, program: Recording) -> None:
+    def forces(self, recording: Recording) -> None:
         """Record what fills ``force``, as acceleration."""
         raise NotImplementedError
 
-    def draw(self, program: Recording) -> GpuRef:
+    def draw(self, recording: Recording) -> GpuRef:
         """Record a view along z."""
         s, r = self.state, self.room
         (rows, columns), (n, d) = self._image, s["x"].shape
-        self.launch(program, "blank", rows * columns, r["bright"], rows * columns)
-        self.launch(program, "splat", n, r["bright"], s["x"], s["v"], s["box"], n, d, rows, columns)
-        self.launch(program, "colour", rows * columns, r["picture"], r["bright"], rows * columns)
+        self.launch(recording, "blank", rows * columns, r["bright"], rows * columns)
+        self.launch(
+            recording, "splat", n, r["bright"], s["x"], s["v"], s["box"], n, d, rows, columns
+        )
+        self.launch(recording, "colour", rows * columns, r["picture"], r["bright"], rows * columns)
         return r["picture"]
 
 
@@ -133,7 +135,7 @@ class Liquid(_Particles):
         limit = 0.25 * self._h / (settings["sound"] * (1 + 0.6 * settings["viscosity"]))
         return max(1, math.ceil(dt / limit))
 
-    def forces(self, program: Recording) -> None:
+    def forces(self, recording: Recording) -> None:
         """Record densities, pressure and viscosity."""
         s, r = self.state, self.room
         n, d = s["x"].shape
@@ -141,9 +143,9 @@ class Liquid(_Particles):
         scale = 10 / (7 * math.pi * h**2) if d == 2 else 1 / (math.pi * h**3)
         mass = self._spacing**d  # the density at rest is one
         grid = (*self._grid, h, scale, mass)
-        self.launch(program, "densities", n, r["density"], s["x"], r["starts"], n, d, *grid)
+        self.launch(recording, "densities", n, r["density"], s["x"], r["starts"], n, d, *grid)
         self.launch(
-            *(program, "flow", n, r["force"], s["x"], s["v"], r["density"], r["starts"]),
+            *(recording, "flow", n, r["force"], s["x"], s["v"], r["density"], r["starts"]),
             *(self.values, n, d, *grid, 1.0),
         )
 
@@ -167,12 +169,12 @@ class Balls(_Particles):
         stiff = math.sqrt(2 * settings["stiffness"]) / 0.2 + settings["damping"] / 0.2
         return max(1, math.ceil(dt * stiff))
 
-    def forces(self, program: Recording) -> None:
+    def forces(self, recording: Recording) -> None:
         """Record collisions."""
         s, r = self.state, self.room
         n, d = s["x"].shape
         self.launch(
-            *(program, "collide", n, r["force"], s["x"], s["v"], r["starts"], self.values),
+            *(recording, "collide", n, r["force"], s["x"], s["v"], r["starts"], self.values),
             *(n, d, *self._grid, self._cell, self._radius),
         )
 

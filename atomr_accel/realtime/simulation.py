@@ -152,11 +152,11 @@ class Simulation(Service):
         return {}
 
     @abstractmethod
-    def record(self, program: Recording) -> None:
+    def record(self, recording: Recording) -> None:
         """Record a step, which changes the buffers of ``state`` in place."""
 
     @abstractmethod
-    def draw(self, program: Recording) -> GpuRef:
+    def draw(self, recording: Recording) -> GpuRef:
         """Record the picture, and return it: uint8 of shape (height, width, 3)."""
 
     def parts(self, dt: float, settings: Mapping[str, float]) -> int:
@@ -167,9 +167,9 @@ class Simulation(Service):
     def check(self, settings: Mapping[str, float]) -> None:
         """Refuse parameters that do not go together, by a `ValueError`."""
 
-    def launch(self, program: Recording, name: str, elements: int, *args: Any) -> None:
+    def launch(self, recording: Recording, name: str, elements: int, *args: Any) -> None:
         """Launch one of ``kernels``, with a thread for each element."""
-        self._compiled.launch(program, name, elements, *args)
+        self._compiled.launch(recording, name, elements, *args)
 
     # --- what programs call ----------------------------------------------------------------
 
@@ -434,7 +434,7 @@ class Simulation(Service):
                 await self.device.put(np.array(values, np.float32), out=self.values)
                 self._written = values
             for _ in range(parts):
-                await self._program.replay()
+                await self._recording.replay()
             self._steps += 1
             self._time += dt
             if self._steps % self.every == 0:
@@ -484,11 +484,11 @@ class Simulation(Service):
         self.values = await self.device.zeros(1 + len(self._settings), np.float32)
         generation = self.device.generation
         self.state = state
-        async with self.device.record(shared=True) as program:
-            self.record(program)
+        async with self.device.record(shared=True) as recording:
+            self.record(recording)
         async with self.device.record(shared=True) as drawing:
             self._drawn = self.draw(drawing)
-        self._program, self._drawing = program, drawing
+        self._recording, self._drawing = recording, drawing
         await self.device.put(
             np.array([0.0, *self._settings.values()], np.float32), out=self.values
         )

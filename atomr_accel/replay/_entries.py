@@ -258,7 +258,7 @@ class CallEntry(_JournalEntry, frozen=True, tag="call"):
         method: the name of the method.
         args: positional arguments.
         kwargs: arguments by name.
-        program: the number of the batch or recording around it, or 0.
+        collector: the number of the batch or recording around it, or 0.
         generation: the device's generation at the time of the call.
         state: the state of the generator that it draws from.
     """
@@ -268,7 +268,7 @@ class CallEntry(_JournalEntry, frozen=True, tag="call"):
     method: str
     args: tuple[Value, ...] = ()
     kwargs: dict[str, Value] = {}
-    program: int = 0
+    collector: int = 0
     generation: int = 1
     state: Value = None
 

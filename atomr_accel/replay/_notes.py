@@ -69,14 +69,14 @@ class _Note:
     """A call that is being recorded."""
 
     __slots__ = (
-        *("args", "arrays", "given", "kwargs", "large", "method", "number", "owner", "program"),
+        *("args", "arrays", "given", "kwargs", "collector", "large", "method", "number", "owner"),
         *("seen", "state", "submission", "target"),
     )
 
-    def __init__(self, method: str, owner: Any, program: int) -> None:
+    def __init__(self, method: str, owner: Any, collector: int) -> None:
         self.method = method
         self.owner = owner
-        self.program = program
+        self.collector = collector
         self.number = 0
         self.target: str | HandleValue = "device"
         self.args: tuple[Value, ...] = ()
@@ -121,7 +121,7 @@ class Notes:
         self._numbers: Final = ObjectNumbers()
         # The methods that tasks are in, and the nurseries that they had open before.
         self._inside: Final[dict[trio.lowlevel.Task, tuple[_Note, list[trio.Nursery]]]] = {}
-        self._programs: Final[dict[object, int]] = {}  # those whose block is open
+        self._collectors: Final[dict[object, int]] = {}  # those whose block is open
         self._fetched: Final[
             dict[object, list[tuple[_Note, BatchResult[np.ndarray[Any, Any]]]]]
         ] = {}
@@ -164,27 +164,27 @@ class Notes:
         facade: Facade[Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        program: Collector | None = None,
+        collector: Collector | None = None,
     ) -> T:
         """Take a call into a batch or a recording, and note it."""
-        collector: Any = facade.home if program is None else program
-        if not self._notes_calls() or not self._knows(collector):
-            result: T = collector.collect(make, facade, args, kwargs)
+        into: Any = facade.home if collector is None else collector
+        if not self._notes_calls() or not self._knows(into):
+            result: T = into.collect(make, facade, args, kwargs)
             return result
         self._writer.require_room()
-        note = self._described(make.__name__, facade, args, kwargs, collector)
+        note = self._described(make.__name__, facade, args, kwargs, into)
 
         def told(owner: Any, *given: Any, **named: Any) -> Request[T]:
             return self._told(make(owner, *given, **named), facade, note)
 
         # A traced call would be sent without its request, so a batch takes it in full.
-        collect = super(Batch, collector).collect if type(collector) is Batch else collector.collect
+        collect = super(Batch, into).collect if type(into) is Batch else into.collect
         try:
             result = collect(told, facade, args, kwargs)
         except BaseException as error:
             self._failed(note, error)
             raise
-        self._collected(note, result, collector)
+        self._collected(note, result, into)
         return result
 
     def described(
@@ -205,15 +205,15 @@ class Notes:
             submission = prepare(preparer)
             if not self._notes_calls():
                 return submission
-            program = (
+            collector = (
                 preparer.home
                 if is_device(preparer.home) and preparer.home is not self._core
                 else None
             )
-            note = self._described(name, facade, args, kwargs, program)
+            note = self._described(name, facade, args, kwargs, collector)
             note.submission = submission
             note.state = self._state(facade)
-            if program is not None:
+            if collector is not None:
                 self._number(submission.result)
             return self._noting(submission, note)
 
@@ -266,65 +266,69 @@ class Notes:
                 self._place(note)
 
     def step(
-        self, method: Callable[..., T], program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        method: Callable[..., T],
+        collector: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> T:
         """Call a method of a batch or a recording, and note it."""
         inside = trio.lowlevel.current_task() in self._inside
-        if inside or not self._notes_calls() or not self._knows(program):
-            return method(program, *args, **kwargs)
+        if inside or not self._notes_calls() or not self._knows(collector):
+            return method(collector, *args, **kwargs)
         self._writer.require_room()
         args, kwargs = _as_read(method.__name__, args, kwargs)
-        note = self._described(method.__name__, program, args, kwargs, program)
+        note = self._described(method.__name__, collector, args, kwargs, collector)
         try:
-            result = method(program, *args, **kwargs)
+            result = method(collector, *args, **kwargs)
         except BaseException as error:
             self._failed(note, error)
             raise
         if isinstance(result, BatchResult):  # it has its value when the block is left
-            self._fetched.setdefault(program, []).append((note, result))
-            self._collected(note, None, program, args, kwargs)
+            self._fetched.setdefault(collector, []).append((note, result))
+            self._collected(note, None, collector, args, kwargs)
         else:
-            self._collected(note, result, program, args, kwargs)
+            self._collected(note, result, collector, args, kwargs)
         return result
 
-    def entered(self, program: Any) -> None:
+    def entered(self, collector: Any) -> None:
         """Note that the block of a batch or a recording begins."""
         if self._notes_calls():
-            kind = "batch" if type(program) is Batch else "record"
-            inputs = () if kind == "batch" else program._inputs
-            note = self._described(kind, program.made_on, inputs, {}, None)
-            self._programs[program] = self._numbers.add_handle(identity_of(program))
+            kind = "batch" if type(collector) is Batch else "record"
+            inputs = () if kind == "batch" else collector._inputs
+            note = self._described(kind, collector.made_on, inputs, {}, None)
+            self._collectors[collector] = self._numbers.add_handle(identity_of(collector))
             self._place(note)
-            self._done(note, program)
+            self._done(note, collector)
 
-    def left(self, program: Any, error: BaseException | None, *, body: bool) -> None:
+    def left(self, collector: Any, error: BaseException | None, *, body: bool) -> None:
         """Note that the block of a batch or a recording has ended, and whether itself raised."""
-        number = self._programs.get(program)
+        number = self._collectors.get(collector)
         if number is None or not self._notes_calls():
             return
-        note = _Note("leave", program, 0)
+        note = _Note("leave", collector, 0)
         note.target = HandleValue(number)
         self._place(note)
         if error is None:
-            for got, later in self._fetched.pop(program, ()):
+            for got, later in self._fetched.pop(collector, ()):
                 self._output(got, "result", later.value.copy())
             self._done(note, None)
         else:
             self._failed(note, error, body=body)
-        self._programs.pop(program)
-        self._fetched.pop(program, None)
+        self._collectors.pop(collector)
+        self._fetched.pop(collector, None)
 
-    def chosen(self, program: Any, kind: str, flag: Any) -> None:
+    def chosen(self, collector: Any, kind: str, flag: Any) -> None:
         """Note that a section of a recording begins on which a flag decides."""
-        if self._notes_calls() and self._knows(program):
-            note = self._described(kind, program, (flag,), {}, program)
+        if self._notes_calls() and self._knows(collector):
+            note = self._described(kind, collector, (flag,), {}, collector)
             self._place(note)
             self._done(note, None)
 
-    def section_ended(self, program: Any) -> None:
+    def section_ended(self, collector: Any) -> None:
         """Note that the last such section ends."""
-        if self._notes_calls() and self._knows(program):
-            note = self._described("end", program, (), {}, program)
+        if self._notes_calls() and self._knows(collector):
+            note = self._described("end", collector, (), {}, collector)
             self._place(note)
             self._done(note, None)
 
@@ -343,9 +347,9 @@ class Notes:
     def _notes_calls(self) -> bool:
         return self.open and self._writer.error is None
 
-    def _knows(self, program: object) -> bool:
+    def _knows(self, collector: object) -> bool:
         """Return True for a batch, and for a recording whose start was recorded."""
-        return type(program) is Batch or program in self._programs
+        return type(collector) is Batch or collector in self._collectors
 
     async def _room(self) -> None:
         await self._writer.room()
@@ -370,18 +374,20 @@ class Notes:
         return self._described(name, facade, args, kwargs, None) if self._notes_calls() else None
 
     def _described(
-        self, name: str, facade: Any, args: Any, kwargs: dict[str, Any], program: object
+        self, name: str, facade: Any, args: Any, kwargs: dict[str, Any], collector: object
     ) -> _Note:
-        inside = self._programs.get(program, 0) if program is not None else 0
+        inside = self._collectors.get(collector, 0) if collector is not None else 0
         note = _Note(_NAMES.get(name, name), facade, inside)
 
         def keep(array: ArrayValue, data: np.ndarray[Any, Any]) -> None:
             # The caller of an async call can wait until a large array is written.
-            copied = data.nbytes <= SMALL or program is not None
+            copied = data.nbytes <= SMALL or collector is not None
             note.arrays.append((array, data.copy() if copied else data))
 
         describer = Describer(self._numbers, self._bring, keep)
-        if (program is not None and facade is program and not note.program) or note.method in (
+        if (
+            collector is not None and facade is collector and not note.collector
+        ) or note.method in (
             "replay",
             "call",
             "when",
@@ -481,7 +487,7 @@ class Notes:
             note.method,
             note.args,
             note.kwargs,
-            note.program,
+            note.collector,
             self._core.memory.generation,
             note.state,
         )
@@ -507,8 +513,8 @@ class Notes:
             if not (late and ref.block.base in given):
                 self._copy_output(note, where, ref)
         if note.method == "replay" and not late:
-            for program in (note.owner, *note.owner.called):
-                for made in self._made.get(program, ()):
+            for collector in (note.owner, *note.owner.called):
+                for made in self._made.get(collector, ()):
                     block = made.block()
                     if block is not None:
                         ref = GpuRef(block, made.shape, made.dtype, made.nbytes)
@@ -522,38 +528,38 @@ class Notes:
 
     def _records(self, note: _Note) -> bool:
         """Return True if a call is in a recording, which executes nothing."""
-        program = next(
-            (at for at, number in self._programs.items() if number == note.program), None
+        collector = next(
+            (at for at, number in self._collectors.items() if number == note.collector), None
         )
-        return program is not None and type(program) is not Batch
+        return collector is not None and type(collector) is not Batch
 
-    def _collected(self, note: _Note, result: Any, program: Any, *given: Any) -> None:
+    def _collected(self, note: _Note, result: Any, collector: Any, *given: Any) -> None:
         """Note a call of a batch or a recording once it has its place there."""
         self._number(result)
 
         def placed(_given: Any = given) -> None:  # what it is given is not dropped before it
             self._done(note, result, outcome="sent")
-            if type(program) is not Batch:
+            if type(collector) is not Batch:
                 for _, ref in refs_in(result, "result"):
-                    self._note_made(program, ref)
+                    self._note_made(collector, ref)
 
-        program.when_placed(placed)
+        collector.when_placed(placed)
 
     def _number(self, result: Any) -> None:
         """Number the results of a collected call, which other calls may use before it is placed."""
         describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
         describer.result(result)
 
-    def _note_made(self, program: Any, ref: GpuRef) -> None:
+    def _note_made(self, collector: Any, ref: GpuRef) -> None:
         """Remember a buffer that a recording makes, to be looked at when it was replayed.
 
         Not what stands for one that it was given: ops on that one would not wait for the copy.
         """
         block = ref.block.base
-        if ref.contiguous and block in program._made:
+        if ref.contiguous and block in collector._made:
             number = self._numbers.of_block(block)
             made = _RecordedBuffer(number, weakref.ref(block), ref.shape, ref.dtype, ref.nbytes)
-            self._made.setdefault(program, []).append(made)
+            self._made.setdefault(collector, []).append(made)
 
     def _done(self, note: _Note, result: Any, outcome: str = "ok") -> None:
         """Note how a call has ended."""

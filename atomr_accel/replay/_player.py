@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ._entries import CallEntry
     from ._storage import Storage
 
-_PROGRAMS: Final = ("batch", "record")
+_COLLECTORS: Final = ("batch", "record")
 _NO_OPS: Final = ("put", "copy", "run", "replay", "call")
 _SECTIONS: Final = ("when", "loop")
 _REFUSED: Final = ("GpuRefStale", "GpuRefSealed")
@@ -203,7 +203,7 @@ def content_hash(array: np.ndarray[Any, Any]) -> bytes:
 
 
 @final
-class ReplayedProgram:
+class ReplayedCollector:
     """A batch or a recording that is being made again.
 
     Attributes:
@@ -250,9 +250,9 @@ class Player:
         if tolerance is None:
             tolerance = TOLERANCES if self._elsewhere else {}
         self._tolerance: Final = tolerance
-        self._programs: Final[dict[int, ReplayedProgram]] = {}
+        self._collectors: Final[dict[int, ReplayedCollector]] = {}
         self._not_begun: Final[dict[int, str]] = {}  # recordings that could not be, and why
-        self._left_out: Final[dict[int, set[int]]] = {}  # buffers of skipped calls, by program
+        self._left_out: Final[dict[int, set[int]]] = {}  # buffers of skipped calls, by collector
         self._spoilt: Final = {  # batches that did not end well, and how that was
             recall.call.target.id: recall.done
             for recall in recorded.calls
@@ -298,7 +298,7 @@ class Player:
                 await self._try(recall)
             for recall in there if postponed else ():
                 self._drop(recall)
-        for number in [*self._programs]:
+        for number in [*self._collectors]:
             await self._leave(number)
 
     async def _try(self, recall: JournalCall) -> None:
@@ -312,12 +312,12 @@ class Player:
     @contextmanager
     def _kept(self, recall: JournalCall) -> Iterator[None]:
         """Restore the buffers that a batch kept, for one of its deferred calls."""
-        program, buffers = self._programs.get(recall.call.program), self.restorer.buffers
-        if program is None or not program.kept or _looks_again(recall):
+        collector, buffers = self._collectors.get(recall.call.collector), self.restorer.buffers
+        if collector is None or not collector.kept or _looks_again(recall):
             yield
             return
-        others = {number: buffers.get(number) for number in program.kept}
-        buffers.update(program.kept)
+        others = {number: buffers.get(number) for number in collector.kept}
+        buffers.update(collector.kept)
         try:
             yield
         finally:
@@ -331,16 +331,16 @@ class Player:
         """Copy the buffers that a call frees, for batches that still use them."""
         buffers, given = self.restorer.buffers, refs_given(freed).values()
         numbers = {ref.id for ref in given if ref.id in buffers and not buffers[ref.id].is_stale}
-        batches = {at: each for at, each in self._programs.items() if each.recording is None}
+        batches = {at: each for at, each in self._collectors.items() if each.recording is None}
         for recall in self._recorded.calls if numbers and batches else ():
-            program = batches.get(recall.call.program)
-            if program is None or recall.call.number < freed.number or _looks_again(recall):
+            collector = batches.get(recall.call.collector)
+            if collector is None or recall.call.number < freed.number or _looks_again(recall):
                 continue
             for ref in refs_given(recall.call).values():
-                if ref.id in numbers and ref.id not in program.kept:
+                if ref.id in numbers and ref.id not in collector.kept:
                     block = buffers[ref.id].block.base
                     whole = GpuRef(block, (block.nbytes,), np.dtype(np.uint8), block.nbytes)
-                    program.kept[ref.id] = await self._device.copy(whole)
+                    collector.kept[ref.id] = await self._device.copy(whole)
 
     # --- before a call ----------------------------------------------------------------------
 
@@ -387,15 +387,15 @@ class Player:
 
     async def _call(self, recall: JournalCall) -> None:
         call, done = recall.call, recall.done
-        if call.program in self._not_begun:
-            raise Missing(f"recording #{call.program}: {self._not_begun[call.program]}")
-        if call.method in _PROGRAMS and call.target == "device":
+        if call.collector in self._not_begun:
+            raise Missing(f"recording #{call.collector}: {self._not_begun[call.collector]}")
+        if call.method in _COLLECTORS and call.target == "device":
             await self._enter(recall)
             return
         if call.method == "leave" and isinstance(call.target, HandleValue):
             await self._left(recall)
             return
-        spoilt = self._spoilt.get(call.program)
+        spoilt = self._spoilt.get(call.collector)
         if done is not None and "cancelled" in (done.outcome, spoilt and spoilt.outcome):
             await self._skip_cancelled(recall)
             return
@@ -431,13 +431,13 @@ class Player:
 
     def _holds(self, recall: JournalCall, args: Iterable[Any]) -> Iterator[Hold]:
         """Hold the blocks of a refused ``seal``, which deferred calls of a batch kept in use."""
-        batch = any(each.recording is None for each in self._programs.values())
+        batch = any(each.recording is None for each in self._collectors.values())
         if batch and recall.call.method == "seal" and _is_refused(recall):
             yield from (Hold(ref.block) for ref in args if isinstance(ref, GpuRef))
 
     def _went_down(self, call: CallEntry) -> bool:
         """Return True if a call is in a batch that a fault ended, perhaps before the call ran."""
-        spoilt = self._spoilt.get(call.program)
+        spoilt = self._spoilt.get(call.collector)
         return spoilt is not None and spoilt.fault
 
     def _cause(self, recall: JournalCall) -> str | None:
@@ -446,20 +446,20 @@ class Player:
         cause = None
         if call.state is not None and self._elsewhere:
             cause = "backends draw other random numbers"
-        elif call.program in self._spoilt:
-            cause = f"batch #{call.program} did not end well"
+        elif call.collector in self._spoilt:
+            cause = f"batch #{call.collector} did not end well"
         elif call.method in ("replay", "call") and isinstance(call.target, HandleValue):
             cause = self._cause_within(call)
-        program = self._programs.get(call.program)
-        if cause is not None and program is not None and program.recording is not None:
-            program.cause = cause
+        collector = self._collectors.get(call.collector)
+        if cause is not None and collector is not None and collector.recording is not None:
+            collector.cause = cause
         return cause
 
     def _cause_within(self, call: CallEntry) -> str | None:
         """Return the reason why a recording writes unknown content, such as a missing call."""
         cause = None
         for number in self._parts(call):
-            found = self._programs[number].cause
+            found = self._collectors[number].cause
             if found is not None:
                 cause = found
                 for each in self._left_out.get(number, ()):
@@ -473,7 +473,7 @@ class Player:
         for ref in refs_given(call).values():
             self._doubts.add(ref.id, reason)
         for number in self._parts(call) if call.method == "replay" else ():
-            recording = self._programs[number].recording
+            recording = self._collectors[number].recording
             for stand_in, bound in recording.inputs_bound.items():
                 if stand_in in recording._written:
                     self._doubts.add_block(bound.block, reason)
@@ -483,22 +483,24 @@ class Player:
     def _parts(self, call: CallEntry) -> list[int]:
         """Return the numbers of the recordings that a call replays, or takes into another one."""
         given = handles_of([call.target, *call.args])
-        whole = [self._programs.get(number) for number in given]
+        whole = [self._collectors.get(number) for number in given]
         found = [each.recording for each in whole if each is not None and each.recording]
         parts = {part for each in found for part in (each, *each.called)}
-        return [at for at, each in self._programs.items() if each.recording in parts]
+        return [at for at, each in self._collectors.items() if each.recording in parts]
 
     async def _method(self, recall: JournalCall) -> Callable[..., Any]:
         """Return the method to call again."""
         call = recall.call
-        program = self._programs.get(call.program)
+        collector = self._collectors.get(call.collector)
         owner: Any = (
-            self._device if program is None or program.recording is None else program.recording
+            self._device
+            if collector is None or collector.recording is None
+            else collector.recording
         )
         if isinstance(call.target, HandleValue):
-            known = self._programs.get(call.target.id)
+            known = self._collectors.get(call.target.id)
             if known is not None:
-                return self._of_program(known, call.method)
+                return self._of_collector(known, call.method)
             thing: Any = self.restorer.handle(call.target)
             if owner is not self._device:
                 thing = owner.using(thing)
@@ -509,20 +511,20 @@ class Player:
         found: Callable[..., Any] = getattr(thing, call.method)
         return found
 
-    def _of_program(self, program: ReplayedProgram, method: str) -> Callable[..., Any]:
+    def _of_collector(self, collector: ReplayedCollector, method: str) -> Callable[..., Any]:
         if method in _SECTIONS:
 
             def begin(flag: GpuRef) -> None:
-                section = getattr(program.recording, method)(flag)
+                section = getattr(collector.recording, method)(flag)
                 section.__enter__()
-                program.sections.append(section)
+                collector.sections.append(section)
 
             return begin
         if method == "end":
-            return lambda: program.sections.pop().__exit__(None, None, None)
-        if program.recording is None:
+            return lambda: collector.sections.pop().__exit__(None, None, None)
+        if collector.recording is None:
             raise Missing("it is of a batch that has no such method")
-        found: Callable[..., Any] = getattr(program.recording, method)
+        found: Callable[..., Any] = getattr(collector.recording, method)
         return found
 
     async def _enter(self, recall: JournalCall) -> None:
@@ -534,52 +536,52 @@ class Player:
             inputs = [await self.restorer.value(each) for each in call.args]
             recording = await self._device.record(*inputs, shared=True).__aenter__()
             self.restorer.handles[done.result.id] = recording
-        self._programs[done.result.id] = ReplayedProgram(recording)
+        self._collectors[done.result.id] = ReplayedCollector(recording)
 
     async def _left(self, recall: JournalCall) -> None:
         """End the block of a batch or a recording."""
         assert isinstance(recall.call.target, HandleValue)
         done = recall.done
         number = recall.call.target.id
-        program = self._programs.get(number)
-        if program is None:
+        collector = self._collectors.get(number)
+        if collector is None:
             raise Missing("nothing tells how its block began")
-        if program.recording is not None:
+        if collector.recording is not None:
             await self._leave(number)
-            self._programs[number] = program  # it is replayed from now on
+            self._collectors[number] = collector  # it is replayed from now on
             return
-        del self._programs[number]
+        del self._collectors[number]
         body = done is not None and done.body  # then the ends of its calls are unknown
         if done is None or done.outcome == "ok":
             wanted: str | None = ""
         else:
             wanted = done.error[0] or None
-            for made in program.made:
+            for made in collector.made:
                 self.restorer.buffers.pop(made, None)
                 self.restorer.lost[made] = "its batch did not end well"
         several = body or wanted in (None, "ExceptionGroup")
-        for name, (culprit, error) in program.raised.items():
+        for name, (culprit, error) in collector.raised.items():
             if name != wanted and not several:
                 self._differs(culprit, f"raised {name}: {error}")
-        if wanted and not program.raised and done is not None and not (body or done.fault):
+        if wanted and not collector.raised and done is not None and not (body or done.fault):
             self._differs(recall, f"ended well, and did not raise {wanted}")
 
     async def _leave(self, number: int) -> None:
-        program = self._programs.pop(number)
-        if program.recording is not None and program.recording._open:
-            await program.recording.__aexit__(None, None, None)
+        collector = self._collectors.pop(number)
+        if collector.recording is not None and collector.recording._open:
+            await collector.recording.__aexit__(None, None, None)
 
     # --- how it has ended -------------------------------------------------------------------
 
     def _ended_alike(self, recall: JournalCall, error: Exception | None) -> bool:
         """Return True if a call ended as recorded; report another outcome as a difference."""
-        done, program = recall.done, self._programs.get(recall.call.program)
+        done, collector = recall.done, self._collectors.get(recall.call.collector)
         if done is None:
             return False
         name = "" if error is None else type(error).__name__
-        if done.outcome == "sent" and error is not None and program is not None:
+        if done.outcome == "sent" and error is not None and collector is not None:
             if not (name in _GONE and self._went_down(recall.call)):
-                program.raised[name] = recall, error
+                collector.raised[name] = recall, error
             self._forget(recall, f"call {recall.call.number} has raised {name}")
             return False
         wanted = done.error[0] if done.outcome == "error" else ""
@@ -600,11 +602,11 @@ class Player:
     async def _skip_cancelled(self, recall: JournalCall) -> None:
         """Go on without a call that was cancelled: it happened, or not."""
         call = recall.call
-        program = (
-            self._programs.get(call.target.id) if isinstance(call.target, HandleValue) else None
+        collector = (
+            self._collectors.get(call.target.id) if isinstance(call.target, HandleValue) else None
         )
         reason = f"call {call.number} was cancelled"
-        for number in [] if program is None else program.made:
+        for number in [] if collector is None else collector.made:
             self._doubts.add(number, reason)
         if call.method == "replay":
             self._write_anything(call, reason)
@@ -626,12 +628,12 @@ class Player:
                     self.restorer.lost[ref.id] = reason
         if call.method == "record" and done is not None and isinstance(done.result, HandleValue):
             self._not_begun[done.result.id] = reason
-        program = self._programs.get(call.program)
-        if program is not None:
-            program.cause = reason
+        collector = self._collectors.get(call.collector)
+        if collector is not None:
+            collector.cause = reason
         if call.method not in _READ_ONLY:
             self._write_anything(call, reason)
-            left_out = self._left_out.setdefault(call.program, set())
+            left_out = self._left_out.setdefault(call.collector, set())
             left_out.update(ref.id for ref in refs_given(call).values())
 
     # --- what it has given ------------------------------------------------------------------
@@ -646,11 +648,11 @@ class Player:
             self._differs(recall, f"gave something else: {error}")
             return
         given, made = refs_given(call), dict(refs_of(done.result, "result"))
-        program = self._programs.get(call.program)
-        if program is not None:
+        collector = self._collectors.get(call.collector)
+        if collector is not None:
             own = {ref.id for ref in given.values()}
-            program.made.extend(ref.id for ref in made.values() if ref.id not in own)
-        recorded = program is not None and program.recording is not None
+            collector.made.extend(ref.id for ref in made.values() if ref.id not in own)
+        recorded = collector is not None and collector.recording is not None
         overwrites = call.method == "fill" or (call.method == "put" and "out" in call.kwargs)
         for ref in given.values() if overwrites and cause is None and not recorded else ():
             self._doubts.settle(self.restorer.ref(ref))
@@ -754,7 +756,7 @@ def taken_down(calls: Sequence[JournalCall]) -> set[int]:
         call, done = recall.call, recall.done
         if call.generation != generation:
             used, generation = set(), call.generation
-        if call.program in batches:
+        if call.collector in batches:
             touched = {ref.id for ref in refs_given(call).values()}
             touched.update(ref.id for _, ref in refs_of(None if done is None else done.result))
             if used.isdisjoint(touched):

@@ -47,7 +47,7 @@ def _text_of(call: CallEntry, done: DoneEntry | None) -> str:
     target = call.target if isinstance(call.target, str) else f"#{call.target.id}"
     given = [value_text(each) for each in call.args]
     given += [f"{name}={value_text(each)}" for name, each in call.kwargs.items()]
-    where = f" in #{call.program}" if call.program else ""
+    where = f" in #{call.collector}" if call.collector else ""
     text = f"{call.number} {target}.{call.method}({', '.join(given)}){where}"
     if done is None:
         return f"{text} -> ?"

@@ -98,30 +98,30 @@ async def gmres(
 
 
 def _orthogonalize(
-    program: Recording, given: LinearSystem, basis: GpuRef, sums: GpuRef, r: GpuRef, size: int
+    recording: Recording, given: LinearSystem, basis: GpuRef, sums: GpuRef, r: GpuRef, size: int
 ) -> None:
     """Record Arnoldi's iteration: ``size`` more vectors, from the residual on."""
-    program.evaluate(r * _inverse(r), out=basis[0])
+    recording.evaluate(r * _inverse(r), out=basis[0])
     for j in range(size):
         known = basis[: j + 1]
-        w: Any = given.multiply(program, given.precondition(program, basis[j]))
+        w: Any = given.multiply(recording, given.precondition(recording, basis[j]))
         total: Any = None
         for _ in range(2):
             # What is left of the vectors that are there: twice is enough.
-            shares = program.blas.gemv(known, _conjugate(program, w))
-            shares = _conjugate(program, shares)
-            w = program.evaluate(w - program.blas.gemv(known, shares, trans=1))
+            shares = recording.blas.gemv(known, _conjugate(recording, w))
+            shares = _conjugate(recording, shares)
+            w = recording.evaluate(w - recording.blas.gemv(known, shares, trans=1))
             total = shares if total is None else total + shares
-        program.evaluate(total, out=sums[j, : j + 1])
-        program.evaluate(norm(w).astype(w.dtype), out=sums[j, j + 1 : j + 2])
-        program.evaluate(w * _inverse(w), out=basis[j + 1])
+        recording.evaluate(total, out=sums[j, : j + 1])
+        recording.evaluate(norm(w).astype(w.dtype), out=sums[j, j + 1 : j + 2])
+        recording.evaluate(w * _inverse(w), out=basis[j + 1])
 
 
-def _conjugate(program: Recording, x: GpuRef) -> GpuRef:
+def _conjugate(recording: Recording, x: GpuRef) -> GpuRef:
     """Return the complex conjugate; real numbers unchanged."""
     if x.dtype.kind != "c":
         return x
-    made: GpuRef = program.evaluate(np.conj(x))
+    made: GpuRef = recording.evaluate(np.conj(x))
     return made
 
 

@@ -39,20 +39,20 @@ class Progress:
         """The residual's norm."""
         return self.status[:1]
 
-    def begin(self, program: Recording) -> None:
+    def begin(self, recording: Recording) -> None:
         """Begin a step: decide whether it changes anything."""
         more = (self.norm > self.tolerance) & (self.norm < np.inf)
         more = more & (self.status[1:] < float(self.most))
-        program.evaluate(more, out=self.active)
+        recording.evaluate(more, out=self.active)
 
-    def end(self, program: Recording, norm: Any) -> None:
+    def end(self, recording: Recording, norm: Any) -> None:
         """End a step, whose residual has this norm."""
-        program.evaluate(np.where(self.active, norm, self.norm), out=self.norm)
-        program.evaluate(self.status[1:] + self.active, out=self.status[1:])
+        recording.evaluate(np.where(self.active, norm, self.norm), out=self.norm)
+        recording.evaluate(self.status[1:] + self.active, out=self.status[1:])
 
-    def keep(self, program: Recording, target: GpuRef, value: Any) -> None:
+    def keep(self, recording: Recording, target: GpuRef, value: Any) -> None:
         """Give a buffer another value, unless the solver has finished."""
-        program.evaluate(np.where(self.active, value, target), out=target)
+        recording.evaluate(np.where(self.active, value, target), out=target)
 
 
 async def progress(device: Device, norm: float, tolerance: float, most: int) -> Progress:
@@ -62,7 +62,7 @@ async def progress(device: Device, norm: float, tolerance: float, most: int) -> 
 
 
 async def iterate(
-    device: Device, program: Recording, state: Progress, callback: Callback | None
+    device: Device, recording: Recording, state: Progress, callback: Callback | None
 ) -> tuple[float, int]:
     """Replay steps until the solver has finished.
 
@@ -86,7 +86,7 @@ async def iterate(
         try:
             async with PlainNursery() as nursery:
                 nursery.start_soon(look)
-                nursery.start_soon(program.replay)
+                nursery.start_soon(recording.replay)
         except ExceptionGroup as both:
             failure = both.exceptions[0]
         if failure is not None:

@@ -72,16 +72,16 @@ async def cg(
     async def begin(given: LinearSystem, x: GpuRef, r: GpuRef) -> Step:
         rho, p = await _scalar(given, 0.0), await _zeros(given)
 
-        def step(program: Recording, state: Progress) -> None:
-            z = given.precondition(program, r)
-            new = program.evaluate(dot(r, z))
-            state.keep(program, p, z + ratio(new, rho) * p)
-            state.keep(program, rho, new)
-            q = given.multiply(program, p)
-            alpha = program.evaluate(ratio(new, program.evaluate(dot(p, q))))
-            state.keep(program, x, x + alpha * p)
-            state.keep(program, r, r - alpha * q)
-            state.end(program, norm(r))
+        def step(recording: Recording, state: Progress) -> None:
+            z = given.precondition(recording, r)
+            new = recording.evaluate(dot(r, z))
+            state.keep(recording, p, z + ratio(new, rho) * p)
+            state.keep(recording, rho, new)
+            q = given.multiply(recording, p)
+            alpha = recording.evaluate(ratio(new, recording.evaluate(dot(p, q))))
+            state.keep(recording, x, x + alpha * p)
+            state.keep(recording, r, r - alpha * q)
+            state.end(recording, norm(r))
 
         return step
 
@@ -130,22 +130,22 @@ async def bicgstab(
         rho, alpha, omega = [await _scalar(given, value) for value in (1.0, 1.0, 1.0)]
         p, v = await _zeros(given), await _zeros(given)
 
-        def step(program: Recording, state: Progress) -> None:
-            new = program.evaluate(dot(shadow, r))
-            beta = program.evaluate(ratio(new, rho) * ratio(alpha, omega))
-            state.keep(program, rho, new)
-            state.keep(program, p, r + beta * (p - omega * v))
-            nearer = given.precondition(program, p)
-            state.keep(program, v, given.multiply(program, nearer))
-            state.keep(program, alpha, ratio(new, program.evaluate(dot(shadow, v))))
-            s = program.evaluate(r - alpha * v)
-            toward = given.precondition(program, s)
-            t = given.multiply(program, toward)
-            across, along = program.evaluate(dot(t, s)), program.evaluate(dot(t, t))
-            state.keep(program, omega, ratio(across, along))
-            state.keep(program, x, x + alpha * nearer + omega * toward)
-            state.keep(program, r, s - omega * t)
-            state.end(program, norm(r))
+        def step(recording: Recording, state: Progress) -> None:
+            new = recording.evaluate(dot(shadow, r))
+            beta = recording.evaluate(ratio(new, rho) * ratio(alpha, omega))
+            state.keep(recording, rho, new)
+            state.keep(recording, p, r + beta * (p - omega * v))
+            nearer = given.precondition(recording, p)
+            state.keep(recording, v, given.multiply(recording, nearer))
+            state.keep(recording, alpha, ratio(new, recording.evaluate(dot(shadow, v))))
+            s = recording.evaluate(r - alpha * v)
+            toward = given.precondition(recording, s)
+            t = given.multiply(recording, toward)
+            across, along = recording.evaluate(dot(t, s)), recording.evaluate(dot(t, t))
+            state.keep(recording, omega, ratio(across, along))
+            state.keep(recording, x, x + alpha * nearer + omega * toward)
+            state.keep(recording, r, s - omega * t)
+            state.end(recording, norm(r))
 
         return step
 
@@ -198,37 +198,37 @@ async def minres(
         s, s_before = await _scalar(given, 0.0), await _scalar(given, 0.0)
         scale = await device.full((1,), 1, np.float64)
 
-        async with device.record(shared=True) as program:
-            first = program.evaluate(np.sqrt(dot(v, given.precondition(program, v))))
-            program.evaluate(ratio(norm(v), np.abs(first).astype(np.float64)), out=scale)
-            program.copy(first, gamma)
-            program.copy(first, eta)
-        await program.replay()
+        async with device.record(shared=True) as recording:
+            first = recording.evaluate(np.sqrt(dot(v, given.precondition(recording, v))))
+            recording.evaluate(ratio(norm(v), np.abs(first).astype(np.float64)), out=scale)
+            recording.copy(first, gamma)
+            recording.copy(first, eta)
+        await recording.replay()
 
-        def step(program: Recording, state: Progress) -> None:
-            z = program.evaluate(given.precondition(program, v) * ratio(1.0, gamma))
-            q = given.multiply(program, z)
-            delta = program.evaluate(dot(z, q))
-            new = program.evaluate(
+        def step(recording: Recording, state: Progress) -> None:
+            z = recording.evaluate(given.precondition(recording, v) * ratio(1.0, gamma))
+            q = given.multiply(recording, z)
+            delta = recording.evaluate(dot(z, q))
+            new = recording.evaluate(
                 q - ratio(delta, gamma) * v - ratio(gamma, gamma_before) * before
             )
-            wide = program.evaluate(np.sqrt(dot(new, given.precondition(program, new))))
-            a0 = program.evaluate(c * delta - c_before * s * gamma)
-            a1 = program.evaluate(np.sqrt(a0 * a0 + wide * wide))
-            a2 = program.evaluate(s * delta + c_before * c * gamma)
-            a3 = program.evaluate(s_before * gamma)
+            wide = recording.evaluate(np.sqrt(dot(new, given.precondition(recording, new))))
+            a0 = recording.evaluate(c * delta - c_before * s * gamma)
+            a1 = recording.evaluate(np.sqrt(a0 * a0 + wide * wide))
+            a2 = recording.evaluate(s * delta + c_before * c * gamma)
+            a3 = recording.evaluate(s_before * gamma)
             # Where the basis ends in the null space there is nothing to rotate: the residual stays.
-            c_new = program.evaluate(ratio(a0, a1))
-            s_new = program.evaluate(np.where(a1 == 0, 1, ratio(wide, a1)))
-            toward = program.evaluate((z - a3 * w_before - a2 * w) * ratio(1.0, a1))
-            state.keep(program, x, x + c_new * eta * toward)
+            c_new = recording.evaluate(ratio(a0, a1))
+            s_new = recording.evaluate(np.where(a1 == 0, 1, ratio(wide, a1)))
+            toward = recording.evaluate((z - a3 * w_before - a2 * w) * ratio(1.0, a1))
+            state.keep(recording, x, x + c_new * eta * toward)
             for target, value in (
                 *((before, v), (v, new), (w_before, w), (w, toward), (gamma_before, gamma)),
                 *((gamma, wide), (c_before, c), (c, c_new), (s_before, s), (s, s_new)),
             ):
-                state.keep(program, target, value)
-            state.keep(program, eta, -s_new * eta)
-            state.end(program, np.abs(eta).astype(np.float64) * scale)
+                state.keep(recording, target, value)
+            state.keep(recording, eta, -s_new * eta)
+            state.end(recording, np.abs(eta).astype(np.float64) * scale)
 
         return step
 
@@ -262,11 +262,11 @@ async def _solve(
     while not size <= tolerance and done < most and math.isfinite(size):
         step: Step = await begin(begun.system, x, r)
         state = await progress(device, size, tolerance, most - done)
-        async with device.record(shared=True) as program:
+        async with device.record(shared=True) as recording:
             for _ in range(steps):
-                state.begin(program)
-                step(program, state)
-        found, taken = await iterate(device, program, state, begun.callback(callback, done))
+                state.begin(recording)
+                step(recording, state)
+        found, taken = await iterate(device, recording, state, begun.callback(callback, done))
         done += taken
         if not (found <= tolerance and follows):
             break

@@ -54,19 +54,19 @@ class LinearSystem:
             "complex64", "float32"
         ))  # fmt: skip
 
-    def multiply(self, program: Recording, x: GpuRef) -> GpuRef:
+    def multiply(self, recording: Recording, x: GpuRef) -> GpuRef:
         """A product with the matrix."""
-        return applied(program, self.a, x)
+        return applied(recording, self.a, x)
 
-    def precondition(self, program: Recording, x: GpuRef) -> GpuRef:
+    def precondition(self, recording: Recording, x: GpuRef) -> GpuRef:
         """A product with the preconditioner, or the vector itself."""
-        return x if self.m is None else applied(program, self.m, x)
+        return x if self.m is None else applied(recording, self.m, x)
 
     async def residual(self, x: GpuRef) -> GpuRef:
         """``b - a @ x``, in a buffer of its own."""
-        async with self.device.record(shared=True) as program:
-            made = program.evaluate(self.b - self.multiply(program, x))
-        await program.replay()
+        async with self.device.record(shared=True) as recording:
+            made = recording.evaluate(self.b - self.multiply(recording, x))
+        await recording.replay()
         return await self.device.copy(made)
 
 
@@ -140,7 +140,7 @@ def _require_operator(each: Operator, n: int, dtype: np.dtype[Any], name: str) -
         )
 
 
-def applied(program: Recording, operator: Operator, x: GpuRef) -> GpuRef:
+def applied(recording: Recording, operator: Operator, x: GpuRef) -> GpuRef:
     """A product of an operator and a vector, or several, as part of a recording.
 
     Raises:
@@ -148,10 +148,10 @@ def applied(program: Recording, operator: Operator, x: GpuRef) -> GpuRef:
         ValueError: one of another shape.
     """
     if isinstance(operator, SparseRef):
-        return program.sparse.matmul(operator, x)
+        return recording.sparse.matmul(operator, x)
     if isinstance(operator, GpuRef):
-        return program.blas.gemv(operator, x) if x.ndim == 1 else program.blas.gemm(operator, x)
-    made: object = operator(program, x)
+        return recording.blas.gemv(operator, x) if x.ndim == 1 else recording.blas.gemm(operator, x)
+    made: object = operator(recording, x)
     name = getattr(operator, "__name__", "an operator's function")
     if not isinstance(made, GpuRef):
         raise TypeError(

@@ -50,9 +50,9 @@ async def test_external_backend_runs_from_end_to_end(abacus: Any, isolation: Iso
         async with device.batch() as batch:
             late = batch.blas.gemm(ref, ref)
         assert (await device.get(late)).sum() == 54
-        async with device.record() as program:
-            product = program.blas.gemm(ref, ref)
-        await program.replay()
+        async with device.record() as recording:
+            product = recording.blas.gemm(ref, ref)
+        await recording.replay()
         assert (await device.get(product)).sum() == 54
         if isolation == "thread":
             exported = await device.export(ref)
@@ -135,11 +135,11 @@ async def test_backend_error_names_the_missing_class(
         ref = await device.put(np.eye(2))
         with pytest.raises(Unsupported, match=rf"blas.*'{reference}', cannot be loaded.*{why}"):
             await device.blas.gemm(ref, ref)
-        async with device.record() as program:
-            program.blas.gemm(ref, ref)
+        async with device.record() as recording:
+            recording.blas.gemm(ref, ref)
         said = rf"recorded call, '{reference}', cannot be loaded in the host.*{why}.*reinstall"
         with pytest.raises(Unsupported, match=said):
-            await program.replay()
+            await recording.replay()
     said = rf"context, '{reference}', cannot be loaded in this program.*{why}.*reinstall"
     with pytest.raises(Unsupported, match=said):
         _DeviceMappings(reference, 0).synchronize()

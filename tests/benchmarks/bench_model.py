@@ -223,16 +223,16 @@ async def model(device: Device, layers: int, batch: int, length: int) -> None:
             for x in spaces:
                 nursery.start_soon(awaited, ours.forward(device, ids, x))
 
-    async with device.record(shared=True) as program:
-        kept = collected(ours.forward(program, ids, spaces[0]))
+    async with device.record(shared=True) as recording:
+        kept = collected(ours.forward(recording, ids, spaces[0]))
 
     ways: dict[str, Way] = {
         "in a batch": in_batch,
         f"of {TASKS} tasks, each": in_tasks,
-        "recorded": program.replay,
+        "recorded": recording.replay,
     }
     result = await device.get(await in_batch())
-    await program.replay()
+    await recording.replay()
     assert np.array_equal(result, await device.get(kept))
     each = await awaited(ours.forward(device, ids, spaces[0]))
     assert np.array_equal(result, await device.get(each))

@@ -123,9 +123,9 @@ async def layers(device: Device, tokens: int, experts: int, d: int, f: int) -> l
     rivals = torch_layers(device, tokens, experts, d, f)
     batched, theirs = await compare(device, layer, rivals)
     rows = [Row(f"{name}: batch", amount, "TFLOP/s", batched, theirs)]
-    async with device.record(shared=True) as program:
-        mixture_of_experts(program, x, weights, gating)
-    replayed = await paced(device, lambda _: program.replay())
+    async with device.record(shared=True) as recording:
+        mixture_of_experts(recording, x, weights, gating)
+    replayed = await paced(device, lambda _: recording.replay())
     rows.append(Row(f"{name}: replay", amount, "TFLOP/s", replayed, theirs))
     async with open_moe([device], host, Gating(capacity_factor=None)) as server:
         dropless = await paced(device, lambda _: server.on_devices([x]))

@@ -315,12 +315,12 @@ async def recordings(device: Device) -> Iterator[Row]:
     for elements in ELEMENTS:
         x = await device.zeros(elements, np.float32)
         kernel = await device.nvrtc.compile(ADD, "add", cpu=add)
-        async with device.record() as program:
+        async with device.record() as recording:
             for _ in range(STEPS):
-                program.launch(kernel, elements // THREADS, THREADS, x, 1.0)
-        await program.replay()
+                recording.launch(kernel, elements // THREADS, THREADS, x, 1.0)
+        await recording.replay()
 
-        alone, many = flying(program.replay, 1), flying(program.replay, 8)
+        alone, many = flying(recording.replay, 1), flying(recording.replay, 8)
         ours = {"awaited": alone, "8 in flight": many}
         theirs: dict[str, tuple[str, Run]] = {}
         if ON_CUDA:

@@ -127,7 +127,7 @@ class Net:
 class Step(NamedTuple):
     """A recorded step: its input (tokens and the length before), and its results."""
 
-    program: Any
+    recording: Any
     feed: GpuRef
     noise: GpuRef | None
     results: tuple[GpuRef, ...]
@@ -167,7 +167,7 @@ class Steps:
         await self.device.put(np.array([*tokens, length], np.int32), out=step.feed)
         if step.noise is not None:
             await self.device.rng.exponential(out=step.noise)
-        await step.program.replay()
+        await step.recording.replay()
         return [await self.device.get(each) for each in step.results]
 
     async def record(self, kind: str, new: int) -> Step:

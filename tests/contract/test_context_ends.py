@@ -19,7 +19,7 @@ place                         state                                  action
                               host                                   ``run with a state``
 ``device/_actors``            queued requests                        ``ask``
 ``device/batches/batch``     ports, epoch, deferred ops             ``batch``, ``batch deferred``
-``device/batches/record``    blocks of its program, sent messages   ``recording``
+``device/batches/record``    blocks of its making, sent messages   ``recording``
 ``device/data/transfer``     checks of each chunk; slabs that are   ``put``, ``put sealed``,
                               open for writing                       ``get``, ``seal``
 ``device/data/_bulk``         chunks on their way                    ``put large``, ``get large``
@@ -229,12 +229,12 @@ async def batching_late(device: Device, _: System) -> Callable[[], Awaitable[Non
 @action("recording")
 async def recording(device: Device, _: System) -> Callable[[], Awaitable[None]]:
     sealed = await device.put(EYE, sealed=True)
-    async with device.record(sealed) as program:
-        y = program.blas.gemm(sealed, sealed)
+    async with device.record(sealed) as recording:
+        y = recording.blas.gemm(sealed, sealed)
 
     async def act() -> None:
-        await program.replay()
-        await program.replay()
+        await recording.replay()
+        await recording.replay()
         assert np.array_equal(await device.get(y), EYE)
 
     return act

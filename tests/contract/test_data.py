@@ -261,9 +261,9 @@ async def test_a_shape_is_made_of_whole_numbers(device: Device, shape: Any) -> N
     with pytest.raises(TypeError, match="a shape is a whole number or a sequence"):
         await device.empty(shape)
     async with device.batch() as batch, device.record() as recording:
-        for program in (batch, recording):
+        for collector in (batch, recording):
             with pytest.raises(TypeError, match="a shape is a whole number or a sequence"):
-                program.empty(shape)
+                collector.empty(shape)
 
 
 @settings(max_examples=40)
@@ -282,9 +282,9 @@ async def test_sizes_are_counted_exactly(device: Device, shape: list[int]) -> No
         ref = await device.empty(shape, np.int16)  # type: ignore[arg-type]
         assert (ref.shape, ref.nbytes, ref.size) == (tuple(shape), nbytes, nbytes // 2)
     async with device.batch() as batch, device.record() as recording:
-        for program in (batch, recording):
+        for collector in (batch, recording):
             with pytest.raises(error) if nbytes > 2**44 or error is ValueError else nullcontext():
-                made = program.empty(shape, np.int16)  # type: ignore[arg-type]
+                made = collector.empty(shape, np.int16)  # type: ignore[arg-type]
                 assert (made.shape, made.nbytes) == (tuple(shape), nbytes)
 
 

@@ -191,7 +191,7 @@ MISTAKES: dict[str, Case] = {
     "await record": (
         lambda d, x: awaits(d.record(x)),
         TypeError,
-        "a recording begins with a block; write: async with device.record(...) as program",
+        "a recording begins with a block; write: async with device.record(...) as recording",
     ),
     "observe as async with": (
         lambda d, x: awaits(Metrics().observe(d)),

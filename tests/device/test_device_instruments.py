@@ -183,13 +183,13 @@ async def test_replays_are_told_of_with_their_recording() -> None:
     recorder = Recorder()
     async with opened(instruments=[recorder]) as device:
         a = await device.put(np.ones((4, 4), np.float32))
-        async with device.record(a) as program:
-            program.blas.gemm(a, a)
+        async with device.record(a) as recording:
+            recording.blas.gemm(a, a)
         for _ in range(2):
-            await program.replay()
+            await recording.replay()
     (first, one), (second, other) = recorder.of("replays")
     assert one == other
-    assert recorder.names[first] == recorder.names[second] == "program.replay"
+    assert recorder.names[first] == recorder.names[second] == "recording.replay"
 
 
 async def test_instruments_come_and_go_while_the_device_runs() -> None:

@@ -14,7 +14,7 @@ from atomr_accel import DeviceUnavailable, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.backends import registry
 from atomr_accel.device._settings import lane_names
-from atomr_accel.device.batches.record import PROGRAMS
+from atomr_accel.device.batches.record import RECORDINGS
 from atomr_accel.device.core import MEMORY_LANE
 from atomr_accel.libraries.registry import catalogue
 from atomr_accel.ops import LaneSpec
@@ -176,7 +176,7 @@ def test_every_lane_can_have_a_priority() -> None:
         if isinstance(spec, LaneSpec)
     }
     assert sorted(lanes) == sorted(everywhere)
-    assert sorted(lane_names()) == sorted([MEMORY_LANE, *lanes, PROGRAMS.name, "run"])
+    assert sorted(lane_names()) == sorted([MEMORY_LANE, *lanes, RECORDINGS.name, "run"])
 
 
 @program

@@ -163,7 +163,7 @@ async def test_recordings_are_captured_in_advance() -> None:
             assert spare.prepared is not None
             assert spare.shadow is not None
             assert spare.prepared.captured == {outer._number}
-            assert spare.shadow.ports["programs"].statistics().completed == 1
+            assert spare.shadow.ports["recordings"].statistics().completed == 1
             assert not spare.shadow.memory._slabs  # nothing is left of what it was captured on
             await outer.replay(x, flag)  # which has changed nothing here
             assert np.array_equal(await device.get(product), 2 * number**2 * EYE)
@@ -172,11 +172,11 @@ async def test_recordings_are_captured_in_advance() -> None:
             await works(device)
             assert device.statistics().host_pid == host.pid
         # What the host has captured goes with the recording, also where nobody has replayed it.
-        before = device.core.ports["programs"].statistics().submitted
+        before = device.core.ports["recordings"].statistics().submitted
         del outer, inner, doubled, product
         collect_garbage()
         await works(device)
-        assert device.core.ports["programs"].statistics().submitted == before + 1
+        assert device.core.ports["recordings"].statistics().submitted == before + 1
         await standby_ready(device)
 
 
@@ -291,9 +291,9 @@ async def test_warm_up_gets_a_device_that_nothing_is_left_of() -> None:
         assert np.array_equal(product, 2 * EYE)
         async with rehearsal.batch() as batch:
             batch.fft.fft(await rehearsal.put(np.ones(8, np.complex64)))
-        async with rehearsal.record(a) as program:
-            squared = program.blas.gemm(a, shared["sealed"])
-        await program.replay()
+        async with rehearsal.record(a) as recording:
+            squared = recording.blas.gemm(a, shared["sealed"])
+        await recording.replay()
         assert np.array_equal(await rehearsal.get(squared), 2 * EYE)
         seen.append((rehearsal.statistics().host_pid, device.statistics().host_pid))
         made.append(a)

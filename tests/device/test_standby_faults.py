@@ -60,7 +60,7 @@ class _Program:
         self.rng = rng
         self.sealed: list[tuple[int, GpuRef]] = []
         self.models: dict[str, tuple[int, GpuRef]] = {}
-        self.programs: list[tuple[int, Recording, GpuRef]] = []
+        self.recordings: list[tuple[int, Recording, GpuRef]] = []
         self.answers = 0
         self.over = False
 
@@ -113,18 +113,18 @@ class _Program:
             assert given.tolist() == [number, number + 1, number + 2]
 
     async def record(self) -> None:
-        if len(self.programs) > 2:
-            self.programs.pop(self.rng.integers(len(self.programs)))
+        if len(self.recordings) > 2:
+            self.recordings.pop(self.rng.integers(len(self.recordings)))
         number = int(self.rng.integers(1000))
         weights = await self.device.put(number * np.eye(3), sealed=True)
         x = await self.device.put(np.eye(3))
-        async with self.device.record(x, shared=True) as program:
-            product = program.blas.gemm(x, weights)
-        self.programs.append((number, program, product))
+        async with self.device.record(x, shared=True) as recording:
+            product = recording.blas.gemm(x, weights)
+        self.recordings.append((number, recording, product))
         await self.replay()
 
     async def replay(self) -> None:
-        for number, recording, product in list(self.programs):
+        for number, recording, product in list(self.recordings):
             await recording.replay(await self.device.put(2 * np.eye(3)))
             assert np.array_equal(await self.device.get(product), 2 * number * np.eye(3))
 
@@ -193,7 +193,7 @@ async def test_faults_lose_and_change_no_results(
         await settled(device)
         await ours.replay()
         ours.models.clear()
-        ours.programs.clear()
+        ours.recordings.clear()
         for _, ref in ours.sealed:
             await device.free(ref)
         ours.sealed.clear()

@@ -638,16 +638,16 @@ async def test_pinned_memory_and_recordings_have_places_that_answer_for_themselv
             assert await pinned.ask(GetStatistics()) == device.pinned.statistics()
             assert device.pinned.statistics().used
         x = await device.put(EYE)
-        async with device.record(x) as program:
-            y = program.blas.gemm(x, x)
-            with program.when(await device.full((1,), 1, np.int32)):
-                program.blas.gemm(x, y)
-        ref, path = program.ref, program.ref.path
+        async with device.record(x) as recording:
+            y = recording.blas.gemm(x, x)
+            with recording.when(await device.full((1,), 1, np.int32)):
+                recording.blas.gemm(x, y)
+        ref, path = recording.ref, recording.ref.path
         assert system.find(path) is ref
-        await program.replay()
-        await program.replay()
+        await recording.replay()
+        await recording.replay()
         seen = await ref.ask(GetStatistics())
-        assert seen == program.statistics()
+        assert seen == recording.statistics()
         assert (seen.ops, seen.replays, seen.in_flight, seen.rebuilds) == (2, 2, 0, 0)
         assert seen.nbytes == 2 * EYE.nbytes
         assert shown(system.tree())[path] == ("Recording", ChildState.RUNNING, 1)
@@ -655,7 +655,7 @@ async def test_pinned_memory_and_recordings_have_places_that_answer_for_themselv
             ref.tell(Message())
         with pytest.raises(RuntimeError, match="is a part of /device-0"):
             await ref.stop()
-        del program, y
+        del recording, y
         collect_garbage()
         await ref.wait_stopped()
         with pytest.raises(NoSuchActor):
@@ -674,13 +674,13 @@ async def test_pinned_memory_and_recordings_have_places_that_answer_for_themselv
 async def test_parts_of_a_device_outlive_its_faults() -> None:
     async with opened(backoff=AT_ONCE) as device:
         x = await device.put(EYE, sealed=True)
-        async with device.record(x) as program:
-            program.blas.gemm(x, x)
-        await program.replay()
-        refs = program.ref, device.pinned.ref
+        async with device.record(x) as recording:
+            recording.blas.gemm(x, x)
+        await recording.replay()
+        refs = recording.ref, device.pinned.ref
         await poison(device)
-        await program.replay()
-        assert (program.ref, device.pinned.ref) == refs
-        assert program.statistics().rebuilds == 1
+        await recording.replay()
+        assert (recording.ref, device.pinned.ref) == refs
+        assert recording.statistics().rebuilds == 1
         (node,) = (n for n in device.system.tree().children[0].children if n.kind == "Recording")
         assert (node.restarts, node.generation, node.state) == (1, 2, ChildState.RUNNING)

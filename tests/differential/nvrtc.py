@@ -78,10 +78,10 @@ async def check(device: Device, random: np.random.Generator) -> str | None:
             async with device.batch() as batch:
                 batch.using(work).launch(blocks, threads, *refs, out, number, count)
         elif way == "record":
-            async with device.record() as program:
-                program.using(work).launch(blocks, threads, *refs, out, number, count)
-            await program.replay()
-            await program.replay()
+            async with device.record() as recording:
+                recording.using(work).launch(blocks, threads, *refs, out, number, count)
+            await recording.replay()
+            await recording.replay()
         else:
             await work.launch(blocks, threads, *refs, out[: count + 4], number, count)
         expected = garbage((count + 8,), dtype).copy()

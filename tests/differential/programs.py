@@ -179,15 +179,15 @@ async def check(device: Device, random: Random) -> str | None:
         else:
             shared = chance(random, 0.5)
             case.tell(shared=shared)
-            async with device.record(shared=shared) as program:
-                await run(program, slots, todo, wait=False)
+            async with device.record(shared=shared) as recording:
+                await run(recording, slots, todo, wait=False)
             if shared:  # each task may replay it
                 async with trio.open_nursery() as nursery:
                     for _ in range(times):
-                        nursery.start_soon(program.replay)
+                        nursery.start_soon(recording.replay)
             else:
                 for _ in range(times):
-                    await program.replay()
+                    await recording.replay()
             got = [await device.get(ref) for ref in slots]
         model_slots = list(arrays)
         originals = list(arrays)

@@ -15,13 +15,13 @@ from .pages import PAGES, text_of
 
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 NAME = re.compile(
-    r"(?<![\w.])(device|batch|program|actors|patterns|telemetry|replay|solvers|testing|worlds)"
+    r"(?<![\w.])(device|batch|recording|actors|patterns|telemetry|replay|solvers|testing|worlds)"
     r"\.([a-z]\w*)(?:\.([a-z]\w*))?(?![\w/])"
 )
 ON_OBJECTS = {"requests", "path"}
 """Names that devices have from their construction on, or what reports about them has."""
 
-PLACES = {"device": Device, "batch": Batch, "program": Recording}
+PLACES = {"device": Device, "batch": Batch, "recording": Recording}
 FACADES = {name: library.facade for name, library in registry.catalogue().all.items()}
 ELSEWHERE = ("docs/reference/original-names.md", "docs/concepts/")
 """Another project's names, and pages about modules, which have such paths."""

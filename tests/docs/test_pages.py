@@ -64,7 +64,7 @@ def loggers_as_they_were() -> Iterator[None]:
             each.setLevel(level)
 
 
-PROGRAMS = [
+RECORDINGS = [
     pytest.param(page, marks=[] if page in WITHOUT_DEVICES else [pytest.mark.slow])
     for page in PAGES
     if page not in {README, "docs/index.md"}  # their first blocks are programs of their own
@@ -72,7 +72,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("page", PROGRAMS)
+@pytest.mark.parametrize("page", RECORDINGS)
 def test_the_code_of_a_page_runs(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("code_of_a_page")
     monkeypatch.setattr(registry, "_known", registry.catalogue())  # a page may add one

@@ -1,4 +1,4 @@
-"""CUDA's graphs without CUDA: what ``CudaPrograms`` asks of the driver, done on the host.
+"""CUDA's graphs without CUDA: what ``CudaRecordings`` asks of the driver, done on the host.
 
 The steps' executors are those of the CPU backend, and their work is captured while a stream
 captures. It refuses the same calls as the driver, and ``alive`` shows the objects that are left
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from atomr_accel.host import host as _host
-from atomr_accel.libraries.programs.host import _steps
+from atomr_accel.libraries.recordings.host import _steps
 from atomr_accel.wire.control import find_class
 
 from .driver import FakeDriver, installed
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 INVALID_VALUE = 1
 NOT_SUPPORTED = 801
 UPDATE_FAILURE = 910
-PROGRAMS = "atomr_accel.libraries.programs.host._cpu:CpuPrograms"
+RECORDINGS = "atomr_accel.libraries.recordings.host._cpu:CpuRecordings"
 
 
 @dataclass(eq=False)
@@ -267,13 +267,13 @@ class Executor:
 
 @contextmanager
 def graphs(driver_version: int = 13000) -> Iterator[Driver]:
-    """Have the CPU backend replay programs as graphs; needs ``isolation="thread"``."""
-    from atomr_accel.libraries.programs.host import _cuda
+    """Have the CPU backend replay recordings as graphs; needs ``isolation="thread"``."""
+    from atomr_accel.libraries.recordings.host import _cuda
 
     fake = Driver()
     stream: Any = Stream()
 
-    def programs(context: Any, _stream: Any) -> Any:
+    def recordings(context: Any, _stream: Any) -> Any:
         fake.memory = context.bytes_at
         cuda: Any = SimpleNamespace(
             capture_stream=lambda: stream,
@@ -281,10 +281,10 @@ def graphs(driver_version: int = 13000) -> Iterator[Driver]:
             pointer=lambda address: address,
             cpu=context,
         )
-        return _cuda.CudaPrograms(cuda, stream)
+        return _cuda.CudaRecordings(cuda, stream)
 
-    def load_program(what: str, reference: str) -> Any:
-        return programs if reference == PROGRAMS else find_class(what, reference)
+    def load_recordings(what: str, reference: str) -> Any:
+        return recordings if reference == RECORDINGS else find_class(what, reference)
 
     def load_step(what: str, reference: str) -> Any:
         return lambda context, stream: Executor(
@@ -292,7 +292,7 @@ def graphs(driver_version: int = 13000) -> Iterator[Driver]:
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_host, "find_class", load_program)
+        patch.setattr(_host, "find_class", load_recordings)
         patch.setattr(_steps, "find_class", load_step)
         with installed(fake):
             yield fake

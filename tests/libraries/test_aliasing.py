@@ -105,8 +105,8 @@ async def _is_recorded(device: Device, each: Row, refs: dict[str, Any]) -> bool:
     """Return whether a recording takes a call; some calls need to be awaited."""
     library, _, name = each.name.partition(".")
     try:
-        async with device.record() as program:
-            each.call(getattr(getattr(program, library), name), refs, each.options)
+        async with device.record() as recording:
+            each.call(getattr(getattr(recording, library), name), refs, each.options)
     except (AttributeError, Unsupported):
         return False
     return True

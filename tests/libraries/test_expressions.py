@@ -89,9 +89,9 @@ async def test_an_expression_gives_what_its_value_gives(device: Device, name: st
                 np.testing.assert_array_equal(one, other)
     async with device.batch() as batch:
         collected = function(batch, ref * 2 + 1)
-    async with device.record(ref) as program:
-        recorded = function(program, ref * 2 + 1)
-    await program.replay()
+    async with device.record(ref) as recording:
+        recorded = function(recording, ref * 2 + 1)
+    await recording.replay()
     library = name.partition(".")[0]
     request = function(device.requests, ref * 2 + 1)
     answered = await getattr(device, library).ref.ask(request)

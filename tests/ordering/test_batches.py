@@ -661,9 +661,9 @@ async def test_dir_tells_what_programs_call(device: Device) -> None:
     async with device.batch() as batch:
         assert shown(batch) == {*libraries, *making, "get", "put", "run"}
         assert all(hasattr(batch, name) for name in dir(batch))
-    async with device.record() as program:
+    async with device.record() as recording:
         own = {"call", "dot", "loop", "replay", "statistics", "when"}
-        assert shown(program) == {*libraries, *making, *own}
+        assert shown(recording) == {*libraries, *making, *own}
 
 
 @pytest.mark.parametrize("count", [1, 15, 100])

@@ -15,14 +15,14 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.device.batches.record import PROGRAMS
+from atomr_accel.device.batches.record import RECORDINGS
 from atomr_accel.device.core import MEMORY_LANE
 from atomr_accel.libraries.nvrtc.lanes import KERNELS
 from atomr_accel.libraries.nvrtc.wire.messages import LaunchKernel, Load
-from atomr_accel.libraries.programs.wire.messages import (
+from atomr_accel.libraries.recordings.wire.messages import (
     Describe,
-    ProgramStep,
-    RecordProgram,
+    PrepareRecording,
+    RecordingStep,
     Replay,
 )
 from atomr_accel.testing import kill_host
@@ -68,17 +68,17 @@ async def has_kernel(device: Device, number: int) -> bool:
     return await _executes(device, KERNELS.name, _launch(number))
 
 
-async def has_program(device: Device, number: int) -> bool:
-    return await _executes(device, PROGRAMS.name, Describe(number))
+async def has_recording(device: Device, number: int) -> bool:
+    return await _executes(device, RECORDINGS.name, Describe(number))
 
 
-async def has_kernel_for_programs(device: Device, number: int) -> bool:
-    step = ProgramStep(KERNELS.executors[device.backend], "look", encoder.encode(_launch(number)))
+async def has_kernel_for_recordings(device: Device, number: int) -> bool:
+    step = RecordingStep(KERNELS.executors[device.backend], "look", encoder.encode(_launch(number)))
     own = next(_numbers)
     core = device.core
     try:
-        made = core.submit(core.ports[PROGRAMS.name], "look", RecordProgram(own, (), (step,)))
-        await core.submit(core.ports[PROGRAMS.name], "look", Replay(own)).wait()
+        made = core.submit(core.ports[RECORDINGS.name], "look", PrepareRecording(own, (), (step,)))
+        await core.submit(core.ports[RECORDINGS.name], "look", Replay(own)).wait()
     except KeyError:
         return False
     return made.error is None
@@ -255,40 +255,40 @@ async def _cancel_when_blocked(scope: trio.CancelScope) -> None:
 
 
 @on_shared
-async def test_programs_and_what_they_have_prepared(device: Device) -> None:
+async def test_recordings_and_what_they_have_prepared(device: Device) -> None:
     kernel = await device.nvrtc.compile(SOURCE, "nothing", cpu=nothing)
     await kernel.launch(1, 1)
     number = kernel.resident.number
-    programs = []
+    recordings = []
     for _ in range(2):
         async with device.record() as recorded:
             recorded.launch(kernel, 1, 1)
         await recorded.replay()
-        programs.append(recorded)
+        recordings.append(recorded)
     async with device.record() as outer:
-        outer.call(programs[0])
+        outer.call(recordings[0])
     await outer.replay()
-    numbers = [made._number for made in (*programs, outer)]
+    numbers = [made._number for made in (*recordings, outer)]
     del kernel, recorded
     await told(device)
     assert not await has_kernel(device, number)
-    while programs:
-        assert await has_kernel_for_programs(device, number)
-        programs.pop()
+    while recordings:
+        assert await has_kernel_for_recordings(device, number)
+        recordings.pop()
         await told(device)
         await outer.replay()
-    assert [await has_program(device, made) for made in numbers] == [True, False, True]
+    assert [await has_recording(device, made) for made in numbers] == [True, False, True]
     del outer
     await told(device)
-    assert not [made for made in numbers if await has_program(device, made)]
-    assert not await has_kernel_for_programs(device, number)
+    assert not [made for made in numbers if await has_recording(device, made)]
+    assert not await has_kernel_for_recordings(device, number)
 
 
 @pytest.mark.slow
 @settings(max_examples=10)
 @given(
     steps=st.lists(
-        st.sampled_from(["event", "kernel", "program"])
+        st.sampled_from(["event", "kernel", "recording"])
         | st.tuples(st.integers(0, 99), st.booleans()),
         max_size=16,
     )
@@ -314,10 +314,10 @@ async def test_whatever_is_dropped_when(
         async with device.record() as recorded:
             recorded.launch(kernel, 1, 1)
         await recorded.replay()
-        made.append((recorded, (has_program, recorded._number)))
+        made.append((recorded, (has_recording, recorded._number)))
 
     await make("kernel")
-    await make("program")
+    await make("recording")
     gone = []
     for step in steps:
         if isinstance(step, str):

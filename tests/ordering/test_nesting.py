@@ -1,4 +1,4 @@
-"""Programs inside programs: child graphs, and parts on which a flag decides."""
+"""Recordings inside recordings: child graphs, and parts on which a flag decides."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def model(tree: Tree, cells: Any, flags: Any) -> None:
 async def record(
     device: Device, kernel: Kernel[Awaited], tree: Tree, cells: Any, flags: Any
 ) -> Any:
-    """The program of a tree. Called programs are recorded with buffers of their own."""
+    """The recording of a tree. Called recordings are made with buffers of their own."""
     called = []
     for node in tree_calls(tree):
         own = await device.zeros(CELLS, "f4"), await device.zeros(FLAGS, "i4")
@@ -216,7 +216,7 @@ async def test_a_driver_without_conditional_nodes() -> None:
 def test_the_kernel_that_looks_at_flags_assembles() -> None:
     """Linked with a function in the place of the one that drivers have."""
     linker = pytest.importorskip("cuda.bindings.nvjitlink")
-    kernel = read_kernels("atomr_accel.libraries.programs.host", "set_conditional.ptx")
+    kernel = read_kernels("atomr_accel.libraries.recordings.host", "set_conditional.ptx")
     there = """
         .version 6.0
         .target sm_50
@@ -327,7 +327,7 @@ async def test_a_result_that_was_sealed_is_not_written_again(device: Device) -> 
     await recorded.replay()
     await device.seal(square)
     for replay in (recorded.replay, outer.replay):
-        with pytest.raises(GpuRefSealed, match="a result of the program"):
+        with pytest.raises(GpuRefSealed, match="a result of the recording"):
             await replay(await device.put(np.ones((2, 2), np.float32)))
     assert (await device.get(square)).tolist() == [[1, 0], [0, 1]]
 
@@ -378,7 +378,7 @@ async def test_sections_refuse_invalid_nesting(device: Device) -> None:
         with pytest.raises(KeyError), outer.when(flag):
             outer.launch(kernel, 1, 4, x, 1.0)
             raise KeyError
-        with pytest.raises(TypeError, match="takes a recorded program"):
+        with pytest.raises(TypeError, match="takes a recording"):
             outer.call(x)  # type: ignore[arg-type]
         with pytest.raises(
             ValueError, match="replay must be given 1 inputs, as were recorded, not 2"
@@ -402,12 +402,12 @@ async def test_sections_refuse_invalid_nesting(device: Device) -> None:
 
 
 @program
-async def test_a_program_of_another_device() -> None:
+async def test_a_recording_of_another_device() -> None:
     async with opened(isolation="thread") as one, opened(isolation="thread") as other:
         async with one.record() as inner:
             pass
         async with other.record() as outer:
-            with pytest.raises(ValueError, match="was recorded on"):
+            with pytest.raises(ValueError, match="was made on"):
                 outer.call(inner)
 
 

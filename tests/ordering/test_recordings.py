@@ -1,4 +1,4 @@
-"""Recorded programs: collected once, replayed often, with the same or with other buffers."""
+"""Recordings: collected once, replayed often, with the same or with other buffers."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ async def test_repeated_argument_is_one_buffer(
         await recorded.replay(seen(z), seen(w))
     with pytest.raises(ValueError, match="is replaced twice"):
         await recorded.replay(seen(z), replace={seen(x): seen(w)})
-    with pytest.raises(ValueError, match="is no buffer that this program was recorded with"):
+    with pytest.raises(ValueError, match="is no buffer that this recording was made with"):
         await recorded.replay(replace={z: w})
 
 
@@ -360,7 +360,7 @@ async def test_replay_refuses_invalid_replacements(device: Device) -> None:
         await recorded.replay(await device.zeros(4, np.float64))
     with pytest.raises(ValueError, match="replay must be given 1 inputs, as were recorded, not 2"):
         await recorded.replay(x, other)
-    with pytest.raises(ValueError, match="no buffer that this program"):
+    with pytest.raises(ValueError, match="no buffer that this recording"):
         await recorded.replay(replace={other: x})
     with pytest.raises(GpuRefSealed):
         await recorded.replay(await device.put(np.zeros(4, np.float32), sealed=True))
@@ -456,7 +456,7 @@ async def test_a_recording_that_is_dropped_leaves_nothing(device: Device) -> Non
         async with device.record(x) as other:
             other.blas.gemm(x, x)
         await other.replay()  # sends what has been noted
-        port = await device.core.open_lane(_programs())
+        port = await device.core.open_lane(_recordings())
         with pytest.raises(KeyError, match=str(number)):
             await device.core.submit(port, "dot", _describe(number)).wait()
         forgotten += 1
@@ -464,14 +464,14 @@ async def test_a_recording_that_is_dropped_leaves_nothing(device: Device) -> Non
     await trio.lowlevel.checkpoint()  # until then trio holds the last error, and that this frame
 
 
-def _programs() -> Any:
-    from atomr_accel.device.batches.record import PROGRAMS
+def _recordings() -> Any:
+    from atomr_accel.device.batches.record import RECORDINGS
 
-    return PROGRAMS
+    return RECORDINGS
 
 
 def _describe(number: int) -> Any:
-    from atomr_accel.libraries.programs.wire.messages import Describe
+    from atomr_accel.libraries.recordings.wire.messages import Describe
 
     return Describe(number)
 
@@ -708,11 +708,11 @@ async def test_a_recording_whose_block_raised_is_not_replayed(device: Device) ->
 
 @on_shared
 async def test_a_recording_says_why_it_has_no_get(device: Device) -> None:
-    async with device.record() as program:
+    async with device.record() as recording:
         with pytest.raises(AttributeError, match=r"no get, .* fetch its results after replay"):
-            program.get  # type: ignore[attr-defined]  # noqa: B018
+            recording.get  # type: ignore[attr-defined]  # noqa: B018
         with pytest.raises(AttributeError, match="no attribute 'elephant'"):
-            program.elephant  # type: ignore[attr-defined]  # noqa: B018
+            recording.elephant  # type: ignore[attr-defined]  # noqa: B018
 
 
 @settings(max_examples=20)

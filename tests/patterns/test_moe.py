@@ -147,10 +147,10 @@ async def test_a_recording_does_the_same_for_other_tokens(device: Device) -> Non
     there, gating = await put_all(device, weights), Gating(capacity_factor=1.0)
     first, second = (rng.uniform(-1, 1, (10, 8)).astype(np.float32) for _ in range(2))
     x, other = await device.put(first), await device.put(second)
-    async with device.record(x) as program:
-        y, routing = mixture_of_experts(program, x, there, gating)
+    async with device.record(x) as recording:
+        y, routing = mixture_of_experts(recording, x, there, gating)
     for replaced in (x, other):
-        await program.replay(replaced)
+        await recording.replay(replaced)
         async with device.batch() as batch:
             expected, chosen = mixture_of_experts(batch, replaced, there, gating)
         np.testing.assert_array_equal(await device.get(y), await device.get(expected))

@@ -59,9 +59,9 @@ async def filtered(
     """Return what a recorded filter makes of an image."""
     filters = await Filters.load(device)
     x = await device.put(image)
-    async with device.record(x) as program:
-        made = build(filters, program, x)
-    await program.replay()
+    async with device.record(x) as recording:
+        made = build(filters, recording, x)
+    await recording.replay()
     return await device.get(made)
 
 
@@ -258,10 +258,10 @@ async def test_bad_input_is_refused_in_the_caller(device: Device) -> None:
         (lambda on: filters.look_up(on, image, line), ValueError, "table must be float32"),
         (lambda on: filters.resize(on, image, 0, 3), ValueError, "height must be from 1"),
     ]
-    async with device.record() as program:
+    async with device.record() as recording:
         for call, kind, message in wrong:
             with pytest.raises(kind, match=message):
-                call(program)
+                call(recording)
     later: list[tuple[Awaitable[object], str]] = [
         (filters.gaussian(4), "size must be odd"),
         (filters.sobel(7), "size must be 3 or 5"),

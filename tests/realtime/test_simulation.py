@@ -62,11 +62,11 @@ class Growth(Simulation):
     def scratch(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
         return {"picture": ((2, 4, 3), "uint8")}
 
-    def record(self, program: Recording) -> None:
-        self.launch(program, "grow", 8, self.state["x"], self.values, 8)
+    def record(self, recording: Recording) -> None:
+        self.launch(recording, "grow", 8, self.state["x"], self.values, 8)
 
-    def draw(self, program: Recording) -> GpuRef:
-        self.launch(program, "show", 24, self.room["picture"], self.state["x"], 24)
+    def draw(self, recording: Recording) -> GpuRef:
+        self.launch(recording, "show", 24, self.room["picture"], self.state["x"], 24)
         return self.room["picture"]
 
     def parts(self, dt: float, settings: Mapping[str, float]) -> int:

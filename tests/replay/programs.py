@@ -183,10 +183,10 @@ class Random:
 
     async def _record(self) -> None:
         x = self.some()
-        async with self.device.record(x) as program:
-            y = program.blas.gemm(x, x)
-            program.launch(self.kernel, 1, SIDE * SIDE, y, np.float32(0.5), y)
-        await program.replay(self.some())
+        async with self.device.record(x) as recording:
+            y = recording.blas.gemm(x, x)
+            recording.launch(self.kernel, 1, SIDE * SIDE, y, np.float32(0.5), y)
+        await recording.replay(self.some())
         await self.device.get(y)
 
     async def _seal(self) -> None:

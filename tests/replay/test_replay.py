@@ -578,8 +578,8 @@ def recalled(
 def test_a_call_of_a_batch_that_went_down_keeps_its_place_if_others_used_its_buffers() -> None:
     calls = [
         recalled(1, "batch"),
-        recalled(2, "fill", 1, outcome="sent", program=9),
-        recalled(3, "fill", 2, outcome="sent", program=9),
+        recalled(2, "fill", 1, outcome="sent", collector=9),
+        recalled(3, "fill", 2, outcome="sent", collector=9),
         recalled(4, "get", 1),
         recalled(5, "leave", outcome="fault"),
         recalled(6, "get", 2, generation=2),

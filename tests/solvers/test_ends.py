@@ -120,7 +120,7 @@ async def test_a_fault_of_both_the_look_and_the_steps_is_told_once() -> None:
 async def test_errors_say_what_is_wrong_with_operators(device: Device) -> None:
     a, b = await device.put(np.eye(N)), await device.put(np.ones(N))
 
-    async def late(program: Any, x: GpuRef) -> GpuRef:
+    async def late(recording: Any, x: GpuRef) -> GpuRef:
         raise AssertionError("nobody awaits it")
 
     wrong: list[tuple[Any, type[Exception], str]] = [
@@ -128,7 +128,11 @@ async def test_errors_say_what_is_wrong_with_operators(device: Device) -> None:
         (lambda _, x: None, TypeError, "must give a ref, .* not NoneType"),
         (late, TypeError, "late must give a ref, .* not coroutine"),
         (lambda _, x: x[:2], ValueError, r"gives shape \(2,\) for a vector of shape \(6,\)"),
-        (lambda program, x: program.evaluate(x > 0), TypeError, "gives bool for a vector of float"),
+        (
+            lambda recording, x: recording.evaluate(x > 0),
+            TypeError,
+            "gives bool for a vector of float",
+        ),
     ]
     for operator, kind, message in wrong:
         with pytest.raises(kind, match=message):

@@ -69,8 +69,8 @@ async def test_a_preconditioner_is_a_matrix_or_a_function(device: Device, name: 
     diagonal = sparse.csr_array(sparse.eye_array(N) / 3)
     given = await device.sparse.put(diagonal)
 
-    def scaled(program: Any, r: GpuRef) -> GpuRef:
-        made: GpuRef = program.evaluate(r / 3)
+    def scaled(recording: Any, r: GpuRef) -> GpuRef:
+        made: GpuRef = recording.evaluate(r / 3)
         return made
 
     for m in (given, scaled, await device.put(diagonal.toarray())):

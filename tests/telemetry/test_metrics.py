@@ -60,7 +60,7 @@ def test_the_library_of_an_op() -> None:
     assert library_of("blas.gemm", "blas") == "blas"
     assert library_of("put", "memory") == "memory"
     assert library_of("run f.<locals>.<lambda>", "run.mine") == "run"
-    assert library_of("program.replay", "programs") == "program"
+    assert library_of("recording.replay", "recordings") == "recording"
 
 
 def test_ops_with_times_stand_for_those_without() -> None:

@@ -53,10 +53,10 @@ async def test_timeline_shows_lanes_and_ops(tmp_path: Path) -> None:
                 for _ in range(20):
                     batch.blas.gemm(a, a)
             await device.put(np.ones(1 << 20, np.uint8))
-            async with device.record(a) as program:
-                program.blas.gemm(a, a)
-            await program.replay()
-            await program.replay()
+            async with device.record(a) as recording:
+                recording.blas.gemm(a, a)
+            await recording.replay()
+            await recording.replay()
             adder = await device.system.spawn(Adder, name="adder")
             async with trio.open_nursery() as nursery:
                 for k in range(5):
@@ -72,7 +72,7 @@ async def test_timeline_shows_lanes_and_ops(tmp_path: Path) -> None:
     assert Counter(one.flows for one in gemms if one.flows).most_common()[0][1] == 20
     assert timeline.named("queued", "lane blas")
     assert timeline.named("blas.gemm", "executing blas")
-    replays = timeline.named("program.replay", "lane programs")
+    replays = timeline.named("recording.replay", "lane recordings")
     assert len({one.flows for one in replays}) == 1
     assert len(replays) == 2
     (transfer,) = timeline.named("put 1.0 MiB")

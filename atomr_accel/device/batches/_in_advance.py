@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...libraries.programs.wire.messages import RecordProgram
+from ...libraries.recordings.wire.messages import PrepareRecording
 from ...memory import part_of
 from ...ops import BLOCK_ALIGNMENT
 from ...wire import SLAB_SHIFT
-from .record import PROGRAMS
+from .record import RECORDINGS
 
 if TYPE_CHECKING:
     from ...arrays import GpuRef
@@ -24,14 +24,14 @@ async def capture_in(recording: Recording, shadow: DeviceCore, mapped: set[int])
     """Have a standby's host capture a recording, as far as possible there.
 
     Sealed buffers are used directly. All others get an address that is never written to, because
-    the program is launched only after the present buffers have replaced them.
+    the recording is launched only after the present buffers have replaced them.
 
     Args:
         recording: the recording.
         shadow: the device there.
         mapped: the sealed slabs that it has mapped.
     """
-    port = await shadow.open_lane(PROGRAMS)
+    port = await shadow.open_lane(RECORDINGS)
     parts = (recording, *recording.called)
     made = {block: nbytes for part in parts for block, nbytes in part._made.items()}
     plain = [stand_in for stand_in, ref in recording.inputs_bound.items() if not ref.block.sealed]
@@ -60,12 +60,12 @@ async def capture_in(recording: Recording, shadow: DeviceCore, mapped: set[int])
     try:
         for block in made:
             block.address = there[block].address
-        record = RecordProgram(recording._number, *recording._encode(bound))
+        record = PrepareRecording(recording._number, *recording._encode(bound))
     finally:
         for block, address in addresses.items():
             block.address = address
     reads = [ref.block for ref in bound.values() if ref.block.sealed]
-    op = shadow.submit(port, "program.record: in advance", record, reads, (place.block,))
+    op = shadow.submit(port, "recording.record: in advance", record, reads, (place.block,))
     await op.wait()
 
 

@@ -127,7 +127,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         self._ended = False
 
     def _drop_libraries(self) -> None:
-        """Break the reference cycle, so that a program's objects are freed with it at once."""
+        """Break the reference cycle, so that its objects are freed with it at once."""
         self._ended = True
         for name in vars(self).keys() & catalogue().facades.keys():
             delattr(self, name)
@@ -151,7 +151,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
     @overload
     def using(self, made: SparseLU[Any]) -> SparseLU[Collected]: ...
     def using(self, made: Facade[Any]) -> Facade[Collected]:
-        """Return an object of a library, such as a random generator, for use in this program.
+        """Return an object of a library, such as a random generator, for use in this collector.
 
         ``batch.using(generator).normal(size=1000)`` returns a ref at once. It shares its state with
         ``made``, such as the place in a random sequence.
@@ -222,7 +222,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         return self._add_request(on_copies(make, facade, args, kwargs))
 
     def perform(self, request: Request[T]) -> T:
-        """Take a request into the program.
+        """Take a request into the batch or recording.
 
         Args:
             request: a request made by ``device.requests``.
@@ -277,7 +277,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
     ) -> None:
-        """Take an op into the program."""
+        """Take an op into the batch or recording."""
         raise NotImplementedError
 
     def launch(
@@ -293,7 +293,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         programmatic: bool = False,
         priority: int | None = None,
     ) -> None:
-        """Launch a kernel in this program. Arguments and errors are those of ``kernel.launch``."""
+        """Launch a kernel in the block. Arguments and errors are those of ``kernel.launch``."""
         made: object = kernel
         if type(made) is not Kernel or made.home is not self.core:
             require_made_on(made, self.core)

@@ -1,4 +1,4 @@
-"""Recorded programs: collected once, replayed often, on CUDA as a graph."""
+"""Recordings: collected once, replayed often, on CUDA as a graph."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ...actors.blocks import EntersAsync, enters
 from ...arrays import GpuRef, ref_error, sealed_error, span
 from ...lanes import uninterrupted
 from ...libraries.nvrtc.lanes import KERNELS
-from ...libraries.programs.wire.messages import (
+from ...libraries.recordings.wire.messages import (
     Describe,
-    ForgetProgram,
+    ForgetRecording,
     Kind,
-    ProgramStep,
-    RecordProgram,
+    PrepareRecording,
+    RecordingStep,
     Replay,
     Section,
 )
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 
     from ...actors import ActorRef
     from ...lanes import Op
-    from ...libraries.programs.wire.messages import Node
+    from ...libraries.recordings.wire.messages import Node
     from ...memory import AtEnd, Kept
     from ...ops import Facade, HostObjects, Request
     from ...wire import Message
 
-PROGRAMS: Final = LaneSpec(
-    "programs",
+RECORDINGS: Final = LaneSpec(
+    "recordings",
     {
-        "cpu": "atomr_accel.libraries.programs.host._cpu:CpuPrograms",
-        "cuda": "atomr_accel.libraries.programs.host._cuda:CudaPrograms",
+        "cpu": "atomr_accel.libraries.recordings.host._cpu:CpuRecordings",
+        "cuda": "atomr_accel.libraries.recordings.host._cuda:CudaRecordings",
     },
 )
 
@@ -74,10 +74,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _ProgramCall:
-    """Another program as a part of this one, with its buffers."""
+class _RecordingCall:
+    """Another recording as a part of this one, with its buffers."""
 
-    program: Recording
+    recording: Recording
     arguments: dict[Block, GpuRef]
 
 
@@ -87,7 +87,7 @@ class _ConditionalPart:
 
     kind: Kind
     flag: GpuRef
-    nodes: list[_Op | _ProgramCall | _ConditionalPart] = field(default_factory=list)
+    nodes: list[_Op | _RecordingCall | _ConditionalPart] = field(default_factory=list)
     written: set[Block] = field(default_factory=set)
 
 
@@ -96,7 +96,7 @@ class RecordingStatistics:
     """A recording at one moment.
 
     Attributes:
-        ops: the calls that it consists of; other programs that it calls count once.
+        ops: the calls that it consists of; other recordings that it calls count once.
         replays: how often it was replayed so far.
         in_flight: the replays that are not finished.
         rebuilds: how often it was prepared again for a new generation.
@@ -111,8 +111,8 @@ class RecordingStatistics:
 
 
 @final
-class _ProgramLife:
-    """A program in one generation.
+class _RecordingLife:
+    """A recording in one generation.
 
     Attributes:
         awaited: the epoch of its results until they have content.
@@ -133,25 +133,25 @@ class _ProgramLife:
 @final
 @uninterrupted
 class Recording(EntersAsync, Collector):
-    """Collects ops inside ``async with device.record() as program:``, to be replayed.
+    """Collects ops inside ``async with device.record() as recording:``, to be replayed.
 
-    Recording executes nothing. The refs that calls return have content once the program was
+    Recording executes nothing. The refs that calls return have content once the recording was
     replayed; using them earlier raises ``RuntimeError``. ``replay`` can replace the recorded
-    buffers by others. A program owns the buffers that it has made, which stay valid for as long as
-    it does.
+    buffers by others. A recording owns the buffers that it has made, which stay valid for as long
+    as it does.
 
-    Each replay writes its results to the same buffers, so a program belongs to the task that
+    Each replay writes its results to the same buffers, so a recording belongs to the task that
     replays it first. Replays by other tasks could overwrite results that were not read yet, and
-    raise ``RuntimeError``. Record one program for each task. ``device.record(..., shared=True)``
-    makes one that all tasks may replay if they take turns.
+    raise ``RuntimeError``. Make one for each task. ``device.record(..., shared=True)`` makes one
+    that all tasks may replay if they take turns.
 
-    After a rebuild a program is prepared again, with the same refs for its results, if the buffers
-    it reads are sealed or replaced. Otherwise ``replay`` raises ``GpuRefStale``.
+    After a rebuild a recording is prepared again, with the same refs for its results, if the
+    buffers it reads are sealed or replaced. Otherwise ``replay`` raises ``GpuRefStale``.
 
     Random numbers drawn in a recording are the same in every replay.
     """
 
-    _entered_by = "device.record(...) as program"
+    _entered_by = "device.record(...) as recording"
 
     def __init__(
         self, device: CollectingDevice, inputs: tuple[GpuRef, ...], *, shared: bool = False
@@ -163,7 +163,7 @@ class Recording(EntersAsync, Collector):
         self._task: weakref.ref[trio.lowlevel.Task] | None = None  # whose results there are
         self._task_name = ""
         self._prepare: list[_Op] = []
-        self._nodes: list[_Op | _ProgramCall | _ConditionalPart] = []
+        self._nodes: list[_Op | _RecordingCall | _ConditionalPart] = []
         self._choices: list[_ConditionalPart] = []  # whose blocks are open, innermost last
         self.called: dict[Recording, None] = {}  # directly or not, in order
         self._placeholders: dict[GpuRef, GpuRef] = {}
@@ -174,7 +174,7 @@ class Recording(EntersAsync, Collector):
         self._particular = False  # whether anything was checked that depends on where it begins
         self._made: dict[Block, int] = {}
         self._provided = 0
-        self._life = _ProgramLife(0)
+        self._life = _RecordingLife(0)
         self._ops = self._nbytes = self._replays = self._in_flight = self._lives = 0
         self._place: tuple[ActorRef, AtEnd] | None = None
         self._written: set[Block] = set()
@@ -264,7 +264,7 @@ class Recording(EntersAsync, Collector):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> T:
-        """Take a call into the program, on stand-ins for its buffers."""
+        """Take a call into the recording, on stand-ins for its buffers."""
         taken = {name: self.take(value) for name, value in kwargs.items()}
         self._collecting = True
         try:
@@ -277,19 +277,19 @@ class Recording(EntersAsync, Collector):
 
         Raises:
             Unsupported: the buffers of a request are its own, so ``replay`` could not use others
-                in their place. Call the library instead: ``program.blas.gemm(a, b)``.
+                in their place. Call the library instead: ``recording.blas.gemm(a, b)``.
         """
         if not self._collecting:
             raise Unsupported(
                 "a recording takes calls, not requests, whose buffers nothing could replace on "
-                "replay; call the library: program.blas.gemm(a, b)"
+                "replay; call the library: recording.blas.gemm(a, b)"
             )
         return super().perform(request)
 
     def take(self, argument: Any) -> Any:
-        """Return a ref's stand-in in the program, whose address is read late.
+        """Return a ref's stand-in in the recording, whose address is read late.
 
-        An argument that the program cannot use is returned unchanged, and the call refuses it by
+        An argument that the recording cannot use is returned unchanged, and the call refuses it by
         name.
         """
         if isinstance(argument, (list, tuple)):
@@ -305,13 +305,13 @@ class Recording(EntersAsync, Collector):
         return placeholder
 
     def stand_in(self, ref: GpuRef) -> GpuRef:
-        """A buffer that is inside an argument, as the program knows it."""
+        """A buffer that is inside an argument, as the recording knows it."""
         self._particular = True  # a kernel's tensor map is for what begins at 16 bytes
         taken: GpuRef = self.take(ref)
         return taken
 
     def _knows(self, block: Block) -> bool:
-        """Return True if a block belongs to the program: made in it, or a stand-in."""
+        """Return True if a block belongs to the recording: made in it, or a stand-in."""
         return block in self._made or block in self.inputs_bound or block in self._inside
 
     def _takes(self, ref: object) -> bool:
@@ -340,7 +340,7 @@ class Recording(EntersAsync, Collector):
         block, stand_in = argument.block, self.memory.promise()
         stand_in.sealed = block.sealed
         if block.epoch is not None and self.memory.current(block.epoch):
-            stand_in.epoch = block.epoch  # else it has content when this program is replayed
+            stand_in.epoch = block.epoch  # else it has content when this recording is replayed
         # A stand-in begins at the same offset from an aligned address as its buffer, so that calls
         # find the same alignment.
         pad = self._pads[stand_in] = block.offset % BLOCK_ALIGNMENT
@@ -357,7 +357,7 @@ class Recording(EntersAsync, Collector):
         return argument.on_block(part_of(stand_in, pad) if pad else stand_in)
 
     def _root(self, block: Block) -> Block:
-        """The stand-in that a block of the program is a part of."""
+        """The stand-in that a block of the recording is a part of."""
         block = block.base
         while block in self._inside:
             block = self._inside[block][0]
@@ -365,16 +365,16 @@ class Recording(EntersAsync, Collector):
 
     @property
     def host_objects(self) -> HostObjects:
-        """Programs have executors of their own."""
+        """Recordings have executors of their own."""
         return self
 
     def keep(self, lane: str, name: str, release: Message) -> Block:
-        """Return a handle for an object that the host drops together with the program."""
+        """Return a handle for an object that the host drops together with the recording."""
         del lane, name, release
         return self.memory.promise()
 
     def output(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-        """Return a buffer of the program, which gets its memory at the end of the block."""
+        """Return a buffer of the recording, which gets its memory at the end of the block."""
         nbytes = math.prod(shape) * dtype.itemsize
         self.core.growth.require_possible(nbytes)
         block = self.memory.promise()
@@ -390,7 +390,7 @@ class Recording(EntersAsync, Collector):
         reads: Iterable[Block] = (),
         writes: Iterable[Block] = (),
     ) -> None:
-        """Take an op into the program."""
+        """Take an op into the recording."""
         del reads  # all that is bound is read, as far as other ops are concerned
         self._check_open()
         self._particular = self._particular or port.name != KERNELS.name
@@ -405,13 +405,13 @@ class Recording(EntersAsync, Collector):
     def when(self, flag: GpuRef) -> Iterator[None]:
         """Record a part that a replay executes only if a flag is set at that point.
 
-        ``with program.when(flag): ...`` records the calls in its block. On CUDA they become a
+        ``with recording.when(flag): ...`` records the calls in its block. On CUDA they become a
         conditional node. Buffers that calls in the block return have memory in any case, and new
         content only if the block was executed. Blocks can be nested.
 
         Args:
             flag: a bool or an integer of one element on the device; any value but zero counts as
-                set. It is read after the program's earlier ops, so a kernel can set it.
+                set. It is read after the recording's earlier ops, so a kernel can set it.
 
         Raises:
             TypeError: ``flag`` is not a buffer of bool or integers.
@@ -463,46 +463,46 @@ class Recording(EntersAsync, Collector):
 
     @recorded_call
     def call(
-        self, program: Recording, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None
+        self, recording: Recording, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None
     ) -> None:
-        """Record the replay of another program as a part of this one (a child graph).
+        """Record the replay of another recording as a part of this one (a child graph).
 
-        The other program's results stay the same refs, and it can still be replayed by itself.
+        The other recording's results stay the same refs, and it can still be replayed by itself.
 
         Args:
-            program: a program recorded on the same device.
+            recording: one of the same device.
             *inputs: replacements of the inputs of its ``device.record``, in order.
             replace: further replacements, by the buffers that they replace, read or written.
 
         Raises:
-            ValueError: a buffer has another shape or device, inputs are too many, or the program is
-                of another device.
-            TypeError: a buffer has another dtype, or ``program`` is not a recording.
+            ValueError: a buffer has another shape or device, inputs are too many, or the recording
+                is of another device.
+            TypeError: a buffer has another dtype, or ``recording`` is not a recording.
             GpuRefStale: a buffer whose generation is over.
             GpuRefSealed: a sealed buffer replaces one that is written.
             RuntimeError: the other recording has not ended.
         """
         self._check_open()
-        if not isinstance(program, Recording):
-            raise TypeError(f"call takes a recorded program, not {type(program).__name__}")
-        if program.core is not self.core:
+        if not isinstance(recording, Recording):
+            raise TypeError(f"call takes a recording, not {type(recording).__name__}")
+        if recording.core is not self.core:
             raise ValueError(
-                f"the program was recorded on {program.core.name}, not on {self.core.name}"
+                f"the recording was made on {recording.core.name}, not on {self.core.name}"
             )
-        if program._open:
-            raise RuntimeError("call a program after its block, not inside it")
+        if recording._open:
+            raise RuntimeError("call a recording after its block, not inside it")
         arguments = {
-            stand_in: self.take(ref) for stand_in, ref in program._bind(inputs, replace).items()
+            stand_in: self.take(ref) for stand_in, ref in recording._bind(inputs, replace).items()
         }
-        writes = [block for part in (program, *program.called) for block in part._made]
+        writes = [block for part in (recording, *recording.called) for block in part._made]
         for stand_in, ref in arguments.items():
-            if stand_in in program._written:
+            if stand_in in recording._written:
                 writes.append(require_writable(ref, self.memory, "a buffer", strided=True))
-        self._particular = self._particular or program._particular
-        self.called.update(dict.fromkeys((program, *program.called)))
-        self._add(_ProgramCall(program, arguments), writes)
+        self._particular = self._particular or recording._particular
+        self.called.update(dict.fromkeys((recording, *recording.called)))
+        self._add(_RecordingCall(recording, arguments), writes)
 
-    def _add(self, node: _Op | _ProgramCall | _ConditionalPart, writes: Iterable[Block]) -> None:
+    def _add(self, node: _Op | _RecordingCall | _ConditionalPart, writes: Iterable[Block]) -> None:
         (self._choices[-1].nodes if self._choices else self._nodes).append(node)
         self._ops += not isinstance(node, _ConditionalPart)
         self._note(writes)
@@ -522,14 +522,14 @@ class Recording(EntersAsync, Collector):
         if not self._entered:
             raise RuntimeError(
                 "this recording has not begun: enter it, as in "
-                "`async with device.record(x) as program:`"
+                "`async with device.record(x) as recording:`"
             )
 
     # --- replaying ------------------------------------------------------------------------
 
     @recorded_call
     async def replay(self, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None) -> None:
-        """Execute the program and wait until it has finished.
+        """Execute the recording and wait until it has finished.
 
         Args:
             *inputs: replacements of the inputs of ``device.record``, in order.
@@ -542,23 +542,23 @@ class Recording(EntersAsync, Collector):
             TypeError: a buffer has another dtype.
             GpuRefStale: a buffer whose generation is over.
             GpuRefSealed: a sealed buffer replaces one that is written.
-            RuntimeError: another task has replayed it, or a program that it calls, and it was not
+            RuntimeError: another task has replayed it, or a recording that it calls, and it was not
                 recorded with ``shared=True``. Also if another recording makes a buffer and was not
                 replayed.
             Unsupported: it has a conditional part, which the driver does not support.
         """
         self._check_entered()
         if self._open:
-            raise RuntimeError("replay a program after its block, not inside it")
+            raise RuntimeError("replay a recording after its block, not inside it")
         if self._spoilt:
             raise RuntimeError("the block of this recording raised; record another")
         bound = self._bind(inputs, replace)
         parts = (self, *self.called)
         while True:
-            port = await self.core.open_lane(PROGRAMS)
+            port = await self.core.open_lane(RECORDINGS)
             for part in parts:
                 await part._prepared()
-            if self.core.ports.get(PROGRAMS.name) is port and not any(
+            if self.core.ports.get(RECORDINGS.name) is port and not any(
                 part._unprepared() for part in self.called
             ):
                 break
@@ -580,17 +580,17 @@ class Recording(EntersAsync, Collector):
         for part in parts:
             writes += part._made
             addresses.append(part._provided)
-        writes.append(self._keep())  # keeps what the host does with the program in order
+        writes.append(self._keep())  # keeps what the host does with the recording in order
         binding = (self.memory.epoch, *addresses)
         if binding != self._sent:
-            record = RecordProgram(self._number, *self._encode(bound))
-            self._recorded = self.core.submit(port, "program.record", record, reads, writes)
+            record = PrepareRecording(self._number, *self._encode(bound))
+            self._recorded = self.core.submit(port, "recording.record", record, reads, writes)
             self._sent = binding
             if self.core.standby is not None:
                 self.core.standby.note_recording(self._number, self)
         record_op = self._recorded
         assert record_op is not None
-        replay = self.core.submit(port, "program.replay", Replay(self._number), reads, writes)
+        replay = self.core.submit(port, "recording.replay", Replay(self._number), reads, writes)
         if self.core.instruments.active:
             self.core.instruments("op_replays", replay, self._number)
         lives = [part._begin_replay(task) for part in parts]
@@ -615,8 +615,8 @@ class Recording(EntersAsync, Collector):
 
     def _keep(self) -> Kept:
         if self._kept is None or self._kept.epoch is not self.memory.epoch:
-            message = ForgetProgram(self._number)
-            self._kept = self.core.keep(PROGRAMS.name, "program.forget", message)
+            message = ForgetRecording(self._number)
+            self._kept = self.core.keep(RECORDINGS.name, "recording.forget", message)
         return self._kept
 
     def _bind(
@@ -637,7 +637,7 @@ class Recording(EntersAsync, Collector):
             if placeholder is None and isinstance(recorded, GpuRef):
                 placeholder = self._view(recorded)
             if placeholder is None:
-                raise ValueError(f"{recorded!r} is no buffer that this program was recorded with")
+                raise ValueError(f"{recorded!r} is no buffer that this recording was made with")
             stand_in = self._root(placeholder.block)
             whole = self.inputs_bound[stand_in]
             same = whole.shape == recorded.shape and whole.dtype == recorded.dtype
@@ -668,25 +668,25 @@ class Recording(EntersAsync, Collector):
         return bound
 
     async def dot(self) -> str:
-        """The program as a graph in the DOT language (``cuGraphDebugDotPrint``).
+        """The recording as a graph in the DOT language (``cuGraphDebugDotPrint``).
 
         Raises:
             Unsupported: before the first replay in this generation there is none.
         """
-        port = await self.core.open_lane(PROGRAMS)
+        port = await self.core.open_lane(RECORDINGS)
         kept = self._kept
         if self._sent is None or kept is None or kept.epoch is not self.memory.epoch:
-            raise Unsupported("a program has no graph before its first replay")
+            raise Unsupported("a recording has no graph before its first replay")
         message = Describe(self._number)
-        text: str = await self.core.submit(port, "program.dot", message, (kept,)).wait()
+        text: str = await self.core.submit(port, "recording.dot", message, (kept,)).wait()
         return text
 
     # --- for the host ---------------------------------------------------------------------
 
     def _encode(
         self, bound: Mapping[Block, GpuRef]
-    ) -> tuple[tuple[ProgramStep, ...], tuple[Node, ...]]:
-        """Return the program's preparing steps and the nodes to replay, on the present buffers."""
+    ) -> tuple[tuple[RecordingStep, ...], tuple[Node, ...]]:
+        """Return the preparing steps and the nodes to replay, on the present buffers."""
         for stand_in, ref in bound.items():
             stand_in.address = ref.addressable_block.address + -self._pads[stand_in]
         for part, (whole, start) in reversed(self._inside.items()):
@@ -696,12 +696,12 @@ class Recording(EntersAsync, Collector):
         return tuple(prepare), nodes
 
     def _encode_nodes(
-        self, nodes: list[_Op | _ProgramCall | _ConditionalPart], prepare: list[ProgramStep]
+        self, nodes: list[_Op | _RecordingCall | _ConditionalPart], prepare: list[RecordingStep]
     ) -> tuple[Node, ...]:
         encoded: list[Node] = []
         for node in nodes:
-            if isinstance(node, _ProgramCall):
-                first, inner = node.program._encode(node.arguments)
+            if isinstance(node, _RecordingCall):
+                first, inner = node.recording._encode(node.arguments)
                 prepare += first
                 encoded.append(Section("call", inner))
             elif isinstance(node, _ConditionalPart):
@@ -713,7 +713,7 @@ class Recording(EntersAsync, Collector):
         return tuple(encoded)
 
     def _unprepared(self) -> Block | None:
-        """A buffer of the program that has no memory in the present generation."""
+        """A buffer of the recording that has no memory in the present generation."""
         there = (self.memory.epoch, self._life.awaited)
         return next(
             (b for b in self._made if b.size == 0 or b.epoch not in there or b.sealed), None
@@ -730,8 +730,8 @@ class Recording(EntersAsync, Collector):
             f"and hold a trio.Lock from replay() until the results are read or copied"
         )
 
-    def _begin_replay(self, task: trio.lowlevel.Task) -> _ProgramLife:
-        """Give the program's results content for ops after the replay."""
+    def _begin_replay(self, task: trio.lowlevel.Task) -> _RecordingLife:
+        """Give the recording's results content for ops after the replay."""
         if self._task is None and self._made and not self._shared:
             self._task, self._task_name = weakref.ref(task), task.name
         life = self._life
@@ -740,31 +740,31 @@ class Recording(EntersAsync, Collector):
             self._move(life.awaited, self.memory.epoch)
         return life
 
-    def _replay_failed(self, life: _ProgramLife) -> None:
-        """Take content from the program's results, unless another replay has written them."""
+    def _replay_failed(self, life: _RecordingLife) -> None:
+        """Take content from the recording's results, unless another replay has written them."""
         life.replays -= 1
         if not life.replays and life is self._life:
             self._move(self.memory.epoch, life.awaited)
 
     def _move(self, before: Epoch, after: Epoch) -> None:
-        """Move the blocks that the program writes from one epoch to another."""
+        """Move the blocks that the recording writes from one epoch to another."""
         for block in self._made:
             if block.epoch is before and block in self._written and not block.sealed:
                 block.epoch = after
 
     async def _prepared(self) -> None:
-        """Have memory for the program's buffers in the present generation."""
+        """Have memory for the recording's buffers in the present generation."""
         while True:
             await self.core.ready()
             if self._life.awaited.generation != self.memory.generation:
-                self._life = _ProgramLife(self.memory.generation)
+                self._life = _RecordingLife(self.memory.generation)
                 self._lives += 1
             block = self._unprepared()
             if block is None:
                 return
             if block.sealed:
                 ref = GpuRef(block, (self._made[block],), np.dtype(np.uint8), self._made[block])
-                raise sealed_error(ref, "a result of the program")
+                raise sealed_error(ref, "a result of the recording")
             if block.size:  # of a generation that is over
                 block.retire()
             results = block in self._written and not self._life.replays
@@ -790,6 +790,6 @@ def _start(part: GpuRef, whole: GpuRef) -> int | None:
     return start
 
 
-def _step(op: _Op) -> ProgramStep:
+def _step(op: _Op) -> RecordingStep:
     executor, name, message = op
-    return ProgramStep(executor, name, encode(message, name))
+    return RecordingStep(executor, name, encode(message, name))

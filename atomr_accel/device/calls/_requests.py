@@ -184,12 +184,12 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
 
     def replay(
         self,
-        program: Recording,
+        recording: Recording,
         *inputs: GpuRef,
         replace: Mapping[GpuRef, GpuRef] | None = None,
     ) -> DeviceCall[None]:
-        """Message for ``program.replay``, of a program that was recorded with ``shared=True``."""
-        return self._call("replay", partial(program.replay, *inputs, replace=replace))
+        """Message for ``recording.replay``, of one that was recorded with ``shared=True``."""
+        return self._call("replay", partial(recording.replay, *inputs, replace=replace))
 
     def statistics(self) -> DeviceCall[DeviceStatistics]:
         """Message for ``device.statistics``."""

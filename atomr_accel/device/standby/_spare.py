@@ -10,11 +10,11 @@ import trio
 
 from ..._errors import AccelError
 from ...lanes import HostDied, start_host, uninterrupted
-from ...libraries.programs.wire.messages import ForgetProgram
+from ...libraries.recordings.wire.messages import ForgetRecording
 from ...wire import Preload, StickyFault, UnmapSlabs
 from .._assembly import add_parts
 from ..batches._in_advance import capture_in
-from ..batches.record import PROGRAMS
+from ..batches.record import RECORDINGS
 from ..contexts._prepared import PreparedHost, learn
 from ..contexts.context import Context
 from ._budget import NoRoomError
@@ -271,12 +271,12 @@ class Spare:
         """Capture the recordings that the device has captured, and forget others."""
         shadow = self.shadow
         assert shadow is not None
-        port = shadow.ports.get(PROGRAMS.name)
+        port = shadow.ports.get(RECORDINGS.name)
         known = self._history.numbers()
         for number in prepared.captured - known:
             prepared.captured.discard(number)
             if port is not None:
-                shadow.submit(port, "program.forget", ForgetProgram(number))
+                shadow.submit(port, "recording.forget", ForgetRecording(number))
         missing = known - prepared.captured
         for number in sorted(missing):
             recording = self._history.recording(number)

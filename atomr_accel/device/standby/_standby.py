@@ -29,10 +29,10 @@ import trio
 from ..._errors import AccelError
 from ...actors import Backoff
 from ...lanes import END_SECONDS, HostDied, uninterrupted
-from ...libraries.programs.wire.messages import ForgetProgram
+from ...libraries.recordings.wire.messages import ForgetRecording
 from ...wire import StickyFault
 from ..batches._in_advance import own
-from ..batches.record import PROGRAMS
+from ..batches.record import RECORDINGS
 from ._budget import NoRoomError, Room
 from ._history import PreparationHistory
 from ._spare import Spare
@@ -162,7 +162,7 @@ class Standby:
             if recording is not None:
                 own(recording)
             else:  # it is gone: dropped at once
-                self._core.keep(PROGRAMS.name, "program.forget", ForgetProgram(number))
+                self._core.keep(RECORDINGS.name, "recording.forget", ForgetRecording(number))
         captured.clear()
 
     def prepare_again(self) -> None:

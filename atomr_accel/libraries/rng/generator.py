@@ -69,7 +69,7 @@ class Generator(Choosing[D]):
     ``permutation``, ``shuffle`` or ``multinomial``. Other generators draw ``poisson``, and methods
     that take varying numbers of words, from a Philox sequence of the same seed.
 
-    A recorded program draws the same numbers in every replay; for new ones, draw into a buffer that
+    A recording draws the same numbers in every replay; for new ones, draw into a buffer that
     it reads, with ``out=``, before the replay.
 
     All methods raise:

@@ -396,11 +396,11 @@ async def test_batches_recordings_and_requests(device: Device) -> None:
         z = batch.evaluate(y * 2)
         w = batch.perform(device.requests.evaluate(z - 1))
     assert np.array_equal(await device.get(w), (array + 1) * 2 - 1)
-    async with device.record(x) as program:
-        y = program.evaluate(np.sqrt(abs(x)))
+    async with device.record(x) as recording:
+        y = recording.evaluate(np.sqrt(abs(x)))
     for factor in (1, 4):
         await device.evaluate(x * factor, out=x)
-        await program.replay()
+        await recording.replay()
         array = (array * factor).astype(np.float32)
         assert np.array_equal(await device.get(y), np.sqrt(abs(array)))
 
@@ -590,17 +590,17 @@ async def test_replaced_ref_is_replaced_in_expressions(device: Device) -> None:
         return y * weight
 
     fused = device.fuse(scaled)
-    async with device.record(x) as program:
-        double = program.evaluate(x * 2)
-        mixed = program.evaluate(program.blas.copy(x) + x[::-1] * weight)
-        around = program.using(fused)(x)
-        program.evaluate(total + x, out=total)
+    async with device.record(x) as recording:
+        double = recording.evaluate(x * 2)
+        mixed = recording.evaluate(recording.blas.copy(x) + x[::-1] * weight)
+        around = recording.using(fused)(x)
+        recording.evaluate(total + x, out=total)
     async with device.record(x) as caller:
-        caller.call(program, x)
+        caller.call(recording, x)
     for taken, expected in ((x2, other), (x, one)):
         for replaced, factor in ((weight, one + 1), (weight2, other + 1)):
             await device.fill(total, 0)
-            await program.replay(taken, replace={weight: replaced})
+            await recording.replay(taken, replace={weight: replaced})
             np.testing.assert_array_equal(await device.get(double), expected * 2)
             np.testing.assert_array_equal(
                 await device.get(mixed), expected + expected[::-1] * factor
@@ -612,10 +612,10 @@ async def test_replaced_ref_is_replaced_in_expressions(device: Device) -> None:
         np.testing.assert_array_equal(await device.get(double), expected * 2)
         np.testing.assert_array_equal(await device.get(total), expected)
     await device.free(x)
-    await program.replay(x2)
+    await recording.replay(x2)
     np.testing.assert_array_equal(await device.get(double), other * 2)
     with pytest.raises(GpuRefStale, match="was freed"):
-        await program.replay()
+        await recording.replay()
 
 
 NO_AXES = (0.0, False, np.False_, np.float64(0), "0", (0.0,), (False,))

@@ -145,12 +145,12 @@ async def test_kernels_are_built_once_and_launched_by_all() -> None:
         await held(device, z, abs(array) ** 0.25)
 
         LOG.clear()
-        async with device.record(x) as program:
-            z = program.evaluate(np.cbrt(x).sum(axis=0))
+        async with device.record(x) as recording:
+            z = recording.evaluate(np.cbrt(x).sum(axis=0))
         for factor in (1, 3):
             await device.evaluate(x * factor, out=x)
             array = array * np.float32(factor)
-            await program.replay()
+            await recording.replay()
             await held(device, z, np.cbrt(array).sum(axis=0))
         assert "build" in LOG
 

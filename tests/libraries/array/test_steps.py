@@ -123,10 +123,10 @@ async def test_recordings_sort_short_rows() -> None:
     async with opened() as device:
         host = np.random.default_rng(0).normal(size=(4, 300))
         x = await device.put(host)
-        async with device.record() as program:
-            rows = program.array.sort(x)
-            values, places = program.array.topk(x, 7)
-        await program.replay()
+        async with device.record() as recording:
+            rows = recording.array.sort(x)
+            values, places = recording.array.topk(x, 7)
+        await recording.replay()
         np.testing.assert_array_equal(await device.get(rows), np.sort(host))
         np.testing.assert_array_equal(await device.get(values), -np.sort(-host)[:, :7])
         np.testing.assert_array_equal(await device.get(places), np.argsort(-host)[:, :7])

@@ -512,14 +512,14 @@ async def test_a_recorded_program_repeats_everything(device: Device) -> None:
     hosts = [rng.random((4, 4)) for _ in range(2)]
     a, b = [await device.put(host) for host in hosts]
     x = await device.put(hosts[0][0].copy())
-    async with device.record(a) as program:
-        (square,) = program.blas.gemm_batched([a], [a])
-        twice = program.blaslt.matmul(square, a)
-        lu, piv, _info = program.blas.getrf_batched(a)
-        solved = program.blas.getrs_batched(lu, piv, twice)
-        index = program.blas.amax(program.blas.gemv(a, x))
+    async with device.record(a) as recording:
+        (square,) = recording.blas.gemm_batched([a], [a])
+        twice = recording.blaslt.matmul(square, a)
+        lu, piv, _info = recording.blas.getrf_batched(a)
+        solved = recording.blas.getrs_batched(lu, piv, twice)
+        index = recording.blas.amax(recording.blas.gemv(a, x))
     for host, ref in zip(hosts, (a, b), strict=True):
-        await program.replay(ref)
+        await recording.replay(ref)
         np.testing.assert_allclose(await device.get(solved), host @ host, atol=1e-8)
         assert await device.get(index) == np.argmax(np.abs(host @ hosts[0][0]))
 

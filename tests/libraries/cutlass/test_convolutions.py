@@ -184,11 +184,11 @@ async def test_batches_and_recordings(device: Device) -> None:
     async with device.batch() as batch:
         first = batch.cutlass.conv(x, w, padding=1, **FIXED)
     await near(device, first, y, "bfloat16")
-    async with device.record() as program:
-        out = program.cutlass.conv(x, w, padding=1, **FIXED)
+    async with device.record() as recording:
+        out = recording.cutlass.conv(x, w, padding=1, **FIXED)
     for factor in (1, 2):
         await device.copy(await device.put((a * factor).astype(dtype_of("bfloat16"))), x)
-        await program.replay()
+        await recording.replay()
         await near(device, out, y * factor, "bfloat16")
 
 

@@ -174,11 +174,11 @@ async def test_batches_and_recordings(device: Device) -> None:
     await near(device, second, kept @ y, "bfloat16")
     groups = [x[:4] @ y[:8], x[4:8] @ y[8:16], x[8:] @ y[16:]]
     await near(device, third, np.concatenate(groups), "bfloat16")
-    async with device.record() as program:
-        out = program.cutlass.matmul(a, b, trans_b=True, **FIXED)
+    async with device.record() as recording:
+        out = recording.cutlass.matmul(a, b, trans_b=True, **FIXED)
     for factor in (1, 2):
         await device.copy(await device.put((x * factor).astype(dtype_of("bfloat16"))), a)
-        await program.replay()
+        await recording.replay()
         await near(device, out, x @ y.T * factor, "bfloat16")
 
 

@@ -257,10 +257,10 @@ async def test_in_a_batch_and_in_a_recording(device: Device) -> None:
         y = batch.dnn.conv(*refs, padding=1)
         z = batch.dnn.relu(y)
     np.testing.assert_allclose(await device.get(z), expected, rtol=1e-5, atol=1e-5)
-    async with device.record() as program:
-        y = program.dnn.conv(*refs, padding=1, activation="relu")
-        z = program.dnn.tanh(y)
-    await program.replay()
+    async with device.record() as recording:
+        y = recording.dnn.conv(*refs, padding=1, activation="relu")
+        z = recording.dnn.tanh(y)
+    await recording.replay()
     np.testing.assert_allclose(await device.get(z), np.tanh(expected), rtol=1e-4, atol=1e-5)
 
 
@@ -275,9 +275,9 @@ async def test_a_plan_in_a_batch_and_in_a_recording(device: Device) -> None:
         other.output(other.relu(other.tensor((4,), "float32")))
         with pytest.raises(Unsupported, match="waits for the device's answer"):
             other.build()
-    async with device.record() as program:
-        made += [program.using(plan)(facade=x), program.dnn.run(plan, facade=x)]
-    await program.replay()
+    async with device.record() as recording:
+        made += [recording.using(plan)(facade=x), recording.dnn.run(plan, facade=x)]
+    await recording.replay()
     for y in made:
         np.testing.assert_array_equal(await device.get(y), [0, 2, 0])
 
@@ -305,8 +305,8 @@ async def test_type_checkers_know_how_many_results_there_are(device: Device) -> 
         assert_type(batch.dnn.flash_attention(q, q, q, causal=True), GpuRef)
         two = batch.dnn.flash_attention_with_lse(q, q, q)
         assert len(assert_type(two, tuple[GpuRef, GpuRef])) == 2
-    async with device.record() as program:
-        pair = program.dnn.rms_norm_train(x, w)
+    async with device.record() as recording:
+        pair = recording.dnn.rms_norm_train(x, w)
         assert len(assert_type(pair, tuple[GpuRef, GpuRef])) == 2
 
 

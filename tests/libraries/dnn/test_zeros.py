@@ -187,7 +187,7 @@ async def test_results_go_where_they_are_wanted_and_can_be_recorded(device: Devi
     async with device.batch() as batch:
         made = batch.dnn.reduce(batch.dnn.relu(x), "mean", 0)
     assert np.isnan(await device.get(made)).all()
-    async with device.record() as program:
-        made = program.dnn.relu(program.dnn.reduce(x, "norm2", 0))
-    await program.replay()
+    async with device.record() as recording:
+        made = recording.dnn.relu(recording.dnn.reduce(x, "norm2", 0))
+    await recording.replay()
     np.testing.assert_array_equal(await device.get(made), [0, 0, 0])

@@ -322,14 +322,14 @@ async def test_in_a_batch(device: Device) -> None:
 async def test_recorded(device: Device) -> None:
     host = noise(18, 4, 18, dtype="float32")
     a = await device.put(host)
-    async with device.record(a) as program:
-        spectrum = program.fft.rfft(a, axis=1)
-        back = program.fft.irfft(spectrum, 4, axis=1, norm="forward")
+    async with device.record(a) as recording:
+        spectrum = recording.fft.rfft(a, axis=1)
+        back = recording.fft.irfft(spectrum, 4, axis=1, norm="forward")
     for _ in range(2):
-        await program.replay(a)
+        await recording.replay(a)
         np.testing.assert_allclose(await device.get(back), 4 * host, atol=1e-5)
         a = await device.put(host := noise(*host.shape, dtype="float32"))
-    await program.replay(a)
+    await recording.replay(a)
     expected = np.fft.rfft(host, axis=1)
     np.testing.assert_allclose(await device.get(spectrum), expected, atol=1e-4)
 
@@ -347,9 +347,9 @@ async def test_a_request_uses_work_areas_of_what_carries_it_out(device: Device) 
         assert device.fft.statistics().workspace == 0
     results += [await perform(device.core, request) for _ in range(2)]
     assert device.fft.statistics().workspace >= 200 * 4
-    async with device.record(a) as program:
-        results.append(program.fft.rfft(a, n=200))
-    await program.replay()
+    async with device.record(a) as recording:
+        results.append(recording.fft.rfft(a, n=200))
+    await recording.replay()
     for result in results:
         np.testing.assert_allclose(await device.get(result), expected, atol=1e-4)
 
@@ -366,9 +366,9 @@ async def test_an_axis_that_repeats_in_a_batch_and_recorded(device: Device) -> N
     np.testing.assert_allclose(await device.get(out), expected, atol=1e-4)
     wanted = np.fft.irfftn(host, (4, 6), (1, 1))
     np.testing.assert_allclose(await device.get(real), wanted, atol=1e-4)
-    async with device.record(a) as program:
-        again = program.fft.fftn(a, axes=(0, 1, 0))
-    await program.replay()
+    async with device.record(a) as recording:
+        again = recording.fft.fftn(a, axes=(0, 1, 0))
+    await recording.replay()
     np.testing.assert_allclose(await device.get(again), expected, atol=1e-4)
 
 

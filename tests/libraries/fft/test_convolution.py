@@ -202,9 +202,9 @@ async def test_in_batches_and_recordings(device: Device) -> None:
         assert batch.fft.next_fast_len(508) == 512
         results = [batch.fft.fftconvolve(x, y), batch.fft.oaconvolve(x, y)]
         spectrum = batch.fft.czt(x)
-    async with device.record(x) as program:
-        results.append(program.fft.oaconvolve(x, y))
-    await program.replay(x)
+    async with device.record(x) as recording:
+        results.append(recording.fft.oaconvolve(x, y))
+    await recording.replay(x)
     for result in results:
         np.testing.assert_allclose(await device.get(result), expected, atol=1e-12)
     np.testing.assert_allclose(await device.get(spectrum), np.fft.fft(long), atol=1e-10)

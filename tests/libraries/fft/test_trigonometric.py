@@ -193,10 +193,10 @@ async def test_in_batches_and_recordings(device: Device) -> None:
         spectrum = batch.fft.dctn(x, 2, norm="ortho")
         back = batch.fft.idctn(spectrum, 2, norm="ortho")
     np.testing.assert_allclose(await device.get(back), host, atol=1e-5)
-    async with device.record(x) as program:
-        sines = program.fft.dst(x[:, ::-1], 4, axis=0)
+    async with device.record(x) as recording:
+        sines = recording.fft.dst(x[:, ::-1], 4, axis=0)
     for _ in range(2):
-        await program.replay(x)
+        await recording.replay(x)
         expected = scipy.fft.dst(host[:, ::-1], 4, axis=0)
         np.testing.assert_allclose(await device.get(sines), expected, atol=1e-4)
         x = await device.put(host := seeds.rng().uniform(-1, 1, (5, 8)).astype(np.float32))

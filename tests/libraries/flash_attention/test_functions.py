@@ -238,11 +238,11 @@ async def test_in_a_batch_and_recorded(device: Any) -> None:
     for one, other in zip(grads, outside, strict=True):
         np.testing.assert_array_equal(await device.get(one), await device.get(other))
     assert plain.shape == out.shape
-    async with device.record(*sets[0]) as program:
-        result = program.flash_attention.flash_attn_func(*sets[0], **given)
-    await program.replay()
+    async with device.record(*sets[0]) as recording:
+        result = recording.flash_attention.flash_attn_func(*sets[0], **given)
+    await recording.replay()
     np.testing.assert_array_equal(await device.get(result), alone[0])
-    await program.replay(*sets[1])
+    await recording.replay(*sets[1])
     np.testing.assert_array_equal(await device.get(result), alone[1])
 
 

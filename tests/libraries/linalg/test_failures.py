@@ -59,10 +59,10 @@ async def test_a_recording_gives_nan_for_what_failed_and_all_else(device: Device
     good = stack_with_a_zero(3)
     good[3, 1, 1] = 2
     a = await device.put(good)
-    async with device.record(a) as program:
-        made = program.linalg.inv(a)
+    async with device.record(a) as recording:
+        made = recording.linalg.inv(a)
     for at in (0, 3, 1):
-        await program.replay(await device.put(stack_with_a_zero(at)))
+        await recording.replay(await device.put(stack_with_a_zero(at)))
         failed = np.isnan(await device.get(made)).all((-2, -1))
         np.testing.assert_array_equal(failed, np.arange(4) == at)
 
@@ -173,9 +173,9 @@ async def test_infinite_input_fails_before_iterating(
     with pytest.raises(LinAlgError, match="matrix 1 of 3 holds NaN or infinity") as caught:
         await ITERATED[name](device.linalg, a)
     assert caught.value.index == 1
-    async with device.record() as program:
-        made = ITERATED[name](program.linalg, a)
-    await program.replay()
+    async with device.record() as recording:
+        made = ITERATED[name](recording.linalg, a)
+    await recording.replay()
     first = await device.get(made[0] if isinstance(made, tuple) else made)
     np.testing.assert_array_equal(np.isnan(first.reshape(3, -1)).all(1), [False, True, False])
 
@@ -201,9 +201,9 @@ async def test_rows_that_are_not_there_are_not_exchanged(
         with pytest.raises(LinAlgError, match="that are not there") as caught:
             await device.linalg.lu_solve((lu, piv), b)
         assert (caught.value.index, caught.value.info) == (count - 1, 1)
-    async with device.record() as program:
-        x = program.linalg.lu_solve((lu, piv), b)
-    await program.replay()
+    async with device.record() as recording:
+        x = recording.linalg.lu_solve((lu, piv), b)
+    await recording.replay()
     failed = np.isnan(await device.get(x)).all((-2, -1))
     np.testing.assert_array_equal(failed, np.arange(count) == count - 1)
 

@@ -588,21 +588,21 @@ async def test_recordings_replace_the_arrays_of_tensor_maps(device: Device) -> N
     kernel = await device.nvrtc.compile(COPY, "copy", cpu=copy)
     source = await device.put(np.arange(32, dtype=np.float32), sealed=True)
     old, new = await device.zeros(32, np.float32), await device.zeros(33, np.float32)
-    async with device.record(old) as program:
+    async with device.record(old) as recording:
         loads, stores = TensorMap(source, (16,), written=False), TensorMap(old, (16,))
-        program.launch(kernel, 1, 128, loads, stores, 32)
-    await program.replay(new[:32])
+        recording.launch(kernel, 1, 128, loads, stores, 32)
+    await recording.replay(new[:32])
     assert not (await device.get(old)).any()
     assert (await device.get(new)).tolist() == [*range(32), 0]
     with pytest.raises(
         ValueError, match=r"<GpuRef float32\[32\] on .*:0, generation 1> must begin at a multiple"
     ):
-        await program.replay(new[1:])
-    await program.replay()
+        await recording.replay(new[1:])
+    await recording.replay()
     assert (await device.get(old)).tolist() == [*range(32)]
     await device.free(old)
     with pytest.raises(GpuRefStale):
-        await program.replay()
+        await recording.replay()
 
 
 def test_templated_launch_is_reported_once(driver: Launches) -> None:

@@ -35,10 +35,10 @@ async def test_a_pointer_may_be_null(device: Device) -> None:
     for given, wanted in ((None, 2), (mask, 7), (None, 8)):
         await kernel.launch(1, 1, x, given, 3)
         assert (await device.get(x)).tolist() == [wanted] * 3
-    async with device.record() as program:
-        program.launch(kernel, 1, 1, x, None, 3)
+    async with device.record() as recording:
+        recording.launch(kernel, 1, 1, x, None, 3)
     for wanted in (9, 10):
-        await program.replay()
+        await recording.replay()
         assert (await device.get(x)).tolist() == [wanted] * 3
 
 

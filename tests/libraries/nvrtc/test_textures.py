@@ -221,9 +221,9 @@ async def test_cuda_arrays_are_freed(device: Device) -> None:
     for batched in (False, True):
         array = await device.nvrtc.cuda_array(image)
         texture = Texture(array)
-        async with device.record() as program:
+        async with device.record() as recording:
             with pytest.raises(Unsupported, match="not when a recording is replayed"):
-                program.using(array).free()
+                recording.using(array).free()
         if batched:
             async with device.batch() as batch:
                 batch.launch(sampled, 1, 1, out, texture, 0.5, 0.5)
@@ -237,9 +237,9 @@ async def test_cuda_arrays_are_freed(device: Device) -> None:
         for call in (array.free, lambda: sampled.launch(1, 1, out, texture, 0.5, 0.5)):  # noqa: B023
             with pytest.raises(GpuRefStale, match="was freed"):
                 await call()
-    async with device.record() as program:
+    async with device.record() as recording:
         with pytest.raises(Unsupported, match="cannot be in a batch or a recording; await it"):
-            program.nvrtc.cuda_array(image)
+            recording.nvrtc.cuda_array(image)
 
 
 @on_shared
@@ -264,13 +264,13 @@ async def test_recordings_with_textures(device: Device) -> None:
     images = [await device.full((8, 8), value, np.float32) for value in (1, 2)]
     array = await device.nvrtc.cuda_array(images[0])
     out, other = await device.zeros((), np.float32), await device.zeros((), np.float32)
-    async with device.record(images[0]) as program:
-        program.launch(sampled, 1, 1, out, Texture(images[0]), 0.5, 0.5)
-        program.launch(sampled, 1, 1, other, Texture(array), 0.5, 0.5)
-    await program.replay(images[1])
+    async with device.record(images[0]) as recording:
+        recording.launch(sampled, 1, 1, out, Texture(images[0]), 0.5, 0.5)
+        recording.launch(sampled, 1, 1, other, Texture(array), 0.5, 0.5)
+    await recording.replay(images[1])
     assert [float(await device.get(each)) for each in (out, other)] == [2, 1]
     await array.copy_from(images[1])
-    await program.replay()
+    await recording.replay()
     assert [float(await device.get(each)) for each in (out, other)] == [1, 2]
 
 
@@ -287,9 +287,9 @@ async def test_fault_leaves_stale_textures() -> None:
         out = await device.zeros((), np.float32)
         with pytest.raises(GpuRefStale, match="a CUDA array of float32"):
             await sampled.launch(1, 1, out, Texture(lost), 0.5, 0.5)
-        async with device.record() as program:
+        async with device.record() as recording:
             with pytest.raises(GpuRefStale, match="outside of a recording"):
-                program.launch(sampled, 1, 1, out, Texture(kept), 0.5, 0.5)
+                recording.launch(sampled, 1, 1, out, Texture(kept), 0.5, 0.5)
         for _ in range(2):
             await sampled.launch(1, 1, out, Texture(kept), 0.5, 0.5)
             assert await device.get(out) == 3

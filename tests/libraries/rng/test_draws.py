@@ -564,10 +564,10 @@ async def test_in_a_batch(device: Device, seed: int) -> None:
 async def test_recorded(device: Device, seed: int) -> None:
     expected = await sequence(device, device.rng.default_rng(seed))
     device.rng.seed(seed)
-    async with device.record() as program:
-        refs = [getattr(program.rng, method)(*args, **more) for method, args, more in DRAWS]
+    async with device.record() as recording:
+        refs = [getattr(recording.rng, method)(*args, **more) for method, args, more in DRAWS]
     for _ in range(2):  # every replay draws the same
-        await program.replay()
+        await recording.replay()
         assert same(expected, [await device.get(ref) for ref in refs])
 
 

@@ -160,8 +160,8 @@ async def test_matmul_takes_b_by_columns_when_bias_is_strided(device: Device, ba
     bias, strided = await device.put(numbers[::2].copy()), (await device.put(numbers))[::2]
     expected = await device.get(await device.sparselt.matmul(a, b, bias=bias))
     if batch:
-        async with device.batch() as program:
-            made = program.sparselt.matmul(a, b, bias=strided)
+        async with device.batch() as collected:
+            made = collected.sparselt.matmul(a, b, bias=strided)
     else:
         made = await device.sparselt.matmul(a, b, bias=strided)
     np.testing.assert_array_equal(await device.get(made), expected)

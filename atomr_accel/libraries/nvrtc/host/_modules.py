@@ -92,7 +92,7 @@ class LaneModules(Generic[T]):
 
     def load(self, message: Load) -> None:
         """Load a module, unless it is loaded."""
-        if message.module in self._own:  # by another program, which executes here too
+        if message.module in self._own:  # by another recording, which executes here too
             return
         with self._shared.lock:
             module, users = self._shared.modules.get(message.module, (None, 0))

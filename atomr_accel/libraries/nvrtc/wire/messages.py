@@ -136,7 +136,7 @@ class Load(Message, frozen=True):
     """
 
     prepares: ClassVar[bool] = True
-    """Done once, when a program is recorded, not in its replays."""
+    """Done once, when a recording is recorded, not in its replays."""
 
     lasting: ClassVar[bool] = True
 

@@ -195,7 +195,7 @@ class CudaRng:
         if there >= dimensions:
             return vectors, scramble
         bits, library = KINDS[kind].bits, _library()
-        # What is on the device already stays there: a recorded program may have it.
+        # What is on the device already stays there: a recording may have it.
         cell = c_void_p()
         library.call(f"curandGetDirectionVectors{bits}", byref(cell), VECTORS[kind])
         vectors = self._upload(cell.value, dimensions * bits * bits // 8)

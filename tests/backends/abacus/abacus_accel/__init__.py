@@ -21,7 +21,7 @@ BACKEND: Final = Backend(
     capabilities=Capabilities(host_memory=True, python_kernels=True),
     executors={
         "blas": f"{HOST}:AbacusBlas",
-        "programs": "atomr_accel.libraries.programs.host._cpu:CpuPrograms",
+        "recordings": "atomr_accel.libraries.recordings.host._cpu:CpuRecordings",
     },
 )
 

@@ -107,11 +107,11 @@ async def test_recorded(device: Any) -> None:
         for q, k, v, cu in (first, second)
     ]
     q, k, v, cu = first
-    async with device.record(*first) as program:
-        out = program.dnn.flash_attention_varlen(q, k, v, cu, cu, 9, 9, causal=True)
-    await program.replay()
+    async with device.record(*first) as recording:
+        out = recording.dnn.flash_attention_varlen(q, k, v, cu, cu, 9, 9, causal=True)
+    await recording.replay()
     np.testing.assert_array_equal(await device.get(out), expected[0])
-    await program.replay(*second)
+    await recording.replay(*second)
     np.testing.assert_array_equal(await device.get(out), expected[1])
 
 

@@ -272,9 +272,9 @@ async def test_its_calls_are_awaited_inside_a_batch_too(device: Device) -> None:
         with pytest.raises(Unsupported, match="waits for the device's answer"):
             batch.dnn.kv_cache(PAGES, PAGE, HEADS, SIZE, dtype="float16")
         await cache.append([sequence], rows, rows)
-    async with device.record() as program:
+    async with device.record() as recording:
         with pytest.raises(Unsupported, match="recording"):
-            program.using(cache)  # type: ignore[call-overload]
+            recording.using(cache)  # type: ignore[call-overload]
     assert cache.length(sequence) == 3
 
 

@@ -317,9 +317,9 @@ async def test_random_graphs(device: Device, chain: Chain) -> None:
         ways = [await plan(**refs)]
         async with device.batch() as batch:
             ways.append(batch.dnn.run(plan, **refs))
-        async with device.record() as program:
-            ways.append(program.dnn.run(plan, **refs))
-        await program.replay()
+        async with device.record() as recording:
+            ways.append(recording.dnn.run(plan, **refs))
+        await recording.replay()
         for made in ways:
             each = made if isinstance(made, tuple) else (made,)
             results.append([await device.get(ref) for ref in each])

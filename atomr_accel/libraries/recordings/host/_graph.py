@@ -1,4 +1,4 @@
-"""CUDA graphs of programs: captured steps, child graphs, conditional nodes.
+"""CUDA graphs of recordings: captured steps, child graphs, conditional nodes.
 
 A driver cannot capture into a graph while it captures another, and every library's handle has one
 stream. So runs of steps are captured one after the other, each into its own graph, which becomes a
@@ -140,7 +140,7 @@ class GraphMaker:
         version = self._context.info.driver_version
         if version < CONDITIONAL_DRIVER or not hasattr(driver, "cuGraphConditionalHandleCreate"):
             raise Unsupported(
-                "a flag can decide on a part of a program only with a driver of CUDA 12.3 or "
+                "a flag can decide on a part of a recording only with a driver of CUDA 12.3 or "
                 f"newer; this one is of CUDA {version // 1000}.{version % 1000 // 10}"
             )
         image = read_kernels(__package__, "set_conditional.ptx").encode()

@@ -1,12 +1,12 @@
-"""Programs on the CPU: lists of ops, and of lists."""
+"""Recordings on the CPU: lists of ops, and of lists."""
 
 from __future__ import annotations
 
 import itertools
 from typing import TYPE_CHECKING, Final, final
 
-from ..wire.messages import Describe, ForgetProgram, RecordProgram, Replay
-from ._steps import BoundStep, ProgramExecutors
+from ..wire.messages import Describe, ForgetRecording, PrepareRecording, Replay
+from ._steps import BoundStep, RecordingExecutors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 @final
-class CpuPrograms:
-    """Executes programs one op after the other."""
+class CpuRecordings:
+    """Executes recordings one op after the other."""
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         self._context: Final = context
-        self._steps: Final = ProgramExecutors(context, stream)
-        self._programs: dict[int, list[Bound]] = {}
+        self._steps: Final = RecordingExecutors(context, stream)
+        self._recordings: dict[int, list[Bound]] = {}
         self.handlers: Final = {
-            RecordProgram: self._record,
+            PrepareRecording: self._record,
             Replay: self._replay,
-            ForgetProgram: self._forget,
+            ForgetRecording: self._forget,
             Describe: self._describe,
         }
 
@@ -35,15 +35,15 @@ class CpuPrograms:
         """Close the executors."""
         self._steps.close()
 
-    def _record(self, message: RecordProgram) -> None:
+    def _record(self, message: PrepareRecording) -> None:
         self._context.check()
-        self._programs.pop(message.program, None)  # should this fail, nothing is replayed
-        self._steps.prepare(message.prepare, message.program)
-        self._programs[message.program] = self._steps.bind(message.nodes)
+        self._recordings.pop(message.recording, None)  # should this fail, nothing is replayed
+        self._steps.prepare(message.prepare, message.recording)
+        self._recordings[message.recording] = self._steps.bind(message.nodes)
 
     def _replay(self, message: Replay) -> None:
         self._context.check()
-        self._execute(self._programs[message.program])
+        self._execute(self._recordings[message.recording])
 
     def _execute(self, nodes: list[Bound]) -> None:
         for node in nodes:
@@ -60,14 +60,14 @@ class CpuPrograms:
     def _is_set(self, section: Section) -> bool:
         return bool(self._context.bytes_at(section.flag, section.nbytes).any())
 
-    def _forget(self, message: ForgetProgram) -> None:
-        self._programs.pop(message.program, None)  # it may never have been made
-        self._steps.forget(message.program)
+    def _forget(self, message: ForgetRecording) -> None:
+        self._recordings.pop(message.recording, None)  # it may never have been made
+        self._steps.forget(message.recording)
 
     def _describe(self, message: Describe) -> str:
         numbers = itertools.count()
         return "\n".join(
-            ["digraph program {", *_chain(self._programs[message.program], numbers), "}"]
+            ["digraph recording {", *_chain(self._recordings[message.recording], numbers), "}"]
         )
 
 

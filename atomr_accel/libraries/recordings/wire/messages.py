@@ -1,4 +1,4 @@
-"""Messages of the programs' lane."""
+"""Messages of the recordings' lane."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ....wire import Address, Message
 Kind = Literal["call", "when", "loop"]
 
 
-class ProgramStep(Message, frozen=True):
-    """Op of a program.
+class RecordingStep(Message, frozen=True):
+    """Op of a recording.
 
     Attributes:
         executor: ``module:class`` of its executor.
@@ -24,10 +24,10 @@ class ProgramStep(Message, frozen=True):
 
 
 class Section(Message, frozen=True):
-    """A part of a program.
+    """A part of a recording.
 
     Attributes:
-        kind: ``"call"``: another program; ``"when"``: executed if the flag is set; ``"loop"``:
+        kind: ``"call"``: another recording; ``"when"``: executed if the flag is set; ``"loop"``:
             repeated while the flag is set.
         nodes: the steps and sections that it executes.
         flag: the flag's address.
@@ -35,43 +35,43 @@ class Section(Message, frozen=True):
     """
 
     kind: Kind
-    nodes: tuple[ProgramStep | Section, ...]
+    nodes: tuple[RecordingStep | Section, ...]
     flag: Address = 0
     nbytes: int = 0
 
 
-Node: TypeAlias = ProgramStep | Section
+Node: TypeAlias = RecordingStep | Section
 
 
-class RecordProgram(Message, frozen=True):
-    """Make a program, or change the buffers of one that was made of the same nodes.
+class PrepareRecording(Message, frozen=True):
+    """Make a recording, or change the buffers of one that was made of the same nodes.
 
     Attributes:
-        program: its number.
+        recording: its number.
         prepare: steps that are executed now, such as loading a kernel.
         nodes: the nodes that every replay executes.
     """
 
-    program: int
-    prepare: tuple[ProgramStep, ...]
-    nodes: tuple[ProgramStep | Section, ...]
+    recording: int
+    prepare: tuple[RecordingStep, ...]
+    nodes: tuple[RecordingStep | Section, ...]
 
 
 class Replay(Message, frozen=True):
-    """Execute a program."""
+    """Execute a recording."""
 
-    program: int
+    recording: int
 
 
-class ForgetProgram(Message, frozen=True):
-    """Release a program."""
+class ForgetRecording(Message, frozen=True):
+    """Release a recording."""
 
-    program: int
+    recording: int
 
 
 class Describe(Message, frozen=True):
-    """A program as a graph in the DOT language."""
+    """A recording as a graph in the DOT language."""
 
     returns: ClassVar[Any] = str
 
-    program: int
+    recording: int

@@ -1,4 +1,4 @@
-"""Programs on CUDA: graphs, captured from the libraries' own calls."""
+"""Recordings on CUDA: graphs, captured from the libraries' own calls."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ....backends.cuda.host.driver import check, driver
-from ..wire.messages import Describe, ForgetProgram, RecordProgram, Replay
+from ..wire.messages import Describe, ForgetRecording, PrepareRecording, Replay
 from ._graph import GraphMaker, conditional
-from ._steps import ProgramExecutors
+from ._steps import RecordingExecutors
 
 if TYPE_CHECKING:
     from ....backends.cuda.host.context import CudaContext, CudaStream, Kept
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _CudaProgram:
+class _CudaRecording:
     """A graph in the form in which it is launched.
 
     Attributes:
         fixed: whether its parameters cannot be changed in place.
-        kept: objects that its launches need besides the program's buffers.
+        kept: objects that its launches need besides the recording's buffers.
     """
 
     graph: Any
@@ -34,51 +34,51 @@ class _CudaProgram:
 
 
 @final
-class CudaPrograms:
+class CudaRecordings:
     """Captures steps into graphs and launches them."""
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._stream: Final = stream
         self._captured: Final = context.capture_stream()
-        self._steps: Final = ProgramExecutors(context, self._captured)
+        self._steps: Final = RecordingExecutors(context, self._captured)
         self._graphs: Final = GraphMaker(context, self._captured)
-        self._programs: dict[int, _CudaProgram] = {}
+        self._recordings: dict[int, _CudaRecording] = {}
         self.handlers: Final = {
-            RecordProgram: self._record,
+            PrepareRecording: self._record,
             Replay: self._replay,
-            ForgetProgram: self._forget,
+            ForgetRecording: self._forget,
             Describe: self._describe,
         }
 
     def close(self) -> None:
         """Release the graphs and close the executors."""
-        for number in list(self._programs):
-            self._forget(ForgetProgram(number))
+        for number in list(self._recordings):
+            self._forget(ForgetRecording(number))
         self._graphs.close()
         self._steps.close()
         self._captured.close()
 
-    def _record(self, message: RecordProgram) -> None:
+    def _record(self, message: PrepareRecording) -> None:
         try:
             self._capture(message)
         except BaseException:
             self._forget(
-                ForgetProgram(message.program)
+                ForgetRecording(message.recording)
             )  # nothing is replayed, not with other buffers
             raise
 
-    def _capture(self, message: RecordProgram) -> None:
+    def _capture(self, message: PrepareRecording) -> None:
         if message.prepare:
             # Graphs are launched on another stream: those in flight come before, the next after.
             self._captured.follow(self._stream)
-            self._steps.prepare(message.prepare, message.program)
+            self._steps.prepare(message.prepare, message.recording)
             self._stream.follow(self._captured)
         nodes = self._steps.bind(message.nodes)
         kept = self._captured.kept = []
         try:
             graph = self._graphs.build(nodes)
             try:
-                self._take(message.program, graph, nodes, kept)
+                self._take(message.recording, graph, nodes, kept)
             except BaseException:
                 driver.cuGraphDestroy(graph)
                 raise
@@ -87,11 +87,11 @@ class CudaPrograms:
             raise
 
     def _take(self, number: int, graph: Any, nodes: list[Bound], kept: list[Kept]) -> None:
-        """Launch a graph from now on as the program of that number."""
+        """Launch a graph from now on as the recording of that number."""
         # The kernels that look at flags have their graph's own handles as arguments, which
         # an update would put into a graph that has others.
         fixed = conditional(nodes)
-        former = self._programs.pop(number, None)
+        former = self._recordings.pop(number, None)
         executable = None
         if former is not None:
             if not fixed and not former.fixed:
@@ -107,23 +107,23 @@ class CudaPrograms:
             _give_back(former.kept)
         if executable is None:
             executable = check("cuGraphInstantiate", driver.cuGraphInstantiate(graph, 0))
-        self._programs[number] = _CudaProgram(graph, executable, fixed, kept)
+        self._recordings[number] = _CudaRecording(graph, executable, fixed, kept)
 
     def _replay(self, message: Replay) -> None:
-        program = self._programs[message.program]
-        check("cuGraphLaunch", driver.cuGraphLaunch(program.executable, self._stream.handle))
+        recording = self._recordings[message.recording]
+        check("cuGraphLaunch", driver.cuGraphLaunch(recording.executable, self._stream.handle))
 
-    def _forget(self, message: ForgetProgram) -> None:
-        program = self._programs.pop(message.program, None)
-        if program is not None:  # it could be made
+    def _forget(self, message: ForgetRecording) -> None:
+        recording = self._recordings.pop(message.recording, None)
+        if recording is not None:  # it could be made
             self._stream.synchronize()
-            check("cuGraphExecDestroy", driver.cuGraphExecDestroy(program.executable))
-            check("cuGraphDestroy", driver.cuGraphDestroy(program.graph))
-            _give_back(program.kept)
-        self._steps.forget(message.program)
+            check("cuGraphExecDestroy", driver.cuGraphExecDestroy(recording.executable))
+            check("cuGraphDestroy", driver.cuGraphDestroy(recording.graph))
+            _give_back(recording.kept)
+        self._steps.forget(message.recording)
 
     def _describe(self, message: Describe) -> str:
-        graph = self._programs[message.program].graph
+        graph = self._recordings[message.recording].graph
         fd, path = tempfile.mkstemp(suffix=".dot")
         os.close(fd)
         try:

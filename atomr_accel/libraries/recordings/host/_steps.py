@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ....wire import Message
     from ....wire.interface import Executor
-    from ..wire.messages import Node, ProgramStep
+    from ..wire.messages import Node, RecordingStep
 
 
 class BoundStep(NamedTuple):
@@ -38,7 +38,7 @@ Bound: TypeAlias = BoundStep | BoundSection
 
 
 @final
-class ProgramExecutors:
+class RecordingExecutors:
     """Executors by name, all on one stream, and decoders for their messages."""
 
     def __init__(self, context: Any, stream: Any) -> None:
@@ -47,19 +47,19 @@ class ProgramExecutors:
         self._executors: dict[str, tuple[Executor, Callable[[bytes], Any]]] = {}
         self._users: dict[tuple[str, Message], set[int]] = {}
 
-    def prepare(self, steps: Iterable[ProgramStep], program: int) -> None:
-        """Execute now the steps whose effect a program needs only once."""
+    def prepare(self, steps: Iterable[RecordingStep], recording: int) -> None:
+        """Execute now the steps whose effect a recording needs only once."""
         for step in steps:
             bound = self._bind_step(step)
             undo = getattr(bound.message, "undo", None)
             if undo is not None:
-                self._users.setdefault((step.executor, undo()), set()).add(program)
+                self._users.setdefault((step.executor, undo()), set()).add(recording)
             bound.handler(bound.message)
 
-    def forget(self, program: int) -> None:
-        """Undo preparations that served this program and no other remaining one."""
+    def forget(self, recording: int) -> None:
+        """Undo preparations that served this recording and no other remaining one."""
         for key, users in list(self._users.items()):
-            users.discard(program)
+            users.discard(recording)
             if not users:
                 del self._users[key]
                 executor, message = key
@@ -74,7 +74,7 @@ class ProgramExecutors:
             for node in nodes
         ]
 
-    def _bind_step(self, step: ProgramStep) -> BoundStep:
+    def _bind_step(self, step: RecordingStep) -> BoundStep:
         executor, decode = self._executor(step.executor)
         message = decode(step.message)
         return BoundStep(step.name, executor.handlers[type(message)], message)

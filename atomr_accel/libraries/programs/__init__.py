@@ -1,1 +1,0 @@
-"""Recorded programs: CUDA graphs, and lists of ops on the CPU."""

@@ -1,0 +1,1 @@
+"""Recordings: CUDA graphs, and lists of ops on the CPU."""
