@@ -57,7 +57,7 @@ async def checked(device: Device, library: str, check: LibraryCheck) -> CheckPar
     began = time.perf_counter()
     what = check.what
 
-    def part(
+    def ended(
         outcome: Literal["ok", "wrong", "missing", "unsupported", "failed"],
         error: float | None = None,
         detail: str | None = None,
@@ -78,14 +78,14 @@ async def checked(device: Device, library: str, check: LibraryCheck) -> CheckPar
         what = instead[0] if instead else what
         error = deviation(got, expected)
     except LibraryMissing as missing:
-        return part("unsupported" if check.optional else "missing", detail=str(missing))
+        return ended("unsupported" if check.optional else "missing", detail=str(missing))
     except Unsupported as unsupported:
-        return part("unsupported", detail=str(unsupported))
+        return ended("unsupported", detail=str(unsupported))
     except (AccelError, OSError, RuntimeError, TypeError, ValueError, ImportError) as failure:
-        return part("failed", detail=f"{type(failure).__name__}: {failure}")
+        return ended("failed", detail=f"{type(failure).__name__}: {failure}")
     if error is not None and error <= check.tolerance:
-        return part("ok", error)
-    return part("wrong", error, None if error is not None else "not finite, or of another shape")
+        return ended("ok", error)
+    return ended("wrong", error, None if error is not None else "not finite, or of another shape")
 
 
 def hash_of(text: str) -> int:

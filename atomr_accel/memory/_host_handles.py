@@ -1,4 +1,4 @@
-"""Objects that a host keeps for the handles of a program: events, kernels, recorded programs."""
+"""Objects that a host keeps for the handles of a program: events, kernels, recordings."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Fluid(Simulation):
             "picture": ((height, width, 3), "uint8")
         }
 
-    def parts(self, dt: float, settings: Mapping[str, float]) -> int:
+    def substeps(self, dt: float, settings: Mapping[str, float]) -> int:
         """Divide steps so that explicit viscosity is stable."""
         rate = 2 * len(self.shape) * settings["viscosity"] / self.spacing**2
         return max(1, math.ceil(dt * rate / 0.9))

@@ -130,7 +130,7 @@ class Liquid(_Particles):
         self._h: Final = 1.3 * self._spacing
         super().__init__(*args, cell=2 * self._h, **options)
 
-    def parts(self, dt: float, settings: Mapping[str, float]) -> int:
+    def substeps(self, dt: float, settings: Mapping[str, float]) -> int:
         """Divide steps in which sound would go further than a quarter of a kernel's length."""
         limit = 0.25 * self._h / (settings["sound"] * (1 + 0.6 * settings["viscosity"]))
         return max(1, math.ceil(dt / limit))
@@ -164,7 +164,7 @@ class Balls(_Particles):
         self._radius: Final = number(radius, "radius", 1e-6, 1e6)
         super().__init__(*args, cell=2 * self._radius, **options)
 
-    def parts(self, dt: float, settings: Mapping[str, float]) -> int:
+    def substeps(self, dt: float, settings: Mapping[str, float]) -> int:
         """Divide steps longer than a fifth of the time in which a pair's spring swings."""
         stiff = math.sqrt(2 * settings["stiffness"]) / 0.2 + settings["damping"] / 0.2
         return max(1, math.ceil(dt * stiff))

@@ -37,7 +37,7 @@ Picture = np.ndarray[Any, np.dtype[np.uint8]]
 _MOST_STEPS: Final = 4
 """Steps that ``run`` makes up for at a time. Beyond them the scene falls behind the clock."""
 
-_MOST_PARTS: Final = 256
+_MOST_SUBSTEPS: Final = 256
 """Parts of a step, beyond which it is refused."""
 
 
@@ -105,7 +105,7 @@ class Simulation(Service):
     """Base of simulations: a scene on a device.
 
     A class states ``parameters`` and ``kernels`` and overrides `begin`, `record` and `draw`;
-    optionally also `scratch`, `parts` and `check`. `opened` runs an instance in a block.
+    optionally also `scratch`, `substeps` and `check`. `opened` runs an instance in a block.
 
     Methods may be called by any task. They take turns.
     """
@@ -159,7 +159,7 @@ class Simulation(Service):
     def draw(self, recording: Recording) -> GpuRef:
         """Record the picture, and return it: uint8 of shape (height, width, 3)."""
 
-    def parts(self, dt: float, settings: Mapping[str, float]) -> int:
+    def substeps(self, dt: float, settings: Mapping[str, float]) -> int:
         """Return into how many steps one of ``dt`` seconds must be divided to be stable."""
         del dt, settings
         return 1
@@ -189,9 +189,9 @@ class Simulation(Service):
     async def step(self, dt: float, *, count: int = 1) -> float:
         """Advance the scene.
 
-        A step that would be unstable is divided into parts. After a fault of the device the scene
-        continues from its last checkpoint, and the step is made from there. A cancelled call has
-        made some number of whole steps.
+        A step that would be unstable is divided into substeps. After a fault of the device the
+        scene continues from its last checkpoint, and the step is made from there. A cancelled call
+        has made some number of whole steps.
 
         Args:
             dt: seconds of the scene, more than 0.
@@ -201,7 +201,7 @@ class Simulation(Service):
             The scene's time in seconds.
 
         Raises:
-            ValueError: ``dt`` is not positive and finite, or would need more than 256 parts. The
+            ValueError: ``dt`` is not positive and finite, or would need more than 256 substeps. The
                 scene does not change.
             ContextPoisoned, DeviceLost: the device does not come back, or every attempt fails. The
                 scene stays at its last checkpoint.
@@ -407,10 +407,10 @@ class Simulation(Service):
         made = number(dt, "dt", 0.0)
         if not made:
             raise ValueError("dt must be more than 0, not 0")
-        if (parts := self.parts(made, self._settings)) > _MOST_PARTS:
+        if (substeps := self.substeps(made, self._settings)) > _MOST_SUBSTEPS:
             raise ValueError(
-                f"dt must need at most {_MOST_PARTS} parts to be stable, not {parts} as {made:g} "
-                "does; take shorter steps"
+                f"dt must need at most {_MOST_SUBSTEPS} substeps to be stable, not {substeps} as "
+                f"{made:g} does; take shorter steps"
             )
         return made
 
@@ -425,15 +425,16 @@ class Simulation(Service):
 
     async def _advance(self, dt: float) -> None:
         await self._revive()
-        parts = min(self.parts(dt, self._settings), _MOST_PARTS)  # settings may have changed
-        values = (dt / parts, *self._settings.values())
+        # Settings may have changed.
+        substeps = min(self.substeps(dt, self._settings), _MOST_SUBSTEPS)
+        values = (dt / substeps, *self._settings.values())
         # A step that was sent is waited for, so that the count of steps is right.
         with trio.CancelScope(shield=True):
             if values != self._written:
                 self._written = ()
                 await self.device.put(np.array(values, np.float32), out=self.values)
                 self._written = values
-            for _ in range(parts):
+            for _ in range(substeps):
                 await self._recording.replay()
             self._steps += 1
             self._time += dt

@@ -310,7 +310,7 @@ class Graph:
 
 
 async def recordings(device: Device) -> Iterator[Row]:
-    """A recorded program of ``STEPS`` kernels against the same graph by itself."""
+    """A recording of ``STEPS`` kernels against the same graph by itself."""
     rows: list[Row] = []
     for elements in ELEMENTS:
         x = await device.zeros(elements, np.float32)

@@ -152,7 +152,7 @@ async def check(device: Device, tree: Tree, seeds: list[int]) -> None:
 @settings(max_examples=40)
 @given(tree=trees(), seeds=st.lists(st.integers(0, 99), min_size=1, max_size=3))
 @on_shared
-async def test_a_program_of_programs_is_what_its_parts_are(
+async def test_a_recording_of_recordings_is_what_its_parts_are(
     device: Device, tree: Tree, seeds: list[int]
 ) -> None:
     await check(device, tree, seeds)
@@ -277,7 +277,7 @@ async def test_views_that_were_taken_before_their_whole(device: Device) -> None:
 
 
 @on_shared
-async def test_results_of_a_program_that_is_called(device: Device) -> None:
+async def test_results_of_a_recording_that_is_called(device: Device) -> None:
     """The results are always the same refs, also while the program replays itself."""
     x = await device.put(np.full((2, 2), 2, np.float32))
     async with device.record(x) as inner:
@@ -296,7 +296,7 @@ async def test_results_of_a_program_that_is_called(device: Device) -> None:
 
 @pytest.mark.slow
 @program
-async def test_after_a_rebuild_called_programs_are_made_anew() -> None:
+async def test_after_a_rebuild_called_recordings_are_made_anew() -> None:
     async with opened(isolation="process", max_restarts=10) as device:
         x = await device.put(np.full((2, 2), 2, np.float32), sealed=True)
         flag = await device.put(np.True_, sealed=True)
@@ -426,7 +426,7 @@ async def test_a_loop_that_never_ends_is_an_op_that_hangs() -> None:
 
 
 @on_shared
-async def test_a_program_of_programs_can_be_looked_at(device: Device) -> None:
+async def test_a_recording_of_recordings_can_be_looked_at(device: Device) -> None:
     kernel = await adder(device)
     x, flag = await device.zeros(4, np.float32), await device.put(np.True_)
     async with device.record(x) as inner:

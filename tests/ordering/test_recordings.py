@@ -272,7 +272,7 @@ async def test_results_have_no_content_before_a_replay(device: Device) -> None:
 
 
 @on_shared
-async def test_a_program_may_read_what_another_makes_before_that_was_replayed(
+async def test_a_recording_may_read_what_another_makes_before_that_was_replayed(
     device: Device,
 ) -> None:
     a, b = [await device.put(np.full((2, 2), value, np.float32)) for value in (2, 3)]
@@ -480,7 +480,7 @@ def _describe(number: int) -> Any:
 
 
 @on_shared
-async def test_a_program_can_be_looked_at(device: Device) -> None:
+async def test_a_recording_can_be_looked_at(device: Device) -> None:
     x = await device.put(np.eye(2, dtype=np.float32))
     async with device.record(x) as recorded:
         recorded.blas.gemm(recorded.blas.gemm(x, x), x)
@@ -526,7 +526,7 @@ async def test_replay_replaces_what_expressions_read(device: Device) -> None:
 
 
 @on_shared
-async def test_an_expression_of_a_program_knows_that_it_is_written_over(device: Device) -> None:
+async def test_an_expression_of_a_recording_knows_that_it_is_written_over(device: Device) -> None:
     x = await device.put(np.arange(1000.0))
     async with device.record(x) as taken:
         taken.evaluate(x[::-1] + 1, out=x)
@@ -556,7 +556,7 @@ async def test_after_a_rebuild_expressions_read_what_is_given_then() -> None:
 
 @pytest.mark.slow
 @program
-async def test_after_a_rebuild_a_program_makes_itself_anew() -> None:
+async def test_after_a_rebuild_a_recording_makes_itself_anew() -> None:
     async with opened(isolation="process", max_restarts=10) as device:
         kernel = await adder(device)
         plain = await device.put(np.eye(2, dtype=np.float32))

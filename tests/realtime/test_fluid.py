@@ -109,10 +109,10 @@ async def test_smoke_rises_and_momentum_comes_only_from_forces(device: Device) -
 
 async def test_a_step_too_long_for_viscosity_is_divided_or_refused(device: Device) -> None:
     async with open_fluid(device, (8, 8), viscosity=1.0, u=seeds.rng().random((8, 8))) as fluid:
-        assert fluid.parts(1.0, {"viscosity": 1.0}) == 5
+        assert fluid.substeps(1.0, {"viscosity": 1.0}) == 5
         await fluid.step(1.0, count=3)
         assert np.isfinite(await fluid.read("u")).all()
-        with pytest.raises(ValueError, match="dt must need at most 256 parts"):
+        with pytest.raises(ValueError, match="dt must need at most 256 substeps"):
             await fluid.step(100.0)
         assert fluid.steps == 3
 

@@ -69,7 +69,7 @@ class Growth(Simulation):
         self.launch(recording, "show", 24, self.room["picture"], self.state["x"], 24)
         return self.room["picture"]
 
-    def parts(self, dt: float, settings: Mapping[str, float]) -> int:
+    def substeps(self, dt: float, settings: Mapping[str, float]) -> int:
         return int(dt // 4) + 1
 
     def check(self, settings: Mapping[str, float]) -> None:
@@ -87,7 +87,7 @@ async def test_steps_updates_and_pictures(device: Device) -> None:
         assert await scene.step(0.5, count=2) == 1.0
         assert (await scene.read("x") == first + 2).all()
         scene.update(rate=4)
-        assert await scene.step(8.0) == 9.0  # in three parts
+        assert await scene.step(8.0) == 9.0  # in three substeps
         assert np.abs(await scene.read("x") - first - 34).max() < 1e-5
         picture = await scene.snapshot()
         assert picture.dtype == np.uint8
@@ -125,7 +125,7 @@ async def test_bad_input_leaves_the_scene_as_it_is(device: Device) -> None:
         ]:
             with pytest.raises(kind, match="dt must be"):
                 await scene.step(wrong)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="dt must need at most 256 parts"):
+        with pytest.raises(ValueError, match="dt must need at most 256 substeps"):
             await scene.step(5000.0)
         for changes in ({"rate": np.inf}, {"rate": 13}, {"rate": 101}):
             with pytest.raises(ValueError, match="rate must be"):

@@ -507,7 +507,7 @@ async def test_everything_works_in_a_batch(device: Device) -> None:
     np.testing.assert_allclose(host @ host @ await device.get(solved), product, atol=1e-6)
 
 
-async def test_a_recorded_program_repeats_everything(device: Device) -> None:
+async def test_a_recording_repeats_everything(device: Device) -> None:
     rng = seeds.rng()
     hosts = [rng.random((4, 4)) for _ in range(2)]
     a, b = [await device.put(host) for host in hosts]

@@ -201,14 +201,14 @@ class _NameReader:
     def named(self) -> CppType:
         """Read a class, an enumeration, or what stands for an earlier part."""
         if not self.skip("N"):
-            found = self.part(None)
-            return self.part(found) if self.text.startswith("I", self.at) else found
-        found = self.part(None)
+            found = self.segment(None)
+            return self.segment(found) if self.text.startswith("I", self.at) else found
+        found = self.segment(None)
         while not self.skip("E"):
-            found = self.part(found)
+            found = self.segment(found)
         return found
 
-    def part(self, outer: CppType | None) -> CppType:
+    def segment(self, outer: CppType | None) -> CppType:
         """Read the next part of a qualified name: a name, or the arguments of a template."""
         if outer is not None and self.text.startswith("I", self.at):
             inside = ", ".join(
@@ -216,7 +216,7 @@ class _NameReader:
             )
             return self.note(CppType(f"{outer.before}<{inside}>", kind="class"))
         if self.skip("St"):
-            return self.part(CppType("std"))
+            return self.segment(CppType("std"))
         if self.skip("S"):
             number = self.until("_")
             return self.known[int(number, 36) + 1 if number else 0]
