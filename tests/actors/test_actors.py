@@ -122,7 +122,7 @@ async def test_method_without_the_decorator_is_named_when_its_message_is_refused
     by_type.__annotations__["message"] = Unknown
     found = {"by_name": by_name, "by_union": by_union, "by_type": by_type}[method]
     kind: Any = type("Forgetful", (Counter,), {method: found})
-    async with open_system("demo") as system:
+    async with open_actor_system("demo") as system:
         actor = await system.spawn(kind)
         with pytest.raises(UnhandledMessage, match=f"forget @handler on its method {method}"):
             await actor.ask(Unknown())
