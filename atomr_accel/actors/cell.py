@@ -662,7 +662,8 @@ class Cell(TreeNode):
         self._unhandled += 1
         self._current = None
         what = f"{self.kind} has no handler for {type(message).__qualname__}"
-        method = unmarked_handler(self._type, type(message))
+        kind: Any = self._type  # mypy takes a class for its instances, when it looks for a hash
+        method = unmarked_handler(kind, type(message))
         if method is not None:
             what = f"{what}; did you forget @handler on its method {method}?"
         if isinstance(entry, Ask):
