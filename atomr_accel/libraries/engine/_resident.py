@@ -61,7 +61,7 @@ class ResidentEngine:
     Attributes:
         number: the host's number of it.
         options: as given.
-        calls: the number of runs that were submitted.
+        calls: the number of runs that were made.
         loads: how often hosts have made it.
     """
 
@@ -90,12 +90,17 @@ class ResidentEngine:
 
         return Request(LANE, "engine.build", prepare)
 
-    def loaded(self, preparer: Preparer) -> Block:
-        """Return the block that stands for the engine in the preparer's host. Load it if needed."""
+    def used(self, preparer: Preparer) -> Block:
+        """Count a run; return the block that stands for the engine in the preparer's host.
+
+        The engine is loaded there if needed. Ask for this last: a run that has to wait for
+        something else is prepared again.
+        """
         copy = self._copy(preparer)
         if not copy.loaded and preparer.home not in copy.asked_by:
             preparer.perform(self._load(copy))
             copy.asked_by.add(preparer.home)
+        self.calls += 1
         return copy.kept
 
     def _copy(self, preparer: Preparer) -> _EngineCopy:

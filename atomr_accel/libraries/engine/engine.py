@@ -56,6 +56,8 @@ class OnnxEngine(Facade[D]):
         outputs: the same of each output; None stands for an extent that only a run gives.
     """
 
+    templated = True
+
     def __init__(
         self,
         device: DeviceView,
@@ -100,7 +102,6 @@ class OnnxEngine(Facade[D]):
             blocks, bound = self._bound(preparer, refs)
             if any(shape is None for shape in made):
                 return self._held(preparer, refs)
-            kept = self._resident.loaded(preparer)
             results = [
                 preparer.output(cast("tuple[int, ...]", shape), DTYPES[each.dtype])
                 for shape, each in zip(made, self.outputs, strict=True)
@@ -113,10 +114,9 @@ class OnnxEngine(Facade[D]):
                 BoundTensor(each.name, block.address, result.shape, each.dtype)
                 for each, result, block in zip(self.outputs, results, targets, strict=True)
             )
+            kept = preparer.obtain(self._resident.used)
             message = RunEngine(self._resident.number, bound, written)
-            return Submission(
-                message, (*blocks, kept), targets, _one_or_all(results), sent=self._count
-            )
+            return Submission(message, (*blocks, kept), targets, _one_or_all(results))
 
         return Request(LANE, "engine.run", prepare)
 
@@ -124,9 +124,6 @@ class OnnxEngine(Facade[D]):
         """A snapshot of the counts."""
         resident = self._resident
         return EngineStatistics(resident.calls, resident.loads, resident.nbytes, self._from_disk)
-
-    def _count(self) -> None:
-        self._resident.calls += 1
 
     def _checked(self, given: Mapping[str, GpuRef]) -> dict[str, GpuRef]:
         """Return the refs in the model's order."""
@@ -190,15 +187,15 @@ class OnnxEngine(Facade[D]):
 
         def prepare(preparer: Preparer) -> Submission[_HeldResults]:
             blocks, bound = self._bound(preparer, refs)
-            kept = self._resident.loaded(preparer)
             block = preparer.host_objects.keep(LANE.name, "engine.forget", DropHeld(ticket))
+            kept = self._resident.used(preparer)
             message = RunAndHold(self._resident.number, bound, names, ticket)
 
             def finish(shapes: Any) -> _HeldResults:
                 return _HeldResults(block, ticket, tuple(tuple(shape) for shape in shapes))
 
             reads = (*blocks, kept)
-            return Submission(message, reads, (block,), finish=finish, sent=self._count)
+            return Submission(message, reads, (block,), finish=finish)
 
         return Request(LANE, "engine.run", prepare)
 

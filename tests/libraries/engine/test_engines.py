@@ -23,7 +23,7 @@ from atomr_accel import (
 )
 from atomr_accel.libraries.engine._shapes import bound_axes, checked_profiles, fixed_axes
 from atomr_accel.libraries.engine.wire.messages import TensorOf
-from atomr_accel.testing import poison
+from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
 
 from ...harness import opened, program
@@ -150,6 +150,19 @@ async def test_models_larger_than_a_message_arrive_whole(device: Device) -> None
     engine = await device.engine.build(made.SerializeToString())
     y = await engine(x=await device.put(np.zeros(1, np.float32)))
     assert (await device.get(y) == w).all()
+
+
+async def test_warm_calls_are_templates(device: Device, rng: np.random.Generator) -> None:
+    made, w = linear(rng)
+    engine = await device.engine.build(made.SerializeToString())
+    for calls in range(1, 5):
+        for rows in (2, 3):
+            x = rng.standard_normal((rows, 8), np.float32)
+            y = await device.get(await engine(x=await device.put(x)))
+            np.testing.assert_allclose(y, np.maximum(x @ w, 0), rtol=1e-5, atol=1e-5)
+        in_full = [each for each in engine.call_templates.known.values() if isinstance(each, int)]
+        assert len(in_full) == (2 if calls == 1 else 0)
+        assert engine.statistics().calls == 2 * calls
 
 
 # --- batches and recordings ---------------------------------------------------------------------
@@ -442,6 +455,37 @@ async def test_a_fault_in_the_middle_of_calls() -> None:
     for each in there:
         np.testing.assert_allclose(each, np.maximum(np.ones((2, 8)) @ w, 0), rtol=1e-5, atol=1e-5)
     assert results[-1] is not None
+
+
+@program
+async def test_a_crash_in_the_middle_of_a_run() -> None:
+    """The host ends while onnxruntime computes; the next call has an engine from the disk."""
+    rng = np.random.default_rng(4)
+    w = rng.standard_normal((256, 256), np.float32)
+    nodes = [helper.make_node("MatMul", [f"h{at}", "w"], [f"h{at + 1}"]) for at in range(64)]
+    made = model(nodes, {"h0": ["N", 256]}, {"h64": ["N", 256]}, {"w": w / 16})
+    async with opened(isolation="process") as device:
+        engine = await device.engine.build(made.SerializeToString(), threads=1)
+        small = await device.put(rng.standard_normal((1, 256), np.float32), sealed=True)
+        large = await device.put(rng.standard_normal((4096, 256), np.float32), sealed=True)
+        before = await device.get(await engine(h0=small))
+        failures: list[Exception] = []
+
+        async def call() -> None:
+            try:
+                await engine(h0=large)
+            except ContextPoisoned as error:
+                failures.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            while engine.statistics().calls == 1:
+                await trio.lowlevel.checkpoint()
+            await kill_host(device)
+        assert len(failures) == 1
+        after = await device.get(await engine(h0=small))
+        np.testing.assert_array_equal(after, before)
+        assert (engine.statistics().loads, device.generation) == (2, 2)
 
 
 @program
