@@ -3,26 +3,42 @@
 Each round times both, one after the other, so that both see the same machine. The ratio is that of
 medians: 1.00 is as fast as onnxruntime alone, and less is slower. Overhead counts in small models.
 Without onnxruntime's CUDA provider, devices of CUDA have nothing to compare.
+
+Small models are called one by one, and in batches of the device. A ResNet-50 with random weights
+runs in float32, float16 and int8, on one picture and on 32: ``--resnet`` runs it alone.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+import tempfile
 import time
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import trio
 from onnx import TensorProto, helper, numpy_helper
 
 from atomr_accel import Unsupported, open_device
 
+sys.path.append(str(Path(__file__).parents[2]))
+from examples.onnx_engine import in_int8, resnet50
+
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from atomr_accel import Device
+    from atomr_accel.libraries.engine.wire.messages import Precision
 
 ROUNDS = 15
+LEAST_ROUNDS = 3
+SECONDS = 5.0
+"""After these no further round begins, if there were enough."""
 
 
 def convolutions(rng: np.random.Generator, blocks: int, channels: int) -> bytes:
@@ -55,54 +71,121 @@ def convolutions(rng: np.random.Generator, blocks: int, channels: int) -> bytes:
     return made
 
 
-async def compare(
-    device: Device, backend: str, name: str, model: bytes, x: Any, calls: int
-) -> None:
-    """Print medians of both, and their ratio."""
-    engine = await device.engine.build(model)
-    ref = await device.put(x)
+def alone(model: bytes, backend: str, name: str, x: Any) -> tuple[Callable[[], None], Any]:
+    """Return what runs a model by onnxruntime alone, with its binding, and the result."""
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     provider = "CUDAExecutionProvider" if backend == "cuda" else "CPUExecutionProvider"
     session = onnxruntime.InferenceSession(model, options, providers=[provider])
     binding = session.io_binding()
     where = "cuda" if backend == "cuda" else "cpu"
-    binding.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(x, where, 0))
-    binding.bind_output("y", where)
-    session.run_with_iobinding(binding)
-    expected = binding.copy_outputs_to_cpu()[0]
-    np.testing.assert_allclose(await device.get(await engine(x=ref)), expected, 1e-3, 1e-4)
-    ours, alone = [], []
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
+    binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(x, where, 0))
+    binding.bind_output(session.get_outputs()[0].name, where)
+
+    def run() -> None:
+        session.run_with_iobinding(binding)
+
+    run()
+    return run, binding.copy_outputs_to_cpu()[0]
+
+
+async def compare(
+    device: Device,
+    name: str,
+    model: bytes,
+    x: Any,
+    calls: int,
+    *,
+    precision: Precision = "model",
+    batched: bool = False,
+) -> None:
+    """Print medians of both, and their ratio."""
+    engine = await device.engine.build(model, precision=precision)
+    given = engine.inputs[0].name
+    inputs = {given: await device.put(x)}
+    theirs = model
+    if precision == "fp16":
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+
+        halved = convert_float_to_float16(onnx.load_from_string(model), keep_io_types=True)
+        theirs = halved.SerializeToString()
+    run, expected = alone(theirs, device.backend, given, x)
+    np.testing.assert_allclose(await device.get(await engine(**inputs)), expected, 1e-2, 1e-2)
+
+    async def awaited() -> None:
         for _ in range(calls):
-            y = await engine(x=ref)
-        await device.free(y)
-        ours.append((time.perf_counter() - begin) / calls)
-        begin = time.perf_counter()
+            await engine(**inputs)
+
+    async def together() -> None:
+        async with device.batch() as batch:
+            for _ in range(calls):
+                batch.using(engine)(**inputs)
+
+    async def by_itself() -> None:
         for _ in range(calls):
-            session.run_with_iobinding(binding)
-        alone.append((time.perf_counter() - begin) / calls)
-    mine, theirs = statistics.median(ours), statistics.median(alone)
+            run()
+
+    forms: dict[str, Callable[[], Awaitable[None]]] = {"awaited": awaited}
+    if batched:
+        forms["batch"] = together
+    forms["onnxruntime"] = by_itself
+    times: dict[str, list[float]] = {form: [] for form in forms}
+    begin = time.perf_counter()
+    for done in range(ROUNDS):
+        if done >= LEAST_ROUNDS and time.perf_counter() - begin > SECONDS:
+            break
+        for form, call in forms.items():
+            start = time.perf_counter()
+            await call()
+            times[form].append((time.perf_counter() - start) / calls)
+    medians = {form: statistics.median(each) for form, each in times.items()}
+    ours = "  ".join(
+        f"{form} {each * 1e3:8.3f} ms (ratio {medians['onnxruntime'] / each:.2f})"
+        for form, each in medians.items()
+        if form != "onnxruntime"
+    )
     print(
-        f"{name:34} engine {mine * 1e3:8.3f} ms  onnxruntime {theirs * 1e3:8.3f} ms  "
-        f"ratio {theirs / mine:.2f}"
+        f"{name:34} onnxruntime {medians['onnxruntime'] * 1e3:8.3f} ms  {ours}"
+        f"  {len(x) / medians['awaited']:8.1f} rows/s"
     )
 
 
-async def main(backend: str) -> None:
-    """Compare small and larger batches."""
+async def small(device: Device, rng: np.random.Generator) -> None:
+    """Residual blocks, with small and larger batches."""
+    for blocks, channels, rows, calls in ((1, 8, 1, 50), (4, 32, 1, 10), (4, 32, 32, 1)):
+        model = convolutions(rng, blocks, channels)
+        x = rng.standard_normal((rows, channels, 28, 28), np.float32)
+        name = f"{blocks} blocks of {channels} channels, batch {rows}"
+        await compare(device, name, model, x, calls, batched=calls > 1)
+
+
+async def resnets(device: Device, rng: np.random.Generator) -> None:
+    """A ResNet-50, in three precisions."""
+    made = resnet50(rng)
+    pictures = rng.standard_normal((32, 3, 224, 224), np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "resnet50.onnx"
+        onnx.save(made, path)
+        model, quantized = path.read_bytes(), in_int8(path, [pictures[:2]]).read_bytes()
+    for rows, calls in ((1, 3), (32, 1)):
+        x = pictures[:rows]
+        await compare(device, f"ResNet-50 fp32, batch {rows}", model, x, calls)
+        await compare(device, f"ResNet-50 int8, batch {rows}", quantized, x, calls)
+        await compare(device, f"ResNet-50 fp16, batch {rows}", model, x, calls, precision="fp16")
+
+
+async def main(backend: str, *, only_resnet: bool) -> None:
+    """Compare all models."""
     rng = np.random.default_rng(0)
     async with open_device(0, backend=backend) as device:
-        for blocks, channels, rows, calls in ((1, 8, 1, 50), (4, 32, 1, 5), (4, 32, 32, 1)):
-            model = convolutions(rng, blocks, channels)
-            x = rng.standard_normal((rows, channels, 28, 28), np.float32)
-            name = f"{blocks} blocks of {channels} channels, batch {rows}"
-            try:
-                await compare(device, backend, name, model, x, calls)
-            except Unsupported as error:
-                print(f"{name}: {error}")
+        try:
+            if not only_resnet:
+                await small(device, rng)
+            await resnets(device, rng)
+        except Unsupported as error:
+            print(error)
 
 
 if __name__ == "__main__":
-    trio.run(main, sys.argv[1] if len(sys.argv) > 1 else "cpu")
+    words = [each for each in sys.argv[1:] if not each.startswith("-")]
+    trio.run(partial(main, words[0] if words else "cpu", only_resnet="--resnet" in sys.argv))

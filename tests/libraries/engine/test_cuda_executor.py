@@ -1,4 +1,4 @@
-"""The executor for CUDA, with a context, a stream and a session that note what they are asked."""
+"""The executor for CUDA, among stand-ins for the context, the stream and the session."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Value:
 
 
 class _Session:
-    """Notes what is bound when it runs."""
+    """Notes the bound tensors of each run."""
 
     def __init__(self, serialized: bytes, options: Any, providers: list[Any]) -> None:
         self.providers = providers
@@ -76,7 +76,7 @@ class _Host:
     Attributes:
         engines: the executor.
         sessions: those that it made.
-        steps: what the context and the driver were asked for.
+        steps: calls of the context and the driver.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, captures: bool = False) -> None:
