@@ -166,6 +166,7 @@ PACKAGE: Final[dict[str, str]] = {
     "Collective": "async with atomr_accel.worlds.open_world(devices) as world:",
     "Cub": "device.cub",
     "Cudnn": "device.dnn",
+    "CuptiSession": "atomr_accel.telemetry.activity(...)",
     "Cutlass": "device.cutlass",
     "DynamicBatchingServer": "async with atomr_accel.patterns.open_batcher(...) as batcher:",
     "FairShareScheduler": "async with atomr_accel.patterns.open_fair_share(...) as shares:",

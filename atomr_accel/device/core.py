@@ -552,7 +552,11 @@ class DeviceCore:
             ports: lanes that have just started; by default all.
         """
         told = [each for each in self.instruments if isinstance(each, DeviceInstrument)]
-        wanted = any(each.timed for each in told), any(each.ranges for each in told)
+        wanted = (
+            any(each.timed for each in told),
+            any(each.ranges for each in told),
+            any(each.correlated for each in told),
+        )
         for port in self.ports.values() if ports is None else ports:
             if port.reports != wanted:
                 port.reports = wanted

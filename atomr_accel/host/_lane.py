@@ -395,7 +395,7 @@ class Lane:
             if self._delay is not None:
                 self._delay()
             times = self._times
-            begun = None if times is None else times.begin(slot.stream, messages[0])
+            begun = None if times is None else times.begin(slot.stream, messages[0], seqs[0])
             try:
                 slot.fusions[type(messages[0])].run(messages)
             except BaseException as error:  # noqa: BLE001 - it is the answer
@@ -427,7 +427,7 @@ class Lane:
         if self._delay is not None:
             self._delay()
         times = self._times
-        begun = None if times is None else times.begin(slot.stream, message)
+        begun = None if times is None else times.begin(slot.stream, message, seq)
         try:
             if handler is None:
                 assert template is not None
@@ -602,7 +602,8 @@ class Lane:
 
             self._times = LaneTimes(self._kind_of)
         self._times.report(message)
-        self._plans = self._may_plan and not (message.wanted or message.ranges)
+        noted = message.wanted or message.ranges or message.correlated
+        self._plans = self._may_plan and not noted
 
     # --- completing -------------------------------------------------------------------
 

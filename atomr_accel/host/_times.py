@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from array import array
 from typing import TYPE_CHECKING, Any, final
 
 from ..wire import StickyFault, Times
+from ..wire.activity import OP_RANGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ..wire import Message, ReportTimes
     from ..wire.interface import Stopwatch, Stream
+
+
+@final
+class _NvtxRanges:
+    """Marks launches for profilers."""
+
+    def __init__(self) -> None:
+        import nvtx
+
+        self._domain: Any = nvtx.get_domain("atomr_accel")
+
+    def begin(self, kind: str, _seq: int) -> None:
+        self._domain.push_range(self._domain.get_event_attributes(message=kind))
+
+    def end(self) -> None:
+        self._domain.pop_range()
+
+
+@final
+class _CorrelationRanges:
+    """Tells CUPTI the op of each launch."""
+
+    def __init__(self) -> None:
+        from cupti import cupti
+
+        self._kind: Any = getattr(cupti.ExternalCorrelationKind, OP_RANGES)
+        self._push: Any = cupti.activity_push_external_correlation_id
+        self._pop: Any = cupti.activity_pop_external_correlation_id
+        self._refusal: type[Exception] = cupti.cuptiError
+
+    def begin(self, _kind: str, seq: int) -> None:
+        with contextlib.suppress(self._refusal):  # ops run without it
+            self._push(self._kind, seq)
+
+    def end(self) -> None:
+        with contextlib.suppress(self._refusal):
+            self._pop(self._kind)
+
+
+_Marks = tuple["_NvtxRanges | _CorrelationRanges", ...]
 
 
 @final
@@ -23,12 +65,12 @@ class LaneTimes:
         kind_of: returns the name of a request.
     """
 
-    __slots__ = ("_domain", "_done", "_kind_of", "_launches", "_timed", "_watches")
+    __slots__ = ("_done", "_kind_of", "_launches", "_marks", "_timed", "_watches")
 
     def __init__(self, kind_of: Callable[[Message], str]) -> None:
         self._kind_of = kind_of
         self._timed = False
-        self._domain: Any = None
+        self._marks: _Marks = ()
         self._watches: dict[Stream, tuple[int, Stopwatch | None]] = {}
         self._launches: dict[int, _Launch] = {}
         self._done = array("q")
@@ -39,20 +81,19 @@ class LaneTimes:
         Noted times are still sent.
         """
         self._timed = asked.wanted
-        if not asked.ranges:
-            self._domain = None
-        elif self._domain is None:
-            import nvtx
+        wanted = ((asked.ranges, _NvtxRanges), (asked.correlated, _CorrelationRanges))
+        known = {type(each): each for each in self._marks}
+        self._marks = tuple(known.get(kind) or kind() for asks, kind in wanted if asks)
 
-            self._domain = nvtx.get_domain("atomr_accel")
-
-    def begin(self, stream: Stream, message: Message) -> _Launch | None:
-        """Begin a launch of ops in a stream."""
-        domain = self._domain
-        if domain is not None:
-            domain.push_range(domain.get_event_attributes(message=self._kind_of(message)))
+    def begin(self, stream: Stream, message: Message, seq: int) -> _Launch | None:
+        """Begin a launch in a stream, of the op ``seq`` and others like it."""
+        marks = self._marks
+        if marks:
+            kind = self._kind_of(message)
+            for each in marks:
+                each.begin(kind, seq)
             if not self._timed:
-                return 0, 0, None, None, domain
+                return 0, 0, None, None, marks
         elif not self._timed:
             return None
         known = self._watches.get(stream)
@@ -65,24 +106,24 @@ class LaneTimes:
         at, begun = time.monotonic_ns(), None
         if watch is not None and (begun := _tried(watch.start)) is None:
             watch = None
-        return at, number, watch, begun, domain
+        return at, number, watch, begun, marks
 
     def end(self, launch: _Launch, seqs: Iterable[int]) -> None:
         """End a launch that succeeded."""
-        at, number, watch, begun, domain = launch
-        if domain is not None:
-            domain.pop_range()
+        at, number, watch, begun, marks = launch
+        for each in reversed(marks):
+            each.end()
         if at:
             token = None if watch is None else _tried(watch.stop, begun)
-            launch = at, number, None if token is None else watch, [token], None
+            launch = at, number, None if token is None else watch, [token], ()
             for seq in seqs:
                 self._launches[seq] = launch
 
     def fail(self, launch: _Launch) -> None:
         """End a launch that failed."""
-        _, _, watch, begun, domain = launch
-        if domain is not None:
-            domain.pop_range()
+        _, _, watch, begun, marks = launch
+        for each in reversed(marks):
+            each.end()
         if watch is not None:
             watch.drop(begun)
 
@@ -121,7 +162,7 @@ def _tried(measure: Callable[..., Any], *args: Any) -> Any:
         return None
 
 
-_Launch = tuple[int, int, "Stopwatch | None", Any, Any]
+_Launch = tuple[int, int, "Stopwatch | None", Any, _Marks]
 """A launch: its time (0 if times are not wanted), its stream's number, its stopwatch, the token of
-its begin, and the open profiler range. Once launched, the token is a list that holds the token of
+its begin, and the open ranges. Once launched, the token is a list that holds the token of
 begin and end."""

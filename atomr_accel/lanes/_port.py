@@ -121,7 +121,8 @@ class Port:
             switch interval of the interpreter; otherwise its tasks do that.
 
     Attributes:
-        reports: whether the host was asked to report its times, and to mark ranges.
+        reports: whether the host was asked to report its times, to mark ranges, and to tell CUPTI
+            of ops.
         load: number of ops that are submitted and not answered.
         due: tasks whose ops were answered since the last turn, less the ops submitted in this one:
             at zero all tasks that are likely to submit have done so.
@@ -139,7 +140,7 @@ class Port:
     ) -> None:
         self._low_latency = low_latency
         self.device: InstrumentedDevice = device
-        self.reports: tuple[bool, bool] = (False, False)
+        self.reports: tuple[bool, bool, bool] = (False, False, False)
         self._instruments = device.instruments
         self._timing = self._instruments.each_op  # whether ``submit`` reads the clock
         self._crowd = 0

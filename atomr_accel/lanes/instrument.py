@@ -11,7 +11,10 @@ from ..actors import Instrument
 from ..actors.instrument import Instruments
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .._errors import ContextPoisoned, DeviceLost, OutOfMemory
+    from ..wire.activity import ActivityRecord
 
 Outcome = Literal["done", "failed", "withdrawn", "lost"]
 """Outcome of an op: it was executed (``done``); it raised an error of its own (``failed``); its
@@ -257,6 +260,7 @@ class DeviceInstrument(Instrument, hooks=True):
         timed: whether hosts report when ops were launched, executed and found done while this
             instrument is installed. That costs them some microseconds per op.
         ranges: whether hosts mark launches as NVTX ranges while this instrument is installed.
+        correlated: whether hosts tell CUPTI the op of each launch while it is installed.
         sampled: whether a busy lane may take the times of some ops only (see
             ``FinishedOps.untimed``). Such an instrument calls ``System.tell_instruments`` whenever
             it needs current numbers. If another instrument wants the times of all ops, all are
@@ -265,6 +269,7 @@ class DeviceInstrument(Instrument, hooks=True):
 
     timed: bool = False
     ranges: bool = False
+    correlated: bool = False
     sampled: bool = False
 
     # --- ops: each is submitted, sent and finished once ------------------------------------
@@ -291,6 +296,9 @@ class DeviceInstrument(Instrument, hooks=True):
         nothing in flight, or when ``System.tell_instruments`` is called. Other outcomes are
         reported at once.
         """
+
+    def activity_recorded(self, device: WatchedDevice, records: Sequence[ActivityRecord]) -> None:
+        """Kernels and other activities were recorded, see ``telemetry.activity``."""
 
     # --- data and memory ---------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Telemetry of a program: timelines, metrics, spans, logs, and readings of GPUs."""
 
+from ._activity import ActivityStatistics, ActivityTrace, activity
 from ._catalogue import METRICS, Metric, Point
 from ._gpu_readings import (
     DeviceFault,
@@ -27,6 +28,8 @@ from .nvml import NvmlMonitor, ReadGpus, open_nvml
 
 __all__ = [
     "METRICS",
+    "ActivityStatistics",
+    "ActivityTrace",
     "DeviceFault",
     "GpuClocks",
     "GpuEcc",
@@ -47,6 +50,7 @@ __all__ = [
     "PrometheusCollector",
     "ReadGpus",
     "Xid",
+    "activity",
     "export_spans",
     "export_to_opentelemetry",
     "grafana_dashboard",

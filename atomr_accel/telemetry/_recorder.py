@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         WatchedOp,
         WatchedTransfer,
     )
+    from ..wire.activity import ActivityRecord
     from ._perfetto import Slice
 
 _OpsNote = tuple["FinishedOps", "Sequence[int]"]
@@ -94,6 +95,7 @@ class _DeviceTracks:
         self.transfers: Final = self.rows("transfers")
         self.lanes: Final[dict[str, _TrackRows]] = {}
         self.streams: Final[dict[str, _TrackRows]] = {}
+        self.activities: Final[dict[str, _TrackRows]] = {}
         self._numbers: dict[int, str] = {}
         self._together: dict[str, tuple[int, int]] = {}
         self.reserved = 0
@@ -108,6 +110,14 @@ class _DeviceTracks:
         rows = self.lanes.get(name)
         if rows is None:
             rows = self.lanes[name] = self.rows(f"lane {name}")
+        return rows
+
+    def activity(self, record: ActivityRecord) -> _TrackRows:
+        """Return the tracks of a record: those of its stream, or of its thread."""
+        name = f"CUPTI {'thread' if record.kind == 'calls' else 'stream'} {record.stream}"
+        rows = self.activities.get(name)
+        if rows is None:
+            rows = self.activities[name] = self.rows(name)
         return rows
 
     def stream(self, lane: str, stream: int, started: int, ended: int) -> _TrackRows | None:
@@ -171,6 +181,10 @@ class Recorder(DeviceInstrument):
         """Note an op that is not over at the end of the timeline."""
         if op.times is not None and op.name != ASKING_FOR_TIMES:
             self._later.append((self._add_unfinished, (op.device, op.lane, op.name, op.times)))
+
+    def activity_recorded(self, device: WatchedDevice, records: Sequence[ActivityRecord]) -> None:
+        """Note the slices of activities, each below that of its op."""
+        self._note(self._add_activities, device, records)
 
     def message_sent(self, ref: ActorRef, message: Message[Any]) -> None:
         """Note the time at which a message enters the mailbox."""
@@ -352,6 +366,32 @@ class Recorder(DeviceInstrument):
                 if executing is not None:
                     track, started = executing.place(started, ended)
                     add((started, ended, track, own, flow))
+
+    def _add_activities(self, device: WatchedDevice, records: Sequence[ActivityRecord]) -> None:
+        """Add a slice for each run of records of one op in a stream, and theirs inside of it."""
+        tracks = self._tracks(device)
+        runs: list[list[ActivityRecord]] = []
+        last: dict[tuple[str, int], list[ActivityRecord]] = {}
+        for record in sorted(records, key=lambda each: (each.start, each.end)):
+            where = "calls" if record.kind == "calls" else "device", record.stream
+            run = last.get(where)
+            if run is None or run[-1].op != record.op or run[-1].end > record.start:
+                run = last[where] = []
+                runs.append(run)
+            run.append(record)
+        assert self._encoder is not None
+        number = self._encoder.name
+        for run in runs:
+            first, parts = run[0], []
+            after = first.start + 1  # a slice that begins at another's end would lie inside of it
+            for record in run:
+                begin = max(after, record.start)
+                end = max(begin, record.end)
+                parts.append((begin, end, record.name))
+                after = end + 1
+            track, start = tracks.activity(first).place(first.start, end)
+            self._slices.append((start, end, track, number(first.op_name or "no op"), 0))
+            self._slices += [(begin, end, track, number(name), 0) for begin, end, name in parts]
 
     def _add_unfinished(self, device: WatchedDevice, lane: str, name: str, times: OpTimes) -> None:
         assert self._encoder is not None

@@ -234,12 +234,14 @@ class ReportTimes(Message, frozen=True):
     Attributes:
         wanted: whether to send them.
         ranges: whether to mark launches with NVTX ranges.
+        correlated: whether to tell CUPTI the op of each launch.
     """
 
     required: ClassVar[bool] = True
 
     wanted: bool
     ranges: bool = False
+    correlated: bool = False
 
 
 class CloseLane(Message, frozen=True):

@@ -1,0 +1,1 @@
+"""Activities of a device, as CUPTI records them in hosts."""

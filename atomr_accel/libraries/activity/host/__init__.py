@@ -1,0 +1,1 @@
+"""The executor of activity tracing, inside a host."""
