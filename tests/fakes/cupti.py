@@ -58,6 +58,7 @@ class Cupti(ModuleType):
 
     Attributes:
         held: whether another tool has subscribed.
+        absent: whether the library itself cannot be loaded.
         refused: functions that refuse.
         enabled: kinds of records that are collected.
         subscribers: how many there are.
@@ -72,6 +73,7 @@ class Cupti(ModuleType):
         self.ActivityMemcpyKind = ActivityMemcpyKind
         self.cuptiError = CuptiError
         self.held = False
+        self.absent = False
         self.refused: set[str] = set()
         self.enabled: set[ActivityKind] = set()
         self.subscribers = 0
@@ -88,6 +90,8 @@ class Cupti(ModuleType):
         assert callable(callback)
         assert userdata is None
         self._ask("subscribe")
+        if self.absent:
+            raise RuntimeError("Failed to dlopen libcupti.so")
         if self.held or self.subscribers:
             raise CuptiError(39, "ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")
         self.subscribers += 1

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from atomr_accel import LibraryError
+from atomr_accel import LibraryError, LibraryMissing
 from atomr_accel.libraries.activity.wire.messages import StartActivity, StopActivity, TakeActivity
 from atomr_accel.wire.activity import ActivityKind
 from tests.fakes import cupti
@@ -123,6 +123,12 @@ def test_cupti_is_held_by_one(fake: Cupti, host: Any) -> None:
         ask(host, StartActivity(ALL))
     host.close()
     assert fake.subscribers == 0
+
+
+def test_cupti_itself_may_be_missing(fake: Cupti, host: Any) -> None:
+    fake.absent = True
+    with pytest.raises(LibraryMissing, match="dlopen libcupti"):
+        ask(host, StartActivity(ALL))
 
 
 def test_a_refusal_gives_cupti_back(fake: Cupti, host: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -458,7 +459,7 @@ async def test_a_fault_in_the_middle_of_calls() -> None:
 
 
 @program
-async def test_a_crash_in_the_middle_of_a_run() -> None:
+async def test_a_crash_in_the_middle_of_a_run(cache: Path) -> None:
     """The host ends while onnxruntime computes; the next call has an engine from the disk."""
     rng = np.random.default_rng(4)
     w = rng.standard_normal((256, 256), np.float32)
@@ -470,6 +471,8 @@ async def test_a_crash_in_the_middle_of_a_run() -> None:
         large = await device.put(rng.standard_normal((4096, 256), np.float32), sealed=True)
         before = await device.get(await engine(h0=small))
         failures: list[Exception] = []
+        (file,) = (cache / "engines").iterdir()
+        os.utime(file, (1, 1))
 
         async def call() -> None:
             try:
@@ -486,6 +489,8 @@ async def test_a_crash_in_the_middle_of_a_run() -> None:
         after = await device.get(await engine(h0=small))
         np.testing.assert_array_equal(after, before)
         assert (engine.statistics().loads, device.generation) == (2, 2)
+        assert file.stat().st_mtime > 1  # it was used
+        assert [*(cache / "engines").iterdir()] == [file]
 
 
 @program

@@ -258,9 +258,16 @@ def _called(name: str, *args: Any) -> Any:
 
     Raises:
         LibraryError: it refuses.
+        LibraryMissing: CUPTI itself cannot be loaded.
     """
     try:
         return getattr(cupti, name)(*args)
+    except RuntimeError as error:  # which the package raises when it looks for the function
+        raise LibraryMissing(
+            f"cupti-python does not find {name} of CUPTI ({error}); install nvidia-cuda-cupti of "
+            "the driver's release",
+            library="cupti",
+        ) from error
     except cupti.cuptiError as error:
         status = int(getattr(error, "status", 0))
         said = str(error)
