@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import trio
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.actors import open_actor_system
@@ -27,7 +27,7 @@ from atomr_accel.agents import (
 from atomr_accel.agents._passages import cut
 from atomr_accel.patterns import Closed
 
-from ..harness import on_shared
+from ..harness import on_shared, sized
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -67,6 +67,7 @@ def vectors_at(device: Device, path: Path) -> AbstractAsyncContextManager[Vector
     return open_vector_index(device, path / "vectors", dimension=DIMENSION)
 
 
+@settings(max_examples=sized(40, 1000))
 @given(
     text=st.text(st.sampled_from("ab. \n!c"), max_size=300),
     size=st.integers(2, 40),

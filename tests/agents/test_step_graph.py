@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -34,7 +34,7 @@ from atomr_accel.agents import (
 from atomr_accel.patterns import Retry
 from atomr_accel.testing import poison
 
-from ..harness import on_shared, opened, program
+from ..harness import on_shared, opened, program, sized
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -378,6 +378,7 @@ async def test_a_thread_has_one_run_at_a_time_and_a_cancelled_run_goes_on() -> N
         assert (await runner.resume()).state.seen == ["a", "b"]
 
 
+@settings(max_examples=sized(20, 400))
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=10), st.integers(0, 40))
 def test_a_run_that_is_cut_off_anywhere_ends_as_one_that_is_not(
     drawn: list[tuple[int, int]], cut: int

@@ -141,6 +141,37 @@ async def test_sorts(device: Device, shape: tuple[int, ...], dtype: str, seed: i
 
 
 @settings(max_examples=40)
+@given(
+    dtype=st.sampled_from(("float32", "float16", "float64", "int8", "uint16", "int64")),
+    rows=st.integers(1, 5),
+    length=st.integers(32, 400),
+    k=st.integers(1, 8),
+    kinds=st.integers(1, 1000),
+    odd=st.sampled_from((0.0, 0.02, 0.5)),
+    largest=st.booleans(),
+    seed=SEEDS,
+)
+@on_shared
+async def test_few_of_long_rows_are_those_of_a_stable_sort(
+    device: Device, dtype: str, rows: int, length: int, k: int, kinds: int, odd: float,
+    *, largest: bool, seed: int,
+) -> None:  # fmt: skip
+    rng = np.random.default_rng(seed)
+    host = rng.integers(0, min(kinds, 120), (rows, length)).astype(dtype)
+    if host.dtype.kind == "f":
+        strange = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0], dtype)
+        host = np.where(rng.random(host.shape) < odd, rng.choice(strange, host.shape), host)
+    x = await device.put(host)
+    values, places = await device.array.topk(x, k, largest=largest)
+    # From the end, a stable sort has the last of equal elements first, so rows are reversed.
+    order = np.argsort(host, 1, stable=True)
+    if largest:
+        order = length - 1 - np.argsort(host[:, ::-1], 1, stable=True)[:, ::-1]
+    same(await device.get(places), order[:, :k])
+    same(await device.get(values), np.take_along_axis(host, order[:, :k], 1))
+
+
+@settings(max_examples=40)
 @given(shape=SHAPES, dtype=st.sampled_from((*REAL, "complex64")), seed=SEEDS)
 @on_shared
 async def test_scans(device: Device, shape: tuple[int, ...], dtype: str, seed: int) -> None:

@@ -34,6 +34,8 @@ _Array = np.ndarray[Any, np.dtype[Any]]
 
 _NARROW: Final = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
 _INT64: Final = DTYPES["int64"]
+_CACHED: Final = 1 << 20
+"""Bytes of rows that are searched at a time, so that they stay in the cache."""
 
 
 @final
@@ -231,9 +233,7 @@ class CpuIndexing:
             values = self._context.array(message.values, shape, dtype)
             values[...] = (ordered[:, ::-1] if message.descending else ordered)[:, : message.count]
             return
-        keys = _ordered(source)
-        order = np.argsort(~keys if message.descending else keys, axis=1, kind="stable")
-        first = order[:, : message.count]
+        first = _first(source, message.count, descending=message.descending)
         if message.values:
             values = self._context.array(message.values, shape, dtype)
             values[...] = np.take_along_axis(source, first, 1)
@@ -254,6 +254,50 @@ class CpuIndexing:
 def _has_negative_zero(given: _Array) -> bool:
     """Return whether equal elements may differ: then the first of them comes first."""
     return is_inexact(given.dtype) and bool((np.signbit(given) & (given == 0)).any())
+
+
+def _first(source: _Array, count: int, *, descending: bool) -> _Array:
+    """Return the places of the first elements of each row in order; of equal ones, the first."""
+    rows, length = source.shape
+    if is_added(source.dtype) or source.dtype.kind not in "fiu" or length < 32 * count:
+        return _sorted_first(source, count, descending=descending)
+    step = max(1, _CACHED // (length * source.itemsize))
+    pieces = (source[start : start + step] for start in range(0, rows, step))
+    return np.concatenate([_few_first(piece, count, descending=descending) for piece in pieces])
+
+
+def _few_first(source: _Array, count: int, *, descending: bool) -> _Array:
+    """Sort only elements that may be among the first: those up to a bound from maxima of groups."""
+    rows, length = source.shape
+    groups = max(8 * count, length // 32)
+    end = length // groups * groups
+    grouped = source[:, :end].reshape(rows, -1, groups)
+    with np.errstate(invalid="ignore"):
+        best = grouped.max(axis=1) if descending else grouped.min(axis=1)
+        if any(np.isnan(each).any() for each in (best, source[:, end:])):  # it counts as large
+            return _sorted_first(source, count, descending=descending)
+        at = groups - count if descending else count - 1
+        bound = np.partition(best, at, axis=1)[:, at, None]
+        chosen = source >= bound if descending else source <= bound
+    row, place = np.divmod(np.flatnonzero(chosen), length)
+    counts = np.bincount(row, minlength=rows)
+    width = int(counts.max())
+    if width > length // 4:  # with many equal elements nothing is gained
+        return _sorted_first(source, count, descending=descending)
+    keys = _ordered(source[row, place])
+    column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    padded = np.full((rows, width), np.iinfo(keys.dtype).max, keys.dtype)
+    padded[row, column] = ~keys if descending else keys
+    places = np.zeros((rows, width), np.int64)
+    places[row, column] = place
+    order = np.argsort(padded, axis=1, kind="stable")[:, :count]  # padding comes last
+    return np.take_along_axis(places, order, 1)
+
+
+def _sorted_first(source: _Array, count: int, *, descending: bool) -> _Array:
+    """Return the places of the first elements of each row, by a sort of the row."""
+    keys = _ordered(source)
+    return np.argsort(~keys if descending else keys, axis=1, kind="stable")[:, :count]
 
 
 def _ordered(given: _Array) -> _Array:
