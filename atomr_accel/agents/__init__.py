@@ -20,6 +20,8 @@ from ._errors import (
     ThreadBusy,
     ThreadUnknown,
 )
+from ._inverted import InvertedLists
+from ._neighbors import NeighborGraph
 from ._passages import Passage
 from ._rag import (
     AddDocument,
@@ -53,7 +55,8 @@ from ._step_graph import (
     open_step_graph,
 )
 from ._steps import END, START, StepGraph
-from ._vector_index import (
+from ._vector_index import VectorIndex, open_vector_index
+from ._vector_messages import (
     DeleteVectors,
     GetVectors,
     InsertVectors,
@@ -61,9 +64,7 @@ from ._vector_index import (
     SearchVectors,
     UpdateVectors,
     VectorEntry,
-    VectorIndex,
     VectorIndexStatistics,
-    open_vector_index,
 )
 
 __all__ = [
@@ -86,9 +87,11 @@ __all__ = [
     "IdTaken",
     "IdUnknown",
     "InsertVectors",
+    "InvertedLists",
     "LeaseLost",
     "Matches",
     "NameUnknown",
+    "NeighborGraph",
     "Passage",
     "RagAnswer",
     "RagPipeline",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .. import Device, GpuRef
+    from ._inverted import SearchedLists
     from ._store import Metric, VectorRows
 
 _FLOAT32: Final = np.dtype(np.float32)
@@ -51,96 +53,135 @@ def half_squares(vectors: NDArray[Any]) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchedRows:
-    """Rows of one search, at the moment when it began.
+class SeenRows:
+    """Rows that a search reads, at the moment when it began.
 
     Attributes:
         rows: the rows of the store.
-        vectors: (n, d), on the device.
-        minus: float32 (n,), subtracted from the products; None for metrics without.
-        mask: bool (n,), false for rows to leave out; None if all count.
-        ids: int64 (n,).
+        count: how many of them there were.
+        mask: bool (count,), false for rows that did not count; None if all did.
+        ids: int64 (count,).
+        vectors: (count, d).
+        changes: the number of changes of the mask until then.
     """
 
     rows: VectorRows
-    vectors: GpuRef
+    count: int
+    mask: NDArray[np.bool_] | None
+    ids: NDArray[np.int64]
+    vectors: NDArray[Any]
+    changes: int
+
+
+def seen(rows: VectorRows) -> SeenRows | None:
+    """Return what there is of rows now, or None if there is nothing."""
+    count = rows.count
+    mask = rows.live[:count].copy() if rows.dead else None
+    if not count or (mask is not None and not mask.any()):
+        return None
+    return SeenRows(rows, count, mask, rows.ids[:count], rows.vectors[:count], rows.changes)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchedRows:
+    """Rows of one search, on the device.
+
+    Attributes:
+        rows: the rows of the store.
+        vectors: (n, d), on the device; None for rows that a graph has searched.
+        minus: float32 (n,), subtracted from the products; None for metrics without.
+        mask: bool (n,), false for rows to leave out; None if all count.
+        ids: int64 (n,).
+        order: int64 (n,), the row of the store that each of these is; None for the same.
+        lists: how to read them by lists, if they are in that order.
+    """
+
+    rows: VectorRows
+    vectors: GpuRef | None
     minus: GpuRef | None
     mask: NDArray[np.bool_] | None
     ids: NDArray[np.int64]
+    order: NDArray[np.int64] | None = None
+    lists: SearchedLists | None = None
+
+    def stored(self, at: NDArray[np.int64]) -> NDArray[Any]:
+        """Return vectors as the store has them."""
+        vectors: NDArray[Any] = self.rows.vectors[at if self.order is None else self.order[at]]
+        return vectors
 
 
-class RowsOnDevice:
+class DeviceRows(ABC):
     """The device's copy of rows: made when it is first asked for, and again after a fault.
-
-    Rows of segments are sealed, so that they survive faults. Where the platform cannot do that, and
-    for the tail, they are copied again.
 
     Args:
         rows: what to copy.
         metric: how vectors are compared.
-        sealed: whether the rows do not change any more.
     """
 
-    def __init__(self, rows: VectorRows, metric: Metric, *, sealed: bool) -> None:
+    def __init__(self, rows: VectorRows, metric: Metric) -> None:
         self.rows: Final = rows
         self.uploads = 0
         self._metric: Final = metric
-        self._sealed = sealed
         self._vectors: GpuRef | None = None
         self._minus: GpuRef | None = None
-        self._there = 0
 
-    async def ready(self, device: Device) -> SearchedRows | None:
-        """Return the rows for a search, or None if there are none."""
-        rows, count = self.rows, self.rows.count
-        # What the search sees is taken before anything is awaited.
-        mask = rows.live[:count].copy() if rows.dead else None
-        ids, vectors = rows.ids[:count], rows.vectors[:count]
-        if not count or (mask is not None and not mask.any()):
-            return None
-        if self._sealed:
-            await self._all(device, vectors)
-        else:
-            await self._more(device, vectors)
-        assert self._vectors is not None
-        minus = None if self._minus is None else self._minus[:count]
-        return SearchedRows(rows, self._vectors[:count], minus, mask, ids)
+    @abstractmethod
+    async def ready(self, device: Device, seen: SeenRows) -> SearchedRows:
+        """Return the seen rows for a search."""
 
-    async def _all(self, device: Device, vectors: NDArray[Any]) -> None:
-        there = [ref for ref in (self._vectors, self._minus) if ref is not None]
-        if there and not any(ref.is_stale for ref in there):
-            return
-        made = await in_worker(prepared, vectors, self._metric)
-        found = await self._put(device, made)
-        if self._metric == "l2":
-            self._minus = await self._put(device, await in_worker(half_squares, vectors))
-        self._vectors = found
-        self.uploads += 1
+    def _is_stale(self) -> bool:
+        return any(ref is not None and ref.is_stale for ref in (self._vectors, self._minus))
 
     async def _put(self, device: Device, array: NDArray[Any]) -> GpuRef:
-        if self._sealed:
-            try:
-                return await device.put(array, sealed=True)
-            except Unsupported:
-                """Memory that cannot be sealed is copied again after a fault."""
-        return await device.put(array)
+        """Copy rows that do not change any more, so that they survive faults where possible."""
+        try:
+            return await device.put(array, sealed=True)
+        except Unsupported:  # memory that cannot be sealed is copied again after a fault
+            return await device.put(array)
 
-    async def _more(self, device: Device, vectors: NDArray[Any]) -> None:
-        """Copy rows that were added. The buffers have room for more."""
-        room = len(self.rows.ids)
-        if self._vectors is None or self._vectors.is_stale or len(self._vectors) < room:
-            shape = (room, vectors.shape[1])
-            self._vectors = await device.empty(shape, vectors.dtype)
-            self._minus = await device.empty(room, _FLOAT32) if self._metric == "l2" else None
+
+class SegmentOnDevice(DeviceRows):
+    """The device's copy of a sealed segment, in its order."""
+
+    async def ready(self, device: Device, seen: SeenRows) -> SearchedRows:
+        """Return the rows for a search."""
+        if self._vectors is None or self._is_stale():
+            made = await in_worker(prepared, seen.vectors, self._metric)
+            minus = None
+            if self._metric == "l2":
+                minus = await self._put(device, await in_worker(half_squares, seen.vectors))
+            self._vectors, self._minus = await self._put(device, made), minus
+            self.uploads += 1
+        return SearchedRows(self.rows, self._vectors, self._minus, seen.mask, seen.ids)
+
+
+class TailOnDevice(DeviceRows):
+    """The device's copy of the tail, which has room for more rows."""
+
+    _there = 0
+
+    async def ready(self, device: Device, seen: SeenRows) -> SearchedRows:
+        """Copy rows that were added, and return those for a search."""
+        room, end = len(self.rows.ids), seen.count
+        if self._vectors is None or self._is_stale() or len(self._vectors) < room:
+            minus = await device.empty(room, _FLOAT32) if self._metric == "l2" else None
+            shape = (room, seen.vectors.shape[1])
+            self._vectors, self._minus = await device.empty(shape, seen.vectors.dtype), minus
             self._there = 0
             self.uploads += 1
-        start, end = self._there, len(vectors)
+        start = self._there
         if start < end:
-            new = vectors[start:end]
+            new = seen.vectors[start:end]
             await device.put(prepared(new, self._metric), out=self._vectors[start:end])
             if self._minus is not None:
                 await device.put(half_squares(new), out=self._minus[start:end])
             self._there = end
+        minus = None if self._minus is None else self._minus[:end]
+        return SearchedRows(self.rows, self._vectors[:end], minus, seen.mask, seen.ids)
+
+
+Found = tuple["NDArray[np.float32]", "NDArray[np.int64]"]
+"""Products and rows, (m, w) each, of one part; products are ``-inf`` where there is no row."""
 
 
 async def search_exactly(
@@ -149,7 +190,7 @@ async def search_exactly(
     queries: NDArray[Any],
     k: int,
     workspace: int,
-) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int32], NDArray[np.int64]]:
+) -> list[Found]:
     """Find the rows with the largest products with each query.
 
     Args:
@@ -160,18 +201,18 @@ async def search_exactly(
         workspace: bytes of products at a time.
 
     Returns:
-        Ids int64, products float32, the number of the part, and the row in it, each (m, k), by
-        descending products. If fewer were found, the rest of ids is -1, and of products ``-inf``.
+        Products and rows of each part.
     """
     total = sum(len(part.ids) for part in parts)
     step = max(1, workspace // (4 * max(total, 1)))
-    found = []
+    found: list[list[Found]] = [[] for _ in parts]
     masks = [None if part.mask is None else await device.put(part.mask) for part in parts]
-    for start in range(0, len(queries), step):
+    for start in range(0, len(queries) if parts else 0, step):
         later = []
         async with device.batch() as batch:
             some = batch.put(np.ascontiguousarray(queries[start : start + step]))
             for part, mask in zip(parts, masks, strict=True):
+                assert part.vectors is not None
                 scores: Any = batch.blas.gemm(some, part.vectors, trans_b=True, dtype=_FLOAT32)
                 if part.minus is not None:
                     scores = scores - part.minus[None, :]
@@ -179,17 +220,23 @@ async def search_exactly(
                     scores = np.where(mask[None, :], scores, np.float32(-np.inf))
                 values, places = batch.array.topk(scores, min(k, len(part.ids)))
                 later.append((batch.get(values), batch.get(places)))
-        found.append(merged(parts, [(v.value, p.value) for v, p in later], k))
-    ids, scores, numbers, rows = (np.concatenate(each) for each in zip(*found, strict=True))
-    return ids, scores, numbers, rows
+        for each, (value, place) in zip(found, later, strict=True):
+            each.append((value.value, place.value))
+    return [
+        (np.concatenate([v for v, _ in each]), np.concatenate([p for _, p in each]))
+        for each in found
+    ]
 
 
 def merged(
-    parts: Sequence[SearchedRows],
-    found: Sequence[tuple[NDArray[np.float32], NDArray[np.int64]]],
-    k: int,
+    parts: Sequence[SearchedRows], found: Sequence[Found], k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int32], NDArray[np.int64]]:
-    """Merge the best rows of each part; of equal ones, earlier parts come first."""
+    """Merge the best rows of each part; of equal ones, earlier parts come first.
+
+    Returns:
+        Ids int64, products float32, the number of the part, and the row in it, each (m, k), by
+        descending products. If fewer were found, the rest of ids is -1, and of products ``-inf``.
+    """
     values = np.concatenate([value for value, _ in found], axis=1)
     rows = np.concatenate([row for _, row in found], axis=1)
     ids = np.concatenate(

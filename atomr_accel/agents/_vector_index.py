@@ -13,16 +13,26 @@ import trio
 
 from .._dtypes import is_float
 from .._errors import said_of
-from ..actors import Message, Place, Service, handler, serving
+from ..actors import Place, Service, handler, serving
 from ..actors.util import NoPublicConstructor
 from ..device.data.in_turn import InTurn
 from ..device.data.transfer import in_worker
 from ..patterns import Closed, Retry, open_batcher
 from ..wire.options import count, real
 from ._errors import AgentError, IdTaken, IdUnknown
-from ._exact import RowsOnDevice, SearchedRows, lengths, prepared, search_exactly
 from ._payloads import Filter, as_filter, encode_payload
-from ._store import Metric, VectorChange, VectorRows, VectorStore
+from ._store import Metric, VectorChange, VectorStore
+from ._vector_messages import (
+    DeleteVectors,
+    GetVectors,
+    InsertVectors,
+    Matches,
+    SearchVectors,
+    UpdateVectors,
+    VectorEntry,
+    VectorIndexStatistics,
+)
+from ._vector_search import VectorSearcher
 
 if TYPE_CHECKING:
     import os
@@ -31,107 +41,14 @@ if TYPE_CHECKING:
 
     from .. import Device
     from ..patterns import Batcher
+    from ._inverted import InvertedLists
+    from ._neighbors import NeighborGraph
 
 _METRICS: Final = ("cosine", "dot", "l2")
 _DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float16))
 _LARGEST_K: Final = 2048
 _TOGETHER: Final = 1024
 """Changes that share a synchronization, and queries that share a product."""
-
-
-@dataclass(frozen=True, slots=True)
-class Matches:
-    """The nearest vectors, nearest first.
-
-    Attributes:
-        ids: int64 (k,), or (m, k) for m queries. Shorter for one query if there are fewer; for
-            several, missing ids are -1.
-        scores: float32, as many. Cosines or products, which descend, or distances, which ascend.
-    """
-
-    ids: NDArray[np.int64]
-    scores: NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class VectorEntry:
-    """A vector with its payload.
-
-    Attributes:
-        id: its id.
-        vector: (d,), the inserted one in the dtype of the index.
-        payload: the payload, or None.
-    """
-
-    id: int
-    vector: NDArray[Any]
-    payload: dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VectorIndexStatistics:
-    """Statistics of a vector index, at one moment.
-
-    Attributes:
-        vectors: vectors that searches can find.
-        dead: rows that were replaced or deleted, and take room until `VectorIndex.compact`.
-        segments: sealed segments.
-        tail: rows after the last segment.
-        searches: queries that were answered.
-        changes: inserts, updates and deletes that were acknowledged.
-        unsealed: how often the file system refused a new segment. The tail stays, and the next
-            change tries again.
-        syncs: synchronizations of the log, each for one change or several.
-        uploads: copies of rows to the device that began anew, because rows or the device were new.
-        waiting: calls that wait for their answer.
-    """
-
-    vectors: int
-    dead: int
-    segments: int
-    tail: int
-    searches: int
-    changes: int
-    unsealed: int
-    syncs: int
-    uploads: int
-    waiting: int
-
-
-class InsertVectors(Message[None]):
-    """Insert vectors by message; see `VectorIndex.insert`."""
-
-    ids: Any
-    vectors: Any
-    payloads: Any = None
-
-
-class UpdateVectors(Message[None]):
-    """Replace vectors by message; see `VectorIndex.update`."""
-
-    ids: Any
-    vectors: Any
-    payloads: Any = None
-
-
-class DeleteVectors(Message[None]):
-    """Delete vectors by message; see `VectorIndex.delete`."""
-
-    ids: Any
-
-
-class SearchVectors(Message[Matches]):
-    """Search by message; see `VectorIndex.search`."""
-
-    query: Any
-    k: int = 10
-    where: Mapping[str, Any] | None = None
-
-
-class GetVectors(Message[list[VectorEntry]]):
-    """Look vectors up by message; see `VectorIndex.get`."""
-
-    ids: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +66,7 @@ class _IndexQuery:
     vector: NDArray[Any]
     k: int
     where: Filter
+    probes: int | None
 
 
 @final
@@ -158,17 +76,19 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
     _made_by = "open_vector_index"
 
     def __init__(
-        self, device: Device, store: VectorStore, *, sync: float, seal_at: int, workspace: int
+        self,
+        store: VectorStore,
+        searcher: VectorSearcher,
+        *,
+        sync: float,
+        seal_at: int,
     ) -> None:
-        self._device = device
         self._store = store
+        self._searcher = searcher
         self._sync = sync
         self._seal_at = seal_at
-        self._workspace = workspace
         self._turns = InTurn()
-        self._copies: dict[VectorRows, RowsOnDevice] = {}
-        self._copying = trio.Lock()
-        self._counts = dict.fromkeys(("searches", "changes", "uploads", "unsealed"), 0)
+        self._counts = dict.fromkeys(("searches", "changes", "unsealed"), 0)
         self._waiting = 0
         self._retry = Retry(attempts=5)
         self._writes: Batcher[_IndexWrite, None] | None = None
@@ -397,14 +317,17 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
             return store.load(store.seal(ids, vectors, replaced, alone=alone))
 
         store.sealed(await self._turns.run(write), alone=alone)
-        kept = {*store.segments, store.tail}
-        for rows in [rows for rows in self._copies if rows not in kept]:
-            self._counts["uploads"] += self._copies.pop(rows).uploads
+        self._searcher.keep()
 
     # --- searches ---------------------------------------------------------------------------
 
     async def search(
-        self, query: ArrayLike, k: int = 10, *, where: Mapping[str, Any] | None = None
+        self,
+        query: ArrayLike,
+        k: int = 10,
+        *,
+        where: Mapping[str, Any] | None = None,
+        probes: int | None = None,
     ) -> Matches:
         """Find the nearest vectors, among all that were acknowledged before.
 
@@ -414,17 +337,19 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
             query: (d,).
             k: how many to find, up to 2048.
             where: only vectors whose payload has an allowed value in each of these fields: one
-                value, or a list of several.
+                value, or a list of several. The search is exact.
+            probes: for approximate search, in place of those the index was opened with. With all
+                lists the search is exact.
 
         Returns:
-            The nearest vectors: k, or all there are.
+            The nearest vectors: k, or all there are. Approximate search may miss some.
 
         Raises:
-            TypeError, ValueError: the query, ``k`` or ``where`` is wrong; see `insert`.
+            TypeError, ValueError: the query, ``k``, ``where`` or ``probes`` is wrong; see `insert`.
             Closed: the block was left.
         """
         vector = self._vectors(query, "query", None, one=True)[0]
-        asked = _IndexQuery(vector, _as_k(k), as_filter(where))
+        asked = _IndexQuery(vector, _as_k(k), as_filter(where), self._searcher.as_probes(probes))
         if self._queries is None:
             raise Closed("the index's block was left, or the index is started again")
         self._waiting += 1
@@ -434,7 +359,12 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
             self._waiting -= 1
 
     async def search_many(
-        self, queries: ArrayLike, k: int = 10, *, where: Mapping[str, Any] | None = None
+        self,
+        queries: ArrayLike,
+        k: int = 10,
+        *,
+        where: Mapping[str, Any] | None = None,
+        probes: int | None = None,
     ) -> Matches:
         """Find the nearest vectors of many queries at once.
 
@@ -442,26 +372,29 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
             queries: (m, d).
             k: how many to find for each, up to 2048.
             where: as for `search`.
+            probes: as for `search`.
 
         Returns:
-            Arrays (m, k). If the index has fewer vectors, the rest of ids is -1, and of scores NaN.
+            Arrays (m, k). Where fewer were found, the rest of ids is -1, and of scores NaN.
 
         Raises:
             TypeError, ValueError: as `search`.
         """
         vectors = self._vectors(queries, "queries", None, one=False)
-        wanted, allowed = _as_k(k), as_filter(where)
+        wanted, allowed, read = _as_k(k), as_filter(where), self._searcher.as_probes(probes)
         await trio.lowlevel.checkpoint_if_cancelled()
         self._waiting += 1
         try:
-            return await self._search(vectors, wanted, allowed)
+            return await self._search(vectors, wanted, allowed, read)
         finally:
             self._waiting -= 1
 
-    async def _answer(self, asked: list[_IndexQuery], where: Filter) -> list[Matches]:
-        """Answer queries with one filter."""
+    async def _answer(
+        self, asked: list[_IndexQuery], bucket: tuple[Filter, int | None]
+    ) -> list[Matches]:
+        """Answer queries with one filter that read as much."""
         found = await self._search(
-            np.stack([each.vector for each in asked]), max(each.k for each in asked), where
+            np.stack([each.vector for each in asked]), max(each.k for each in asked), *bucket
         )
         answers = []
         for each, ids, scores in zip(asked, found.ids, found.scores, strict=True):
@@ -469,50 +402,18 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
             answers.append(Matches(ids[:there], scores[:there]))
         return answers
 
-    async def _search(self, queries: NDArray[Any], k: int, where: Filter) -> Matches:
-        found = await self._retry(self._try, queries, k, where)
+    async def _search(
+        self, queries: NDArray[Any], k: int, where: Filter, probes: int | None
+    ) -> Matches:
+        found = await self._retry(self._try, queries, k, where, probes)
         self._counts["searches"] += len(queries)
         return found
 
-    async def _try(self, queries: NDArray[Any], k: int, where: Filter) -> Matches:
-        m = len(queries)
-        ids = np.full((m, k), -1, np.int64)
-        scores = np.full((m, k), np.nan, np.float32)
+    async def _try(
+        self, queries: NDArray[Any], k: int, where: Filter, probes: int | None
+    ) -> Matches:
         allowed = await self._turns.run(self._store.payloads.matching, where) if where else None
-        parts = await self._parts(allowed)
-        if not parts or not m:
-            return Matches(ids, scores)
-        there = await in_worker(prepared, queries, self._store.metric)
-        found, products, numbers, rows = await search_exactly(
-            self._device, parts, there, k, self._workspace
-        )
-        if self._store.metric == "l2":
-            products = await in_worker(_distances, parts, queries, found, numbers, rows)
-            order = np.argsort(products, axis=1, kind="stable")
-            found = np.take_along_axis(found, order, 1)
-            products = np.take_along_axis(products, order, 1)
-        width = found.shape[1]
-        ids[:, :width] = found
-        scores[:, :width] = np.where(found < 0, np.nan, products)
-        return Matches(ids, scores)
-
-    async def _parts(self, allowed: NDArray[np.int64] | None) -> list[SearchedRows]:
-        """Return all rows at one moment, with those that a filter allows."""
-        async with self._copying:
-            while True:
-                now = [*self._store.segments, self._store.tail]
-                for rows in now:
-                    if rows not in self._copies:
-                        self._copies[rows] = RowsOnDevice(
-                            rows, self._store.metric, sealed=rows is not self._store.tail
-                        )
-                    await self._copies[rows].ready(self._device)
-                # Copying took time: what came since is copied in the next round.
-                if now == [*self._store.segments, self._store.tail]:
-                    break
-            found = [await self._copies[rows].ready(self._device) for rows in now]
-        parts = [part for part in found if part is not None]
-        return parts if allowed is None else _filtered(parts, allowed)
+        return await self._searcher.search(queries, k, allowed, probes)
 
     async def get(self, ids: int | Sequence[int] | NDArray[np.integer[Any]]) -> list[VectorEntry]:
         """Look vectors and their payloads up.
@@ -553,7 +454,7 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
                     self._answer,
                     max_size=_TOGETHER,
                     max_in_flight=2,
-                    bucket=lambda query: query.where,
+                    bucket=lambda query: (query.where, query.probes),
                     retry=Retry(attempts=1),
                 ) as self._queries,
             ):
@@ -594,7 +495,8 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
             changes=self._counts["changes"],
             unsealed=self._counts["unsealed"],
             syncs=store.syncs,
-            uploads=self._counts["uploads"] + sum(each.uploads for each in self._copies.values()),
+            uploads=self._searcher.uploads,
+            trained=self._searcher.trained,
             waiting=self._waiting,
         )
 
@@ -612,7 +514,9 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
 
     @handler
     async def _on_search(self, message: SearchVectors) -> Matches:
-        return await self.search(message.query, message.k, where=message.where)
+        return await self.search(
+            message.query, message.k, where=message.where, probes=message.probes
+        )
 
     @handler
     async def _on_get(self, message: GetVectors) -> list[VectorEntry]:
@@ -649,34 +553,6 @@ def _as_k(k: Any) -> int:
     return wanted
 
 
-def _filtered(parts: list[SearchedRows], allowed: NDArray[np.int64]) -> list[SearchedRows]:
-    """Leave out the rows whose ids are not allowed, and the parts without any."""
-    kept = []
-    for part in parts:
-        mask = np.isin(part.ids, allowed)
-        if part.mask is not None:
-            mask &= part.mask
-        if mask.any():
-            kept.append(SearchedRows(part.rows, part.vectors, part.minus, mask, part.ids))
-    return kept
-
-
-def _distances(
-    parts: list[SearchedRows],
-    queries: NDArray[Any],
-    ids: NDArray[np.int64],
-    numbers: NDArray[np.int32],
-    rows: NDArray[np.int64],
-) -> NDArray[np.float32]:
-    """Return distances of found rows, from the vectors; infinite for missing ones."""
-    made = np.full(ids.shape, np.inf, np.float32)
-    for number, part in enumerate(parts):
-        query, at = np.nonzero((numbers == number) & (ids >= 0))
-        near = part.rows.vectors[rows[query, at]].astype(np.float64)
-        made[query, at] = lengths(near - queries[query].astype(np.float64))
-    return made
-
-
 def open_vector_index(
     device: Device,
     path: str | os.PathLike[str],
@@ -684,12 +560,13 @@ def open_vector_index(
     dimension: int,
     metric: Metric = "cosine",
     dtype: DTypeLike = np.float32,
+    approximate: InvertedLists | NeighborGraph | None = None,
     sync: float = 0.0,
     seal_at: int = 65536,
     workspace: int = 1 << 30,
     **place: Unpack[Place],
 ) -> AbstractAsyncContextManager[VectorIndex]:
-    """Open an index of vectors: exact search on the device, and files that keep every vector.
+    """Open an index of vectors: search on the device, and files that keep every vector.
 
     Use ``async with open_vector_index(device, "folder", dimension=768) as index:``.
 
@@ -704,6 +581,9 @@ def open_vector_index(
         dimension: the size of vectors.
         metric: how to compare vectors: ``"cosine"``, ``"dot"``, or ``"l2"``, the distance.
         dtype: what vectors are kept as: float32 or float16. Products are summed in float32.
+        approximate: `InvertedLists` for approximate search on the device, or `NeighborGraph` on the
+            CPU backend. Files are the same, so that it may be another one each time. Segments that
+            are small for it, and the tail, are searched exactly. By default all are.
         sync: seconds that a change waits for others to share its synchronization. With 0 it waits
             only while another synchronization runs.
         seal_at: rows after which the tail becomes a sealed segment.
@@ -713,6 +593,9 @@ def open_vector_index(
 
     Raises:
         TypeError, ValueError: an argument is wrong, or does not fit the files.
+        Unsupported: a `NeighborGraph` on a device that is not of the backend ``"cpu"``.
+        ModuleNotFoundError: ``usearch`` is not installed, which a `NeighborGraph` needs; the extra
+            ``agents`` has it.
         FilesDamaged: a file does not fit its checksum.
         FilesForeign: the folder has other files.
         FilesInUse: the folder is open elsewhere.
@@ -724,12 +607,12 @@ def open_vector_index(
     if metric not in _METRICS:
         raise ValueError(f"metric must be one of {', '.join(_METRICS)}, not {metric!r}")
     store = VectorStore(Path(path), count(dimension, "dimension"), metric, kind)
+    searcher = VectorSearcher(device, store, approximate, count(workspace, "workspace"))
     index = VectorIndex.construct(
-        device,
         store,
+        searcher,
         sync=real(sync, "sync", least=0),
         seal_at=count(seal_at, "seal_at"),
-        workspace=count(workspace, "workspace"),
     )
     return _opened(index, store, place)
 

@@ -259,7 +259,7 @@ def _has_negative_zero(given: _Array) -> bool:
 def _first(source: _Array, count: int, *, descending: bool) -> _Array:
     """Return the places of the first elements of each row in order; of equal ones, the first."""
     rows, length = source.shape
-    if is_added(source.dtype) or source.dtype.kind not in "fiu" or length < 32 * count:
+    if is_added(source.dtype) or length < 32 * count:
         return _sorted_first(source, count, descending=descending)
     step = max(1, _CACHED // (length * source.itemsize))
     pieces = (source[start : start + step] for start in range(0, rows, step))
