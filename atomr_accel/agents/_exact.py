@@ -181,7 +181,7 @@ class TailOnDevice(DeviceRows):
 
 
 Found = tuple["NDArray[np.float32]", "NDArray[np.int64]"]
-"""Products and rows, (m, w) each, of one part; products are ``-inf`` where there is no row."""
+"""Products and rows, (m, w) each, of one part; a product of ``-inf`` marks a missing row."""
 
 
 async def search_exactly(

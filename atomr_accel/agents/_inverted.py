@@ -1,7 +1,7 @@
 """Approximate search on the device: vectors in lists by their nearest center, and few lists read.
 
-Centers are trained by Lloyd's algorithm, from products and reductions. A list is read in windows of
-as many rows for all of them, so that their products fill one array. A window may reach into the
+Centers are trained by Lloyd's algorithm, from products and reductions. Lists are read in windows of
+one width, so that their products fill one array. A window may reach into the
 next list, or back into the last one. Those rows, and rows that do not count any more, are excluded
 by penalties of infinity.
 """
@@ -215,7 +215,7 @@ def _prepared_wide(rows: VectorRows, begin: int, metric: Metric) -> NDArray[np.f
 
 @dataclass(frozen=True, slots=True)
 class ListWindows:
-    """Windows of as many rows, in which lists are read.
+    """Windows of one width, in which lists are read.
 
     Attributes:
         width: rows of each.
@@ -258,7 +258,7 @@ class SearchedLists:
     Attributes:
         windows: where they are.
         penalties: float32 (w, width), on the device, subtracted from the products of windows.
-        centers: what they are of.
+        centers: the centers of the lists.
     """
 
     windows: ListWindows
@@ -272,7 +272,7 @@ class ListedRows(DeviceRows):
     Args:
         rows: what to copy.
         metric: how vectors are compared.
-        centers: what the lists are of.
+        centers: the centers of the lists.
     """
 
     def __init__(self, rows: VectorRows, metric: Metric, centers: TrainedCenters) -> None:
@@ -423,7 +423,7 @@ def _by_query(
     m: int,
     k: int,
 ) -> Found:
-    """Join what was found in the windows of each query, and leave its best ``k``."""
+    """Join the results of the windows of each query, and keep its best ``k``."""
     order = np.argsort(query, kind="stable")
     query, values, rows = query[order], values[order], rows[order]
     sizes = np.bincount(query, minlength=m)

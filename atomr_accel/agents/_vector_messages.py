@@ -1,4 +1,4 @@
-"""What vector indexes answer, and the messages that they take as actors."""
+"""Results of vector indexes, and the messages that they take as actors."""
 
 from __future__ import annotations
 

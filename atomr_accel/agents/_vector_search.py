@@ -1,4 +1,4 @@
-"""Searches of a store's rows: copies on the device, lists and graphs, and what they find."""
+"""Searches of a store's rows, by copies on the device, lists and graphs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class VectorSearcher:
 
     @property
     def trained(self) -> int:
-        """How often lists or graphs were made."""
+        """Count of lists and graphs that were made."""
         return sum(each.made for each in (self._lists, self._graphs) if each is not None)
 
     def as_probes(self, given: Any) -> int | None:
