@@ -73,7 +73,7 @@ async def recall(
     return hits / (len(queries) * k)
 
 
-@settings(max_examples=sized(40, 1000))
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 11), min_size=1, max_size=400), st.integers(12, 40))
 def test_windows_have_each_row_once(labels: list[int], lists: int) -> None:
     ordered = np.sort(np.array(labels))

@@ -27,7 +27,7 @@ from atomr_accel.agents import (
 from atomr_accel.agents._passages import cut
 from atomr_accel.patterns import Closed
 
-from ..harness import on_shared, sized
+from ..harness import on_shared
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -67,7 +67,7 @@ def vectors_at(device: Device, path: Path) -> AbstractAsyncContextManager[Vector
     return open_vector_index(device, path / "vectors", dimension=DIMENSION)
 
 
-@settings(max_examples=sized(40, 1000))
+@settings(max_examples=40)
 @given(
     text=st.text(st.sampled_from("ab. \n!c"), max_size=300),
     size=st.integers(2, 40),

@@ -216,7 +216,7 @@ def step(state: int, action: tuple[str, int]) -> tuple[Any, int]:
 @program
 async def test_histories_with_faults_are_linearizable() -> None:
     chance = random.Random(draw())
-    rounds = sized(4, 40)
+    rounds = sized(4, 120)
     async with (
         opened(max_restarts=20 * rounds) as device,
         open_shared_state(device) as state,

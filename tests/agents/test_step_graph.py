@@ -378,7 +378,8 @@ async def test_a_thread_has_one_run_at_a_time_and_a_cancelled_run_goes_on() -> N
         assert (await runner.resume()).state.seen == ["a", "b"]
 
 
-@settings(max_examples=sized(20, 400))
+@pytest.mark.slow
+@settings(max_examples=sized(60, 600))
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=10), st.integers(0, 40))
 def test_a_run_that_is_cut_off_anywhere_ends_as_one_that_is_not(
     drawn: list[tuple[int, int]], cut: int
