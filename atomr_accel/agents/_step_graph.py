@@ -203,7 +203,8 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         Args:
             thread: its name.
             answers: the answers, by the node that asked.
-            step: an earlier step to continue from. Later ones are forgotten.
+            step: an earlier step to replay from. All nodes after it run again, and ask again. Later
+                steps are forgotten.
 
         Raises:
             ThreadUnknown: nothing is kept of this thread, or not that step.
@@ -284,6 +285,8 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             if saved is None:
                 which = "" if step is None else f" step {step} of"
                 raise ThreadUnknown(f"nothing is kept of{which} the thread {thread!r}")
+            if step is not None and not answers:  # its nodes run again, and ask again
+                saved = SavedStep(saved.step, saved.state, saved.active, saved.arrived)
             for node in answers:
                 if node not in saved.asked:
                     there = ", ".join(map(repr, saved.asked)) or "none"

@@ -236,6 +236,46 @@ async def test_history_and_replay_from_an_earlier_step() -> None:
             await runner.resume()
 
 
+async def test_parallel_questions_are_answered_together_or_one_by_one() -> None:
+    async def ask(talk: Talk, step: StepContext) -> dict[str, Any]:
+        await trio.lowlevel.checkpoint()
+        return {"seen": [step.ask("?")]}
+
+    graph = StepGraph(Talk)
+    for name in "ab":
+        graph.add(name, ask)
+        graph.edge(START, name)
+    async with open_step_graph(graph) as runner:
+        for answers in ([{"b": "2", "a": "1"}], [{"b": "2"}, {"a": "1"}]):
+            result = await runner.run(Talk())
+            for some in answers:
+                assert result.asked.keys() >= some.keys()
+                assert result.steps == 0
+                result = await runner.resume(answers=some)
+            assert (result.asked, result.state.seen) == ({}, ["1", "2"])
+
+
+async def test_replay_runs_later_nodes_again_and_asks_again() -> None:
+    begun: list[str] = []
+
+    async def node(talk: Talk, step: StepContext) -> dict[str, Any]:
+        await trio.lowlevel.checkpoint()
+        begun.append(f"{len(talk.seen)}")
+        return {"seen": [step.ask("?") if len(talk.seen) == 1 else "-"]}
+
+    graph = StepGraph(Talk)
+    graph.add("a", node)
+    graph.edge(START, "a")
+    graph.branch("a", lambda talk: "a" if len(talk.seen) < 3 else END, ["a", END])
+    async with open_step_graph(graph) as runner:
+        assert (await runner.run(Talk())).asked == {"a": "?"}
+        assert (await runner.resume(answers={"a": "x"})).state.seen == ["-", "x", "-"]
+        begun.clear()
+        assert (await runner.resume(step=1)).asked == {"a": "?"}
+        assert (await runner.resume(answers={"a": "y"})).state.seen == ["-", "y", "-"]
+        assert begun == ["1", "1", "2"]
+
+
 async def test_streams_tell_updates_and_events() -> None:
     async def write(talk: Talk, step: StepContext) -> dict[str, Any]:
         for word in ("to", "be"):
@@ -282,6 +322,34 @@ async def test_results_do_not_depend_on_the_speed_of_nodes() -> None:
     graph.edge(START, "slow")
     async with open_step_graph(graph) as runner:
         assert (await runner.run(Talk())).state.seen == ["slow", "fast"]
+
+
+async def test_a_run_of_a_known_thread_begins_anew() -> None:
+    async with open_step_graph(graph_of("a", (START, "a"))) as runner:
+        await runner.run(Talk(["x"], count=3))
+        result = await runner.run(Talk(["y"]))
+        assert result.state == Talk(["y", "a"])
+        assert [each.state.seen for each in await runner.history()] == [["y"], ["y", "a"]]
+        # To go on with a state, give it to the next run.
+        assert (await runner.run(result.state)).state.seen == ["y", "a", "a"]
+
+
+async def test_a_replay_forgets_later_steps() -> None:
+    async def ask(talk: Talk, step: StepContext) -> dict[str, Any]:
+        await trio.lowlevel.checkpoint()
+        return {"seen": [step.ask("?")]}
+
+    graph = graph_of("ab", (START, "a"), ("a", "b"))
+    graph.add("ask", ask)
+    graph.edge("b", "ask")
+    async with open_step_graph(graph) as runner:
+        await runner.run(Talk())
+        await runner.resume(answers={"ask": "x"})
+        assert [each.steps for each in await runner.history()] == [0, 1, 2, 3]
+        await runner.resume(step=1)
+        assert [each.steps for each in await runner.history()] == [0, 1, 2]
+        with pytest.raises(ThreadUnknown, match="step 3"):
+            await runner.resume(step=3)
 
 
 @pytest.mark.parametrize(
