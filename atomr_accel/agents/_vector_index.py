@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 _METRICS: Final = ("cosine", "dot", "l2")
 _DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float16))
 _LARGEST_K: Final = 2048
+_ATTEMPTS: Final = 20
+"""How often a search is tried."""
 _TOGETHER: Final = 1024
 """Changes that share a synchronization, and queries that share a product."""
 
@@ -90,7 +92,8 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
         self._turns = InTurn()
         self._counts = dict.fromkeys(("searches", "changes", "unsealed"), 0)
         self._waiting = 0
-        self._retry = Retry(attempts=5)
+        # A long search may meet many faults of the work of others, and nothing else is lost by it.
+        self._retry = Retry(attempts=_ATTEMPTS)
         self._writes: Batcher[_IndexWrite, None] | None = None
         self._queries: Batcher[_IndexQuery, Matches] | None = None
         self._leaving = trio.Event()
@@ -331,7 +334,8 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
     ) -> Matches:
         """Find the nearest vectors, among all that were acknowledged before.
 
-        Queries of many tasks share a product. A fault of the device costs time, no answer.
+        Queries of many tasks share a product. A fault of the device costs time, no answer, up to 19
+        of them in a row.
 
         Args:
             query: (d,).
