@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import Unsupported
-from atomr_accel.actors import open_system
+from atomr_accel.actors import open_actor_system
 from atomr_accel.agents import InvertedLists, NeighborGraph, SearchVectors, open_vector_index
 from atomr_accel.agents._inverted import windows_of
 from atomr_accel.agents._store import VectorRows
@@ -245,7 +245,7 @@ async def test_bad_options_of_approximate_search(
                 await index.search(one, probes=probes)
         await index.insert(3, one)
     async with (
-        open_system("test") as system,
+        open_actor_system("test") as system,
         index_at(device, tmp_path, approximate=LISTS, system=system, name="near") as index,
     ):
         found = await index.ref.ask(SearchVectors(one, 1, probes=16))
