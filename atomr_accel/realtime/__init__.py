@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._particles import Balls, Liquid, open_balls, open_liquid
     from ._spatial import SpatialIndex, SpatialIndexStatistics
     from ._video import BrokenVideo, Video, VideoStatistics, open_video
+    from ._viewer import Viewer, ViewerStatistics, open_viewer
     from .simulation import (
         DrawScene,
         Simulation,
@@ -52,6 +53,8 @@ __all__ = [
     "UpdateScene",
     "Video",
     "VideoStatistics",
+    "Viewer",
+    "ViewerStatistics",
     "open_balls",
     "open_effect",
     "open_film",
@@ -59,6 +62,7 @@ __all__ = [
     "open_hash_map",
     "open_liquid",
     "open_video",
+    "open_viewer",
     "opened",
     "save_picture",
 ]
@@ -77,6 +81,9 @@ _HOME = {
     "Video": "_video",
     "VideoStatistics": "_video",
     "open_video": "_video",
+    "Viewer": "_viewer",
+    "ViewerStatistics": "_viewer",
+    "open_viewer": "_viewer",
     "Border": "_filters",
     "ColourSpace": "_filters",
     "Filters": "_filters",
