@@ -245,9 +245,9 @@ async def open_viewer(
             print(viewer.url)
             await fluid.run(60)
 
-    The page draws what `Simulation.run` draws, and has a slider for each parameter. Programs with the
-    page's address and its token can change them. The rules of access are those of
-    `open_dashboard`. A page that is too slow skips pictures, and delays nothing.
+    The page draws what `Simulation.run` draws, and has a slider for each parameter. Programs with
+    its address and token can change them. The rules of access are those of `open_dashboard`. A page
+    that is too slow skips pictures, and delays nothing.
 
     Args:
         scene: the simulation.
