@@ -15,7 +15,7 @@ from atomr_accel.testing import poison
 
 WIDE, HALF = 1 << 32, 1 << 31  # a key is WIDE * row + column + HALF
 AROUND = np.array([WIDE * dy + dx for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx])
-GENERATIONS, SIZE = 40, 32
+GENERATIONS, SIZE = 40, 40
 
 
 def keys_of(cells: np.ndarray) -> np.ndarray:
@@ -24,8 +24,11 @@ def keys_of(cells: np.ndarray) -> np.ndarray:
     return np.asarray(WIDE * rows + columns + HALF)
 
 
-async def step(cells: HashMap) -> None:
-    """Make one generation: cells with three neighbours are born, and with two or three live."""
+async def step(cells: HashMap) -> np.ndarray:
+    """Make a generation, and return the keys of the one before.
+
+    Cells with three neighbours are born, and those with two or three live on.
+    """
     alive, ages = await cells.items()
     near, counts = np.unique(alive[:, None] + AROUND, return_counts=True)
     _, lives = await cells.find(near)
@@ -35,6 +38,12 @@ async def step(cells: HashMap) -> None:
     await cells.insert(alive[older], ages[older] + 1)
     born = near[~lives & (counts == 3)]
     await cells.insert(born, np.zeros(len(born), np.int64))
+    return alive
+
+
+def places(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where keys are in the picture."""
+    return keys // WIDE + SIZE // 2, keys % WIDE - HALF + SIZE // 2
 
 
 def expected(board: np.ndarray) -> np.ndarray:
@@ -51,23 +60,24 @@ async def main() -> None:
     first = np.array([(0, 1), (0, 2), (1, 0), (1, 1), (2, 1)])
     board = np.zeros((SIZE, SIZE), bool)
     board[tuple((first + SIZE // 2).T)] = True
+    trace = np.full((SIZE, SIZE), 14)  # where cells have lived
     async with open_device(0) as device, open_hash_map(device, every=16) as cells:
         await cells.insert(keys_of(first), np.zeros(5, np.int64))
         for generation in range(GENERATIONS):
             if generation == GENERATIONS // 2:
                 await poison(device)
-            await step(cells)
+            before = await step(cells)
+            trace[places(before)] = 30 + 2 * generation
             board = expected(board)
         assert cells.statistics().faults == 1
         keys, ages = await cells.items()
-    rows, columns = keys // WIDE, keys % WIDE - HALF
     found = np.full((SIZE, SIZE), -1)
-    found[rows + SIZE // 2, columns + SIZE // 2] = ages
+    found[places(keys)] = ages
     assert ((found >= 0) == board).all()
     colour = np.stack([255 - 8 * found, 120 + 6 * found, 60 + 12 * found], -1).clip(40, 255)
-    picture = np.where(found[..., None] >= 0, colour, 14).astype(np.uint8)
+    picture = np.where(found[..., None] >= 0, colour, trace[..., None]).astype(np.uint8)
     path = Path(tempfile.gettempdir()) / "hash_map.png"
-    await save_picture(path, picture, scale=6)
+    await save_picture(path, picture, scale=5)
     print(f"{len(keys)} cells after {GENERATIONS} generations; the picture is {path}")
 
 
