@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import trio
-from PIL import Image
 
 from atomr_accel import open_device
-from atomr_accel.realtime import open_fluid
+from atomr_accel.realtime import open_fluid, save_picture
 from atomr_accel.testing import poison
 
 HEIGHT, WIDTH = 96, 64
@@ -46,8 +45,7 @@ async def main() -> None:
         assert smoke[60:].sum() > 1  # it is around the obstacle
         assert not smoke[50:58, 28:36].any()
         path = Path(tempfile.gettempdir()) / "fluid.png"
-        picture = Image.fromarray(await fluid.snapshot()).resize((4 * WIDTH, 4 * HEIGHT))
-        picture.save(path)
+        await save_picture(path, await fluid.snapshot(), scale=4)
         print(f"{statistics.steps} steps, {statistics.faults} fault; the picture is {path}")
 
 

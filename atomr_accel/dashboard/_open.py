@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
-import secrets
-import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
-import trio
-
-from .._errors import LibraryMissing
-from .._install import install_command
 from ..actors import ActorSystem
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_instance
-from ..wire.options import count
 from ._feed import Feed
 from ._running import RunningDashboard, announced, running, started_at
 from ._state import command
+from .site import open_site
 
 if TYPE_CHECKING:
     from ..telemetry import HasStatistics, NvmlMonitor
 
 _log: Final = logging.getLogger("atomr_accel.dashboard")
-
-_STUCK_MS: Final = 10_000
-"""Milliseconds after which a page that receives no data counts as gone."""
-
-_GRACE: Final = 1.0
-"""Seconds that answers may still take when the block is left."""
 
 
 @final
@@ -99,59 +86,29 @@ async def open_dashboard(
         OSError: the port is taken.
     """
     check_instance("a dashboard's system", system, ActorSystem)
-    port = count(port, "port", 0, 65535)
-    _check_host(host, public=public)
     _check_patterns(patterns or {})
-    try:
-        from hypercorn.config import Config
-
-        from ._connections import Server
-        from ._web import application
-    except ModuleNotFoundError as error:
-        raise LibraryMissing(
-            f"a dashboard needs {error.name}: {install_command('dashboard')}",
-            library=str(error.name),
-        ) from error
-    token = secrets.token_urlsafe(32)
     feed = Feed(system, nvml, patterns)
-    others = None if public else running
-    app: Any = application(feed, token, frozenset(name.lower() for name in names), others)
-    config = Config()
-    config.errorlog = _log
-    config.graceful_timeout = _GRACE
-    config.include_server_header = False
-    with ExitStack() as stack:
-        listener = stack.enter_context(_listen(host, port))
-        dashboard = Dashboard.construct(_address(listener), token)
-        if announce:
-            _announce(stack, system, dashboard)
-        stack.enter_context(system.instrumented(feed.history))
-        async with PlainNursery() as nursery:
-            nursery.start_soon(feed.run)
-            left = trio.Event()
-            async with PlainNursery() as serving:
-                serving.start_soon(Server(app, config).run, listener, left)
+
+    def routes(token: str) -> list[Any]:
+        from ._web import routes_of
+
+        return routes_of(feed, token, None if public else running)
+
+    async with PlainNursery() as nursery:
+        with ExitStack() as stack:
+            async with open_site(
+                "dashboard", __package__, routes, host=host, port=port, public=public, names=names
+            ) as site:
+                dashboard = Dashboard.construct(site.address, site.token)
+                if announce:
+                    _announce(stack, system, dashboard)
+                stack.enter_context(system.instrumented(feed.history))
+                nursery.start_soon(feed.run)
                 try:
                     yield dashboard
                 finally:
                     feed.close()
-                    left.set()
-            nursery.cancel_scope.cancel()
-
-
-def _check_host(host: str, *, public: bool) -> None:
-    check_instance("a dashboard's host", host, str)
-    try:
-        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        raise ValueError(
-            f"a dashboard's host must be an address of this machine, or 'localhost', not {host!r}"
-        ) from None
-    if not local and not public:
-        raise ValueError(
-            f"other machines reach {host}, and what a dashboard tells is not encrypted; leave it "
-            "at 127.0.0.1 and use a tunnel (ssh -L), or say public=True"
-        )
+        nursery.cancel_scope.cancel()
 
 
 def _check_patterns(patterns: Mapping[str, HasStatistics]) -> None:
@@ -163,21 +120,6 @@ def _check_patterns(patterns: Mapping[str, HasStatistics]) -> None:
                 f"pattern {name!r} must have statistics() that return a dataclass, as a batcher "
                 f"has, not {pattern!r}"
             )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    address = "127.0.0.1" if host == "localhost" else host
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, port), family=family)
-    # The connections have it from the listener. Hypercorn waits, whatever happens, until all it
-    # sends is taken: without this a page that takes nothing would hold up the end of the block.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STUCK_MS)
-    return listener
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def _announce(stack: ExitStack, system: ActorSystem, dashboard: Dashboard) -> None:

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._checks import SceneParameter
+    from ._effects import Effect, EffectStatistics, open_effect
+    from ._films import Film, FilmStatistics, open_film, save_picture
     from ._filters import Border, ColourSpace, Filters
     from ._fluid import Fluid, open_fluid
     from ._hash_map import HashMap, HashMapStatistics, open_hash_map
     from ._particles import Balls, Liquid, open_balls, open_liquid
     from ._spatial import SpatialIndex, SpatialIndexStatistics
+    from ._video import BrokenVideo, Video, VideoStatistics, open_video
+    from ._viewer import Viewer, ViewerStatistics, open_viewer
     from .simulation import (
         DrawScene,
         Simulation,
@@ -27,8 +31,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Balls",
     "Border",
+    "BrokenVideo",
     "ColourSpace",
     "DrawScene",
+    "Effect",
+    "EffectStatistics",
+    "Film",
+    "FilmStatistics",
     "Filters",
     "Fluid",
     "HashMap",
@@ -42,16 +51,39 @@ __all__ = [
     "SpatialIndexStatistics",
     "StepScene",
     "UpdateScene",
+    "Video",
+    "VideoStatistics",
+    "Viewer",
+    "ViewerStatistics",
     "open_balls",
+    "open_effect",
+    "open_film",
     "open_fluid",
     "open_hash_map",
     "open_liquid",
+    "open_video",
+    "open_viewer",
     "opened",
+    "save_picture",
 ]
 
 # Hosts import the kernels' functions, and with them this package: it must not load the program's.
 _HOME = {
     "SceneParameter": "_checks",
+    "Effect": "_effects",
+    "EffectStatistics": "_effects",
+    "open_effect": "_effects",
+    "Film": "_films",
+    "FilmStatistics": "_films",
+    "open_film": "_films",
+    "save_picture": "_films",
+    "BrokenVideo": "_video",
+    "Video": "_video",
+    "VideoStatistics": "_video",
+    "open_video": "_video",
+    "Viewer": "_viewer",
+    "ViewerStatistics": "_viewer",
+    "open_viewer": "_viewer",
     "Border": "_filters",
     "ColourSpace": "_filters",
     "Filters": "_filters",

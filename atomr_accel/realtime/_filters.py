@@ -55,7 +55,8 @@ class Filters:
 
     Each takes a batch or a recording first, and an image: float32 of shape (height, width) or
     (height, width, channels). It returns a new image. In a recording all filters of an effect are
-    one graph; see `open_effect`. Brightness has any range unless a filter says otherwise.
+    one graph; `open_effect` makes one for the pictures of a video. Brightness has any range unless
+    a filter says otherwise.
 
     Borders have OpenCV's names: ``"constant"``, ``"replicate"``, ``"reflect"``, ``"wrap"`` and
     ``"reflect_101"``.

@@ -185,7 +185,7 @@ async def test_a_device_alone_is_shown_as_well() -> None:
 @pytest.mark.slow
 @program
 async def test_stalled_client_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atomr_accel.dashboard._open._STUCK_MS", 300)
+    monkeypatch.setattr("atomr_accel.dashboard.site._STUCK_MS", 300)
     async with open_system("s") as system:
         for at in range(100):
             await system.spawn(Actor, name=f"{at}-{'x' * 100_000}")

@@ -174,22 +174,21 @@ class Chart {
     this.most = ceiling(most);
     const y = (value) => 98 - (value / this.most) * 84;
     this.lines.forEach((line, at) => {
-      const parts = [];
-      let pen = "M";
+      const runs = []; // of points without a gap between them
+      let run = null;
       for (const point of this.points) {
         const value = line(point);
-        if (value === null || value === undefined) pen = "M";
+        if (value === null || value === undefined) run = null;
         else {
-          parts.push(`${pen}${this.x(point[0]).toFixed(2)} ${y(value).toFixed(1)}`);
-          pen = "L";
+          if (!run) runs.push((run = []));
+          run.push([this.x(point[0]).toFixed(2), y(value).toFixed(1)]);
         }
       }
-      set(this.paths[at], { d: parts.join("") });
+      const draw = (points) => `M${points.map((point) => point.join(" ")).join("L")}`;
+      set(this.paths[at], { d: runs.map(draw).join("") });
       if (at === 0) {
-        const first = this.points[0];
-        const whole = parts.length > 1 && parts.filter((part) => part[0] === "M").length === 1;
-        const close = whole ? `L${this.x(last(this.points)[0])} 100L${this.x(first[0])} 100Z` : "";
-        set(this.area, { d: whole ? parts.join("") + close : "" });
+        const areas = runs.filter((points) => points.length > 1);
+        set(this.area, { d: areas.map((points) => `${draw(points)}L${last(points)[0]} 100L${points[0][0]} 100Z`).join("") });
       }
     });
     this.hits.replaceChildren(
