@@ -219,16 +219,13 @@ class ModelState:
 
     async def digest(self) -> int:
         """Return a number that tells whether two replicas are the same to the bit."""
-        bits = np.dtype(f"u{self.layout.master_dtype.itemsize}")
-        parts = []
         async with self.device.batch() as batch:
-            for buffer in self.buffers:
-                word = bits if buffer.dtype == self.layout.master_dtype else np.dtype("u2")
-                parts.append(batch.get(_digest(buffer.view(word))))
+            parts = [batch.get(word_digest(buffer)) for buffer in self.buffers]
         return hash(tuple(int(part.value) for part in parts))
 
 
-def _digest(words: GpuRef) -> Any:
+def word_digest(buffer: GpuRef) -> Any:
     """Return the sum of all words, each times its own odd number, modulo 2**64."""
+    words = buffer.reshape(-1).view(np.dtype(f"u{buffer.dtype.itemsize}"))
     odd = cast(index(words.shape, 0) * 2 + 1, np.dtype(np.uint64))
     return np.sum(cast(words, np.dtype(np.uint64)) * odd)
