@@ -10,7 +10,9 @@ from ._data_parallel import DataParallel, GradientStep, gradient_step, open_data
 from ._files import SnapshotDamaged, SnapshotForeign
 from ._losses import bce_with_logits, huber, kl_div, mae, mse
 from ._optimizers import SGD, Adam, AdamW, Optimizer
+from ._parameter_server import ParameterServer, open_parameter_server
 from ._pipeline_parallel import PipelineParallel, open_pipeline_parallel
+from ._progress import RunProgress, open_progress
 from ._rules import Applied, rule
 from ._schedules import LossScale, cosine, linear
 from ._state import ModelLayout, ModelState
@@ -31,8 +33,10 @@ __all__ = [
     "ModelLayout",
     "ModelState",
     "Optimizer",
+    "ParameterServer",
     "PipelineParallel",
     "ReplicasDiffer",
+    "RunProgress",
     "SnapshotDamaged",
     "SnapshotForeign",
     "Tape",
@@ -56,7 +60,9 @@ __all__ = [
     "mae",
     "mse",
     "open_data_parallel",
+    "open_parameter_server",
     "open_pipeline_parallel",
+    "open_progress",
     "open_tensor_parallel",
     "prefetched",
     "rule",

@@ -20,8 +20,8 @@ from ._state import ModelLayout, ModelState
 from ._tape import grad
 from ._trainer import (
     FAULTS,
+    LockstepTrainer,
     ReplicasDiffer,
-    Trainer,
     TrainerOptions,
     TrainStep,
     checked_ranks,
@@ -71,7 +71,7 @@ class _ModelReplica:
 
 
 @final
-class DataParallel(Trainer):
+class DataParallel(LockstepTrainer):
     """A trainer; see `open_data_parallel`."""
 
     def __init__(

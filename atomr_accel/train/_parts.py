@@ -14,7 +14,7 @@ from .._errors import DeviceLost
 from ..device import Device, Snapshot
 from ._optimizers import Optimizer
 from ._state import ModelLayout, ModelState
-from ._trainer import FAULTS, Trainer, TrainerOptions, each_rank
+from ._trainer import FAULTS, LockstepTrainer, TrainerOptions, each_rank
 
 
 @final
@@ -39,7 +39,7 @@ class ModelPart:
         )
 
 
-class PartedTrainer(Trainer):
+class PartedTrainer(LockstepTrainer):
     """A trainer whose parts are all needed: after a fault they go back to a snapshot of all.
 
     The parts do not depend on the devices. A device has several, if there are more of them.

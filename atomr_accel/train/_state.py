@@ -189,16 +189,19 @@ class ModelState:
         total = await self.device.get(await self.device.evaluate(np.sum(np.square(flat * factor))))
         return math.sqrt(float(total)) if total >= 0 else math.nan
 
-    async def update(self, optimizer: Optimizer, flat: GpuRef, factor: float) -> None:
+    async def update(
+        self, optimizer: Optimizer, flat: GpuRef, factor: float, *, rate: float = 1.0
+    ) -> None:
         """Make one step.
 
         Args:
             optimizer: the one that the state was created for.
             flat: the gradients.
             factor: what the gradients are multiplied by.
+            rate: what the learning rate is multiplied by.
         """
         layout, size = self.layout, self.layout.size
-        lr = rate_of(optimizer.lr, self.step)
+        lr = rate * rate_of(optimizer.lr, self.step)
         halves = layout.dtype != layout.master_dtype
         count = 1 + optimizer.slots
         async with self.device.batch() as batch:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -138,7 +138,9 @@ class Trainer(Service, ABC):
     def steps(self) -> int:
         """Number of steps that were made."""
 
-    async def run(self, data: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[TrainStep]:
+    async def run(
+        self, data: Iterable[Any] | AsyncIterable[Any]
+    ) -> AsyncGenerator[TrainStep, None]:
         """Make a step with each batch, and yield it.
 
         Args:
@@ -160,11 +162,9 @@ class Trainer(Service, ABC):
             for batch in data:
                 yield await self.make_step(batch)
 
+    @abstractmethod
     async def make_step(self, batch: Any) -> TrainStep:
         """Make one step; arguments and errors are those of ``run``."""
-        shards = self._split(batch)
-        async with self._turn:
-            return await self._make(shards)
 
     async def params(self) -> Any:
         """Return the parameters as a tree of NumPy arrays; masters, if they have 16 bits."""
@@ -276,20 +276,8 @@ class Trainer(Service, ABC):
         """Return the ranks that still take part."""
 
     @abstractmethod
-    def _split(self, batch: Any) -> Any:
-        """Check a batch, and return it as steps use it."""
-
-    @abstractmethod
     async def _repair(self) -> None:
         """Have a valid model on all ranks, that of a peer or of a snapshot."""
-
-    @abstractmethod
-    async def _attempt(self, number: int) -> TrainStep:
-        """Make the next step on all ranks, or raise a fault and change nothing."""
-
-    @abstractmethod
-    async def _after(self, steps: int) -> None:
-        """Compare replicas and take a snapshot, if it is time; a fault waits for the next step."""
 
     @abstractmethod
     async def _read(self, count: int) -> tuple[list[np.ndarray[Any, Any]], int]:
@@ -312,6 +300,50 @@ class Trainer(Service, ABC):
                 failures += 1
                 if failures >= self._options.attempts:
                     raise
+
+    def _forget(self, step: int) -> None:
+        """Forget what repeats the steps before a snapshot."""
+        self._saved = step
+        self._batches = {n: each for n, each in self._batches.items() if n >= step}
+        self._scales = {n: each for n, each in self._scales.items() if n >= step}
+
+    def _checked_losses(self, number: int, losses: Iterable[tuple[int, float]]) -> None:
+        """Raise if a loss of a rank is not finite."""
+        for rank, value in losses:
+            if not math.isfinite(value):
+                raise LossNotFinite(
+                    f"the loss of step {number} on rank {rank} must be finite, not {value}; the "
+                    "parameters are those before the step",
+                    step=number,
+                    rank=rank,
+                )
+
+    def _clipped(self, norm: float) -> float:
+        """Return the factor that clips gradients of a norm."""
+        clip = self._options.clip
+        return 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
+
+
+class LockstepTrainer(Trainer):
+    """A trainer whose ranks make each step together."""
+
+    async def make_step(self, batch: Any) -> TrainStep:
+        """Make one step; see ``Trainer.make_step``."""
+        shards = self._split(batch)
+        async with self._turn:
+            return await self._make(shards)
+
+    @abstractmethod
+    def _split(self, batch: Any) -> Any:
+        """Check a batch, and return it as steps use it."""
+
+    @abstractmethod
+    async def _attempt(self, number: int) -> TrainStep:
+        """Make the next step on all ranks, or raise a fault and change nothing."""
+
+    @abstractmethod
+    async def _after(self, steps: int) -> None:
+        """Compare replicas and take a snapshot, if it is time; a fault waits for the next step."""
 
     async def _make(self, prepared: Any) -> TrainStep:
         number, failures = max(self.steps, max(self._batches, default=-1) + 1), 0
@@ -351,23 +383,6 @@ class Trainer(Service, ABC):
         else:
             self._scales[number] = scale.value, scale.good
 
-    def _forget(self, step: int) -> None:
-        """Forget what repeats the steps before a snapshot."""
-        self._saved = step
-        self._batches = {n: each for n, each in self._batches.items() if n >= step}
-        self._scales = {n: each for n, each in self._scales.items() if n >= step}
-
-    def _checked_losses(self, number: int, losses: Iterable[tuple[int, float]]) -> None:
-        """Raise if a loss of a rank is not finite."""
-        for rank, value in losses:
-            if not math.isfinite(value):
-                raise LossNotFinite(
-                    f"the loss of step {number} on rank {rank} must be finite, not {value}; the "
-                    "parameters are those before the step",
-                    step=number,
-                    rank=rank,
-                )
-
     def _skips(self, number: int, norm: float) -> bool:
         """Tell the loss scale about gradients; return whether the step is skipped.
 
@@ -385,11 +400,6 @@ class Trainer(Service, ABC):
         if self._scale is not None:
             self._scale.note(finite=finite)
         return not finite
-
-    def _clipped(self, norm: float) -> float:
-        """Return the factor that clips gradients of a norm."""
-        clip = self._options.clip
-        return 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def last(tape: Any, p: Any, x: Any, batch: Any) -> Any:
 
 
 def whole(tape: Any, p: Any, batch: Any) -> Any:
-    """The same model without stages."""
+    """Loss of the whole model on one device."""
     hidden = tape.evaluate(middle(tape, p[1], first(tape, p[0], batch)))
     return last(tape, p[2], hidden, batch)
 
