@@ -17,7 +17,7 @@ from ._trees import rich_console, rich_progress, tensorboardX
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _EDGE = 640, 360, 64, 40, 16
 _POINTS: Final = 1000
-"""Of a curve; more are not seen."""
+"""Largest number of points of a curve."""
 
 
 @final

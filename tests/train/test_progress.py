@@ -51,9 +51,9 @@ def test_events_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
                 for made in STEPS:
                     progress.note(made, accuracy=0.5)
                     await trio.lowlevel.checkpoint()
-                raise KeyError("stop")
+                raise KeyError("stopped on purpose")
 
-    with pytest.raises(KeyError, match="stop"):
+    with pytest.raises(KeyError, match="stopped on purpose"):
         trio.run(program)
     found = events_of(tmp_path / "events")
     losses = [(step, value) for tag, step, value in found if tag == "loss"]
