@@ -6,23 +6,19 @@ several devices whose faults change no bit of the result (`open_data_parallel`).
 
 from . import _library_rules  # noqa: F401 - registers the rules
 from ._data import TrainingData, prefetched
-from ._data_parallel import (
-    DataParallel,
-    GradientStep,
-    LossNotFinite,
-    ReplicasDiffer,
-    TrainerStatistics,
-    TrainStep,
-    gradient_step,
-    open_data_parallel,
-)
+from ._data_parallel import DataParallel, GradientStep, gradient_step, open_data_parallel
 from ._files import SnapshotDamaged, SnapshotForeign
 from ._losses import bce_with_logits, huber, kl_div, mae, mse
 from ._optimizers import SGD, Adam, AdamW, Optimizer
+from ._parameter_server import ParameterServer, open_parameter_server
+from ._pipeline_parallel import PipelineParallel, open_pipeline_parallel
+from ._progress import RunProgress, open_progress
 from ._rules import Applied, rule
 from ._schedules import LossScale, cosine, linear
 from ._state import ModelLayout, ModelState
 from ._tape import Tape, checkpoint, custom, differentiate, grad
+from ._tensor_parallel import TensorParallel, TensorPart, open_tensor_parallel
+from ._trainer import LossNotFinite, ReplicasDiffer, Trainer, TrainerStatistics, TrainStep
 from ._values import TapeValue, stop_gradient
 
 __all__ = [
@@ -37,12 +33,18 @@ __all__ = [
     "ModelLayout",
     "ModelState",
     "Optimizer",
+    "ParameterServer",
+    "PipelineParallel",
     "ReplicasDiffer",
+    "RunProgress",
     "SnapshotDamaged",
     "SnapshotForeign",
     "Tape",
     "TapeValue",
+    "TensorParallel",
+    "TensorPart",
     "TrainStep",
+    "Trainer",
     "TrainerStatistics",
     "TrainingData",
     "bce_with_logits",
@@ -58,6 +60,10 @@ __all__ = [
     "mae",
     "mse",
     "open_data_parallel",
+    "open_parameter_server",
+    "open_pipeline_parallel",
+    "open_progress",
+    "open_tensor_parallel",
     "prefetched",
     "rule",
     "stop_gradient",

@@ -189,16 +189,19 @@ class ModelState:
         total = await self.device.get(await self.device.evaluate(np.sum(np.square(flat * factor))))
         return math.sqrt(float(total)) if total >= 0 else math.nan
 
-    async def update(self, optimizer: Optimizer, flat: GpuRef, factor: float) -> None:
+    async def update(
+        self, optimizer: Optimizer, flat: GpuRef, factor: float, *, rate: float = 1.0
+    ) -> None:
         """Make one step.
 
         Args:
             optimizer: the one that the state was created for.
             flat: the gradients.
             factor: what the gradients are multiplied by.
+            rate: what the learning rate is multiplied by.
         """
         layout, size = self.layout, self.layout.size
-        lr = rate_of(optimizer.lr, self.step)
+        lr = rate * rate_of(optimizer.lr, self.step)
         halves = layout.dtype != layout.master_dtype
         count = 1 + optimizer.slots
         async with self.device.batch() as batch:
@@ -219,16 +222,13 @@ class ModelState:
 
     async def digest(self) -> int:
         """Return a number that tells whether two replicas are the same to the bit."""
-        bits = np.dtype(f"u{self.layout.master_dtype.itemsize}")
-        parts = []
         async with self.device.batch() as batch:
-            for buffer in self.buffers:
-                word = bits if buffer.dtype == self.layout.master_dtype else np.dtype("u2")
-                parts.append(batch.get(_digest(buffer.view(word))))
+            parts = [batch.get(word_digest(buffer)) for buffer in self.buffers]
         return hash(tuple(int(part.value) for part in parts))
 
 
-def _digest(words: GpuRef) -> Any:
+def word_digest(buffer: GpuRef) -> Any:
     """Return the sum of all words, each times its own odd number, modulo 2**64."""
+    words = buffer.reshape(-1).view(np.dtype(f"u{buffer.dtype.itemsize}"))
     odd = cast(index(words.shape, 0) * 2 + 1, np.dtype(np.uint64))
     return np.sum(cast(words, np.dtype(np.uint64)) * odd)

@@ -18,7 +18,7 @@ from ._trees import optree
 from ._values import TapeValue, stop_gradient, values_in, without_values
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Sequence
 
     from ..device import Device
 
@@ -33,11 +33,13 @@ class TapeEntry(NamedTuple):
         outputs: its results.
         inputs: its operands.
         pull: makes the gradients of the inputs from those of the outputs.
+        waits: whether ``pull`` is async, because others take part.
     """
 
     outputs: tuple[TapeValue, ...]
     inputs: tuple[TapeValue, ...]
-    pull: Callable[[Sequence[GpuRef | None]], Sequence[Any]]
+    pull: Callable[..., Any]
+    waits: bool = False
 
 
 @final
@@ -59,16 +61,16 @@ class Tape:
             raise AttributeError(name)
         found = getattr(self.batch, name)
         if callable(found):
-            return partial(self._refused, name, found)
-        library = TapedLibrary(self, name, found)
+            return partial(self._refused, name)
+        library = TapedLibrary(self, name)
         setattr(self, name, library)  # found at once the next time
         return library
 
-    def _refused(self, name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _refused(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the batch that has no gradient."""
         if any(True for _ in values_in([*args, *kwargs.values()])):
             raise _without_rule(name)
-        return call(*args, **kwargs)
+        return getattr(self.batch, name)(*args, **kwargs)
 
     def evaluate(self, *expressions: Any, out: None = None) -> Any:
         """Compute expressions, as ``batch.evaluate`` does.
@@ -163,11 +165,13 @@ class Tape:
         self,
         refs: Sequence[GpuRef],
         inputs: Sequence[TapeValue],
-        pull: Callable[[Sequence[GpuRef | None]], Sequence[Any]],
+        pull: Callable[..., Any],
+        *,
+        waits: bool = False,
     ) -> tuple[TapeValue, ...]:
         """Note a step, and return its results as values."""
         outputs = tuple(TapeValue(self, ref) for ref in refs)
-        self._entries.append(TapeEntry(outputs, tuple(inputs), pull))
+        self._entries.append(TapeEntry(outputs, tuple(inputs), pull, waits))
         return outputs
 
     def _own(self, value: TapeValue) -> None:
@@ -244,6 +248,16 @@ class Tape:
             seeds: the gradients to begin with.
             wanted: values of this tape.
         """
+        try:
+            next(self.steps_back(seeds, wanted))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        raise AssertionError("a step waits for others")
+
+    def steps_back(
+        self, seeds: Sequence[tuple[TapeValue, Operand]], wanted: Sequence[TapeValue]
+    ) -> Generator[tuple[Callable[..., Any], list[GpuRef | None]], Any, list[GpuRef]]:
+        """Yield each step that waits for others, and is sent what its ``pull`` has returned."""
         slopes: dict[int, Operand] = {}
 
         def add(value: TapeValue, slope: Operand) -> None:
@@ -270,7 +284,8 @@ class Tape:
             for value, ref in zip(entry.outputs, refs, strict=True):
                 if id(value) in keep and ref is not None:
                     slopes[id(value)] = ref
-            for value, slope in zip(entry.inputs, entry.pull(refs), strict=True):
+            made = (yield entry.pull, refs) if entry.waits else entry.pull(refs)
+            for value, slope in zip(entry.inputs, made, strict=True):
                 if slope is not None:
                     add(value, slope)
         return [
@@ -294,16 +309,22 @@ class Tape:
 class TapedLibrary:
     """A library of a tape: its ops return values where they get values."""
 
-    def __init__(self, tape: Tape, name: str, facade: Any) -> None:
+    def __init__(self, tape: Tape, name: str) -> None:
         self._tape = tape
         self._name = name
-        self._facade = facade
 
     def __getattr__(self, op: str) -> Any:
-        method = getattr(self._facade, op)
-        if not callable(method):
-            return method
-        return lambda *args, **kwargs: self._tape.call(f"{self._name}.{op}", method, args, kwargs)
+        found = self._method(op)
+        if not callable(found):
+            return found
+        return partial(self._call, op)
+
+    def _method(self, op: str) -> Any:
+        return getattr(getattr(self._tape.batch, self._name), op)
+
+    def _call(self, op: str, *args: Any, **kwargs: Any) -> Any:
+        # Looked up once more, because an argument may have moved the tape into another batch.
+        return self._tape.call(f"{self._name}.{op}", self._method(op), args, kwargs)
 
 
 def _without_rule(name: str) -> Unsupported:
@@ -341,7 +362,7 @@ def checked_leaves(params: Any) -> tuple[list[GpuRef], Any]:
 
 
 def differentiate(
-    batch: Any, function: Callable[..., Any], params: Any, *args: Any
+    batch: Any, function: Callable[..., Any], params: Any, *args: Any, scale: float = 1.0
 ) -> tuple[GpuRef, Any]:
     """Compute a function and its gradients inside a batch or a recording.
 
@@ -356,6 +377,7 @@ def differentiate(
         params: the parameters, a tree (of dicts, lists, tuples, dataclasses known to optree) of
             refs to floats.
         *args: further arguments of ``function``, which have no gradients.
+        scale: a factor of the gradients, from the first on; see `LossScale`.
 
     Returns:
         The loss, of shape (), and a tree like ``params`` of gradients, of the parameters' shapes
@@ -384,7 +406,7 @@ def differentiate(
         )
     seeds: list[tuple[TapeValue, Operand]] = []
     if isinstance(loss, TapeValue):
-        seeds = [(loss, batch.full((), 1.0, loss.dtype))]
+        seeds = [(loss, batch.full((), scale, loss.dtype))]
     made = tape.backward(seeds, values)
     ref = loss.ref if isinstance(loss, TapeValue) else loss
     return ref, optree.tree_unflatten(form, made)
@@ -411,7 +433,8 @@ def grad(
             a value, or an expression.
 
     Returns:
-        ``await compute(params, *args)`` returns the loss and the gradients; see `differentiate`.
+        ``await compute(params, *args, scale=1.0)`` returns the loss and the gradients; see
+        `differentiate`.
 
     Raises:
         TypeError: ``function`` cannot be called.
@@ -419,11 +442,11 @@ def grad(
     if not callable(function):
         raise TypeError(f"function must be callable, not {said_of(function)}")
 
-    async def compute(params: Any, *args: Any) -> tuple[GpuRef, Any]:
+    async def compute(params: Any, *args: Any, scale: float = 1.0) -> tuple[GpuRef, Any]:
         checked_leaves(params)
         await trio.lowlevel.checkpoint_if_cancelled()
         async with device.batch() as batch:
-            made = differentiate(batch, function, params, *args)
+            made = differentiate(batch, function, params, *args, scale=scale)
         return made  # noqa: RET504 - which has its content only after the block
 
     return compute

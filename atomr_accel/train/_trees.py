@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING, Any
 from .._errors import LibraryMissing
 from .._install import install_command
 
-__all__ = ["optree", "safetensors", "safetensors_numpy"]
+__all__ = [
+    "optree",
+    "rich_console",
+    "rich_progress",
+    "safetensors",
+    "safetensors_numpy",
+    "tensorboardX",
+]
 
 if TYPE_CHECKING:
     import optree
+    import rich.console as rich_console
+    import rich.progress as rich_progress
     import safetensors
     import safetensors.numpy as safetensors_numpy
+    import tensorboardX
 else:
 
     class _LatePackage:
@@ -33,5 +43,8 @@ else:
             return getattr(module, name)
 
     optree = _LatePackage("optree")
+    rich_console = _LatePackage("rich.console")
+    rich_progress = _LatePackage("rich.progress")
     safetensors = _LatePackage("safetensors")
     safetensors_numpy = _LatePackage("safetensors.numpy")
+    tensorboardX = _LatePackage("tensorboardX")  # noqa: N816 - its name

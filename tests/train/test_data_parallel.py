@@ -253,3 +253,33 @@ def test_rank_lost_for_good() -> None:
     made = trio.run(program)
     same(calm, made)
     assert made[2].ranks == (1,)
+
+
+def test_loss_scale() -> None:
+    """A step with gradients that are not finite is skipped, and then all is as without a scale."""
+
+    async def program(scale: train.LossScale | None) -> Any:
+        rng = np.random.default_rng(1)
+        data, params = batches(rng), model(rng)
+        async with (
+            open_device(0, backend="cpu", isolation="thread") as device,
+            train.open_data_parallel(
+                *([device], train.gradient_step(loss), params, train.SGD(lr=0.01)),
+                loss_scale=scale,
+            ) as trainer,
+        ):
+            made = [each async for each in trainer.run(data)]
+            return made, await trainer.params(), trainer.statistics()
+
+    plain, params, _ = trio.run(program, None)
+    scaled, others, seen = trio.run(program, train.LossScale(2.0**10, interval=3))
+    assert [each.loss for each in scaled] == [each.loss for each in plain]
+    for name in params:
+        np.testing.assert_array_equal(params[name], others[name])  # a power of two rounds nothing
+    assert seen.scale == 2.0**12
+    made, others, seen = trio.run(program, train.LossScale(2.0**127, interval=100))
+    assert made[0].skipped
+    assert made[1].loss != made[0].loss or made[1].skipped
+    assert seen.skipped == sum(each.skipped for each in made) < STEPS
+    assert seen.scale == 2.0 ** (127 - seen.skipped)
+    assert all(np.isfinite(each).all() for each in others.values())
