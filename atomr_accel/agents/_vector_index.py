@@ -48,7 +48,7 @@ _METRICS: Final = ("cosine", "dot", "l2")
 _DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float16))
 _LARGEST_K: Final = 2048
 _ATTEMPTS: Final = 20
-"""How often a search is tried."""
+"""Attempts of a search."""
 _TOGETHER: Final = 1024
 """Changes that share a synchronization, and queries that share a product."""
 

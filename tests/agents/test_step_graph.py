@@ -334,6 +334,21 @@ async def test_a_run_of_a_known_thread_begins_anew() -> None:
         assert (await runner.run(result.state)).state.seen == ["y", "a", "a"]
 
 
+async def test_a_node_runs_another_graph() -> None:
+    async with open_step_graph(graph_of("ab", (START, "a"), ("a", "b"))) as inner:
+
+        async def node(talk: Talk, step: StepContext) -> dict[str, Any]:
+            return {"seen": (await inner.run(Talk(), thread="inner")).state.seen}
+
+        graph = graph_of("c", ("d", "c"))
+        graph.add("d", node)
+        graph.edge(START, "d")
+        async with open_step_graph(graph) as runner:
+            assert (await runner.run(Talk(), thread="outer")).state.seen == ["a", "b", "c"]
+            assert len(await runner.history("outer")) == 3
+        assert len(await inner.history("inner")) == 3
+
+
 async def test_a_replay_forgets_later_steps() -> None:
     async def ask(talk: Talk, step: StepContext) -> dict[str, Any]:
         await trio.lowlevel.checkpoint()

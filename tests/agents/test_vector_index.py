@@ -25,6 +25,7 @@ from atomr_accel.agents import (
     IdTaken,
     IdUnknown,
     InsertVectors,
+    InvertedLists,
     SearchVectors,
     UpdateVectors,
 )
@@ -68,14 +69,21 @@ STEPS = st.lists(
     st.sampled_from(["cosine", "dot", "l2"]),
     st.sampled_from(["f4", "f2"]),
     st.sampled_from([1, 3, 8, 1000]),
+    st.sampled_from([None, InvertedLists(lists=1, probes=1), InvertedLists(lists=2, probes=2)]),
     st.integers(0, 9),
 )
 def test_an_index_agrees_with_numpy(
-    shared: Shared, steps: list[tuple[str, set[int]]], metric: str, dtype: str, seal: int, seed: int
+    shared: Shared,
+    steps: list[tuple[str, set[int]]],
+    metric: str,
+    dtype: str,
+    seal: int,
+    approximate: InvertedLists | None,
+    seed: int,
 ) -> None:
     async def run() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            await follow(shared.device, Path(folder), steps, metric, dtype, seal, seed)
+            await follow(shared.device, Path(folder), steps, metric, dtype, seal, approximate, seed)
 
     shared.run(run)
 
@@ -87,6 +95,7 @@ async def follow(
     metric: str,
     dtype: str,
     seal: int,
+    approximate: InvertedLists | None,
     seed: int,
 ) -> None:
     held: dict[int, NDArray[Any]] = {}
@@ -95,7 +104,9 @@ async def follow(
     rng = np.random.default_rng(seed)
     tolerance = 1e-4 if dtype == "f4" else 5e-3
     while left:
-        async with index_at(device, folder, metric=metric, dtype=dtype, seal_at=seal) as index:
+        async with index_at(
+            device, folder, metric=metric, dtype=dtype, seal_at=seal, approximate=approximate
+        ) as index:
             assert len(index) == len(held)
             while left:
                 step, which = left.pop(0)
