@@ -138,7 +138,7 @@ def test_device_lost_for_good() -> None:
     async def program() -> None:
         async with open_system("test") as system:
             devices = [
-                await system.open_device(0, backend="cpu", isolation="thread", name=name)
+                await system.spawn_device(0, backend="cpu", isolation="thread", name=name)
                 for name in ("one", "other")
             ]
             async with train.open_parameter_server(

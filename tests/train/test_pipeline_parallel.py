@@ -153,7 +153,7 @@ def test_rank_lost_for_good() -> None:
         every: list[Any] = [first, middle, last]
         async with open_system("test") as system:
             devices = [
-                await system.open_device(0, backend="cpu", isolation="thread", name=name)
+                await system.spawn_device(0, backend="cpu", isolation="thread", name=name)
                 for name in ("one", "other")
             ]
             async with train.open_pipeline_parallel(
