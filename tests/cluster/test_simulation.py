@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel.cluster import MemoryStore, open_cluster
+from atomr_accel.cluster import MemoryStore, StoreLease, _store, open_cluster
+from atomr_accel.cluster._region import Region
 from tests.harness import sized
 
 from .histories import SETTINGS, Event, History, simulate
 from .simulated import Add, Log, Network, NodeStore, Read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -65,6 +69,30 @@ def test_old_epochs_are_found() -> None:
     history = History([], {"x": [], "y": [], "z": []}, {"x": [1, 2, 1]})
     with pytest.raises(AssertionError, match="two effective holders"):
         history.check()
+
+
+def _unfenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _store.swap
+    monkeypatch.setattr(_store, "swap", lambda *args: real(*args[:-1], None))
+
+
+def _trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trusts(_region: Region, shard: Any, lease: StoreLease | None) -> bool:
+        return lease is not None and shard.lease is lease
+
+    monkeypatch.setattr(Region, "_trusts", trusts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [_unfenced, _trusting])
+def test_stores_without_fences_and_trust_in_leases_that_are_over_are_found(
+    broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulation is strong enough: every third seed or so finds these faults."""
+    broken(monkeypatch)
+    with pytest.raises(AssertionError, match=r"effective holders|went back|lost|doubled|read"):
+        for seed in range(40):
+            simulate(seed).check()
 
 
 def test_a_node_without_its_store_answers_nothing_stale() -> None:
