@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -308,6 +308,32 @@ Deliver = Callable[[AskFrame, "Visit", MessageTurn], Awaitable[bytes]]
 """Function that answers a message of another node."""
 
 
+class Holdings:
+    """Buffers and calls of another node, or of this one. They end with the connection.
+
+    Attributes:
+        held: buffers, by device and number.
+        busy: calls in progress, by device.
+        ends: functions to call when the connection has ended.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[str, dict[int, Any]] = {}
+        self.busy: Counter[str] = Counter()
+        self.ends: dict[str, Callable[[], Awaitable[None]]] = {}
+
+    @property
+    def used(self) -> bool:
+        """Whether anything is in use."""
+        return any(self.held.values()) or any(self.busy.values())
+
+    async def end(self) -> None:
+        """Give all of it back."""
+        with trio.CancelScope(shield=True):
+            for end in self.ends.values():
+                await end()
+
+
 class Visit:
     """A connection that another node has made: its messages are answered here.
 
@@ -321,8 +347,7 @@ class Visit:
         told: takes messages without an answer; it returns when they have their place in line.
 
     Attributes:
-        held: buffers that the other node keeps here, by device and number.
-        ends: functions to call when the connection has ended.
+        holdings: what the other node keeps in use here.
     """
 
     def __init__(
@@ -335,8 +360,7 @@ class Visit:
         deliver: Deliver,
         told: Callable[[TellFrame], None],
     ) -> None:
-        self.held: dict[str, dict[int, Any]] = {}
-        self.ends: dict[str, Callable[[], Awaitable[None]]] = {}
+        self.holdings = Holdings()
         self._stream = stream
         self._names = names
         self._table = table
@@ -362,9 +386,7 @@ class Visit:
             _log.warning("a connection was refused: %s", error)
         finally:
             await trio.aclose_forcefully(self._stream)
-            with trio.CancelScope(shield=True):
-                for end in self.ends.values():
-                    await end()
+            await self.holdings.end()
 
     async def _read(self, nursery: trio.Nursery) -> None:
         while True:

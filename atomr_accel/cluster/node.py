@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ..actors import Message
-from ._cluster import Cluster, open_cluster
+from ._cluster import Cluster
 from ._entity import Entity
+from ._open import open_cluster
 from ._sql_store import open_postgres_store, open_sqlite_store
 from ._transport import Credentials
 

@@ -191,6 +191,7 @@ class NodeStore:
         deaf: whether nothing passes that is about nodes and leases; entities are read and written.
         failing: chance that a call, or its answer, is lost.
         slow: longest delay in seconds, in each direction.
+        lag: seconds until the next answer of ``lease`` arrives.
     """
 
     def __init__(self, store: MemoryStore, seed: int) -> None:
@@ -200,19 +201,18 @@ class NodeStore:
         self.deaf = False
         self.failing = 0.0
         self.slow = 0.0
+        self.lag = 0.0
 
     async def _pass(self, *, done: bool, entity: bool = False) -> None:
         await trio.sleep(self.random.random() * self.slow)
-        if (
-            self.away
-            or (self.deaf and not entity)
-            or self.random.random() < self.failing
-        ):
+        if self.away or (self.deaf and not entity) or self.random.random() < self.failing:
             raise StoreUnavailable("the store is away", maybe_done=done)
 
     async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
         await self._pass(done=False)
         result = await self.store.lease(keys, holder, seconds)
+        lag, self.lag = self.lag, 0.0
+        await trio.sleep(lag)
         await self._pass(done=True)
         return result
 
