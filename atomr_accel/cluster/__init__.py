@@ -23,6 +23,7 @@ from ._open import open_cluster
 from ._refs import EntityRef, RemoteRef
 from ._remote_devices import RemoteBuffer, RemoteDevice, RemoteRequest
 from ._remote_group import RemoteDeviceLoad, RemoteDevices
+from ._serving import NodePool, NodeReplicaStatistics
 from ._settings import ClusterSettings
 from ._sql_store import PostgresStore, SqliteStore, open_postgres_store, open_sqlite_store
 from ._store import FencingStore, MemoryStore, StoreEntry, StoreLease
@@ -45,6 +46,8 @@ __all__ = [
     "EpochOver",
     "FencingStore",
     "MemoryStore",
+    "NodePool",
+    "NodeReplicaStatistics",
     "NodeUnreachable",
     "PeerRefused",
     "PostgresStore",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
@@ -25,6 +25,7 @@ from ..actors import (
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import check_instance
+from ..patterns import FairShare
 from ._codec import MessageTable
 from ._entity import Entity, EntitySeat
 from ._errors import (
@@ -44,6 +45,7 @@ from ._region import SINGLETON, Region
 from ._remote_devices import RemoteDevice, opened_device
 from ._remote_group import RemoteDevices, opened_devices
 from ._sealed import SealedShelf
+from ._serving import SLOT, NodePool, give_slot, opened_pool, remote_slot, take_slot_back
 from ._settings import ClusterSettings, check_name
 from ._store import FencingStore, StoreEntry, StoreLease, read_entries
 from ._transport import Transport
@@ -96,6 +98,8 @@ class Cluster(Service):
         self._lives = 0
         self._shelf = SealedShelf(self._others, self._ask_shelf)
         self._published: dict[str, ActorRef] = {}
+        self._shares: dict[str, FairShare] = {}
+        self._said = False
         self._peers: dict[str, NodePeer] = {}
         self._nodes: dict[str, ClusterNode] = {}
         self._changed = trio.Event()
@@ -159,6 +163,73 @@ class Cluster(Service):
         if taken is not None and taken is not ref and not taken.stopped:
             raise NameTaken(f"node {self.node!r} has published {taken.path} as {name!r} already")
         self._published[name] = ref
+        self._say()
+
+    def publish_share(self, name: str, share: FairShare) -> None:
+        """Let all nodes take turns of a fair share, by `slot`.
+
+        If several nodes publish one of the name, one of them gives out all turns, and another one
+        does when that one leaves or is lost.
+
+        Args:
+            name: the name by which they know it.
+            share: the fair share, which has the capacity of all nodes together.
+        """
+        check_instance("name", name, str)
+        check_instance("share", share, FairShare)
+        self._shares[name] = share
+        self._say()
+
+    def share(self, name: str) -> FairShare:
+        """Return a fair share that this node has published.
+
+        Args:
+            name: its name.
+
+        Raises:
+            NoSuchActor: this node has published none.
+        """
+        if name not in self._shares:
+            raise NoSuchActor(f"node {self.node!r} has no fair share {name!r}", path=name)
+        return self._shares[name]
+
+    def slot(
+        self, name: str, tenant: str, *, cost: float = 1.0
+    ) -> AbstractAsyncContextManager[None]:
+        """Take a turn of a fair share of the cluster: ``async with cluster.slot("gpus", "ann"):``.
+
+        Entering waits for the turn, and for a node that publishes the share. While the share
+        passes from a node to another, turns that the first gave out are not counted by the next.
+
+        Args:
+            name: the share's name.
+            tenant: whose turn it is; see ``FairShare.slot``.
+            cost: how much work it is.
+
+        Raises:
+            ValueError: the cost is not positive and finite, or the tenant's name is malformed.
+            Overloaded: too many of the tenant's requests wait already.
+        """
+        return remote_slot(self, name, tenant, cost)
+
+    @opens
+    async def open_pool(
+        self, name: str, *, limit: int | None = None, attempts: int = 3, policy: Any = None
+    ) -> AsyncIterator[NodePool]:
+        """Open a pool of all actors that nodes publish under a name, for the length of a block.
+
+        Args:
+            name: the name.
+            limit: most messages from here that a replica has at once; by default, any number.
+            attempts: most attempts of a message.
+            policy: what chooses a replica, such as `PowerOfTwo`; by default, `LeastLoaded`.
+        """
+        async with opened_pool(self, name, limit, attempts, policy) as pool:
+            yield pool
+
+    def _say(self) -> None:
+        self._said = False
+        self._nudge()
 
     def actor(self, node: str, name: str) -> RemoteRef:
         """Return the address of an actor that a node has published, or will publish.
@@ -238,9 +309,8 @@ class Cluster(Service):
         Raises:
             ValueError: another form of name, or a limit below 1.
         """
-        async with aclosing(opened_devices(self, names, limit, policy)) as groups:
-            async for group in groups:
-                yield group
+        async with opened_devices(self, names, limit, policy) as devices:
+            yield devices
 
     # --- sealed buffers
 
@@ -500,8 +570,15 @@ class Cluster(Service):
             found = await read_entries(self._store, key)
             self._member_version = next((e.version for e in found if e.key == key), 0)
             self._member = lease
-            await self._announce()
+            self._said = False
             self._due = start + self._settings.lease / 4
+        if not self._said:
+            self._said = True
+            try:
+                await self._announce()
+            except BaseException:
+                self._said = False
+                raise
         if start >= self._due:
             held = self._region.held
             leases = [self._member, *held.values()]
@@ -532,6 +609,8 @@ class Cluster(Service):
                 self._address,
                 self._draining or not self._holds,
                 0 if self._draining else len(self._devices),
+                frozenset() if self._draining else frozenset(self._published),
+                frozenset() if self._draining else frozenset(self._shares),
             )
         )
         while True:
@@ -580,7 +659,15 @@ class Cluster(Service):
                 continue
             said = msgspec.msgpack.decode(entry.value, type=Announcement)
             name = entry.key[len(prefix) :]
-            nodes[name] = ClusterNode(name, said.address, entry.holder, said.draining, said.devices)
+            nodes[name] = ClusterNode(
+                name,
+                said.address,
+                entry.holder,
+                said.draining,
+                said.devices,
+                said.published,
+                said.shares,
+            )
         for name, before in self._nodes.items():
             now = nodes.get(name)
             if (now is None or now.life != before.life) and name in self._peers:
@@ -647,6 +734,9 @@ class Cluster(Service):
             turn.taken()
             failure = await ref.wait_stopped()
             return msgspec.msgpack.encode(None if failure is None else repr(failure))
+        if frame.target.startswith(SLOT):
+            name = frame.target.removeprefix(SLOT)
+            return await give_slot(self, name, frame.body, visit.holdings, turn)
         if frame.target.startswith("device:"):
             return await self._answer_device(frame.target, frame.body, visit.holdings, turn)
         if frame.target.startswith("sealed:"):
@@ -656,7 +746,11 @@ class Cluster(Service):
         if frame.target.startswith("/"):
             ref = self._local(frame.target)
             turn.taken()
-            reply = await ref.ask(message)
+            visit.holdings.busy["/"] += 1
+            try:
+                reply = await ref.ask(message)
+            finally:
+                visit.holdings.busy["/"] -= 1
         else:
             kind = frame.target.removeprefix("entity:")
             if kind not in self._kinds or frame.key is None:
@@ -675,8 +769,13 @@ class Cluster(Service):
             if self._draining:
                 self._change()
 
-    def _take(self, frame: TellFrame) -> None:
+    def _take(self, frame: TellFrame, visit: Visit) -> None:
         try:
+            if frame.target.startswith(SLOT):
+                slot = take_slot_back(visit.holdings, frame.body)
+                if slot is not None:
+                    self._start(slot.__aexit__, None, None, None)
+                return
             self._local(frame.target).tell(self._table.decode(frame.name, frame.body))
         except Exception as error:  # noqa: BLE001 (whatever it is, the connection goes on)
             self._lost += 1

@@ -13,6 +13,8 @@ class Announcement(msgspec.Struct, frozen=True):
     address: str
     draining: bool
     devices: int = 0
+    published: frozenset[str] = frozenset()
+    shares: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class ClusterNode:
         life: tells this run of the node from others.
         draining: whether it takes no entities: it is about to leave, or only asks others.
         devices: number of devices that it shares; none any more when it is about to leave.
+        published: names of its actors that others may send messages to; likewise.
+        shares: names of its fair shares that others may take turns of; likewise.
     """
 
     name: str
@@ -32,6 +36,8 @@ class ClusterNode:
     life: str
     draining: bool
     devices: int = 0
+    published: frozenset[str] = frozenset()
+    shares: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,13 +114,20 @@ class NodePeer:
                 f"{len(self._outbox)} messages to node {self.node!r} wait already", path=self.node
             )
 
-    def tell(self, target: str, name: str, body: bytes) -> None:
+    def tell(self, target: str, name: str, body: bytes, *, always: bool = False) -> None:
         """Send a message without an answer, some time.
+
+        Args:
+            target: whom to tell.
+            name: the message's class.
+            body: its bytes.
+            always: whether it has room however many wait.
 
         Raises:
             MailboxFull: too many wait.
         """
-        self._check_room()
+        if not always:
+            self._check_room()
         self._outbox.append(TellFrame(target, name, body))
         self._wake.set()
 
@@ -313,19 +320,21 @@ class Holdings:
 
     Attributes:
         held: buffers, by device and number.
-        busy: calls in progress, by device.
+        busy: calls in progress, by device; also of published actors.
+        slots: turns of fair shares, by number; None for one that has not come yet.
         ends: functions to call when the connection has ended.
     """
 
     def __init__(self) -> None:
         self.held: dict[str, dict[int, Any]] = {}
         self.busy: Counter[str] = Counter()
+        self.slots: dict[int, Any] = {}
         self.ends: dict[str, Callable[[], Awaitable[None]]] = {}
 
     @property
     def used(self) -> bool:
-        """Whether anything is in use."""
-        return any(self.held.values()) or any(self.busy.values())
+        """True if anything is in use."""
+        return bool(any(self.held.values()) or any(self.busy.values()) or self.slots)
 
     async def end(self) -> None:
         """Give all of it back."""
@@ -358,7 +367,7 @@ class Visit:
         table: MessageTable,
         settings: ClusterSettings,
         deliver: Deliver,
-        told: Callable[[TellFrame], None],
+        told: Callable[[TellFrame, Visit], None],
     ) -> None:
         self.holdings = Holdings()
         self._stream = stream
@@ -399,7 +408,7 @@ class Visit:
                 if isinstance(frame, AskFrame):
                     await nursery.start(self._answer, frame)
                 elif isinstance(frame, TellFrame):
-                    self._told(frame)
+                    self._told(frame, self)
                     told += 1
                 elif isinstance(frame, CancelFrame):
                     if (scope := self._answering.get(frame.id)) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, final
@@ -210,9 +210,10 @@ async def _closed(device: RemoteDevice) -> None:
         await device.close()
 
 
+@asynccontextmanager
 async def opened_devices(
     cluster: Cluster, names: Iterable[str] | None, limit: int | None, policy: Any
-) -> AsyncGenerator[RemoteDevices, None]:
+) -> AsyncIterator[RemoteDevices]:
     """Open devices of many nodes; see ``Cluster.open_devices``."""
     chosen = None if names is None else tuple(names)
     for name in chosen or ():

@@ -44,7 +44,7 @@ Ask = Callable[[str, str, bytes], Awaitable[bytes]]
 
 
 class SealedListing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Content of a digest: hashes of chunks, and what they make up."""
+    """Shape, dtype and hashes of a buffer, which its digest is made of."""
 
     dtype: str
     shape: tuple[int, ...]

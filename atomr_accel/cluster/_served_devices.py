@@ -129,7 +129,7 @@ class DeviceReport(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         ready: whether it can be used now.
-        others: ops that are not answered yet, without those of whoever asks.
+        others: ops that are not answered yet, without those of the asker.
         free: bytes that may still be allocated.
     """
 
@@ -205,7 +205,7 @@ async def answer_device(
         shelf: the sealed buffers of this node.
         target: the device.
         body: the call.
-        holdings: the buffers of whoever calls.
+        holdings: the buffers of the caller.
         turn: of the message.
     """
     index = int(target.removeprefix("device:"))
