@@ -81,8 +81,7 @@ async def ask_entity(cluster: Cluster, kind: str, key: str, message: Message[Any
         changed, owner = cluster._changed, cluster._owner(shard)
         try:
             if owner == cluster.node:
-                status: Any = trio.TASK_STATUS_IGNORED
-                return await cluster._region.deliver(kind, key, message, MessageTurn(status))
+                return await cluster._region.deliver(kind, key, message, MessageTurn())
             if owner is not None:
                 target = f"entity:{kind}"
                 answer = await cluster._peer(owner).ask(target, key, name, body)

@@ -385,9 +385,7 @@ class Cluster(Service):
         """
         if node == self.node:
             self._check_running()
-            return await self._answer_device(
-                target, body, self._own, MessageTurn(trio.TASK_STATUS_IGNORED)
-            )
+            return await self._answer_device(target, body, self._own, MessageTurn())
         return await self._peer(node).ask(target, None, "", body)
 
     def statistics(self) -> ClusterStatistics:

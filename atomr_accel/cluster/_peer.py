@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("atomr_accel.cluster")
 
-_CHUNK: Final = 65536
+_CHUNK: Final = 1 << 18
+"""Bytes that are received at once."""
+
+_BATCH: Final = 1 << 16
+"""Bytes from which on frames are not sent together with further ones."""
 
 _ENDS: Final = (
     trio.BrokenResourceError,
@@ -263,11 +267,14 @@ class NodePeer:
     async def _write(self, stream: trio.abc.Stream, connection: NodeConnection) -> None:
         while True:
             self._wake = trio.Event()
-            while self._control:
-                await stream.send_all(connection.send(self._control.popleft()))
-            while self._outbox and connection.room > 0:
-                await stream.send_all(self._encoded(connection, self._outbox.popleft()))
-            if not self._control and (not self._outbox or connection.room <= 0):
+            batch = bytearray()
+            while self._control and len(batch) < _BATCH:
+                batch += connection.send(self._control.popleft())
+            while self._outbox and connection.room > 0 and len(batch) < _BATCH:
+                batch += self._encoded(connection, self._outbox.popleft())
+            if batch:
+                await stream.send_all(batch)
+            elif not self._control and (not self._outbox or connection.room <= 0):
                 await self._wake.wait()
 
     def _encoded(self, connection: NodeConnection, each: _Question | TellFrame) -> bytes:
@@ -295,20 +302,18 @@ class NodePeer:
 
 
 class MessageTurn:
-    """A message's place in line: the next message waits until this one has its own.
+    """A message's place in line: the next message waits until this one has its own."""
 
-    Args:
-        status: of the task that delivers the message.
-    """
-
-    def __init__(self, status: trio.TaskStatus[None]) -> None:
-        self._status: trio.TaskStatus[None] | None = status
+    def __init__(self) -> None:
+        self._taken = trio.Event()
 
     def taken(self) -> None:
         """Let the next message come, after this one's next step up to a checkpoint."""
-        if self._status is not None:
-            self._status.started()
-            self._status = None
+        self._taken.set()
+
+    async def wait(self) -> None:
+        """Wait until the message has its place."""
+        await self._taken.wait()
 
 
 Deliver = Callable[[AskFrame, "Visit", MessageTurn], Awaitable[bytes]]
@@ -406,7 +411,9 @@ class Visit:
             told = 0
             for frame in self._connection.receive(data):
                 if isinstance(frame, AskFrame):
-                    await nursery.start(self._answer, frame)
+                    turn = MessageTurn()
+                    nursery.start_soon(self._answer, frame, turn)
+                    await turn.wait()
                 elif isinstance(frame, TellFrame):
                     self._told(frame, self)
                     told += 1
@@ -423,10 +430,9 @@ class Visit:
             if told:
                 self._post(CreditFrame(told))
 
-    async def _answer(self, frame: AskFrame, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _answer(self, frame: AskFrame, turn: MessageTurn) -> None:
         scope = self._answering[frame.id] = trio.CancelScope()
         answer: Any = FailedFrame(frame.id, "Cancelled", "the asker has gone", {})
-        turn = MessageTurn(task_status)
         try:
             with scope:
                 try:
@@ -446,12 +452,14 @@ class Visit:
     async def _write(self) -> None:
         while True:
             self._wake = trio.Event()
-            while self._out:
+            batch = bytearray()
+            while self._out and len(batch) < _BATCH:
                 frame = self._out.popleft()
                 try:
-                    data = self._connection.send(frame)
+                    batch += self._connection.send(frame)
                 except ValueError as error:
-                    data = self._connection.send(self._table.failure(frame.id, error))
-                await self._stream.send_all(data)
-            if not self._out:
+                    batch += self._connection.send(self._table.failure(frame.id, error))
+            if batch:
+                await self._stream.send_all(batch)
+            else:
                 await self._wake.wait()
