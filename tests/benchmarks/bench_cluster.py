@@ -32,7 +32,7 @@ import numpy as np
 import trio
 
 from atomr_accel import open_device
-from atomr_accel.actors import Actor, MailboxFull, Message, handler, open_system
+from atomr_accel.actors import Actor, MailboxFull, Message, handler, open_actor_system
 from atomr_accel.cluster import (
     ClusterProgram,
     ClusterSettings,
@@ -79,7 +79,7 @@ class Kept(Entity[Total]):
 
 @asynccontextmanager
 async def open_counter() -> AsyncIterator[Any]:
-    async with open_system("bench") as system:
+    async with open_actor_system("bench") as system:
         yield await system.spawn(Counter)
 
 
@@ -192,7 +192,7 @@ async def measure(ref: Any, add: Callable[..., Any], count: int) -> tuple[float,
 
 async def ours(folder: Path, count: int) -> dict[str, tuple[float, float, float]]:
     found = {}
-    async with open_system("local") as system:
+    async with open_actor_system("local") as system:
         found["local"] = await measure(await system.spawn(Counter), Add, count)
     async with (
         open_sqlite_store(folder / "store.db") as store,

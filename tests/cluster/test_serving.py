@@ -9,7 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from atomr_accel import ContextPoisoned
-from atomr_accel.actors import Actor, handler, open_system
+from atomr_accel.actors import Actor, handler, open_actor_system
 from atomr_accel.cluster import Cluster, ClusterSettings, ConnectionLost
 from atomr_accel.patterns import open_fair_share
 
@@ -70,7 +70,7 @@ async def replica(cluster: Cluster, system: Any) -> Doubler:
 async def test_replicas_of_all_nodes_share_the_messages() -> None:
     async with (
         world() as here,
-        open_system("test") as system,
+        open_actor_system("test") as system,
         node(here, "a") as a,
         node(here, "b") as b,
         node(here, "c") as c,
@@ -98,7 +98,7 @@ async def test_replicas_of_all_nodes_share_the_messages() -> None:
 
 @simulated
 async def test_a_rolling_restart_fails_no_message() -> None:
-    async with world() as here, open_system("test") as system, node(here, "client") as client:
+    async with world() as here, open_actor_system("test") as system, node(here, "client") as client:
         answered = restarts = 0
         over = trio.Event()
 
@@ -134,7 +134,7 @@ async def test_a_rolling_restart_fails_no_message() -> None:
 
 @simulated
 async def test_a_node_that_leaves_answers_what_it_was_asked() -> None:
-    async with world() as here, open_system("test") as system, node(here, "a") as a:
+    async with world() as here, open_actor_system("test") as system, node(here, "a") as a:
         leave = trio.Event()
         made: list[Doubler] = []
 
@@ -166,7 +166,7 @@ async def test_a_node_that_leaves_answers_what_it_was_asked() -> None:
 async def test_faults_and_lost_connections_are_asked_elsewhere_if_they_may() -> None:
     async with (
         world() as here,
-        open_system("test") as system,
+        open_actor_system("test") as system,
         node(here, "a") as a,
         node(here, "b") as b,
         node(here, "c") as c,
