@@ -4,7 +4,8 @@
 ``await cluster.entity(Room, "lobby").ask(Say("hello"))``.
 """
 
-from ._cluster import Cluster, ClusterNode, ClusterStatistics, open_cluster
+from ._asking import RemoteTerminated
+from ._cluster import Cluster
 from ._entity import Entity
 from ._errors import (
     ClusterError,
@@ -17,8 +18,12 @@ from ._errors import (
     StoreUnavailable,
     VersionConflict,
 )
-from ._refs import EntityRef, RemoteRef, RemoteTerminated
+from ._nodes import ClusterNode, ClusterStatistics
+from ._open import open_cluster
+from ._refs import EntityRef, RemoteRef
 from ._remote_devices import RemoteBuffer, RemoteDevice, RemoteRequest
+from ._remote_group import RemoteDeviceLoad, RemoteDevices
+from ._serving import NodePool, NodeReplicaStatistics
 from ._settings import ClusterSettings
 from ._sql_store import PostgresStore, SqliteStore, open_postgres_store, open_sqlite_store
 from ._store import FencingStore, MemoryStore, StoreEntry, StoreLease
@@ -41,12 +46,16 @@ __all__ = [
     "EpochOver",
     "FencingStore",
     "MemoryStore",
+    "NodePool",
+    "NodeReplicaStatistics",
     "NodeUnreachable",
     "PeerRefused",
     "PostgresStore",
     "ProtocolViolated",
     "RemoteBuffer",
     "RemoteDevice",
+    "RemoteDeviceLoad",
+    "RemoteDevices",
     "RemoteRef",
     "RemoteRequest",
     "RemoteTerminated",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
@@ -17,100 +16,44 @@ from ..actors import (
     ActorStopped,
     ActorSystem,
     ChildStopped,
-    MailboxFull,
-    Message,
     NameTaken,
     NoSuchActor,
     RestartType,
     Service,
     SupervisorStopped,
-    open_actor_system,
-    serving,
 )
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import check_instance
+from ..patterns import FairShare
 from ._codec import MessageTable
 from ._entity import Entity, EntitySeat
 from ._errors import (
     ClusterError,
-    ConnectionLost,
     EntityMoved,
     EpochOver,
-    NodeUnreachable,
     PeerRefused,
     StoreUnavailable,
     VersionConflict,
 )
 from ._frames import WATCH, AskFrame, HelloFrame, TellFrame
-from ._peer import MessageTurn, NodePeer, Visit
+from ._nodes import Announcement, ClusterNode, ClusterStatistics
+from ._peer import Holdings, MessageTurn, NodePeer, Visit
 from ._placement import placement, shard_of
-from ._refs import EntityRef, RemoteRef, RemoteTerminated
+from ._refs import EntityRef, RemoteRef
 from ._region import SINGLETON, Region
 from ._remote_devices import RemoteDevice, opened_device
+from ._remote_group import RemoteDevices, opened_devices
+from ._sealed import SealedShelf
+from ._serving import SLOT, NodePool, give_slot, opened_pool, remote_slot, take_slot_back
 from ._settings import ClusterSettings, check_name
 from ._store import FencingStore, StoreEntry, StoreLease, read_entries
-from ._transport import Credentials, TlsTransport, Transport
+from ._transport import Transport
 
 if TYPE_CHECKING:
-    from .. import Device
+    from .. import Device, GpuRef
 
 _log = logging.getLogger("atomr_accel.cluster")
-
-
-class _Announcement(msgspec.Struct, frozen=True):
-    """A node's own words in the store."""
-
-    address: str
-    draining: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterNode:
-    """A node as this one knows it.
-
-    Attributes:
-        name: its name.
-        address: where it takes connections.
-        life: tells this run of the node from others.
-        draining: whether it takes no entities: it is about to leave, or only asks others.
-    """
-
-    name: str
-    address: str
-    life: str
-    draining: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterStatistics:
-    """A node of a cluster at one moment.
-
-    Attributes:
-        node: its name.
-        nodes: names of the nodes that live, this one included.
-        shards: shards that this node holds.
-        entities: instances of entities here.
-        depth: messages from here that wait for answers.
-        in_progress: messages to entities of this node that are not answered.
-        handed: shards that were handed over to others.
-        dropped: shards whose lease was lost.
-        moved: messages that were sent again, because their entity had moved.
-        lost: told messages that were lost.
-        store_failures: calls that the store did not answer.
-    """
-
-    node: str
-    nodes: tuple[str, ...]
-    shards: int
-    entities: int
-    depth: int
-    in_progress: int
-    handed: int
-    dropped: int
-    moved: int
-    lost: int
-    store_failures: int
 
 
 @final
@@ -150,7 +93,13 @@ class Cluster(Service):
         self._kinds = kinds
         self._devices = devices
         self._clock = clock
+        self._visits: set[Visit] = set()
+        self._own = Holdings()
+        self._lives = 0
+        self._shelf = SealedShelf(self._others, self._ask_shelf)
         self._published: dict[str, ActorRef] = {}
+        self._shares: dict[str, FairShare] = {}
+        self._said = False
         self._peers: dict[str, NodePeer] = {}
         self._nodes: dict[str, ClusterNode] = {}
         self._changed = trio.Event()
@@ -214,6 +163,73 @@ class Cluster(Service):
         if taken is not None and taken is not ref and not taken.stopped:
             raise NameTaken(f"node {self.node!r} has published {taken.path} as {name!r} already")
         self._published[name] = ref
+        self._say()
+
+    def publish_share(self, name: str, share: FairShare) -> None:
+        """Let all nodes take turns of a fair share, by `slot`.
+
+        If several nodes publish one of the name, one of them gives out all turns, and another one
+        does when that one leaves or is lost.
+
+        Args:
+            name: the name by which they know it.
+            share: the fair share, which has the capacity of all nodes together.
+        """
+        check_instance("name", name, str)
+        check_instance("share", share, FairShare)
+        self._shares[name] = share
+        self._say()
+
+    def share(self, name: str) -> FairShare:
+        """Return a fair share that this node has published.
+
+        Args:
+            name: its name.
+
+        Raises:
+            NoSuchActor: this node has published none.
+        """
+        if name not in self._shares:
+            raise NoSuchActor(f"node {self.node!r} has no fair share {name!r}", path=name)
+        return self._shares[name]
+
+    def slot(
+        self, name: str, tenant: str, *, cost: float = 1.0
+    ) -> AbstractAsyncContextManager[None]:
+        """Take a turn of a fair share of the cluster: ``async with cluster.slot("gpus", "ann"):``.
+
+        Entering waits for the turn, and for a node that publishes the share. While the share
+        passes from a node to another, turns that the first gave out are not counted by the next.
+
+        Args:
+            name: the share's name.
+            tenant: whose turn it is; see ``FairShare.slot``.
+            cost: how much work it is.
+
+        Raises:
+            ValueError: the cost is not positive and finite, or the tenant's name is malformed.
+            Overloaded: too many of the tenant's requests wait already.
+        """
+        return remote_slot(self, name, tenant, cost)
+
+    @opens
+    async def open_pool(
+        self, name: str, *, limit: int | None = None, attempts: int = 3, policy: Any = None
+    ) -> AsyncIterator[NodePool]:
+        """Open a pool of all actors that nodes publish under a name, for the length of a block.
+
+        Args:
+            name: the name.
+            limit: most messages from here that a replica has at once; by default, any number.
+            attempts: most attempts of a message.
+            policy: what chooses a replica, such as `PowerOfTwo`; by default, `LeastLoaded`.
+        """
+        async with opened_pool(self, name, limit, attempts, policy) as pool:
+            yield pool
+
+    def _say(self) -> None:
+        self._said = False
+        self._nudge()
 
     def actor(self, node: str, name: str) -> RemoteRef:
         """Return the address of an actor that a node has published, or will publish.
@@ -263,10 +279,10 @@ class Cluster(Service):
 
         Args:
             name: the node's name and the device's index among those that it shares, such as
-                ``"node-3/0"``.
+                ``"node-3/0"``; this node's own work, too.
 
         Raises:
-            ValueError: another form of name, or this node's own.
+            ValueError: another form of name.
             LookupError: the node shares no such device.
             NodeUnreachable: the node cannot be connected to.
         """
@@ -274,12 +290,88 @@ class Cluster(Service):
             async for device in devices:
                 yield device
 
+    @opens
+    async def open_devices(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        limit: int | None = None,
+        policy: Any = None,
+    ) -> AsyncIterator[RemoteDevices]:
+        """Open devices of many nodes, for the length of a block, to place work on them by load.
+
+        Args:
+            names: names of devices, such as ``["node-1/0", "node-3/0"]``. By default all that
+                nodes share, this one included, also those of nodes that join later.
+            limit: most blocks of ``place`` that a device has at once; by default, any number.
+            policy: what chooses a device, such as `PowerOfTwo`; by default, `LeastLoaded`.
+
+        Raises:
+            ValueError: another form of name, or a limit below 1.
+        """
+        async with opened_devices(self, names, limit, policy) as devices:
+            yield devices
+
+    # --- sealed buffers
+
+    async def offer(self, device: Device, ref: GpuRef) -> str:
+        """Let all nodes fetch a sealed buffer of a device of this program.
+
+        The buffer lives until `withdraw`, or until the node has left.
+
+        Args:
+            device: the device.
+            ref: a sealed buffer of it, contiguous.
+
+        Returns:
+            The digest, by which nodes fetch it. It depends on the content, shape and dtype alone.
+
+        Raises:
+            ValueError: the buffer is not sealed, or not contiguous.
+        """
+        return await self._shelf.offer(device, ref)
+
+    async def fetch(self, digest: str, device: Device) -> GpuRef:
+        """Return a sealed buffer of a digest, on a device of this program.
+
+        Its chunks come from all nodes that have it, and each is checked. This node offers it from
+        then on, too. A buffer that is there already is returned itself.
+
+        Args:
+            digest: what `offer` has returned on another node.
+            device: where the buffer shall be.
+
+        Raises:
+            LookupError: no node offers it, or they were lost meanwhile.
+            ValueError: the digest is none.
+        """
+        return await self._shelf.fetch(digest, device)
+
+    def withdraw(self, digest: str) -> None:
+        """Offer a buffer no more, and let it go.
+
+        Args:
+            digest: of the buffer.
+
+        Raises:
+            LookupError: this node does not offer it.
+        """
+        self._shelf.withdraw(digest)
+
+    def _others(self) -> list[str]:
+        return [name for name in self._nodes if name != self.node]
+
+    async def _ask_shelf(self, node: str, target: str, body: bytes) -> bytes:
+        return await self._peer(node).ask(target, None, "", body)
+
     def connection_of(self, node: str) -> int:
         """Return a number that changes when the connection to a node has ended.
 
         Args:
             node: the node's name.
         """
+        if node == self.node:
+            return self._lives
         peer = self._peers.get(node)
         return 0 if peer is None else peer.ended
 
@@ -292,7 +384,8 @@ class Cluster(Service):
             body: the call.
         """
         if node == self.node:
-            raise ValueError(f"a device must be another node's, not one of {node!r}; use it itself")
+            self._check_running()
+            return await self._answer_device(target, body, self._own, MessageTurn())
         return await self._peer(node).ask(target, None, "", body)
 
     def statistics(self) -> ClusterStatistics:
@@ -309,6 +402,7 @@ class Cluster(Service):
             moved=self._moved,
             lost=self._lost + sum(peer.lost for peer in self._peers.values()),
             store_failures=self._store_failures,
+            sealed=len(self._shelf),
         )
 
     def _declared(self, kind: Any) -> str:
@@ -344,15 +438,19 @@ class Cluster(Service):
             self._nursery = None
             self._region.reset()
             self._peers.clear()
+            self._shelf.clear()
+            own, self._own = self._own, Holdings()
+            self._lives += 1
+            await own.end()
 
     async def finish(self) -> None:
-        """Hand all entities over, and leave the cluster."""
+        """Hand all entities over, wait for users of our devices, and leave the cluster."""
         self._draining = True
         self._nudge()
         with trio.move_on_after(2 * self._settings.lease):
             try:
                 await self._announce()
-                while self._region.held or self._told:
+                while self._region.held or self._told or self._devices_used():
                     self._assign()
                     with trio.move_on_after(self._pause()):
                         await self._changed.wait()
@@ -364,6 +462,9 @@ class Cluster(Service):
                     await self._store.renew([member], 0.0)
                 except StoreUnavailable as error:
                     _log.warning("the lease of node %s expires by itself: %s", self.node, error)
+
+    def _devices_used(self) -> bool:
+        return any(visit.holdings.used for visit in self._visits)
 
     async def call(self, item: Any, **options: Any) -> Any:
         """Answer a `Call`, whose item is the type and key of an entity and a message."""
@@ -383,7 +484,7 @@ class Cluster(Service):
 
     async def _listen(self, *, task_status: trio.TaskStatus[str]) -> None:
         async def handle(stream: trio.abc.Stream, names: frozenset[str] | None) -> None:
-            await Visit(
+            visit = Visit(
                 stream,
                 names,
                 self._hello(),
@@ -391,7 +492,12 @@ class Cluster(Service):
                 self._settings,
                 self._answer,
                 self._take,
-            ).run()
+            )
+            self._visits.add(visit)
+            try:
+                await visit.run()
+            finally:
+                self._visits.discard(visit)
 
         await self._transport.listen(handle, task_status=task_status)
 
@@ -424,11 +530,12 @@ class Cluster(Service):
 
     async def _keep(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Hold this node's leases, for ever."""
-        began = trio.current_time()
+        refused: float | None = None  # when the store first said that another has the name
         waiting = True
         async with PlainNursery() as nursery:
             while True:
                 self._nudged = trio.Event()
+                asked = trio.current_time()
                 try:
                     await self._round(nursery)
                 except StoreUnavailable as error:
@@ -439,7 +546,10 @@ class Cluster(Service):
                 if waiting and self._member is not None:
                     waiting = False
                     task_status.started()
-                elif waiting and trio.current_time() - began > 1.5 * self._settings.lease:
+                elif waiting and refused is None:
+                    refused = trio.current_time()
+                elif waiting and refused and asked - refused > 1.5 * self._settings.lease:
+                    # A lease of one that is gone would be over, however slow the store is.
                     raise NameTaken(f"another node of {self.name!r} has the name {self.node!r}")
                 hurry = self._member is None or bool(self._region.missing())
                 with trio.move_on_after(self._pause() if hurry else self._settings.lease / 4):
@@ -458,8 +568,15 @@ class Cluster(Service):
             found = await read_entries(self._store, key)
             self._member_version = next((e.version for e in found if e.key == key), 0)
             self._member = lease
-            await self._announce()
+            self._said = False
             self._due = start + self._settings.lease / 4
+        if not self._said:
+            self._said = True
+            try:
+                await self._announce()
+            except BaseException:
+                self._said = False
+                raise
         if start >= self._due:
             held = self._region.held
             leases = [self._member, *held.values()]
@@ -486,7 +603,13 @@ class Cluster(Service):
             return
         key, fence = self._member.key, self._member
         value = msgspec.msgpack.encode(
-            _Announcement(self._address, self._draining or not self._holds)
+            Announcement(
+                self._address,
+                self._draining or not self._holds,
+                0 if self._draining else len(self._devices),
+                frozenset() if self._draining else frozenset(self._published),
+                frozenset() if self._draining else frozenset(self._shares),
+            )
         )
         while True:
             try:
@@ -532,9 +655,17 @@ class Cluster(Service):
         for entry in entries:
             if entry.holder is None or entry.value is None:
                 continue
-            said = msgspec.msgpack.decode(entry.value, type=_Announcement)
+            said = msgspec.msgpack.decode(entry.value, type=Announcement)
             name = entry.key[len(prefix) :]
-            nodes[name] = ClusterNode(name, said.address, entry.holder, said.draining)
+            nodes[name] = ClusterNode(
+                name,
+                said.address,
+                entry.holder,
+                said.draining,
+                said.devices,
+                said.published,
+                said.shares,
+            )
         for name, before in self._nodes.items():
             now = nodes.get(name)
             if (now is None or now.life != before.life) and name in self._peers:
@@ -581,83 +712,9 @@ class Cluster(Service):
             self._peers[node] = peer
         return peer
 
-    async def _ask_node(
-        self, node: str, target: str, key: str | None, message: Message[Any]
-    ) -> Any:
-        name, body = self._table.encode(message)
-        if node == self.node:
-            self._check_running()
-            return await self._local(target).ask(message)
-        answer = await self._peer(node).ask(target, key, name, body)
-        return self._table.decode_reply(type(message), answer)
-
-    def _tell_node(self, node: str, target: str, message: Message[Any]) -> None:
-        name, body = self._table.encode(message)
-        if node == self.node:
-            self._check_running()
-            self._local(target).tell(message)
-        else:
-            self._peer(node).tell(target, name, body)
-
     def _check_running(self) -> None:
         if self._nursery is None:
             raise ActorStopped(f"node {self.node!r} has left the cluster", path=self.node)
-
-    async def _watch_node(self, node: str, name: str, watcher: ActorRef) -> None:
-        cause, lost = None, False
-        try:
-            if node == self.node:
-                failure = await self._local(f"/{name}").wait_stopped()
-                cause = None if failure is None else repr(failure)
-            else:
-                body = await self._peer(node).ask(f"{WATCH}{name}", None, "", b"")
-                cause = msgspec.msgpack.decode(body, type=str | None)
-        except Exception as error:  # noqa: BLE001 (whatever it is, the watcher hears of it)
-            cause, lost = str(error), isinstance(error, ClusterError)
-        try:
-            watcher.tell(RemoteTerminated(node, name, cause, lost), urgent=True)
-        except (MailboxFull, ActorStopped):
-            self._lost += 1
-
-    async def _ask_entity(self, kind: str, key: str, message: Message[Any]) -> Any:
-        name, body = self._table.encode(message)
-        shard = shard_of(kind, key, self._settings.shards)
-        while True:
-            self._check_running()
-            changed, owner = self._changed, self._owner(shard)
-            try:
-                if owner == self.node:
-                    status: Any = trio.TASK_STATUS_IGNORED
-                    return await self._region.deliver(kind, key, message, MessageTurn(status))
-                if owner is not None:
-                    target = f"entity:{kind}"
-                    answer = await self._peer(owner).ask(target, key, name, body)
-                    return self._table.decode_reply(type(message), answer)
-            except (EntityMoved, NodeUnreachable):
-                self._moved += 1
-            except ConnectionLost as error:
-                if error.maybe_handled:
-                    raise
-                self._moved += 1
-            with trio.move_on_after(self._pause()):
-                await changed.wait()
-
-    def _tell_entity(self, kind: str, key: str, message: Message[Any]) -> None:
-        self._table.encode(message)
-        if self._told >= self._settings.outbox:
-            raise MailboxFull(f"{self._told} told messages are on their way", path=f"{kind}/{key}")
-        self._start(self._deliver_told, kind, key, message)
-        self._told += 1
-
-    async def _deliver_told(self, kind: str, key: str, message: Message[Any]) -> None:
-        try:
-            await self._ask_entity(kind, key, message)
-        except Exception as error:  # noqa: BLE001 (the program's own handler may raise anything)
-            self._lost += 1
-            _log.warning("a message told to %s %r is lost: %r", kind, key, error)
-        finally:
-            self._told -= 1
-            self._change()
 
     # --- answering others
 
@@ -675,15 +732,23 @@ class Cluster(Service):
             turn.taken()
             failure = await ref.wait_stopped()
             return msgspec.msgpack.encode(None if failure is None else repr(failure))
+        if frame.target.startswith(SLOT):
+            name = frame.target.removeprefix(SLOT)
+            return await give_slot(self, name, frame.body, visit.holdings, turn)
         if frame.target.startswith("device:"):
-            from ._served_devices import answer_device
-
-            return await answer_device(self._devices, frame, visit, turn)
+            return await self._answer_device(frame.target, frame.body, visit.holdings, turn)
+        if frame.target.startswith("sealed:"):
+            turn.taken()
+            return await self._shelf.answer(frame.target.removeprefix("sealed:"), frame.body)
         message = self._table.decode(frame.name, frame.body)
         if frame.target.startswith("/"):
             ref = self._local(frame.target)
             turn.taken()
-            reply = await ref.ask(message)
+            visit.holdings.busy["/"] += 1
+            try:
+                reply = await ref.ask(message)
+            finally:
+                visit.holdings.busy["/"] -= 1
         else:
             kind = frame.target.removeprefix("entity:")
             if kind not in self._kinds or frame.key is None:
@@ -691,8 +756,24 @@ class Cluster(Service):
             reply = await self._region.deliver(kind, frame.key, message, turn)
         return self._table.encode_reply(type(message), reply)
 
-    def _take(self, frame: TellFrame) -> None:
+    async def _answer_device(
+        self, target: str, body: bytes, holdings: Holdings, turn: MessageTurn
+    ) -> bytes:
+        from ._served_devices import answer_device
+
         try:
+            return await answer_device(self._devices, self._shelf, target, body, holdings, turn)
+        finally:
+            if self._draining:
+                self._change()
+
+    def _take(self, frame: TellFrame, visit: Visit) -> None:
+        try:
+            if frame.target.startswith(SLOT):
+                slot = take_slot_back(visit.holdings, frame.body)
+                if slot is not None:
+                    self._start(slot.__aexit__, None, None, None)
+                return
             self._local(frame.target).tell(self._table.decode(frame.name, frame.body))
         except Exception as error:  # noqa: BLE001 (whatever it is, the connection goes on)
             self._lost += 1
@@ -705,90 +786,3 @@ class Cluster(Service):
             )
         except (SupervisorStopped, ChildStopped) as error:
             raise EntityMoved(f"node {self.node!r} is leaving") from error
-
-
-@opens
-async def open_cluster(
-    name: str,
-    *,
-    node: str,
-    store: FencingStore,
-    messages: Iterable[type[Message[Any]]] = (),
-    entities: Iterable[type[Entity[Any]]] = (),
-    singletons: Iterable[type[Entity[Any]]] = (),
-    devices: Iterable[Device] = (),
-    credentials: Credentials | None = None,
-    listen: tuple[str, int] = ("127.0.0.1", 0),
-    transport: Transport | None = None,
-    settings: ClusterSettings | None = None,
-    system: ActorSystem | None = None,
-    holds: bool = True,
-    clock: Callable[[], float] | None = None,
-) -> AsyncIterator[Cluster]:
-    """Join a cluster, for the length of a block.
-
-    Leaving the block drains the node: other nodes take its entities, and messages in progress are
-    answered. If an exception or a cancellation leaves the block, the node is gone at once, and its
-    leases expire.
-
-    Args:
-        name: the cluster's name, of lower-case letters, digits and ``-``.
-        node: this node's name, of the same characters. No two nodes that live have one name.
-        store: the fencing store that all nodes share.
-        messages: classes of the messages that go from node to node. All nodes declare the same.
-        entities: types of entities that this cluster has.
-        singletons: types with one entity each, which some node runs without being asked.
-        devices: devices of this node that others may use, as ``"node/0"``, ``"node/1"``, ...
-        credentials: this node's certificate.
-        listen: address and port; port 0 is a free one. Others connect to this address.
-        transport: what makes connections, in place of TLS by ``credentials`` and ``listen``.
-        settings: limits and times.
-        system: the system where the node and its entities live; by default, one of its own.
-        holds: whether entities may live here; False for a node that only asks others.
-        clock: returns seconds; by default, trio's. Its rate may be wrong by a tenth.
-
-    Raises:
-        NameTaken: another node that lives has the name.
-        StoreUnavailable: the store does not answer.
-        TypeError: an argument of a wrong type.
-        ValueError: a bad name, or other shards than the cluster has.
-    """
-    check_name("a cluster's name", name)
-    check_name("a node's name", node)
-    settings = ClusterSettings() if settings is None else settings
-    check_instance("settings", settings, ClusterSettings)
-    table = MessageTable(messages)
-    only = tuple(singletons)
-    kinds: dict[str, type[Entity[Any]]] = {}
-    kind: Any
-    for kind in (*entities, *only):
-        if not isinstance(kind, type) or not issubclass(kind, Entity):
-            raise TypeError(f"entities must be subclasses of Entity, not {kind!r}")
-        if kinds.setdefault(kind.__name__, kind) is not kind:
-            raise ValueError(f"entities must have names of their own, not {kind.__name__!r} twice")
-    if transport is None:
-        if credentials is None:
-            raise ValueError(
-                "credentials must be a node's certificate, not left out; make some by "
-                "`atomr-accel node --make-certificates`"
-            )
-        check_instance("credentials", credentials, Credentials)
-        transport = TlsTransport(credentials, *listen)
-    async with AsyncExitStack() as stack:
-        if system is None:
-            system = await stack.enter_async_context(open_actor_system(f"{name}-{node}"))
-        cluster = Cluster(
-            name,
-            node,
-            store,
-            system,
-            transport,
-            settings,
-            table,
-            kinds,
-            frozenset(kind.__name__ for kind in only),
-            tuple(devices),
-            trio.current_time if clock is None else clock,
-            holds=holds,
-        )
-        yield await stack.enter_async_context(serving(cluster, system=system, name="cluster"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("atomr_accel.cluster")
 
-_CHUNK: Final = 65536
+_CHUNK: Final = 1 << 18
+"""Bytes that are received at once."""
+
+_BATCH: Final = 1 << 16
+"""Bytes from which on frames are not sent together with further ones."""
 
 _ENDS: Final = (
     trio.BrokenResourceError,
@@ -114,13 +118,20 @@ class NodePeer:
                 f"{len(self._outbox)} messages to node {self.node!r} wait already", path=self.node
             )
 
-    def tell(self, target: str, name: str, body: bytes) -> None:
+    def tell(self, target: str, name: str, body: bytes, *, always: bool = False) -> None:
         """Send a message without an answer, some time.
+
+        Args:
+            target: whom to tell.
+            name: the message's class.
+            body: its bytes.
+            always: whether it has room however many wait.
 
         Raises:
             MailboxFull: too many wait.
         """
-        self._check_room()
+        if not always:
+            self._check_room()
         self._outbox.append(TellFrame(target, name, body))
         self._wake.set()
 
@@ -256,11 +267,14 @@ class NodePeer:
     async def _write(self, stream: trio.abc.Stream, connection: NodeConnection) -> None:
         while True:
             self._wake = trio.Event()
-            while self._control:
-                await stream.send_all(connection.send(self._control.popleft()))
-            while self._outbox and connection.room > 0:
-                await stream.send_all(self._encoded(connection, self._outbox.popleft()))
-            if not self._control and (not self._outbox or connection.room <= 0):
+            batch = bytearray()
+            while self._control and len(batch) < _BATCH:
+                batch += connection.send(self._control.popleft())
+            while self._outbox and connection.room > 0 and len(batch) < _BATCH:
+                batch += self._encoded(connection, self._outbox.popleft())
+            if batch:
+                await stream.send_all(batch)
+            elif not self._control and (not self._outbox or connection.room <= 0):
                 await self._wake.wait()
 
     def _encoded(self, connection: NodeConnection, each: _Question | TellFrame) -> bytes:
@@ -288,24 +302,50 @@ class NodePeer:
 
 
 class MessageTurn:
-    """A message's place in line: the next message waits until this one has its own.
+    """A message's place in line: the next message waits until this one has its own."""
 
-    Args:
-        status: of the task that delivers the message.
-    """
-
-    def __init__(self, status: trio.TaskStatus[None]) -> None:
-        self._status: trio.TaskStatus[None] | None = status
+    def __init__(self) -> None:
+        self._taken = trio.Event()
 
     def taken(self) -> None:
         """Let the next message come, after this one's next step up to a checkpoint."""
-        if self._status is not None:
-            self._status.started()
-            self._status = None
+        self._taken.set()
+
+    async def wait(self) -> None:
+        """Wait until the message has its place."""
+        await self._taken.wait()
 
 
 Deliver = Callable[[AskFrame, "Visit", MessageTurn], Awaitable[bytes]]
 """Function that answers a message of another node."""
+
+
+class Holdings:
+    """Buffers and calls of another node, or of this one. They end with the connection.
+
+    Attributes:
+        held: buffers, by device and number.
+        busy: calls in progress, by device; also of published actors.
+        slots: turns of fair shares, by number; None for one that has not come yet.
+        ends: functions to call when the connection has ended.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[str, dict[int, Any]] = {}
+        self.busy: Counter[str] = Counter()
+        self.slots: dict[int, Any] = {}
+        self.ends: dict[str, Callable[[], Awaitable[None]]] = {}
+
+    @property
+    def used(self) -> bool:
+        """True if anything is in use."""
+        return bool(any(self.held.values()) or any(self.busy.values()) or self.slots)
+
+    async def end(self) -> None:
+        """Give all of it back."""
+        with trio.CancelScope(shield=True):
+            for end in self.ends.values():
+                await end()
 
 
 class Visit:
@@ -321,8 +361,7 @@ class Visit:
         told: takes messages without an answer; it returns when they have their place in line.
 
     Attributes:
-        held: buffers that the other node keeps here, by device and number.
-        ends: functions to call when the connection has ended.
+        holdings: what the other node keeps in use here.
     """
 
     def __init__(
@@ -333,10 +372,9 @@ class Visit:
         table: MessageTable,
         settings: ClusterSettings,
         deliver: Deliver,
-        told: Callable[[TellFrame], None],
+        told: Callable[[TellFrame, Visit], None],
     ) -> None:
-        self.held: dict[str, dict[int, Any]] = {}
-        self.ends: dict[str, Callable[[], Awaitable[None]]] = {}
+        self.holdings = Holdings()
         self._stream = stream
         self._names = names
         self._table = table
@@ -362,9 +400,7 @@ class Visit:
             _log.warning("a connection was refused: %s", error)
         finally:
             await trio.aclose_forcefully(self._stream)
-            with trio.CancelScope(shield=True):
-                for end in self.ends.values():
-                    await end()
+            await self.holdings.end()
 
     async def _read(self, nursery: trio.Nursery) -> None:
         while True:
@@ -375,9 +411,11 @@ class Visit:
             told = 0
             for frame in self._connection.receive(data):
                 if isinstance(frame, AskFrame):
-                    await nursery.start(self._answer, frame)
+                    turn = MessageTurn()
+                    nursery.start_soon(self._answer, frame, turn)
+                    await turn.wait()
                 elif isinstance(frame, TellFrame):
-                    self._told(frame)
+                    self._told(frame, self)
                     told += 1
                 elif isinstance(frame, CancelFrame):
                     if (scope := self._answering.get(frame.id)) is not None:
@@ -392,10 +430,9 @@ class Visit:
             if told:
                 self._post(CreditFrame(told))
 
-    async def _answer(self, frame: AskFrame, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _answer(self, frame: AskFrame, turn: MessageTurn) -> None:
         scope = self._answering[frame.id] = trio.CancelScope()
         answer: Any = FailedFrame(frame.id, "Cancelled", "the asker has gone", {})
-        turn = MessageTurn(task_status)
         try:
             with scope:
                 try:
@@ -415,12 +452,14 @@ class Visit:
     async def _write(self) -> None:
         while True:
             self._wake = trio.Event()
-            while self._out:
+            batch = bytearray()
+            while self._out and len(batch) < _BATCH:
                 frame = self._out.popleft()
                 try:
-                    data = self._connection.send(frame)
+                    batch += self._connection.send(frame)
                 except ValueError as error:
-                    data = self._connection.send(self._table.failure(frame.id, error))
-                await self._stream.send_all(data)
-            if not self._out:
+                    batch += self._connection.send(self._table.failure(frame.id, error))
+            if batch:
+                await self._stream.send_all(batch)
+            else:
                 await self._wake.wait()

@@ -8,27 +8,12 @@ import trio
 
 from ..actors import ActorRef, Message
 from ..actors.util import NoPublicConstructor, check_instance
+from ._asking import ask_entity, ask_node, tell_entity, tell_node, watch_node
 
 if TYPE_CHECKING:
     from ._cluster import Cluster
 
 R = TypeVar("R")
-
-
-class RemoteTerminated(Message[None]):
-    """An actor of another node that a local one watches has ended, or its node cannot be asked.
-
-    Attributes:
-        node: the node's name.
-        name: the name under which the actor was published.
-        cause: the failure that ended it, as text; None if it was stopped.
-        lost: True if the connection was lost, so that the actor may still live.
-    """
-
-    node: str
-    name: str
-    cause: str | None
-    lost: bool
 
 
 @final
@@ -70,7 +55,7 @@ class RemoteRef(metaclass=NoPublicConstructor):
             Exception: what the handler raised; `RemoteError` if its type is not known here.
         """
         _check_message(message)
-        answer: R = await self._cluster._ask_node(self.node, f"/{self.name}", None, message)
+        answer: R = await ask_node(self._cluster, self.node, f"/{self.name}", None, message)
         return answer
 
     def tell(self, message: Message[Any]) -> None:
@@ -86,7 +71,7 @@ class RemoteRef(metaclass=NoPublicConstructor):
             MailboxFull: too many messages to the node wait.
         """
         _check_message(message)
-        self._cluster._tell_node(self.node, f"/{self.name}", message)
+        tell_node(self._cluster, self.node, f"/{self.name}", message)
 
     def watch(self, watcher: ActorRef) -> None:
         """Have a local actor told when this one has ended: it gets a `RemoteTerminated`.
@@ -97,7 +82,7 @@ class RemoteRef(metaclass=NoPublicConstructor):
             watcher: the local actor.
         """
         check_instance("watcher", watcher, ActorRef)
-        self._cluster._start(self._cluster._watch_node, self.node, self.name, watcher)
+        self._cluster._start(watch_node, self._cluster, self.node, self.name, watcher)
 
 
 @final
@@ -136,7 +121,7 @@ class EntityRef(metaclass=NoPublicConstructor):
             Exception: what the handler raised; `RemoteError` if its type is not known here.
         """
         _check_message(message)
-        answer: R = await self._cluster._ask_entity(self.kind, self.key, message)
+        answer: R = await ask_entity(self._cluster, self.kind, self.key, message)
         return answer
 
     def tell(self, message: Message[Any]) -> None:
@@ -152,7 +137,7 @@ class EntityRef(metaclass=NoPublicConstructor):
             MailboxFull: too many told messages are on their way.
         """
         _check_message(message)
-        self._cluster._tell_entity(self.kind, self.key, message)
+        tell_entity(self._cluster, self.kind, self.key, message)
 
 
 def _check_message(message: object) -> None:

@@ -326,9 +326,9 @@ class Region:
             await shard.changed.wait()
         if place.active:
             return
+        lease = shard.lease  # the one that stands now, not whichever does after the next steps
         if place.ref is not None:
             await _stop(place.ref)
-        lease = shard.lease
         name = place.kind.__name__
         record = f"{self._folder(name, shard.number)}{quote(place.key, safe='')}/"
         found = [each for each in await read_entries(self._store, record) if each.key == record]

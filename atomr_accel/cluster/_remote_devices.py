@@ -12,6 +12,7 @@ import trio
 from .. import GpuRefStale
 from ..actors.util import NoPublicConstructor, check_instance
 from ._errors import ClusterError
+from ._sealed import check_digest
 from ._served_devices import BufferNote, DeviceCallBody, packed, unpacker
 
 if TYPE_CHECKING:
@@ -193,6 +194,35 @@ class RemoteDevice(metaclass=NoPublicConstructor):
         result: np.ndarray[Any, Any] = await self.ask(self.requests.get(buffer))
         return result
 
+    async def offer(self, buffer: RemoteBuffer) -> str:
+        """Let all nodes fetch a sealed buffer of this device; see ``Cluster.offer``.
+
+        Args:
+            buffer: a buffer of this device, sealed by ``put(array, sealed=True)``.
+
+        Returns:
+            The digest.
+        """
+        result: str = await self.ask(self.requests.offer(buffer))
+        return result
+
+    async def fetch(self, digest: str) -> RemoteBuffer:
+        """Have the device's node fetch a sealed buffer; see ``Cluster.fetch``.
+
+        Args:
+            digest: of the buffer.
+        """
+        result: RemoteBuffer = await self.ask(self.requests.fetch(check_digest(digest)))
+        return result
+
+    async def withdraw(self, digest: str) -> None:
+        """Have the device's node offer a buffer no more; see ``Cluster.withdraw``.
+
+        Args:
+            digest: of the buffer.
+        """
+        await self.ask(self.requests.withdraw(check_digest(digest)))
+
     async def free(self, buffer: RemoteBuffer) -> None:
         """Free a buffer.
 
@@ -225,13 +255,23 @@ def _count(shape: tuple[int, ...]) -> int:
     return count
 
 
-async def opened_device(cluster: Cluster, name: str) -> AsyncGenerator[RemoteDevice, None]:
-    """Open a device of another node; see ``Cluster.open_device``."""
+def device_of(cluster: Cluster, name: str) -> RemoteDevice:
+    """Return a device by its name, without looking whether there is one.
+
+    Raises:
+        ValueError: another form of name.
+    """
     check_instance("a device's name", name, str)
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(f"a device's name must be like 'node-3/0', not {name!r}")
-    device: RemoteDevice = RemoteDevice.construct(cluster, match[1], int(match[2]))
+    made: RemoteDevice = RemoteDevice.construct(cluster, match[1], int(match[2]))
+    return made
+
+
+async def opened_device(cluster: Cluster, name: str) -> AsyncGenerator[RemoteDevice, None]:
+    """Open a device of another node; see ``Cluster.open_device``."""
+    device = device_of(cluster, name)
     await device.ask(device.requests.statistics())
     try:
         yield device

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
+import trio
 
 from .. import AccelError, GpuRef, GpuRefStale, Unsupported
 from .._dtypes import as_dtype
@@ -16,8 +17,8 @@ from ..libraries.registry import catalogue
 
 if TYPE_CHECKING:
     from .. import Device
-    from ._frames import AskFrame
-    from ._peer import MessageTurn, Visit
+    from ._peer import Holdings, MessageTurn
+    from ._sealed import SealedShelf
 
 METHODS: Final = frozenset(
     {"put", "get", "empty", "zeros", "full", "fill", "copy", "free", "statistics", "seal"}
@@ -123,6 +124,28 @@ def unpacker(buffer_of: Any) -> Any:
     return hook
 
 
+class DeviceReport(msgspec.Struct, frozen=True, array_like=True):
+    """A device's load.
+
+    Attributes:
+        ready: whether it can be used now.
+        others: ops that are not answered yet, without those of the asker.
+        free: bytes that may still be allocated.
+    """
+
+    ready: bool
+    others: int
+    free: int
+
+
+def _load(device: Device, own: int) -> DeviceReport:
+    found = device.statistics()
+    total = device.info.total_memory
+    limit = total if found.memory.limit is None else min(found.memory.limit, total)
+    others = max(0, found.in_flight - own)
+    return DeviceReport(found.state == "ready", others, max(0, limit - found.memory.used))
+
+
 def _request(device: Device, call: DeviceCallBody) -> Any:
     """Return the request of a call.
 
@@ -141,44 +164,88 @@ def _request(device: Device, call: DeviceCallBody) -> Any:
     return getattr(owner, method)(*call.args, **call.kwargs)
 
 
+async def _offered(shelf: SealedShelf, device: Device, ref: GpuRef) -> str:
+    return await shelf.offer(device, ref)
+
+
+async def _fetched(shelf: SealedShelf, device: Device, digest: str) -> GpuRef:
+    return await shelf.fetch(digest, device)
+
+
+async def _withdrawn(shelf: SealedShelf, _device: Device, digest: str) -> None:
+    await trio.lowlevel.checkpoint()
+    shelf.withdraw(digest)
+
+
+async def _forgotten(_shelf: SealedShelf, _device: Device, _ref: GpuRef) -> None:
+    """Keep the buffer, which this node still offers, though its user needs it no more."""
+    await trio.lowlevel.checkpoint()
+
+
+_SHELVED: Final[dict[str, Any]] = {
+    "offer": _offered,
+    "fetch": _fetched,
+    "withdraw": _withdrawn,
+}
+"""Calls about sealed buffers by digest, which are the node's and not the device's."""
+
+
 async def answer_device(
-    devices: Sequence[Device], frame: AskFrame, visit: Visit, turn: MessageTurn
+    devices: Sequence[Device],
+    shelf: SealedShelf,
+    target: str,
+    body: bytes,
+    holdings: Holdings,
+    turn: MessageTurn,
 ) -> bytes:
     """Do what another node asks of a device, and return the bytes of the answer.
 
     Args:
         devices: the devices of this node.
-        frame: the message.
-        visit: the connection, which holds buffers of the other node.
+        shelf: the sealed buffers of this node.
+        target: the device.
+        body: the call.
+        holdings: the buffers of the caller.
         turn: of the message.
     """
-    index = int(frame.target.removeprefix("device:"))
+    index = int(target.removeprefix("device:"))
     if not 0 <= index < len(devices):
         raise LookupError(f"this node has {len(devices)} devices, and none of index {index}")
-    device, target = devices[index], frame.target
-    held: dict[int, GpuRef] = visit.held.setdefault(target, {})
+    device = devices[index]
+    held: dict[int, GpuRef] = holdings.held.setdefault(target, {})
 
     async def free_all() -> None:
-        refs = [*held.values()]
+        refs = [ref for ref in held.values() if not shelf.keeps(ref)]
         held.clear()
         for ref in refs:
             with suppress(AccelError):  # it is stale, or the device is gone, and so is the buffer
                 await device.free(ref)
 
-    visit.ends[target] = free_all
+    holdings.ends[target] = free_all
 
     def known(note: BufferNote) -> GpuRef:
         if note.number not in held:
             raise GpuRefStale("the buffer was freed, or its connection ended")
         return held[note.number]
 
-    call = msgspec.msgpack.decode(
-        frame.body, type=DeviceCallBody, ext_hook=unpacker(known), strict=False
-    )
-    request = _request(device, call)
+    call = msgspec.msgpack.decode(body, type=DeviceCallBody, ext_hook=unpacker(known), strict=False)
+    if call.name == "load":
+        return msgspec.msgpack.encode(_load(device, holdings.busy[target]))
     before = {id(ref): number for number, ref in held.items()}
-    turn.taken()
-    result = await device.ref.ask(request)
+    shelved = _SHELVED.get(call.name)
+    if call.name == "free" and any(map(shelf.keeps, call.args)):
+        shelved = _forgotten
+    request = _request(device, call) if shelved is None else None
+    holdings.busy[target] += 1
+    result: Any
+    try:
+        turn.taken()
+        if shelved is None:
+            result = await device.ref.ask(request)  # type: ignore[arg-type]
+        else:
+            result = await shelved(shelf, device, *call.args)
+    finally:
+        holdings.busy[target] -= 1
     if call.name == "free":
         for each in call.args:
             held.pop(before.get(id(each), 0), None)

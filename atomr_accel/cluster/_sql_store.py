@@ -241,6 +241,12 @@ async def open_sqlite_store(path: str | os.PathLike[str]) -> AsyncIterator[Sqlit
             await in_thread(store._close, store._limiter)
 
 
+_IDLE: Final = 500
+"""Milliseconds until the server ends a transaction of a program that is stopped, and has the lock.
+
+It also ends that session: the next call makes another one.
+"""
+
 _LOCK: Final = 0x61746163
 """Key of the advisory lock of transactions that write."""
 
@@ -272,7 +278,9 @@ class PostgresStore(_ThreadedStore):
                 library="psycopg",
             ) from error
         try:
-            return psycopg.connect(self._conninfo, autocommit=True)
+            connection = psycopg.connect(self._conninfo, autocommit=True)
+            connection.execute(f"SET idle_in_transaction_session_timeout = {_IDLE}")
+            return connection
         except psycopg.Error as error:
             raise StoreUnavailable(
                 f"PostgreSQL does not answer: {error}", maybe_done=False

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol, final
 
 import trio
+from sortedcontainers import SortedDict
 
 from ..actors.util import check_instance
 from ._errors import EpochOver, VersionConflict
@@ -249,7 +250,7 @@ class MemoryStore:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[str, StoreRow] = {}
+        self._rows: SortedDict[str, StoreRow] = SortedDict()
         self._changed = trio.Event()
 
     def now(self) -> float:
@@ -258,7 +259,8 @@ class MemoryStore:
 
     def get(self, key: str) -> StoreRow | None:
         """Return a row."""
-        return self._rows.get(key)
+        row: StoreRow | None = self._rows.get(key)
+        return row
 
     def put(self, row: StoreRow) -> None:
         """Write a row, and wake watchers unless only its expiry has changed."""
@@ -296,7 +298,7 @@ class MemoryStore:
             nonlocal changed
             await trio.lowlevel.checkpoint()
             changed = self._changed
-            keys = sorted(key for key in self._rows if key.startswith(prefix))
+            keys = [*self._rows.irange(prefix, prefix + "\U0010ffff")]
             return [self._rows[key] for key in keys], self.now()
 
         async def wait() -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ..actors import Message
-from ._cluster import Cluster, open_cluster
+from ..actors import ActorRef, Message
+from ._cluster import Cluster
 from ._entity import Entity
+from ._open import open_cluster
 from ._sql_store import open_postgres_store, open_sqlite_store
 from ._transport import Credentials
 
@@ -33,6 +34,8 @@ class ClusterProgram:
         entities: types of entities.
         singletons: types with one entity each.
         settings: limits and times.
+        services: what opens an actor that each node of ``atomr-accel node`` publishes, by its name:
+            functions without arguments that return a context manager of an `ActorRef`.
     """
 
     name: str
@@ -40,6 +43,9 @@ class ClusterProgram:
     entities: Sequence[type[Entity[Any]]] = ()
     singletons: Sequence[type[Entity[Any]]] = ()
     settings: ClusterSettings | None = None
+    services: Mapping[str, Callable[[], AbstractAsyncContextManager[ActorRef]]] = field(
+        default_factory=dict
+    )
 
     def open(
         self,
@@ -73,7 +79,9 @@ async def run_node(
     listen: tuple[str, int] = ("127.0.0.1", 0),
     ready: Callable[[Cluster], None] | None = None,
 ) -> None:
-    """Run a node until SIGTERM or SIGINT comes; then hand its entities over, and return.
+    """Run a node until SIGTERM or SIGINT comes; then drain it, and return.
+
+    Draining hands its entities over, and answers what its services have been asked.
 
     Args:
         program: what the cluster declares.
@@ -88,7 +96,16 @@ async def run_node(
         server = text.startswith(("postgresql://", "postgres://"))
         opening: AbstractAsyncContextManager[FencingStore]
         opening = open_postgres_store(text) if server else open_sqlite_store(text)
-        async with opening as fencing, program.open(node, fencing, credentials, listen) as cluster:
+        async with AsyncExitStack() as stack:
+            fencing: FencingStore = await stack.enter_async_context(opening)
+            refs = {
+                name: await stack.enter_async_context(open_service())
+                for name, open_service in program.services.items()
+            }
+            joining = program.open(node, fencing, credentials, listen)
+            cluster = await stack.enter_async_context(joining)
+            for name, ref in refs.items():
+                cluster.publish(name, ref)
             if ready is not None:
                 ready(cluster)
             async for _ in signals:

@@ -180,6 +180,19 @@ class Simulation:
             if self.random.random() < 0.25:
                 self.heal()
 
+    async def deafen(self) -> None:
+        """Have a node not hear for so long that others take its leases, again and again."""
+        while True:
+            await trio.sleep(self.random.uniform(0.5, 4.0))
+            if not self.up:
+                continue
+            cluster = self.up[self.random.choice(sorted(self.up))]
+            holder = cluster.place_of(Log, self.random.choice(KEYS))
+            access = self.access[holder or self.random.choice(self.names)]
+            access.deaf = True
+            await trio.sleep(SETTINGS.lease * self.random.uniform(1.5, 4.0))
+            access.deaf = False
+
     def heal(self) -> None:
         """End all harm."""
         network = self.network
@@ -194,7 +207,10 @@ class Simulation:
             await trio.sleep(self.random.uniform(0.0, 2.0))
             if not self.up:
                 continue
-            cluster = self.up[self.random.choice(sorted(self.up))]
+            # Whoever has lost its leases without hearing of it is asked as often as all others.
+            deaf = [name for name in sorted(self.up) if self.access[name].deaf]
+            ones = deaf if deaf and self.random.random() < 0.5 else sorted(self.up)
+            cluster = self.up[self.random.choice(ones)]
             key = self.random.choice(KEYS)
             number = None
             if self.random.random() < 0.6:
@@ -218,11 +234,14 @@ class Simulation:
             await trio.sleep(0.1)
         async with trio.open_nursery() as harm:
             harm.start_soon(self.trouble)
+            harm.start_soon(self.deafen)
             async with trio.open_nursery() as nursery:
                 for _ in range(clients):
                     nursery.start_soon(self.client)
             harm.cancel_scope.cancel()
         self.heal()
+        for access in self.access.values():
+            access.deaf = False
         began = trio.current_time()
         for key in KEYS:
             self.history.final[key] = await self._read(key)

@@ -188,25 +188,31 @@ class NodeStore:
 
     Attributes:
         away: whether nothing passes.
+        deaf: whether nothing passes that is about nodes and leases; entities are read and written.
         failing: chance that a call, or its answer, is lost.
         slow: longest delay in seconds, in each direction.
+        lag: seconds until the next answer of ``lease`` arrives.
     """
 
     def __init__(self, store: MemoryStore, seed: int) -> None:
         self.store = store
         self.random = random.Random(seed)
         self.away = False
+        self.deaf = False
         self.failing = 0.0
         self.slow = 0.0
+        self.lag = 0.0
 
-    async def _pass(self, *, done: bool) -> None:
+    async def _pass(self, *, done: bool, entity: bool = False) -> None:
         await trio.sleep(self.random.random() * self.slow)
-        if self.away or self.random.random() < self.failing:
+        if self.away or (self.deaf and not entity) or self.random.random() < self.failing:
             raise StoreUnavailable("the store is away", maybe_done=done)
 
     async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
         await self._pass(done=False)
         result = await self.store.lease(keys, holder, seconds)
+        lag, self.lag = self.lag, 0.0
+        await trio.sleep(lag)
         await self._pass(done=True)
         return result
 
@@ -219,28 +225,32 @@ class NodeStore:
     async def compare_and_set(
         self, key: str, value: bytes | None, *, version: int, fence: StoreLease | None = None
     ) -> int:
-        await self._pass(done=False)
+        entity = "/entity/" in key
+        await self._pass(done=False, entity=entity)
         result = await self.store.compare_and_set(key, value, version=version, fence=fence)
-        await self._pass(done=True)
+        await self._pass(done=True, entity=entity)
         return result
 
     @asynccontextmanager
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[tuple[StoreEntry, ...]]]:
         async with self.store.watch(prefix) as snapshots:
-            yield _Delayed(self, snapshots)
+            yield _Delayed(self, snapshots, entity="/entity/" in prefix)
 
 
 class _Delayed:
-    def __init__(self, store: NodeStore, snapshots: AsyncIterator[tuple[StoreEntry, ...]]) -> None:
+    def __init__(
+        self, store: NodeStore, snapshots: AsyncIterator[tuple[StoreEntry, ...]], *, entity: bool
+    ) -> None:
         self.store = store
         self.snapshots = snapshots
+        self.entity = entity
 
     def __aiter__(self) -> _Delayed:
         return self
 
     async def __anext__(self) -> tuple[StoreEntry, ...]:
         result = await anext(self.snapshots)
-        await self.store._pass(done=False)
+        await self.store._pass(done=False, entity=self.entity)
         return result
 
 

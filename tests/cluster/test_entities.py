@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -133,6 +134,26 @@ async def test_a_failure_of_one_message_is_not_that_of_the_next() -> None:
             for number in range(2, 6):
                 nursery.start_soon(add, number)
         assert sorted(places) == [2, 3, 4, 5]
+
+
+@simulated
+async def test_a_lease_that_is_lost_while_an_instance_stops_is_not_acted_upon() -> None:
+    async with world() as here, here.node("a") as a:
+        assert await a.entity(Log, "x").ask(Add(1)) == 1
+        region = a._region
+        (shard,) = (each for each in region._shards.values() if each.places)
+        (place,) = shard.places.values()
+        assert place.ref is not None
+        assert place.seat is not None
+        place.seat.broken = True  # as when the store has not answered
+        ref, stop = place.ref, place.ref.stop
+
+        async def stopped() -> None:
+            await stop()
+            region.drop(shard.number, shard.lease)
+
+        place.ref = SimpleNamespace(stop=stopped, stopped=False, path=ref.path)
+        assert await a.entity(Log, "x").ask(Add(2)) == 2
 
 
 class Ticker(Log):

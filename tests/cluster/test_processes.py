@@ -35,10 +35,10 @@ KEYS = [f"log {number}" for number in range(12)]
 
 
 @contextmanager
-def running(folder: Path, name: str) -> Iterator[subprocess.Popen[str]]:
-    """A node in a process of its own, once it has joined."""
+def running(folder: Path, name: str, store: str | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A node in a process of its own, once it has joined; by default, on a store of SQLite."""
     words = ["node", "tests.cluster.simulated:PROGRAM", "--name", name, "--json"]
-    where = ["--store", str(folder / "store"), "--certificates", str(folder)]
+    where = ["--store", store or str(folder / "store"), "--certificates", str(folder)]
     with subprocess.Popen(
         [sys.executable, "-m", "atomr_accel", *words, *where],
         cwd=ROOT,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel.cluster import MemoryStore, open_cluster
+from atomr_accel.cluster import MemoryStore, StoreLease, _store, open_cluster
+from atomr_accel.cluster._region import Region
 from tests.harness import sized
 
 from .histories import SETTINGS, Event, History, simulate
 from .simulated import Add, Log, Network, NodeStore, Read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -25,7 +29,7 @@ def test_histories_are_linearizable(seed: int) -> None:
 
 @pytest.mark.slow
 def test_more_histories_are_linearizable() -> None:
-    for seed in range(100, 100 + sized(50, 1000)):
+    for seed in range(100, 100 + sized(20, 1000)):
         simulate(seed).check()
 
 
@@ -39,6 +43,26 @@ def test_a_seed_gives_the_same_history_again() -> None:
     one, other = simulate(5), simulate(5)
     assert one.events == other.events
     assert one.final == other.final
+
+
+def test_a_slow_store_is_not_taken_for_another_node_of_the_name() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        access = NodeStore(store, 0)
+        async with trio.open_nursery() as nursery:
+            await store.lease(["test/member/a"], "one that has crashed", SETTINGS.lease)
+            access.lag = 2 * SETTINGS.lease
+            async with open_cluster(
+                "test",
+                node="a",
+                store=access,
+                transport=Network(nursery).transport("a"),
+                settings=SETTINGS,
+            ) as cluster:
+                await cluster.wait_for(1)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def _events(*rows: tuple[int | None, float, float, Any]) -> list[Event]:
@@ -65,6 +89,34 @@ def test_old_epochs_are_found() -> None:
     history = History([], {"x": [], "y": [], "z": []}, {"x": [1, 2, 1]})
     with pytest.raises(AssertionError, match="two effective holders"):
         history.check()
+
+
+def _unfenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _store.swap
+
+    def swap(rows: Any, key: str, value: bytes | None, version: int, _fence: Any) -> int:
+        return real(rows, key, value, version, None)
+
+    monkeypatch.setattr(_store, "swap", swap)
+
+
+def _trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trusts(_region: Region, shard: Any, lease: StoreLease | None) -> bool:
+        return lease is not None and shard.lease is lease
+
+    monkeypatch.setattr(Region, "_trusts", trusts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [_unfenced, _trusting])
+def test_stores_without_fences_and_trust_in_leases_that_are_over_are_found(
+    broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulation is strong enough: every third seed or so finds these faults."""
+    broken(monkeypatch)
+    with pytest.raises(AssertionError, match=r"effective holders|went back|lost|doubled|read"):
+        for seed in range(40):
+            simulate(seed).check()
 
 
 def test_a_node_without_its_store_answers_nothing_stale() -> None:

@@ -18,6 +18,7 @@ from atomr_accel.cluster import (
     StoreLease,
     StoreUnavailable,
     VersionConflict,
+    _sql_store,
     open_postgres_store,
     open_sqlite_store,
 )
@@ -174,3 +175,21 @@ def test_effects_of_old_epochs_never_count(steps: list[tuple[str, str, int]]) ->
         assert epochs == sorted(epochs)
 
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@program
+async def _stopped(conninfo: str) -> None:
+    async with open_postgres_store(conninfo) as one, open_postgres_store(conninfo) as other:
+        # As if this program were stopped in the midst of a transaction.
+        one._connection.execute("BEGIN")
+        one._connection.execute("SELECT pg_advisory_xact_lock(%s)", (_sql_store._LOCK,))
+        assert await other.compare_and_set("after", b"1", version=0) == 1
+        with pytest.raises(StoreUnavailable):
+            await one.lease(["after"], "one", 1.0)
+        (lease,) = await one.lease(["after"], "one", 1.0)
+        assert lease.holder == "one"
+
+
+@pytest.mark.slow
+def test_a_program_that_is_stopped_does_not_hold_up_others(postgres: str) -> None:
+    _stopped(postgres)
