@@ -322,9 +322,9 @@ async def run() -> None:
         print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
         large = device.backend == "cuda"
         await copies(device, 1 << 30 if large else 1 << 22)
-        await fluids(device, 4096 if large else 64, 256 if large else 16)
-        await particles(device, 215 if large else 8)
-        await cloths(device, 1024 if large else 24)
+        await fluids(device, 4096 if large else 32, 256 if large else 8)
+        await particles(device, 215 if large else 5)
+        await cloths(device, 1024 if large else 16)
         await filters(device, *((2160, 3840) if large else (60, 80)))
         await frames(device, *((2160, 3840) if large else (60, 80)))
         await sparse(device, *((1024, 50_000) if large else (128, 40)))
