@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import trio
-from PIL import Image
 
 from atomr_accel import open_device
-from atomr_accel.realtime import open_cloth
+from atomr_accel.realtime import open_cloth, save_picture
 from atomr_accel.testing import poison
 
 ROWS, COLUMNS, SPACING = 16, 24, 0.1
@@ -44,7 +43,7 @@ async def main() -> None:
         links = np.linalg.norm(np.diff(x, axis=0), axis=-1) / SPACING
         assert 0.9 < links.mean() < 1.1  # no link has given way
         path = Path(tempfile.gettempdir()) / "cloth.png"
-        Image.fromarray(await cloth.snapshot()).resize((512, 512)).save(path)
+        await save_picture(path, await cloth.snapshot(), scale=2)
         print(f"{statistics.steps} steps, {statistics.faults} fault; the picture is {path}")
 
 

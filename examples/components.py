@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import trio
-from PIL import Image
 from scipy import ndimage
 
 from atomr_accel import open_device
-from atomr_accel.realtime import open_frame_analysis
+from atomr_accel.realtime import open_frame_analysis, save_picture
 from atomr_accel.testing import poison
 
 HEIGHT, WIDTH, DROPS, FRAMES = 120, 160, 24, 12
@@ -47,8 +46,7 @@ async def main() -> None:
         wanted = ndimage.distance_transform_edt(frame)
         assert np.allclose(await analysis.read("distance"), wanted)
         path = Path(tempfile.gettempdir()) / "components.png"
-        picture = Image.fromarray(await analysis.snapshot())
-        picture.resize((4 * WIDTH, 4 * HEIGHT), Image.Resampling.NEAREST).save(path)
+        await save_picture(path, await analysis.snapshot(), scale=4)
         print(f"{counts} components, {statistics.faults} fault; the picture is {path}")
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import trio
-from PIL import Image
 
 from atomr_accel import OutOfMemory, open_device
-from atomr_accel.realtime import open_sparse_grid
+from atomr_accel.realtime import open_sparse_grid, save_picture
 from atomr_accel.testing import poison
 
 SHAPE = (4096, 512, 512)  # 4 GiB of float32
@@ -55,8 +54,7 @@ async def main() -> None:
             print(full)
         assert grid.steps > statistics.steps
         path = Path(tempfile.gettempdir()) / "sparse_grid.png"
-        picture = Image.fromarray(await grid.snapshot()).crop((160, 160, 352, 352))
-        picture.resize((768, 768), Image.Resampling.NEAREST).save(path)
+        await save_picture(path, (await grid.snapshot())[160:352, 160:352], scale=4)
         print(f"{blocks} of {4096 * 512 * 512 // 512} blocks were made; the picture is {path}")
 
 

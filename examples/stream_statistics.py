@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import trio
-from PIL import Image
 
 from atomr_accel import open_device
-from atomr_accel.realtime import open_frame_statistics
+from atomr_accel.realtime import open_frame_statistics, save_picture
 from atomr_accel.testing import poison
 
 SHAPE, FRAMES = (48, 64), 40
@@ -38,8 +37,8 @@ async def main() -> None:
         assert np.isclose(summary.mean, counted.mean())
         assert np.isclose(summary.variance, counted.var())
         assert np.allclose(await scene.read("mean"), counted.mean(0))
-        path = Path(tempfile.gettempdir()) / "statistics.png"
-        Image.fromarray(await scene.snapshot()).resize((768, 384)).save(path)
+        path = Path(tempfile.gettempdir()) / "stream_statistics.png"
+        await save_picture(path, await scene.snapshot(), scale=3)
         deviation = summary.variance**0.5
         print(f"{summary.mean:.1f} ± {deviation:.1f}, {lost} frames lost; the picture is {path}")
 
