@@ -52,7 +52,7 @@ async def test_advection_is_of_second_order(device: Device) -> None:
     for n in (16, 32):
         centres = 2 * np.pi * (np.arange(n) + 0.5) / n
 
-        def cloud(at: float, x: np.ndarray[Any, Any] = centres) -> np.ndarray[Any, Any]:
+        def cloud(at: float, x: Any = centres) -> Any:
             line = 1 + np.sin(x - at)
             return line[None] * line[:, None]
 

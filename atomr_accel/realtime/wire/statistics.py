@@ -112,17 +112,17 @@ def merge(
     history: int,
 ) -> None:
     """Add a frame to those before it."""
-    low, high, total, squares = (float(np.ravel(each)[0]) for each in (low, high, total, squares))
-    kept, mean = 1 - float(values[1]), total / n
+    least, most, whole, spread = (float(np.ravel(each)[0]) for each in (low, high, total, squares))
+    kept, mean = 1 - float(values[1]), whole / n
     before, apart = totals[1] * kept, mean - totals[4]
     share = n / (before + n)
     totals[0] = totals[0] * kept + 1
     totals[1] = before + n
-    totals[2], totals[3] = min(totals[2], low), max(totals[3], high)
+    totals[2], totals[3] = min(totals[2], least), max(totals[3], most)
     totals[4] += apart * share
-    totals[5] = totals[5] * kept + squares + apart * apart * before * share
+    totals[5] = totals[5] * kept + spread + apart * apart * before * share
     row = int(place[0]) % history
-    recent[row] = low, high, mean, squares / n
+    recent[row] = least, most, mean, spread / n
     place[0] = place[0] + 1 if place[0] + 1 < 2 * history else history
 
 
