@@ -8,14 +8,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ._analysis import FrameAnalysis, open_frame_analysis
     from ._checks import SceneParameter
+    from ._cloth import Cloth, open_cloth
     from ._effects import Effect, EffectStatistics, open_effect
     from ._films import Film, FilmStatistics, open_film, save_picture
     from ._filters import Border, ColourSpace, Filters
     from ._fluid import Fluid, open_fluid
+    from ._frames import FrameScene
     from ._hash_map import HashMap, HashMapStatistics, open_hash_map
     from ._particles import Balls, Liquid, open_balls, open_liquid
+    from ._sparse_grid import SparseGrid, open_sparse_grid
     from ._spatial import SpatialIndex, SpatialIndexStatistics
+    from ._statistics import FrameStatistics, FrameSummary, open_frame_statistics
     from ._video import BrokenVideo, Video, VideoStatistics, open_video
     from ._viewer import Viewer, ViewerStatistics, open_viewer
     from .simulation import (
@@ -32,6 +37,7 @@ __all__ = [
     "Balls",
     "Border",
     "BrokenVideo",
+    "Cloth",
     "ColourSpace",
     "DrawScene",
     "Effect",
@@ -40,6 +46,10 @@ __all__ = [
     "FilmStatistics",
     "Filters",
     "Fluid",
+    "FrameAnalysis",
+    "FrameScene",
+    "FrameStatistics",
+    "FrameSummary",
     "HashMap",
     "HashMapStatistics",
     "KernelSource",
@@ -47,6 +57,7 @@ __all__ = [
     "SceneParameter",
     "Simulation",
     "SimulationStatistics",
+    "SparseGrid",
     "SpatialIndex",
     "SpatialIndexStatistics",
     "StepScene",
@@ -56,11 +67,15 @@ __all__ = [
     "Viewer",
     "ViewerStatistics",
     "open_balls",
+    "open_cloth",
     "open_effect",
     "open_film",
     "open_fluid",
+    "open_frame_analysis",
+    "open_frame_statistics",
     "open_hash_map",
     "open_liquid",
+    "open_sparse_grid",
     "open_video",
     "open_viewer",
     "opened",
@@ -84,14 +99,24 @@ _HOME = {
     "Viewer": "_viewer",
     "ViewerStatistics": "_viewer",
     "open_viewer": "_viewer",
+    "Cloth": "_cloth",
+    "open_cloth": "_cloth",
     "Border": "_filters",
     "ColourSpace": "_filters",
     "Filters": "_filters",
     "Fluid": "_fluid",
     "open_fluid": "_fluid",
+    "FrameAnalysis": "_analysis",
+    "open_frame_analysis": "_analysis",
+    "FrameScene": "_frames",
+    "FrameStatistics": "_statistics",
+    "FrameSummary": "_statistics",
+    "open_frame_statistics": "_statistics",
     "HashMap": "_hash_map",
     "HashMapStatistics": "_hash_map",
     "open_hash_map": "_hash_map",
+    "SparseGrid": "_sparse_grid",
+    "open_sparse_grid": "_sparse_grid",
     "SpatialIndex": "_spatial",
     "SpatialIndexStatistics": "_spatial",
     "Balls": "_particles",

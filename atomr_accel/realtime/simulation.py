@@ -28,7 +28,7 @@ from ._kernels import KernelSet
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from .. import GpuRef, Recording, Snapshot
+    from .. import Batch, GpuRef, Recording, Snapshot
     from .wire.kernels import KernelSource
 
 S = TypeVar("S", bound="Simulation")
@@ -105,7 +105,8 @@ class Simulation(Service):
     """Base of simulations: a scene on a device.
 
     A class states ``parameters`` and ``kernels`` and overrides `begin`, `record` and `draw`;
-    optionally also `scratch`, `substeps` and `check`. `opened` runs an instance in a block.
+    optionally also `scratch`, `substeps`, `check` and `accept`. `opened` runs an instance in a
+    block.
 
     Methods may be called by any task. They take turns.
     """
@@ -167,9 +168,16 @@ class Simulation(Service):
     def check(self, settings: Mapping[str, float]) -> None:
         """Refuse parameters that do not go together, by a `ValueError`."""
 
-    def launch(self, recording: Recording, name: str, elements: int, *args: Any) -> None:
+    async def accept(self) -> None:
+        """Refuse a substep after it was replayed, by an error.
+
+        A recorded step that is refused must not have changed the state.
+        """
+        await trio.lowlevel.checkpoint()
+
+    def launch(self, on: Batch | Recording, name: str, elements: int, *args: Any) -> None:
         """Launch one of ``kernels``, with a thread for each element."""
-        self._compiled.launch(recording, name, elements, *args)
+        self._compiled.launch(on, name, elements, *args)
 
     # --- what programs call ----------------------------------------------------------------
 
@@ -434,10 +442,12 @@ class Simulation(Service):
                 self._written = ()
                 await self.device.put(np.array(values, np.float32), out=self.values)
                 self._written = values
-            for _ in range(substeps):
+            begin = self._time
+            for done in range(1, substeps + 1):
                 await self._recording.replay()
+                await self.accept()
+                self._time = begin + dt * (done / substeps)
             self._steps += 1
-            self._time += dt
             if self._steps % self.every == 0:
                 await self._keep()
 

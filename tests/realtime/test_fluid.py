@@ -46,6 +46,24 @@ async def test_taylor_green_vortex_decays_and_converges(device: Device) -> None:
     )  # towards one: projections are of first order in time
 
 
+async def test_advection_is_of_second_order(device: Device) -> None:
+    """A smooth cloud of smoke, a quarter of the way around a box by a uniform flow."""
+    errors = []
+    for n in (16, 32):
+        centres = 2 * np.pi * (np.arange(n) + 0.5) / n
+
+        def cloud(at: float, x: Any = centres) -> Any:
+            line = 1 + np.sin(x - at)
+            return line[None] * line[:, None]
+
+        flow: Any = {"u": np.ones((n, n)), "v": np.ones((n, n)), "smoke": cloud(0.0)}
+        async with open_fluid(device, (n, n), spacing=2 * np.pi / n, **flow) as fluid:
+            await fluid.step(np.pi / n, count=n // 2)
+            errors.append(np.abs(await fluid.read("smoke") - cloud(np.pi / 2)).mean())
+    assert errors[1] < 0.02
+    assert 1.7 < np.log2(errors[0] / errors[1]) < 2.5, errors
+
+
 async def test_poiseuille_flow_between_plates(device: Device) -> None:
     """The discrete solution is the parabola, moved by an eighth for the wall at half a cell."""
     async with open_fluid(device, (10, 4), boundary="channel", viscosity=1.0, force=0.1) as fluid:

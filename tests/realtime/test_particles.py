@@ -50,6 +50,25 @@ async def test_balls_that_collide_keep_energy_and_momentum(device: Device) -> No
     assert found[ids == 0][0, 0] < 0  # they went apart
 
 
+async def test_a_collision_is_of_second_order(device: Device) -> None:
+    """Two balls that overlap swing apart as a spring does."""
+    radius, overlap, stiffness = 0.25, 0.1, 50.0
+    rate, errors = np.sqrt(2 * stiffness), []
+    time = 1.2 / rate  # they still touch
+    half = radius - overlap / 2
+    x = np.array([[2 - half, 2.0], [2 + half, 2.0]])
+    options: Any = {"radius": radius, "stiffness": stiffness, "gravity": 0.0, "image": (4, 4)}
+    for count in (8, 16):
+        async with open_balls(device, (4.0, 4.0), x, **options) as balls:
+            assert balls.substeps(time / count, dict(balls.statistics().parameters)) == 1
+            await balls.step(time / count, count=count)
+            found = await balls.read("x")
+        apart = abs(found[0, 0] - found[1, 0])
+        errors.append(abs(apart - 2 * radius + overlap * np.cos(rate * time)))
+    assert errors[0] < 1e-3
+    assert 1.6 < np.log2(errors[0] / errors[1]) < 2.4, errors
+
+
 async def test_a_ball_falls_as_newton_says_and_walls_reflect_it(device: Device) -> None:
     async with open_balls(device, (1.0, 2.0), [[0.5, 1.5]], radius=0.1, gravity=10.0) as balls:
         await balls.step(0.05, count=4)
