@@ -51,6 +51,7 @@ FOR_USERS = (
     "atomr_accel.worlds",
     "atomr_accel.agents",
     "atomr_accel.cluster",
+    "atomr_accel.llm",
 )
 """Packages that users import from; other packages export names for later layers."""
 
