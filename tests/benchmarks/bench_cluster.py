@@ -205,7 +205,7 @@ async def ours(folder: Path, count: int) -> dict[str, tuple[float, float, float]
 
 
 def rays(count: int) -> tuple[float, float, float] | None:
-    """The same of an actor of Ray's, or None without Ray."""
+    """Measure an actor of Ray's in the same way; None without Ray."""
     try:
         import ray
     except ImportError:
