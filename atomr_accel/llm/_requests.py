@@ -1,4 +1,4 @@
-"""What a client asks of a language model, and the tokens that it gets."""
+"""Requests for tokens, and the pieces of their streams."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FinishReason = Literal["stop", "length", "tool_calls"]
-"""Why a stream ended, in OpenAI's words."""
+"""The reason why a stream ended, in OpenAI's words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """How tokens are chosen from logits.
+    """Options for the choice of tokens from logits.
 
     Attributes:
-        temperature: divides the logits; 0 takes the largest one.
-        top_k: how many of the largest logits are left; 0 leaves all.
-        top_p: the smallest set of tokens whose probabilities add up to this is left.
-        min_p: tokens below this share of the largest probability are left out.
+        temperature: a divisor of the logits; 0 takes the largest one.
+        top_k: the number of largest logits that stay; 0 keeps all.
+        top_p: the smallest set of tokens whose probabilities add up to this stays.
+        min_p: the least probability that stays, as a share of the largest one.
         presence_penalty: subtracted from the logits of tokens that were generated.
         frequency_penalty: subtracted once for each time that a token was generated.
         repetition_penalty: divides positive logits of tokens that occurred, multiplies others.
-        logit_bias: added to the logits of tokens, by token.
-        seed: the tokens of a seed are the same in any batch, and after a fault.
+        logit_bias: numbers to add to logits, by token.
+        seed: the source of the choices. A seed gives the same tokens in any batch, and after a
+            fault.
         stop: texts that end the stream, and are not part of it.
-        max_tokens: how many tokens are generated at most; None leaves it to the context.
-        logprobs: how many of the most likely tokens are told beside each one; None tells none.
-        ignore_eos: whether the model's end of text ends the stream.
-        grammar: llguidance's grammar that the text has to follow, such as one of a JSON schema.
+        max_tokens: the most tokens to generate; None leaves it to the context.
+        logprobs: the number of most likely tokens beside each one; None gives no logprobs.
+        ignore_eos: generate further after the model's end of text.
+        grammar: a grammar of llguidance that the text follows, such as one of a JSON schema.
     """
 
     temperature: float = 1.0
@@ -51,11 +52,11 @@ class SamplingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRequest:
-    """One request for tokens.
+    """A request for tokens that continue a prompt.
 
     Attributes:
-        prompt: the tokens that it continues, one at least.
-        sampling: how tokens are chosen.
+        prompt: one token at least.
+        sampling: options for the choice of tokens.
         priority: requests with a higher one go first.
         key: requests of different keys get fair shares.
     """
@@ -75,16 +76,16 @@ class TokenScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """What one step adds to a stream.
+class TokenPiece:
+    """A step of a stream.
 
     Attributes:
         token: the token.
-        text: what it adds to the text, which is empty as long as a character is incomplete or
-            a stop text may have begun.
+        text: characters that the token adds, empty while a character is incomplete or a stop text
+            may have begun.
         logprob: the logarithm of its probability before sampling, if asked for.
         top: the most likely tokens, if asked for.
-        finish: why the stream ends with this piece, or None.
+        finish: the reason why the stream ends with this piece, or None.
     """
 
     token: int
