@@ -221,7 +221,7 @@ def rays(count: int) -> tuple[float, float, float] | None:
             self.total += k
             return self.total
 
-    counter = RayCounter.remote()
+    counter: Any = RayCounter.remote()  # type: ignore[attr-defined]
     for _ in range(50):
         ray.get(counter.add.remote(1))
     times = []
