@@ -109,6 +109,9 @@ def run_forked(work: Callable[[ValueBox], None], seconds: float) -> EndedChild:
         for stream in sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__:
             if stream is not None:
                 stream.flush()  # or both processes would write what is in the buffer
+        # The thread of pytest's faulthandler_timeout is not in the fork, which would wait for its
+        # end for ever. The time of the isolated test takes its place.
+        faulthandler.cancel_dump_traceback_later()
         parent, chance = os.getpid(), random.getstate()
         with warnings.catch_warnings():
             # Python warns of forks of a process with threads, as xdist's workers are.

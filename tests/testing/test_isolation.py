@@ -98,6 +98,14 @@ def test_a_death_fails_one_test(alone: pytest.Pytester, statement: str) -> None:
     result.stdout.re_match_lines_random([DEATHS[statement], "out of it", "of its errors"])
 
 
+def test_a_watchdog_of_pytest_stays_behind(alone: pytest.Pytester) -> None:
+    alone.makeini("[pytest]\nfaulthandler_timeout = 60")
+    alone.makepyfile("def test_fails(): assert False\ndef test_after(): pass")
+    result = isolated(alone, "--isolate-timeout=10")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.no_fnmatch_line("*was killed*")
+
+
 @pytest.mark.parametrize("capture", ["fd", "sys", "tee-sys", "no"])
 def test_every_kind_of_capture(alone: pytest.Pytester, capture: str) -> None:
     alone.makepyfile(dying("os.abort()"))
