@@ -160,19 +160,21 @@ def heeded_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-ONE_ISOLATION = tuple(f"libraries/{name}/" for name in ("array", "cub", "cutlass", "tensor"))
-"""Tests of operations: on the CPU backend their numbers do not depend on where the host runs.
+def needs_both(where: str) -> bool:
+    """Return whether tests of a file run where the host is a thread, and where it is a process.
 
-What does, such as transfers, faults, order and cancelling, is tested elsewhere in both isolations.
-"""
+    Tests of operations run in one of them: their messages are sent in the same way, and on the CPU
+    backend their numbers do not depend on where the host runs. A test of conformance makes every
+    operation in both. Transfers, faults, order and cancelling are tested elsewhere in both.
+    """
+    return ON_CUDA or not where.startswith("libraries/") or where.endswith("/test_conformance.py")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Choose the isolations of shared devices."""
     if "shared" in metafunc.fixturenames:
         where = Path(metafunc.module.__file__).relative_to(Path(__file__).parent).as_posix()
-        once = where.startswith(ONE_ISOLATION) and not ON_CUDA
-        isolations = ["thread"] if once else ["thread", "process"]
+        isolations = ["thread", "process"] if needs_both(where) else ["thread"]
         metafunc.parametrize("shared", isolations, indirect=True, scope="session")
 
 

@@ -491,7 +491,7 @@ EXCLUDED: Final[dict[str, str]] = {
          "DeviceInstrument.op_in_batch", "DeviceInstrument.op_replays",
          "DeviceInstrument.slab_added", "DeviceInstrument.slab_removed", "Draft.begin",
          "DraftText.keep", "DraftText.propose", "LookupDraft.begin", "ModelDraft.begin",
-         "NGramDraft.begin", "Observer.answered", "Observer.dropped", "Observer.failed",
+         "NGramDraft.begin", "Observer.answered", "Observer.failed", "Observer.withdrawn",
          "RedisStorage.append", "Storage.append", "ThreadedStorage.append",
          "DraftTree.children"),
         _CALLED,
