@@ -112,7 +112,7 @@ async def hurt(opening: Any, width: int, kills: int) -> tuple[list[float], Any, 
         ]
         killer = Killer(devices, np.random.default_rng(kills), kills)
         trainer = await stack.enter_async_context(opening(devices))
-        losses = []
+        losses: list[float] = []
         async with trio.open_nursery() as nursery:
             nursery.start_soon(killer.run)
             while killer.left or len(nursery.child_tasks):
