@@ -56,9 +56,8 @@ def test_events_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(KeyError, match="stopped on purpose"):
         trio.run(program)
     found = events_of(tmp_path / "events")
-    losses = [(step, value) for tag, step, value in found if tag == "loss"]
-    assert [step for step, _ in losses] == [made.number for made in STEPS]
-    assert [value for _, value in losses] == pytest.approx([made.loss for made in STEPS])
+    losses = {step: value for tag, step, value in found if tag == "loss"}
+    assert losses == pytest.approx({made.number: made.loss for made in STEPS})
     assert sum(tag == "accuracy" for tag, _, _ in found) == 30
     assert len(points_of((tmp_path / "loss.svg").read_text(encoding="utf-8"))) == 30
     assert "30/30" in capsys.readouterr().err
