@@ -9,7 +9,7 @@ import numpy as np
 from ...._dtypes import DTYPES
 from ....wire import StickyFault
 from ....wire.interop import ON_HOST, borrow, device_type
-from ._runner import Runner
+from ._runner import FunctionRunner
 
 if TYPE_CHECKING:
     from ....backends.cpu.host.context import CpuContext, CpuStream
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @final
-class CpuRunner(Runner):
+class CpuRunner(FunctionRunner):
     """Executes calls; a ``StickyFault`` that a function raises is one of the context."""
 
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 from ...._dtypes import DTYPES
 from ....backends.cuda.host.driver import check, driver
 from ....wire.interop import ON_GPU, Borrowed, DeviceArray, contiguous, device_type
-from ._runner import Runner
+from ._runner import FunctionRunner
 
 if TYPE_CHECKING:
     from ....backends.cuda.host.context import CudaContext, CudaStream
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @final
-class CudaRunner(Runner):
+class CudaRunner(FunctionRunner):
     """Executes calls in the device's primary context, which CuPy, PyTorch and JAX use too."""
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:

@@ -27,7 +27,7 @@ _Left = dict[int, tuple[list[Any], list[Bytes]]]
 _left_in: Final[WeakKeyDictionary[Any, _Left]] = WeakKeyDictionary()
 
 
-class Runner:
+class FunctionRunner:
     """Executes calls. A backend says what an array is and how work is waited for."""
 
     def __init__(self, context: Any) -> None:

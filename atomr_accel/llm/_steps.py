@@ -1,0 +1,71 @@
+"""Steps of a model: tokens of several sequences at once, and the logits that come out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+StepLogits: TypeAlias = npt.NDArray[np.float32]
+"""Logits of a step: a row of the vocabulary's length for each slice that is sampled, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSlice:
+    """Consecutive tokens of one sequence, whose keys and values a step adds to the cache.
+
+    Attributes:
+        sequence: a number that no other sequence has.
+        tokens: one token at least, for positions ``start``, ``start + 1`` and so on.
+        start: position of the first of them. Those before it are in the cache.
+        pages: all pages of the sequence, in order: position ``p`` is in page
+            ``pages[p // page_size]``, row ``p % page_size``. Those of earlier positions may belong
+            to other sequences as well, and are only read.
+        sample: True if logits are needed after the last of the tokens.
+    """
+
+    sequence: int
+    tokens: tuple[int, ...]
+    start: int
+    pages: tuple[int, ...]
+    sample: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """Slices of different sequences, which one step computes.
+
+    Attributes:
+        slices: one at least. No slice writes to a page that another one reads or writes.
+    """
+
+    slices: tuple[StepSlice, ...]
+
+
+class Runner(Protocol):
+    """A model with a paged cache on a device, which does steps one at a time.
+
+    A step that was done again with the same pages overwrites what the first attempt wrote. After a
+    fault of the device the cache is empty, and weights are as before.
+    """
+
+    @property
+    def pages(self) -> int:
+        """The number of pages of the cache."""
+
+    @property
+    def page_size(self) -> int:
+        """The number of positions in a page."""
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that there are."""
+
+    @property
+    def context(self) -> int:
+        """The most positions of a sequence."""
+
+    async def step(self, work: StepWork) -> StepLogits:
+        """Do a step, and return float32 logits of shape (sampled slices, vocabulary)."""
