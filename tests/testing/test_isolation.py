@@ -224,6 +224,74 @@ def test_a_death_in_a_fixture(
     result.stdout.fnmatch_lines(["killed by signal 6 (SIGABRT)"])
 
 
+@pytest.mark.parametrize("ends", ["os._exit(9)", "os.abort()", "signal.pause()"])
+def test_a_death_in_the_teardown_of_a_wider_fixture(alone: pytest.Pytester, ends: str) -> None:
+    alone.makepyfile(
+        f"""
+        import os, signal, pytest
+
+        first = os.getpid()
+
+        @pytest.fixture(scope="session")
+        def outer():
+            yield os.getpid()
+
+        @pytest.fixture(scope="module")
+        def deadly(outer):
+            yield os.getpid()
+            {ends}
+
+        @pytest.fixture(scope="module")
+        def other():
+            yield os.getpid()
+
+        def test_one(outer, deadly, other):
+            assert outer == other == first != deadly
+        def test_after(outer): pass
+        """
+    )
+    result = isolated(alone, "--isolate-timeout=0.3")
+    result.assert_outcomes(passed=2, errors=1)
+
+
+@pytest.mark.parametrize("error", ["SystemExit(5)", "GeneratorExit", "BaseException('no')"])
+def test_a_wider_fixture_that_raises_no_exception(alone: pytest.Pytester, error: str) -> None:
+    alone.makepyfile(
+        f"""
+        import pytest
+
+        @pytest.fixture(scope="module")
+        def wrong():
+            raise {error}
+
+        def test(wrong): pass
+        def test_after(): pass
+        """
+    )
+    isolated(alone).assert_outcomes(passed=1, errors=1)
+
+
+def test_a_wider_fixture_that_ends_the_session_when_it_ends(alone: pytest.Pytester) -> None:
+    alone.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture(scope="class")
+        def last():
+            yield
+            pytest.exit("enough", returncode=7)
+
+        class TestOne:
+            def test(self, last): pass
+
+        def test_after(): pass
+        """
+    )
+    result = isolated(alone)
+    assert result.ret == 7
+    result.stdout.fnmatch_lines(["*Exit: enough*"])
+
+
 def test_a_death_that_is_known(alone: pytest.Pytester) -> None:
     alone.makepyfile(
         """
