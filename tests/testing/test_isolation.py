@@ -307,20 +307,66 @@ def test_a_death_that_is_known(alone: pytest.Pytester) -> None:
     isolated(alone).assert_outcomes(xfailed=1, failed=1)
 
 
-def test_processes_that_a_test_leaves_behind_end_with_it(alone: pytest.Pytester) -> None:
+LEAVING = {
+    "a child": "subprocess.Popen(['sleep', '1000'], pass_fds=[fd])",
+    "a session": "subprocess.Popen(['sleep', '1000'], pass_fds=[fd], start_new_session=True)",
+    "a daemon": """
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    subprocess.Popen(['sleep', '1000'], pass_fds=[fd], start_new_session=True)
+                    signal.pause()
+                os._exit(0)
+            os.wait()""",
+}
+
+
+@pytest.mark.parametrize("death", ["pass", "os.abort()"])
+@pytest.mark.parametrize("leaving", LEAVING)
+def test_processes_that_a_test_leaves_behind_end_with_it(
+    alone: pytest.Pytester, leaving: str, death: str
+) -> None:
     read, write = os.pipe()
     alone.makepyfile(
         f"""
-        import subprocess
+        import os, signal, subprocess
 
         def test():
-            subprocess.Popen(["sleep", "1000"], pass_fds=[{write}])
+            fd = {write}
+            {LEAVING[leaving]}
+            {death}
         """
     )
-    isolated(alone).assert_outcomes(passed=1)
+    before = _children._children()
+    result = isolated(alone)
+    result.assert_outcomes(**({"passed": 1} if death == "pass" else {"failed": 1}))
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         assert pipe.read() == b""  # nothing has it open any more
+    assert _children._children() == before
+
+
+def test_a_test_sees_the_end_of_a_daemon(alone: pytest.Pytester) -> None:
+    alone.makepyfile(
+        """
+        import os, signal, time
+
+        def test():
+            read, write = os.pipe()
+            if os.fork() == 0:
+                if os.fork() == 0:
+                    os.setsid()
+                    os.write(write, str(os.getpid()).encode())
+                    signal.pause()
+                os._exit(0)
+            os.wait()
+            daemon = int(os.read(read, 100))
+            os.kill(daemon, signal.SIGKILL)
+            while os.path.exists(f"/proc/{daemon}"):
+                os.sched_yield()
+        """
+    )
+    isolated(alone, "--isolate-timeout=10").assert_outcomes(passed=1)
 
 
 # --- devices ------------------------------------------------------------------------------
