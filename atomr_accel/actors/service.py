@@ -35,10 +35,22 @@ class Call(Message[Any]):
     Attributes:
         item: the argument of the call.
         options: keyword arguments of the call.
+
+    Raises:
+        TypeError: ``options`` must be a mapping by name.
     """
 
     item: Any
     options: Mapping[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        given: Any = self.options
+        if not (isinstance(given, Mapping) and all(isinstance(name, str) for name in given)):
+            raise TypeError(
+                f"options of a Call must be a mapping of arguments by name, not {given!r}; "
+                'write Call(item, {"priority": 1})'
+            )
 
 
 class Place(TypedDict, total=False):
@@ -81,6 +93,7 @@ class Service:
     supervision: Supervision = Supervision()
     """Options for its children's supervisor, read when its block begins."""
 
+    _service_served: bool = False
     _service_ref: ActorRef | None = None
     _service_supervisor: Supervisor | None = None
     _service_actor: ClassVar[type[Actor] | None] = None
@@ -259,9 +272,10 @@ async def serving(
 
     Raises:
         NameTaken: the parent has a child of that name.
+        RuntimeError: the service is in another block already.
         SupervisorStopped: the parent, or the system, does not run.
         TypeError: an argument of a wrong type.
-        ValueError: a name without a system or a parent.
+        ValueError: a name without a system or a parent, or a parent of another system.
     """
     check_instance("argument of serving", service, Service)
     where: TreeNode | None = None
@@ -271,11 +285,22 @@ async def serving(
     if parent is not None:
         check_instance("parent", parent, ActorRef)
         where = parent._cell
+        if system is not None and where.system is not system:
+            raise ValueError(
+                f"parent must be an actor of the system given, {system.name!r}, not {parent}, "
+                f"which is one of {where.system.name!r}; leave one of the two out"
+            )
     if where is None and name is not None:
         raise ValueError(
             f"name must come with a place, not alone: give system=... or parent=... to {name!r}"
         )
+    if service._service_served:
+        raise RuntimeError(
+            f"this {type(service).__name__} must be in one block at a time, and is in one already; "
+            "make another"
+        )
     left_by: list[BaseException] = []
+    service._service_served = True
     try:
         if where is None:
             async with PlainNursery() as nursery:
@@ -296,6 +321,7 @@ async def serving(
         raise
     finally:
         service._service_supervisor = None
+        service._service_served = False
         service.ended(next(iter(left_by), None))
         left_by.clear()  # the traceback has this frame in it
 

@@ -396,7 +396,7 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
             trio.lowlevel.reschedule(request.task, outcome.Error(error))
 
     def _refusal(self, cause: BaseException | None) -> Closed:
-        text = "the batcher's block was left, so it takes no more requests"
+        text = "the batcher is closed: its block was left, or its actor has ended"
         error = Closed(text if self._closing else "the batcher failed, and is started again")
         error.__cause__ = cause
         return error

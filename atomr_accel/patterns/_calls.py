@@ -146,7 +146,7 @@ class CallsInProgress:
         for scope in self._scopes:
             scope.cancel()
 
-    def closed(self, when: str = "is closed: ask it inside its block") -> Closed:
+    def closed(self, when: str = "is closed: its block was left, or its actor has ended") -> Closed:
         """Return the error that callers get."""
         error = Closed(f"the {self._what} {when}")
         error.__cause__ = self._why

@@ -55,11 +55,11 @@ class Dropped(Refused):
 
 
 class Closed(Refused):
-    """The block of the pattern was left, or is being left.
+    """The block of the pattern was left, or is being left, or its actor has ended.
 
     You get it for requests made after that. Where the block was left by an exception or a
-    cancellation, you get it for those that were waiting or in progress as well, and ``__cause__``
-    is the exception.
+    cancellation, or the actor ended first, you get it for those that were waiting or in progress
+    as well, and ``__cause__`` is the exception.
     """
 
 

@@ -302,7 +302,7 @@ class FairShare(Service, metaclass=NoPublicConstructor):
         return error
 
     def _refusal(self) -> Closed:
-        error = Closed("the block of the fair share was left, so there are no more slots")
+        error = Closed("the fair share is closed: its block was left, or its actor has ended")
         error.__cause__ = self._closed_by
         return error
 

@@ -13,7 +13,6 @@ import select
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import warnings
@@ -31,7 +30,12 @@ _ABORT_SECONDS: Final = 2.0
 _DEATH_SECONDS: Final = 30.0
 """Time for a killed process to end: a driver frees its contexts first."""
 
+_TICK_SECONDS: Final = 0.1
+"""Time between two looks for processes that a test has left and that have ended."""
+
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_GET_CHILD_SUBREAPER: Final = 37
 _libc: Final = ctypes.CDLL(None)
 
 
@@ -183,19 +187,21 @@ class _FollowedChild:
         self.stacks = stacks
         self.output = output
         self._kills = _kernel_kills()
+        self._others = _children()
         self._began = time.monotonic()
 
     def end(self, pid: int, seconds: float) -> EndedChild:
         """Wait for a process, end it and its group after some seconds, and say how it went."""
         ended = False
         try:
-            ended = _wait(pid, seconds)
+            ended = self._wait(pid, seconds)
         finally:
             late = not ended
             ended = ended or _abort(pid)
             _kill_group(pid)  # also those that a test has left behind
             ended = ended or _wait(pid, _DEATH_SECONDS)
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if ended else None
+            self._end_orphans(pid)
         return EndedChild(
             values=self.box.received(),
             status=status,
@@ -206,16 +212,69 @@ class _FollowedChild:
             seconds=time.monotonic() - self._began,
         )
 
+    def _wait(self, pid: int, seconds: float) -> bool:
+        """Wait for a process, and meanwhile for those that it has left, as init would."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if _wait(pid, min(left, _TICK_SECONDS)):
+                return True
+            for orphan in self._orphans(pid):
+                with suppress(ChildProcessError):  # a thread of ours was first
+                    os.waitpid(orphan, os.WNOHANG)
+        return False
+
+    def _orphans(self, pid: int) -> set[int]:
+        """Return the processes that came to this one because their parent, below ``pid``, ended."""
+        here = os.getsid(0)
+        found = set()
+        for each in _children() - self._others - {pid}:
+            with suppress(ProcessLookupError):
+                if os.getsid(each) != here:  # one of this session was started by a thread of ours
+                    found.add(each)
+        return found
+
+    def _end_orphans(self, pid: int) -> None:
+        """Kill what has left the group, until no process below those comes here."""
+        while orphans := self._orphans(pid):
+            for orphan in orphans:
+                with suppress(ProcessLookupError, PermissionError, ChildProcessError):
+                    os.kill(orphan, signal.SIGKILL)
+                    if _wait(orphan, _DEATH_SECONDS):
+                        os.waitpid(orphan, 0)
+                        continue
+                self._others |= {orphan}  # another user's, or a driver holds it
+
 
 @contextmanager
 def _followed() -> Iterator[_FollowedChild]:
     fds: list[int] = []
     try:
         fds.extend(os.memfd_create(name) for name in ("values", "stacks", "output", "errors"))
-        yield _FollowedChild(*fds)
+        with _orphans_come_here():
+            yield _FollowedChild(*fds)
     finally:
         for fd in fds:
             os.close(fd)
+
+
+@contextmanager
+def _orphans_come_here() -> Iterator[None]:
+    before = ctypes.c_int()
+    _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value)
+
+
+def _children() -> frozenset[int]:
+    """Return the children of this process, also those that have ended."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # a thread that has ended; a kernel without these files
+            found.update(map(int, (task / "children").read_text(encoding="ascii").split()))
+    return frozenset(found)
 
 
 def _wait(pid: int, seconds: float) -> bool:
@@ -223,12 +282,12 @@ def _wait(pid: int, seconds: float) -> bool:
     try:
         fd = os.pidfd_open(pid)
     except OSError:  # a kernel that has none
-        waiter = threading.Thread(
-            target=os.waitid, args=(os.P_PID, pid, os.WEXITED | os.WNOWAIT), daemon=True
-        )
-        waiter.start()
-        waiter.join(min(seconds, threading.TIMEOUT_MAX))
-        return not waiter.is_alive()
+        until = time.monotonic() + seconds
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.01)
+        return True
     try:
         poll = select.poll()
         poll.register(fd, select.POLLIN)

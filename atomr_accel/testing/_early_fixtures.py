@@ -8,7 +8,7 @@ process, for each test. So are those that do not end, or end the process.
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -28,6 +28,9 @@ _PYTESTS_OWN: Final = frozenset(
     f"_pytest.{name}" for name in ("cacheprovider", "doctest", "fixtures", "junitxml", "tmpdir")
 )
 """Modules whose fixtures need no trial."""
+
+_KEPT: Final = (Exception, pytest.fail.Exception, pytest.skip.Exception)
+"""Errors of fixtures that pytest raises again for each test, without another try."""
 
 
 class EarlyFixtures:
@@ -105,6 +108,13 @@ class EarlyFixtures:
                 capture.read_global_capture()  # of the trial
                 for text, stream in zip(before, (1, 2), strict=True):
                     _write_again(stream, text)
+            if not ended.values:
+                return
+            kind, last = ended.values[-1]
+            if kind != "over":
+                # It ended with this fixture. Others may do so, too: they are tried again.
+                self._early[fixtures[last]] = False
+                continue
             begun = [value for kind, value in ended.values if kind == "begun"]
             safe = {value for kind, value in ended.values if kind == "safe"}
             for name in begun:
@@ -122,19 +132,25 @@ class EarlyFixtures:
             threads = _threads()
             for name in unknown:
                 box.send("begun", name)
+                kept = True
                 try:
-                    _set_up(item, name)
-                except BaseException:
+                    # Those that use it end before this, and what it yielded to ends after.
+                    _set_up(item, name).addfinalizer(partial(box.send, "leaving", name))
+                except BaseException as error:
+                    # Pytest keeps these errors, for each test. Others leave it in a wrong state.
+                    kept = isinstance(error, _KEPT)
                     box.send("failed", name)
                     raise
                 finally:
-                    spoiled = self._in_use() or _threads() > threads
+                    spoiled = self._in_use() or _threads() > threads or not kept
                     if not spoiled:
                         box.send("safe", name)
                 if spoiled:
                     break
         finally:
-            setup_state.teardown_exact(None)
+            with suppress(BaseException):  # the test's report has it
+                setup_state.teardown_exact(None)
+            box.send("over")
 
 
 @contextmanager
@@ -144,7 +160,7 @@ def _errors_kept() -> Iterator[None]:
         yield
     except pytest.exit.Exception:
         raise
-    except (Exception, pytest.fail.Exception, pytest.skip.Exception):  # noqa: BLE001
+    except _KEPT:
         return
 
 
@@ -159,8 +175,9 @@ def _active(item: pytest.Item) -> Iterator[None]:
         del stack[item]
 
 
-def _set_up(item: pytest.Item, name: str) -> None:
-    item._request._get_active_fixturedef(name)  # type: ignore[attr-defined]
+def _set_up(item: pytest.Item, name: str) -> pytest.FixtureDef[Any]:
+    definition = item._request._get_active_fixturedef(name)  # type: ignore[attr-defined]
+    return cast("pytest.FixtureDef[Any]", definition)
 
 
 def _threads() -> int:

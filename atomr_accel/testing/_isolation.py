@@ -281,7 +281,9 @@ class IsolatedTests:
         sections = len(item._report_sections)
         with self._capture.item_capture("teardown", item) if self._capture else nullcontext():
             call = pytest.CallInfo.from_call(
-                partial(setup_state.teardown_exact, nextitem), "teardown"
+                partial(setup_state.teardown_exact, nextitem),
+                "teardown",
+                reraise=(pytest.exit.Exception, KeyboardInterrupt),
             )
         if call.excinfo is None:
             report.sections.extend(

@@ -208,6 +208,34 @@ async def test_a_place_of_a_wrong_type(place: dict[str, Any]) -> None:
             raise AssertionError("it must not begin")
 
 
+async def test_a_place_in_two_systems() -> None:
+    async with (
+        open_actor_system("one") as one,
+        open_actor_system("two") as two,
+        serving(Echo(), system=two, name="echo") as echo,
+    ):
+        with pytest.raises(ValueError, match="parent must be an actor of the system given"):
+            async with serving(Echo(), system=one, parent=echo.ref):
+                raise AssertionError("it must not begin")
+        async with serving(Echo(), system=two, parent=echo.ref) as below:
+            assert below.ref.path.startswith("/echo/")
+
+
+async def test_a_service_is_in_one_block_at_a_time() -> None:
+    async with open_actor_system("test") as system, serving(Echo()) as echo:
+        with pytest.raises(RuntimeError, match="this Echo must be in one block at a time"):
+            async with serving(echo, system=system):
+                raise AssertionError("it must not begin")
+    async with serving(echo):
+        assert echo.lives == 2
+
+
+@pytest.mark.parametrize("options", [None, 3, [("a", 1)], {1: 2}])
+def test_options_of_a_call_are_by_name(options: Any) -> None:
+    with pytest.raises(TypeError, match="options of a Call must be a mapping"):
+        Call("item", options)
+
+
 async def test_only_services_are_served() -> None:
     made: Callable[[], Any] = object
     with pytest.raises(TypeError, match="must be an instance of Service"):

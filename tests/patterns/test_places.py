@@ -241,7 +241,7 @@ async def test_a_pattern_that_is_stopped_by_its_ref_is_closed(
             await trio.testing.wait_all_tasks_blocked()
             assert system.tree().children[0].depth == 1
             await pattern.ref.stop()
-        with pytest.raises(Closed):
+        with pytest.raises(Closed, match="its actor has ended"):
             await asked(pattern, 1)
 
 

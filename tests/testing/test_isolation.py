@@ -224,6 +224,74 @@ def test_a_death_in_a_fixture(
     result.stdout.fnmatch_lines(["killed by signal 6 (SIGABRT)"])
 
 
+@pytest.mark.parametrize("ends", ["os._exit(9)", "os.abort()", "signal.pause()"])
+def test_a_death_in_the_teardown_of_a_wider_fixture(alone: pytest.Pytester, ends: str) -> None:
+    alone.makepyfile(
+        f"""
+        import os, signal, pytest
+
+        first = os.getpid()
+
+        @pytest.fixture(scope="session")
+        def outer():
+            yield os.getpid()
+
+        @pytest.fixture(scope="module")
+        def deadly(outer):
+            yield os.getpid()
+            {ends}
+
+        @pytest.fixture(scope="module")
+        def other():
+            yield os.getpid()
+
+        def test_one(outer, deadly, other):
+            assert outer == other == first != deadly
+        def test_after(outer): pass
+        """
+    )
+    result = isolated(alone, "--isolate-timeout=0.3")
+    result.assert_outcomes(passed=2, errors=1)
+
+
+@pytest.mark.parametrize("error", ["SystemExit(5)", "GeneratorExit", "BaseException('no')"])
+def test_a_wider_fixture_that_raises_no_exception(alone: pytest.Pytester, error: str) -> None:
+    alone.makepyfile(
+        f"""
+        import pytest
+
+        @pytest.fixture(scope="module")
+        def wrong():
+            raise {error}
+
+        def test(wrong): pass
+        def test_after(): pass
+        """
+    )
+    isolated(alone).assert_outcomes(passed=1, errors=1)
+
+
+def test_a_wider_fixture_that_ends_the_session_when_it_ends(alone: pytest.Pytester) -> None:
+    alone.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture(scope="class")
+        def last():
+            yield
+            pytest.exit("enough", returncode=7)
+
+        class TestOne:
+            def test(self, last): pass
+
+        def test_after(): pass
+        """
+    )
+    result = isolated(alone)
+    assert result.ret == 7
+    result.stdout.fnmatch_lines(["*Exit: enough*"])
+
+
 def test_a_death_that_is_known(alone: pytest.Pytester) -> None:
     alone.makepyfile(
         """
@@ -239,20 +307,66 @@ def test_a_death_that_is_known(alone: pytest.Pytester) -> None:
     isolated(alone).assert_outcomes(xfailed=1, failed=1)
 
 
-def test_processes_that_a_test_leaves_behind_end_with_it(alone: pytest.Pytester) -> None:
+LEAVING = {
+    "a child": "subprocess.Popen(['sleep', '1000'], pass_fds=[fd])",
+    "a session": "subprocess.Popen(['sleep', '1000'], pass_fds=[fd], start_new_session=True)",
+    "a daemon": """
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    subprocess.Popen(['sleep', '1000'], pass_fds=[fd], start_new_session=True)
+                    signal.pause()
+                os._exit(0)
+            os.wait()""",
+}
+
+
+@pytest.mark.parametrize("death", ["pass", "os.abort()"])
+@pytest.mark.parametrize("leaving", LEAVING)
+def test_processes_that_a_test_leaves_behind_end_with_it(
+    alone: pytest.Pytester, leaving: str, death: str
+) -> None:
     read, write = os.pipe()
     alone.makepyfile(
         f"""
-        import subprocess
+        import os, signal, subprocess
 
         def test():
-            subprocess.Popen(["sleep", "1000"], pass_fds=[{write}])
+            fd = {write}
+            {LEAVING[leaving]}
+            {death}
         """
     )
-    isolated(alone).assert_outcomes(passed=1)
+    before = _children._children()
+    result = isolated(alone)
+    result.assert_outcomes(**({"passed": 1} if death == "pass" else {"failed": 1}))
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         assert pipe.read() == b""  # nothing has it open any more
+    assert _children._children() == before
+
+
+def test_a_test_sees_the_end_of_a_daemon(alone: pytest.Pytester) -> None:
+    alone.makepyfile(
+        """
+        import os, signal, time
+
+        def test():
+            read, write = os.pipe()
+            if os.fork() == 0:
+                if os.fork() == 0:
+                    os.setsid()
+                    os.write(write, str(os.getpid()).encode())
+                    signal.pause()
+                os._exit(0)
+            os.wait()
+            daemon = int(os.read(read, 100))
+            os.kill(daemon, signal.SIGKILL)
+            while os.path.exists(f"/proc/{daemon}"):
+                os.sched_yield()
+        """
+    )
+    isolated(alone, "--isolate-timeout=10").assert_outcomes(passed=1)
 
 
 # --- devices ------------------------------------------------------------------------------
