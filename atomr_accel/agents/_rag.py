@@ -418,6 +418,8 @@ async def open_rag(
         TypeError, ValueError: an argument is wrong.
         FilesForeign: the file is another program's.
         FilesDamaged: the file cannot be read.
+        FilesInUse: another block has the file open.
+        FilesFailed: the file system refused.
     """
     check_instance("index", index, VectorIndex)
     for name, function in (("embed", embed), ("prompt", prompt)):

@@ -186,6 +186,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             StepsExceeded: the run took more steps than its limit.
             ThreadBusy: a run of this thread is in progress.
             FilesFailed, FilesDamaged: the file of checkpoints.
+            Closed: the block was left.
         """
         return await self._begin(state, thread, None)
 
@@ -209,7 +210,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         Raises:
             ThreadUnknown: nothing is kept of this thread, or not that step.
             ValueError: an answer for a node that has not asked.
-            TypeError, StepsExceeded, ThreadBusy, FilesFailed, FilesDamaged: as `run`.
+            TypeError, StepsExceeded, ThreadBusy, FilesFailed, FilesDamaged, Closed: as `run`.
         """
         return await self._continue(thread, answers or {}, step, None)
 
@@ -245,6 +246,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
 
         Raises:
             FilesDamaged: the file of checkpoints cannot be read.
+            Closed: the block was left.
         """
         kept = await self._turns.run(self._table.history, thread)
         return [self._result(saved) for saved in kept]
@@ -254,6 +256,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
 
         Raises:
             ThreadBusy: a run of this thread is in progress.
+            Closed: the block was left.
         """
         with self._only(thread):
             await self._turns.run(self._table.forget, thread)

@@ -382,7 +382,7 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
             Arrays (m, k). Where fewer were found, the rest of ids is -1, and of scores NaN.
 
         Raises:
-            TypeError, ValueError: as `search`.
+            TypeError, ValueError, Closed: as `search`.
         """
         vectors = self._vectors(queries, "queries", None, one=False)
         wanted, allowed, read = _as_k(k), as_filter(where), self._searcher.as_probes(probes)
@@ -428,6 +428,7 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
         Raises:
             IdUnknown: an id is not in the index.
             TypeError, ValueError: ids of a wrong type.
+            Closed: the block was left.
         """
         numbers = _as_ids(ids).tolist()
         places = [(key, self._store.place(key)) for key in numbers]

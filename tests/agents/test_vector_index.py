@@ -282,7 +282,7 @@ async def test_damage_is_found_and_nothing_is_changed(device: Device, tmp_path: 
                     raise AssertionError("it must not open")
             assert (tmp_path / name).read_bytes() == data
             (tmp_path / name).write_bytes(files[name])
-    for name in (segment, tail):
+    for name in (segment, tail, "payloads.sqlite"):
         (tmp_path / name).unlink()
         with pytest.raises(FilesDamaged):
             async with index_at(device, tmp_path):
