@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, final
 import numpy as np
 import trio
 
+from .._errors import said_of
 from ..actors import Message, Place, Service, handler, serving
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_instance
 from ..device.data.in_turn import InTurn
 from ..wire.options import count
 from ._checkpoints import CheckpointTable, SavedStep
-from ._errors import StepsExceeded, ThreadBusy, ThreadUnknown
+from ._errors import FilesForeign, StepsExceeded, ThreadBusy, ThreadUnknown
 from ._steps import START, StepGraph, StepNode, StepPlan, decode, encode
 
 if TYPE_CHECKING:
@@ -106,6 +107,19 @@ class _StepAsked(BaseException):
         self.question = question
 
 
+def _question_of(left: BaseException, name: str) -> _StepAsked | None:
+    """Return the question in what left a node, also of a task in its nursery, or None."""
+    if isinstance(left, _StepAsked):
+        return left
+    assert isinstance(left, BaseExceptionGroup)
+    asked, others = left.split(_StepAsked)
+    if asked is None or others is not None:
+        return None
+    if len(asked.exceptions) > 1:
+        raise ValueError(f"node {name!r} must ask one question at a time, not several") from left
+    return _question_of(asked.exceptions[0], name)
+
+
 @final
 class StepContext:
     """The second argument of a node: its step, its questions and its events.
@@ -128,7 +142,8 @@ class StepContext:
 
         Without an answer the run ends here, and its result has the question. Resumed with an
         answer, the node begins again from its first line. So do nothing before that may not be done
-        twice. A node that asks several times gets its answers in the order of its questions.
+        twice. A node that asks several times gets its answers in the order of its questions. So of
+        the tasks of a node only one may ask.
 
         Args:
             question: plain values.
@@ -210,6 +225,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         Raises:
             ThreadUnknown: nothing is kept of this thread, or not that step.
             ValueError: an answer for a node that has not asked.
+            FilesForeign: the thread is of a graph with other nodes, or of another state.
             TypeError, StepsExceeded, ThreadBusy, FilesFailed, FilesDamaged, Closed: as `run`.
         """
         return await self._continue(thread, answers or {}, step, None)
@@ -246,6 +262,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
 
         Raises:
             FilesDamaged: the file of checkpoints cannot be read.
+            FilesForeign: the thread's state is of another class.
             Closed: the block was left.
         """
         kept = await self._turns.run(self._table.history, thread)
@@ -269,9 +286,10 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         checked = self._plan.state.check(state)
         check_instance("thread", thread, str)
         with self._only(thread):
+            data = self._plan.state.encode(checked)
+            active, _ = self._plan.after([START], partial(self._plan.state.decode, data), {})
+            saved = SavedStep(0, data, active)
             await self._turns.run(self._table.forget, thread)
-            active, _ = self._plan.after([START], checked, {})
-            saved = SavedStep(0, self._plan.state.encode(checked), active)
             await self._turns.run(self._table.save, thread, saved)
             return await self._steps(thread, saved, send)
 
@@ -288,6 +306,12 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             if saved is None:
                 which = "" if step is None else f" step {step} of"
                 raise ThreadUnknown(f"nothing is kept of{which} the thread {thread!r}")
+            unknown = [name for name in saved.active if name not in self._plan.nodes]
+            if unknown:
+                raise FilesForeign(
+                    f"the thread {thread!r} goes on with nodes that this graph has not: "
+                    f"{', '.join(unknown)}; resume it with the graph that it was run with"
+                )
             if step is not None and not answers:  # its nodes run again, and ask again
                 saved = SavedStep(saved.step, saved.state, saved.active, saved.arrived)
             for node in answers:
@@ -367,7 +391,10 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
                 made = await node.retry(
                     partial(self._call, node, state, number, thread, answers, partial(emit, name))
                 )
-            except _StepAsked as question:
+            except (_StepAsked, BaseExceptionGroup) as left:
+                question = _question_of(left, name)
+                if question is None:
+                    raise
                 asked[name] = encode(question.question)
                 return
             update = fields.check_update(name, made)
@@ -399,9 +426,10 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             before = fields.decode(saved.state)
             state = fields.join(before, [(name, updates[name]) for name in saved.active])
             arrived = {number: frozenset(names) for number, names in saved.arrived.items()}
-            active, waiting = self._plan.after(saved.active, state, arrived)
+            data = fields.encode(state)
+            active, waiting = self._plan.after(saved.active, partial(fields.decode, data), arrived)
             joins = {number: sorted(names) for number, names in waiting.items()}
-            after = SavedStep(number, fields.encode(state), active, joins)
+            after = SavedStep(number, data, active, joins)
             self._counts["steps"] += 1
         await self._turns.run(self._table.save, thread, after)
         return after
@@ -417,13 +445,19 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
     ) -> Any:
         if node.reads is not None:
             return await self._on_device(node, state)
-        return await node.function(state, StepContext(number, thread, answers, emit))
+        made = node.function(state, StepContext(number, thread, answers, emit))
+        if not isinstance(made, Awaitable):
+            raise TypeError(f"node {node.name!r} must be async, not return {said_of(made)} at once")
+        return await made
 
     # --- device nodes -----------------------------------------------------------------------
 
     async def _on_device(self, node: StepNode, state: S) -> dict[str, Any]:
         assert self._device is not None
         assert node.reads is not None
+        for field in node.reads:
+            if getattr(state, field) is None:
+                raise TypeError(f"field {field} must be an array for node {node.name!r}, not None")
         arrays = [np.asarray(getattr(state, field)) for field in node.reads]
         shapes = [(array.shape, array.dtype) for array in arrays]
         async with self._recording:  # a recording has one set of buffers
