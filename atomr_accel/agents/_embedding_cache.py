@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 import numpy as np
 import trio
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from theine_core import TlfuCore
 
     from .. import Device
+
+_MOST: Final = 1 << 30
+"""Values of a cache; the policy needs memory for their number at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,7 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
 
     Raises:
         TypeError: the key cannot be hashed, or the function returned something else.
+        ValueError: the function returned a buffer of another device.
         Closed: the block was left.
     """
 
@@ -287,6 +291,10 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
                     "the function must return an array, not a buffer, for a cache on the host; "
                     "give device=..."
                 )
+            if made.block.memory is not self._device.core.memory:
+                raise ValueError(
+                    f"the function must return a buffer of the cache's device, not of {made.device}"
+                )
             return made
         array = np.asarray(made)
         if number_kind(array.dtype) not in "biufc":
@@ -367,7 +375,7 @@ async def open_embedding_cache(
             or a buffer of ``device``. A batcher computes many keys at once:
             ``async with open_batcher(embed) as batcher, open_embedding_cache(batcher, size=...)``.
             If a fault of the device interrupts it, it is called again.
-        size: the number of values to keep.
+        size: the number of values to keep, up to ``2**30``.
         ttl: seconds for which a value is kept, on trio's clock; no limit by default.
         device: keeps values in its memory. Values that a fault takes are computed again when they
             are asked for. By default values are arrays of the host.
@@ -380,7 +388,7 @@ async def open_embedding_cache(
     """
     if not callable(compute):
         raise TypeError(f"compute must be an async function of a key, not {compute!r}")
-    most = count(size, "size")
+    most = count(size, "size", most=_MOST)
     lifetime = None if ttl is None else real(ttl, "ttl", least=0)
     if lifetime == 0:
         raise ValueError("ttl must be above 0 seconds, not 0; leave it out for no limit")

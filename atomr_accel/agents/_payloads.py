@@ -14,7 +14,6 @@ from ._tables import AT_ONCE, CheckedTables, checksum
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 

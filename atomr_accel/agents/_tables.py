@@ -79,7 +79,7 @@ class CheckedTables:
         )  # fmt: skip
         if not tables and old:
             raise FilesDamaged(f"{self._path} is empty or missing; restore it from a copy")
-        if tables and mark != self._mark or mark not in {0, self._mark}:
+        if (tables and mark != self._mark) or mark not in {0, self._mark}:
             raise FilesForeign(f"{self._path} is a file of another program")
         if tables and version != _VERSION:
             raise FilesForeign(f"{self._path} is of version {version}, and this reads {_VERSION}")

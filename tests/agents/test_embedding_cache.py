@@ -235,7 +235,12 @@ async def test_bad_arguments_are_refused() -> None:
         await trio.lowlevel.checkpoint()
         return "no numbers"
 
-    wrong: list[dict[str, Any]] = [{"size": 0}, {"size": 2, "ttl": 0}, {"size": 2, "ttl": -1}]
+    wrong: list[dict[str, Any]] = [
+        {"size": 0},
+        {"size": 1 << 40},
+        {"size": 2, "ttl": 0},
+        {"size": 2, "ttl": -1},
+    ]
     for options in wrong:
         with pytest.raises(ValueError, match="must be"):
             async with open_embedding_cache(text, **options):
@@ -248,3 +253,16 @@ async def test_bad_arguments_are_refused() -> None:
             await cache([1])  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="array of numbers"):
             await cache("x")
+
+
+@program
+async def test_a_buffer_of_another_device_is_refused() -> None:
+    async with opened() as one, opened() as other:
+
+        async def put(_: str) -> Any:
+            return await other.put(np.ones(2))
+
+        async with open_embedding_cache(put, size=2, device=one) as cache:
+            with pytest.raises(ValueError, match="the cache's device"):
+                await cache("x")
+            assert cache.statistics().entries == 0

@@ -419,3 +419,24 @@ async def test_faults_lose_no_vector_and_no_answer(tmp_path: Path) -> None:
         assert len(index) == 40 * faults
         for entry in await index.get([*held]):
             np.testing.assert_array_equal(entry.vector, rows[entry.id])
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+@on_shared
+async def test_the_longest_vectors_are_found_and_longer_ones_refused(
+    device: Device, tmp_path: Path, metric: str
+) -> None:
+    longest = np.full(DIMENSION, 2.0**62 / DIMENSION**0.5 * (1 - 1e-6), np.float32)
+    small = np.ones(DIMENSION, np.float32)
+    async with index_at(device, tmp_path, metric=metric) as index:
+        await index.insert([0, 1, 2], [longest, -longest, small])
+        for query in (longest, -longest, small):
+            found = await index.search(query)
+            assert {*found.ids.tolist()} == {0, 1, 2}
+            assert np.isfinite(found.scores).all()
+        for longer in (longest * 1.1, np.full(DIMENSION, 3e38, np.float32)):
+            with pytest.raises(ValueError, match="up to 2"):
+                await index.insert(3, longer)
+            with pytest.raises(ValueError, match="up to 2"):
+                await index.search(longer)
+        assert len(index) == 3
