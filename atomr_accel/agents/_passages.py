@@ -149,6 +149,16 @@ class PassageTable(CheckedTables):
             )
             return [name for (name,) in rows]
 
+    def ids(self, *, whole: bool) -> list[int]:
+        """Return the ids of all passages of documents that are whole, or of those that are not."""
+        with self._told():
+            rows = self._connection.execute(
+                "SELECT id FROM passages JOIN documents ON documents.key = passages.document"
+                " WHERE whole = ?",
+                (whole,),
+            )
+            return [number for (number,) in rows]
+
     def remove(self, name: str) -> None:
         """Remove a document and its passages."""
         with self._change() as connection:

@@ -119,6 +119,9 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
     def __len__(self) -> int:
         return len(self._store)
 
+    def __contains__(self, key: int) -> bool:
+        return key in self._store
+
     # --- changes ----------------------------------------------------------------------------
 
     async def insert(
