@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import final
 
 import msgspec
 
-from ._errors import FilesDamaged
+from ._errors import FilesDamaged, ThreadBusy
 from ._tables import CheckedTables, checksum
 
 
@@ -42,19 +43,48 @@ class CheckpointTable(CheckedTables):
     _schema = (
         "CREATE TABLE IF NOT EXISTS steps (thread TEXT, step INTEGER, data BLOB NOT NULL,"
         " checked INTEGER NOT NULL, PRIMARY KEY (thread, step)) WITHOUT ROWID;"
+        "CREATE TABLE IF NOT EXISTS runs (thread TEXT PRIMARY KEY, run BLOB NOT NULL);"
     )
 
-    def save(self, thread: str, saved: SavedStep) -> None:
-        """Keep a step, durably; later ones of its thread are forgotten."""
-        data = msgspec.msgpack.encode(saved)
+    def begin(self, thread: str, saved: SavedStep | None = None) -> bytes:
+        """Begin a run of a thread; those that other programs have of it keep nothing more.
+
+        Args:
+            thread: its name.
+            saved: the step to begin with, in place of all that are kept; None to go on.
+
+        Returns:
+            The run, for `save`.
+        """
+        run = os.urandom(16)
         with self._change() as connection:
+            connection.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (thread, run))
+            if saved is not None:
+                connection.execute("DELETE FROM steps WHERE thread = ?", (thread,))
+                self._put(thread, saved)
+        return run
+
+    def save(self, thread: str, saved: SavedStep, run: bytes) -> None:
+        """Keep a step, durably; later ones of its thread are forgotten.
+
+        Raises:
+            ThreadBusy: another program has begun a run of the thread, or forgotten it.
+        """
+        with self._change() as connection:
+            found = connection.execute("SELECT run FROM runs WHERE thread = ?", (thread,))
+            if found.fetchone() != (run,):
+                raise ThreadBusy(f"another program has the thread {thread!r} now")
             connection.execute(
                 "DELETE FROM steps WHERE thread = ? AND step > ?", (thread, saved.step)
             )
-            connection.execute(
-                "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?)",
-                (thread, saved.step, data, checksum(thread, saved.step, data)),
-            )
+            self._put(thread, saved)
+
+    def _put(self, thread: str, saved: SavedStep) -> None:
+        data = msgspec.msgpack.encode(saved)
+        self._connection.execute(
+            "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?)",
+            (thread, saved.step, data, checksum(thread, saved.step, data)),
+        )
 
     def load(self, thread: str, step: int | None = None) -> SavedStep | None:
         """Return a step of a thread, by default the last one; None if there is none."""
@@ -78,8 +108,9 @@ class CheckpointTable(CheckedTables):
 
     def forget(self, thread: str) -> None:
         """Forget all steps of a thread."""
-        with self._told():
-            self._connection.execute("DELETE FROM steps WHERE thread = ?", (thread,))
+        with self._change() as connection:
+            connection.execute("DELETE FROM steps WHERE thread = ?", (thread,))
+            connection.execute("DELETE FROM runs WHERE thread = ?", (thread,))
 
     def _decoded(self, thread: str, step: int, data: bytes, check: int) -> SavedStep:
         self._checked(check, thread, step, data)

@@ -181,7 +181,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         self._max_steps = max_steps
         self._turns = InTurn()
         self._table: CheckpointTable
-        self._busy: set[str] = set()
+        self._busy: dict[str, bytes] = {}
         self._recorded: dict[tuple[object, ...], _RecordedStep] = {}
         self._recording = trio.Lock()
         self._counts = dict.fromkeys(("runs", "steps", "failed", "asked", "recordings"), 0)
@@ -199,7 +199,8 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         Raises:
             TypeError: a state of another class, a field of another type.
             StepsExceeded: the run took more steps than its limit.
-            ThreadBusy: a run of this thread is in progress.
+            ThreadBusy: a run of this thread is in progress; or another program has begun one of it
+                meanwhile, or forgotten it, so that this one ends.
             FilesFailed, FilesDamaged: the file of checkpoints.
             Closed: the block was left.
         """
@@ -289,8 +290,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             data = self._plan.state.encode(checked)
             active, _ = self._plan.after([START], partial(self._plan.state.decode, data), {})
             saved = SavedStep(0, data, active)
-            await self._turns.run(self._table.forget, thread)
-            await self._turns.run(self._table.save, thread, saved)
+            self._busy[thread] = await self._turns.run(self._table.begin, thread, saved)
             return await self._steps(thread, saved, send)
 
     async def _continue(
@@ -330,19 +330,23 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             begun = SavedStep(
                 saved.step, saved.state, saved.active, saved.arrived, saved.updates, {}, kept
             )
+            self._busy[thread] = await self._turns.run(self._table.begin, thread)
             if answers or step is not None:
-                await self._turns.run(self._table.save, thread, begun)
+                await self._save(thread, begun)
             return await self._steps(thread, begun, send)
 
     @contextmanager
     def _only(self, thread: str) -> Iterator[None]:
         if thread in self._busy:
             raise ThreadBusy(f"a run of the thread {thread!r} is in progress")
-        self._busy.add(thread)
+        self._busy[thread] = b""
         try:
             yield
         finally:
-            self._busy.discard(thread)
+            del self._busy[thread]
+
+    async def _save(self, thread: str, saved: SavedStep) -> None:
+        await self._turns.run(self._table.save, thread, saved, self._busy[thread])
 
     def _result(self, saved: SavedStep) -> StepResult[S]:
         asked = {node: decode(question) for node, question in saved.asked.items()}
@@ -418,7 +422,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             if len(updates) > len(saved.updates):
                 asked.clear()  # they ask again
                 with trio.CancelScope(shield=True):
-                    await self._turns.run(self._table.save, thread, partly())
+                    await self._save(thread, partly())
             raise
         if asked:
             after = partly()
@@ -431,7 +435,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             joins = {number: sorted(names) for number, names in waiting.items()}
             after = SavedStep(number, data, active, joins)
             self._counts["steps"] += 1
-        await self._turns.run(self._table.save, thread, after)
+        await self._save(thread, after)
         return after
 
     async def _call(
@@ -536,7 +540,8 @@ def open_step_graph(
         graph: the graph, which is checked here. Later changes of it have no effect.
         device: the device of device nodes.
         checkpoints: a file for the steps of all threads, made if it is missing. Without one they
-            are kept in memory.
+            are kept in memory. Several programs may have it open, and the program that runs or
+            resumes a thread last has it.
         max_steps: the maximum of steps of a run, counted again when it is resumed.
         **place: ``system=``, ``name=`` and ``parent=``, which make it an actor. It answers
             `RunSteps` and `ResumeSteps`.

@@ -722,3 +722,43 @@ async def test_a_state_that_cannot_be_kept_leaves_the_thread_as_it_was() -> None
         with pytest.raises(ValueError, match="64 bits"):
             await runner.run(Talk(count=2**70))
         assert len(await runner.history()) == 2
+
+
+@pytest.mark.parametrize("how", ["run", "resume", "forget"])
+async def test_a_thread_is_with_the_program_that_took_it_last(tmp_path: Path, how: str) -> None:
+    """Two runners with one file are as two programs: the first one ends, and leaves no step."""
+    waits, go = trio.Event(), trio.Event()
+
+    async def wait(talk: Talk, step: StepContext) -> dict[str, Any]:
+        waits.set()
+        await go.wait()
+        return {"seen": ["slow"]}
+
+    def graph(function: Any) -> StepGraph[Talk]:
+        made = graph_of("a", (START, "a"))
+        made.add("b", function)
+        made.edge("a", "b")
+        return made
+
+    path = tmp_path / "file"
+    async with (
+        open_step_graph(graph(wait), checkpoints=path) as first,
+        open_step_graph(graph(saying("fast")), checkpoints=path) as second,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def run() -> None:
+            with pytest.raises(ThreadBusy, match="another program"):
+                await first.run(Talk())
+
+        nursery.start_soon(run)
+        await waits.wait()
+        if how == "run":
+            await second.run(Talk(["new"]))
+        else:
+            await (second.resume() if how == "resume" else second.forget())
+        kept = await second.history()
+        go.set()
+    async with open_step_graph(graph(wait), checkpoints=path) as runner:
+        assert await runner.history() == kept
+        assert len(kept) == (0 if how == "forget" else 3)

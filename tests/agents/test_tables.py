@@ -56,8 +56,9 @@ def read_passages(path: Path) -> Any:
 
 def filled_checkpoints(path: Path) -> CheckpointTable:
     table = CheckpointTable(path)
-    for each in STEPS:
-        table.save("t", each)
+    run = table.begin("t", STEPS[0])
+    for each in STEPS[1:]:
+        table.save("t", each, run)
     return table
 
 
