@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
@@ -78,7 +79,10 @@ class _Computing:
         self.done = trio.Event()
         self.result: Any = None
         self.waiting = 0
-        self.keep = True
+
+
+_within: ContextVar[tuple[_Computing, ...]] = ContextVar("_within", default=())
+"""Computations that this task is a part of, which must not wait for themselves."""
 
 
 @final
@@ -94,6 +98,7 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
     Raises:
         TypeError: the key cannot be hashed, or the function returned something else.
         ValueError: the function returned a buffer of another device.
+        RuntimeError: the value of a key needs itself.
         Closed: the block was left.
     """
 
@@ -116,6 +121,7 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
         self._kept: dict[Hashable, _KeptValue] = {}  # the oldest first
         self._keys: dict[int, Hashable] = {}
         self._computing: dict[Hashable, _Computing] = {}
+        self._running: set[_Computing] = set()  # with those whose keys were forgotten meanwhile
         self._nursery: trio.Nursery | None = None
         names = ("hits", "joined", "computed", "failed", "evicted", "expired", "stale")
         self._counts = dict.fromkeys(names, 0)
@@ -139,6 +145,8 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
             await computing.done.wait()
         if computing is None:
             computing = self._begin(key)
+        elif computing in _within.get():
+            raise RuntimeError(f"the value of a key must not need itself, as that of {key!r} does")
         else:
             self._counts["joined"] += 1
         computing.waiting += 1
@@ -184,7 +192,9 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
         return [found[at] for at in range(len(wanted))]
 
     async def forget(self, key: Hashable) -> bool:
-        """Forget the value of a key; one that is being computed is not kept.
+        """Forget the value of a key. Later calls compute it anew.
+
+        One that is being computed goes to those that wait for it, and is not kept.
 
         Returns:
             Whether there was one.
@@ -195,15 +205,13 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
         await trio.lowlevel.checkpoint()
         _check_key(key)
         self._expire()
-        if key in self._computing:
-            self._computing[key].keep = False
+        self._computing.pop(key, None)
         return self._drop(key)
 
     async def clear(self) -> None:
-        """Forget all values. Those that are being computed are not kept."""
+        """Forget all values, as `forget` does."""
         await trio.lowlevel.checkpoint()
-        for computing in self._computing.values():
-            computing.keep = False
+        self._computing.clear()
         for key in tuple(self._kept):
             self._drop(key)
 
@@ -263,11 +271,13 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
         if self._nursery is None:
             raise Closed("the cache's block was left, or the cache is started again")
         computing = self._computing[key] = _Computing()
+        self._running.add(computing)
         self._counts["computed"] += 1
         self._nursery.start_soon(self._run, key, computing)
         return computing
 
     async def _run(self, key: Hashable, computing: _Computing) -> None:
+        _within.set((*_within.get(), computing))
         try:
             with computing.scope:
                 try:
@@ -277,10 +287,12 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
                     computing.result = error
                 else:
                     computing.result = value
-                    if computing.keep:
+                    if self._computing.get(key) is computing:
                         self._keep(key, value)
         finally:
-            del self._computing[key]
+            self._running.discard(computing)
+            if self._computing.get(key) is computing:
+                del self._computing[key]
             computing.done.set()
 
     async def _value(self, key: Hashable) -> Any:
@@ -324,8 +336,8 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
         """Wait for the computations in progress, and begin no more."""
         self._nursery = None
         await trio.lowlevel.checkpoint()
-        while self._computing:
-            await next(iter(self._computing.values())).done.wait()
+        while self._running:
+            await next(iter(self._running)).done.wait()
 
     def ended(self, cause: BaseException | None) -> None:  # noqa: ARG002 (callers get `Closed`)
         """Begin no more computations, and let go of all values."""
@@ -335,7 +347,7 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
 
     def depth(self) -> int:
         """Calls that wait for a computation."""
-        return sum(each.waiting for each in self._computing.values())
+        return sum(each.waiting for each in self._running)
 
     def statistics(self) -> EmbeddingCacheStatistics:
         """Return the statistics of this moment."""
