@@ -71,7 +71,7 @@ def encode_payload(payload: Mapping[str, Any] | None) -> str | None:
 
     Raises:
         TypeError: it is not a mapping, or has values that JSON has not.
-        ValueError: it has a number that is not finite.
+        ValueError: it has a number that is not finite, text that is not Unicode, or itself.
     """
     if payload is None:
         return None
@@ -81,6 +81,10 @@ def encode_payload(payload: Mapping[str, Any] | None) -> str | None:
         text = msgspec.json.encode(dict(payload)).decode()
     except (TypeError, OverflowError) as error:
         raise TypeError(f"a payload must be plain values, as JSON has them: {error}") from error
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a payload must be of Unicode text, not half a pair: {error}") from error
+    except RecursionError as error:
+        raise ValueError("a payload must not be within itself, or nested so deeply") from error
     if msgspec.json.decode(text) != dict(payload) and not _same(payload, msgspec.json.decode(text)):
         raise ValueError(f"a payload must be what JSON keeps, not {payload!r}")
     return text

@@ -282,6 +282,19 @@ async def test_damage_is_found_and_nothing_is_changed(device: Device, tmp_path: 
                     raise AssertionError("it must not open")
             assert (tmp_path / name).read_bytes() == data
             (tmp_path / name).write_bytes(files[name])
+    for longer in (b"", bytes(64), b"x"):
+        (tmp_path / segment).write_bytes(files[segment][: None if longer else -1] + longer)
+        with pytest.raises(FilesDamaged):
+            async with index_at(device, tmp_path):
+                raise AssertionError("it must not open")
+    (tmp_path / segment).write_bytes(files[segment])
+    (tmp_path / "index.json").unlink()
+    (tmp_path / "index.json").mkdir()
+    with pytest.raises(FilesDamaged):
+        async with index_at(device, tmp_path):
+            raise AssertionError("it must not open")
+    (tmp_path / "index.json").rmdir()
+    (tmp_path / "index.json").write_bytes(files["index.json"])
     for name in (segment, tail, "payloads.sqlite"):
         (tmp_path / name).unlink()
         with pytest.raises(FilesDamaged):
@@ -440,3 +453,14 @@ async def test_the_longest_vectors_are_found_and_longer_ones_refused(
             with pytest.raises(ValueError, match="up to 2"):
                 await index.search(longer)
         assert len(index) == 3
+
+
+@on_shared
+async def test_payloads_that_json_cannot_keep_are_refused(device: Device, tmp_path: Path) -> None:
+    within: dict[str, Any] = {}
+    within["x"] = within
+    async with index_at(device, tmp_path) as index:
+        for payload in (within, {"x": "\ud800"}, {"\ud800": 1}):
+            with pytest.raises(ValueError, match="a payload must"):
+                await index.insert(1, np.ones(DIMENSION), payload)
+        assert len(index) == 0
