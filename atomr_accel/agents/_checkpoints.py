@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+import os
+from typing import final
 
 import msgspec
 
-from ._errors import FilesDamaged, FilesFailed, FilesForeign
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-_MARK: Final = 0x61746173
-"""SQLite's ``application_id`` of checkpoints: "atas"."""
+from ._errors import FilesDamaged, ThreadBusy
+from ._tables import CheckedTables, checksum
 
 
 class SavedStep(msgspec.Struct, frozen=True):
@@ -40,99 +33,85 @@ class SavedStep(msgspec.Struct, frozen=True):
     answers: dict[str, list[bytes]] = {}
 
 
-class CheckpointTable:
-    """Saved steps by thread. Its functions wait, and belong in a worker thread.
+@final
+class CheckpointTable(CheckedTables):
+    """Saved steps by thread; see `CheckedTables`. Several programs may have it open."""
 
-    Args:
-        path: a file, made if it is missing; None keeps them in memory.
+    _mark = 0x61746173  # "atas"
+    _what = "checkpoints"
+    _alone = False
+    _schema = (
+        "CREATE TABLE IF NOT EXISTS steps (thread TEXT, step INTEGER, data BLOB NOT NULL,"
+        " checked INTEGER NOT NULL, PRIMARY KEY (thread, step)) WITHOUT ROWID;"
+        "CREATE TABLE IF NOT EXISTS runs (thread TEXT PRIMARY KEY, run BLOB NOT NULL);"
+    )
 
-    Raises:
-        FilesForeign: another program's file.
-        FilesDamaged: it cannot be read.
-    """
+    def begin(self, thread: str, saved: SavedStep | None = None) -> bytes:
+        """Begin a run of a thread; those that other programs have of it keep nothing more.
 
-    def __init__(self, path: Path | None) -> None:
-        self._path: Final = ":memory:" if path is None else path
-        with self._told():
-            self._connection = sqlite3.connect(
-                self._path, isolation_level=None, check_same_thread=False
+        Args:
+            thread: its name.
+            saved: the step to begin with, in place of all that are kept; None to go on.
+
+        Returns:
+            The run, for `save`.
+        """
+        run = os.urandom(16)
+        with self._change() as connection:
+            connection.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (thread, run))
+            if saved is not None:
+                connection.execute("DELETE FROM steps WHERE thread = ?", (thread,))
+                self._put(thread, saved)
+        return run
+
+    def save(self, thread: str, saved: SavedStep, run: bytes) -> None:
+        """Keep a step, durably; later ones of its thread are forgotten.
+
+        Raises:
+            ThreadBusy: another program has begun a run of the thread, or forgotten it.
+        """
+        with self._change() as connection:
+            found = connection.execute("SELECT run FROM runs WHERE thread = ?", (thread,))
+            if found.fetchone() != (run,):
+                raise ThreadBusy(f"another program has the thread {thread!r} now")
+            connection.execute(
+                "DELETE FROM steps WHERE thread = ? AND step > ?", (thread, saved.step)
             )
-            try:
-                (mark,) = self._connection.execute("PRAGMA application_id").fetchone()
-                (tables,) = self._connection.execute(
-                    "SELECT count(*) FROM sqlite_master"
-                ).fetchone()
-                if mark not in {0, _MARK} or (tables and mark != _MARK):
-                    raise FilesForeign(f"{path} is a file of another program")
-                self._connection.executescript(
-                    f"PRAGMA application_id = {_MARK}; PRAGMA journal_mode = WAL;"
-                    "PRAGMA synchronous = FULL;"
-                    "CREATE TABLE IF NOT EXISTS steps (thread TEXT, step INTEGER,"
-                    " data BLOB NOT NULL, PRIMARY KEY (thread, step)) WITHOUT ROWID;"
-                )
-            except BaseException:
-                self._connection.close()
-                raise
+            self._put(thread, saved)
 
-    def save(self, thread: str, saved: SavedStep) -> None:
-        """Keep a step, durably; later ones of its thread are forgotten."""
-        with self._told():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                self._connection.execute(
-                    "DELETE FROM steps WHERE thread = ? AND step > ?", (thread, saved.step)
-                )
-                self._connection.execute(
-                    "INSERT OR REPLACE INTO steps VALUES (?, ?, ?)",
-                    (thread, saved.step, msgspec.msgpack.encode(saved)),
-                )
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+    def _put(self, thread: str, saved: SavedStep) -> None:
+        data = msgspec.msgpack.encode(saved)
+        self._connection.execute(
+            "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?)",
+            (thread, saved.step, data, checksum(thread, saved.step, data)),
+        )
 
     def load(self, thread: str, step: int | None = None) -> SavedStep | None:
         """Return a step of a thread, by default the last one; None if there is none."""
         with self._told():
             row = self._connection.execute(
-                "SELECT data FROM steps WHERE thread = ? AND step = coalesce(?, step)"
-                " ORDER BY step DESC LIMIT 1",
+                "SELECT step, data, checked FROM steps WHERE thread = ?"
+                " AND step = coalesce(?, step) ORDER BY step DESC LIMIT 1",
                 (thread, step),
             ).fetchone()
-        return None if row is None else self._decoded(row[0])
+        return None if row is None else self._decoded(thread, *row)
 
     def history(self, thread: str) -> list[SavedStep]:
         """Return all steps of a thread, in their order."""
         with self._told():
             rows = self._connection.execute(
-                "SELECT data FROM steps WHERE thread = ? ORDER BY step", (thread,)
+                "SELECT step, data, checked FROM steps WHERE thread = ? ORDER BY step", (thread,)
             ).fetchall()
-        return [self._decoded(data) for (data,) in rows]
+        if [step for step, *_ in rows] != [*range(len(rows))]:
+            raise FilesDamaged(f"{self._path} lacks a step of the thread {thread!r}")
+        return [self._decoded(thread, *row) for row in rows]
 
     def forget(self, thread: str) -> None:
         """Forget all steps of a thread."""
-        with self._told():
-            self._connection.execute("DELETE FROM steps WHERE thread = ?", (thread,))
+        with self._change() as connection:
+            connection.execute("DELETE FROM steps WHERE thread = ?", (thread,))
+            connection.execute("DELETE FROM runs WHERE thread = ?", (thread,))
 
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
-
-    def _decoded(self, data: bytes) -> SavedStep:
-        try:
-            return msgspec.msgpack.decode(data, type=SavedStep)
-        except msgspec.MsgspecError as error:
-            raise FilesDamaged(f"a step in {self._path} cannot be read: {error}") from error
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-            if code == sqlite3.SQLITE_NOTADB:
-                raise FilesForeign(f"{self._path} is not a file of checkpoints") from error
-            if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT}:
-                raise FilesDamaged(f"{self._path} cannot be read: {error}") from error
-            raise FilesFailed(f"{self._path} cannot be used now: {error}") from error
+    def _decoded(self, thread: str, step: int, data: bytes, check: int) -> SavedStep:
+        self._checked(check, thread, step, data)
+        return msgspec.msgpack.decode(data, type=SavedStep)

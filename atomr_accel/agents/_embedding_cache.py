@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack, final
+from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 import numpy as np
 import trio
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from theine_core import TlfuCore
 
     from .. import Device
+
+_MOST: Final = 1 << 30
+"""Values of a cache; the policy needs memory for their number at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,10 @@ class _Computing:
         self.done = trio.Event()
         self.result: Any = None
         self.waiting = 0
-        self.keep = True
+
+
+_within: ContextVar[tuple[_Computing, ...]] = ContextVar("_within", default=())
+"""Computations that this task is a part of, which must not wait for themselves."""
 
 
 @final
@@ -90,6 +97,8 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
 
     Raises:
         TypeError: the key cannot be hashed, or the function returned something else.
+        ValueError: the function returned a buffer of another device.
+        RuntimeError: the value of a key needs itself.
         Closed: the block was left.
     """
 
@@ -112,6 +121,7 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
         self._kept: dict[Hashable, _KeptValue] = {}  # the oldest first
         self._keys: dict[int, Hashable] = {}
         self._computing: dict[Hashable, _Computing] = {}
+        self._running: set[_Computing] = set()  # with those whose keys were forgotten meanwhile
         self._nursery: trio.Nursery | None = None
         names = ("hits", "joined", "computed", "failed", "evicted", "expired", "stale")
         self._counts = dict.fromkeys(names, 0)
@@ -135,6 +145,8 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
             await computing.done.wait()
         if computing is None:
             computing = self._begin(key)
+        elif computing in _within.get():
+            raise RuntimeError(f"the value of a key must not need itself, as that of {key!r} does")
         else:
             self._counts["joined"] += 1
         computing.waiting += 1
@@ -180,7 +192,9 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
         return [found[at] for at in range(len(wanted))]
 
     async def forget(self, key: Hashable) -> bool:
-        """Forget the value of a key; one that is being computed is not kept.
+        """Forget the value of a key. Later calls compute it anew.
+
+        One that is being computed goes to those that wait for it, and is not kept.
 
         Returns:
             Whether there was one.
@@ -191,15 +205,13 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
         await trio.lowlevel.checkpoint()
         _check_key(key)
         self._expire()
-        if key in self._computing:
-            self._computing[key].keep = False
+        self._computing.pop(key, None)
         return self._drop(key)
 
     async def clear(self) -> None:
-        """Forget all values. Those that are being computed are not kept."""
+        """Forget all values, as `forget` does."""
         await trio.lowlevel.checkpoint()
-        for computing in self._computing.values():
-            computing.keep = False
+        self._computing.clear()
         for key in tuple(self._kept):
             self._drop(key)
 
@@ -259,11 +271,13 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
         if self._nursery is None:
             raise Closed("the cache's block was left, or the cache is started again")
         computing = self._computing[key] = _Computing()
+        self._running.add(computing)
         self._counts["computed"] += 1
         self._nursery.start_soon(self._run, key, computing)
         return computing
 
     async def _run(self, key: Hashable, computing: _Computing) -> None:
+        _within.set((*_within.get(), computing))
         try:
             with computing.scope:
                 try:
@@ -273,10 +287,12 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
                     computing.result = error
                 else:
                     computing.result = value
-                    if computing.keep:
+                    if self._computing.get(key) is computing:
                         self._keep(key, value)
         finally:
-            del self._computing[key]
+            self._running.discard(computing)
+            if self._computing.get(key) is computing:
+                del self._computing[key]
             computing.done.set()
 
     async def _value(self, key: Hashable) -> Any:
@@ -286,6 +302,10 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
                 raise TypeError(
                     "the function must return an array, not a buffer, for a cache on the host; "
                     "give device=..."
+                )
+            if made.block.memory is not self._device.core.memory:
+                raise ValueError(
+                    f"the function must return a buffer of the cache's device, not of {made.device}"
                 )
             return made
         array = np.asarray(made)
@@ -316,8 +336,8 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
         """Wait for the computations in progress, and begin no more."""
         self._nursery = None
         await trio.lowlevel.checkpoint()
-        while self._computing:
-            await next(iter(self._computing.values())).done.wait()
+        while self._running:
+            await next(iter(self._running)).done.wait()
 
     def ended(self, cause: BaseException | None) -> None:  # noqa: ARG002 (callers get `Closed`)
         """Begin no more computations, and let go of all values."""
@@ -327,7 +347,7 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
 
     def depth(self) -> int:
         """Calls that wait for a computation."""
-        return sum(each.waiting for each in self._computing.values())
+        return sum(each.waiting for each in self._running)
 
     def statistics(self) -> EmbeddingCacheStatistics:
         """Return the statistics of this moment."""
@@ -367,7 +387,7 @@ async def open_embedding_cache(
             or a buffer of ``device``. A batcher computes many keys at once:
             ``async with open_batcher(embed) as batcher, open_embedding_cache(batcher, size=...)``.
             If a fault of the device interrupts it, it is called again.
-        size: the number of values to keep.
+        size: the number of values to keep, up to ``2**30``.
         ttl: seconds for which a value is kept, on trio's clock; no limit by default.
         device: keeps values in its memory. Values that a fault takes are computed again when they
             are asked for. By default values are arrays of the host.
@@ -380,7 +400,7 @@ async def open_embedding_cache(
     """
     if not callable(compute):
         raise TypeError(f"compute must be an async function of a key, not {compute!r}")
-    most = count(size, "size")
+    most = count(size, "size", most=_MOST)
     lifetime = None if ttl is None else real(ttl, "ttl", least=0)
     if lifetime == 0:
         raise ValueError("ttl must be above 0 seconds, not 0; leave it out for no limit")

@@ -95,7 +95,10 @@ def read_struct(path: Path, kind: str, type: type[T]) -> T:  # noqa: A002 (as ms
         FilesForeign: another kind of file.
         FilesDamaged: the checksum does not fit.
     """
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise FilesDamaged(f"{path} cannot be read: {error}") from error
     try:
         checked = msgspec.json.decode(data, type=_CheckedStruct)
     except msgspec.MsgspecError:
@@ -159,7 +162,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise FilesDamaged(f"{path} does not fit its checksum")
     at += _HEADER.size + len(head)
     at += -at % _ALIGNMENT
-    arrays = {}
+    arrays, end = {}, at
     for section in msgspec.json.decode(head, type=_ArraySections).sections:
         dtype = np.dtype(section.dtype)
         start = at + section.start
@@ -169,7 +172,10 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             check = zlib.crc32(data[piece : piece + _CHUNK].data, check)
         if check != section.check:
             raise FilesDamaged(f"{section.name} in {path} does not fit its checksum")
+        end = start + len(data) + -len(data) % _ALIGNMENT
         arrays[section.name] = data.view(dtype).reshape(section.shape)
+    if end != size:
+        raise FilesDamaged(f"{path} must have {end} bytes, not {size}")
     return arrays
 
 

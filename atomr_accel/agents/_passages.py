@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import re
-import sqlite3
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, final
 
-from ._errors import FilesDamaged, FilesFailed, FilesForeign
+from ._tables import AT_ONCE, CheckedTables, checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
-_MARK: Final = 0x61746172
-"""SQLite's ``application_id`` of passages: "atar"."""
 _ENDS: Final = (re.compile(r"\n\s*\n"), re.compile(r"[.!?]['\")\]]*\s"), re.compile(r"\s"))
 """Ends of paragraphs, sentences and words."""
 _WORDS: Final = re.compile(r"\w+")
-_AT_ONCE: Final = 500
-"""Parameters of one statement; SQLite may allow no more than 999."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,46 +79,27 @@ def _start(text: str, earliest: int, end: int) -> int:
     return earliest
 
 
-class PassageTable:
-    """The file of passages. Its functions wait, and belong in a worker thread, one at a time.
+@final
+class PassageTable(CheckedTables):
+    """The file of passages; see `CheckedTables`.
 
     A document is whole when all its vectors are in the index. Others are invisible, and are removed
     when the file is opened next.
-
-    Args:
-        path: the file, made if it is missing.
-
-    Raises:
-        FilesForeign: another program's file.
-        FilesDamaged: it cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path: Final = path
-        with self._told():
-            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            try:
-                self._prepare()
-            except BaseException:
-                self._connection.close()
-                raise
-
-    def _prepare(self) -> None:
-        (mark,) = self._connection.execute("PRAGMA application_id").fetchone()
-        (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if mark not in {0, _MARK} or (tables and mark != _MARK):
-            raise FilesForeign(f"{self._path} is a file of another program")
-        self._connection.executescript(
-            f"PRAGMA application_id = {_MARK}; PRAGMA journal_mode = WAL;"
-            "PRAGMA synchronous = FULL;"
-            "CREATE TABLE IF NOT EXISTS documents (key INTEGER PRIMARY KEY AUTOINCREMENT,"
-            " name TEXT NOT NULL UNIQUE, whole INTEGER NOT NULL);"
-            "CREATE TABLE IF NOT EXISTS passages (id INTEGER PRIMARY KEY AUTOINCREMENT,"
-            " document INTEGER NOT NULL, start INTEGER NOT NULL, text TEXT NOT NULL);"
-            "CREATE INDEX IF NOT EXISTS by_document ON passages (document);"
-            "CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5("
-            "text, content='passages', content_rowid='id', tokenize='porter unicode61');"
-        )
+    _mark = 0x61746172  # "atar"
+    _what = "passages"
+    _alone = True
+    _schema = (
+        "CREATE TABLE IF NOT EXISTS documents (key INTEGER PRIMARY KEY AUTOINCREMENT,"
+        " name TEXT NOT NULL UNIQUE, whole INTEGER NOT NULL);"
+        "CREATE TABLE IF NOT EXISTS passages (id INTEGER PRIMARY KEY AUTOINCREMENT,"
+        " document INTEGER NOT NULL, start INTEGER NOT NULL, text TEXT NOT NULL,"
+        " checked INTEGER NOT NULL);"
+        "CREATE INDEX IF NOT EXISTS by_document ON passages (document);"
+        "CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5("
+        "text, content='passages', content_rowid='id', tokenize='porter unicode61');"
+    )
 
     def add(self, name: str, pieces: Sequence[tuple[int, str]]) -> list[int]:
         """Write a document that is not whole yet, and return its passages' ids.
@@ -141,7 +115,8 @@ class PassageTable:
             ids: list[int] = []
             for start, text in pieces:
                 number = connection.execute(
-                    "INSERT INTO passages VALUES (NULL, ?, ?, ?)", (key, start, text)
+                    "INSERT INTO passages VALUES (NULL, ?, ?, ?, ?)",
+                    (key, start, text, checksum(start, text)),
                 ).lastrowid
                 assert number is not None
                 connection.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (number, text))
@@ -173,6 +148,16 @@ class PassageTable:
                 "SELECT name FROM documents WHERE whole = ? ORDER BY key", (whole,)
             )
             return [name for (name,) in rows]
+
+    def ids(self, *, whole: bool) -> list[int]:
+        """Return the ids of all passages of documents that are whole, or of those that are not."""
+        with self._told():
+            rows = self._connection.execute(
+                "SELECT id FROM passages JOIN documents ON documents.key = passages.document"
+                " WHERE whole = ?",
+                (whole,),
+            )
+            return [number for (number,) in rows]
 
     def remove(self, name: str) -> None:
         """Remove a document and its passages."""
@@ -206,42 +191,16 @@ class PassageTable:
         """Return passages of whole documents by id; others are left out."""
         found: dict[int, Passage] = {}
         with self._told():
-            for at in range(0, len(ids), _AT_ONCE):
-                some = ids[at : at + _AT_ONCE]
+            for at in range(0, len(ids), AT_ONCE):
+                some = ids[at : at + AT_ONCE]
                 marks = ",".join("?" * len(some))
                 rows = self._connection.execute(
-                    "SELECT id, name, start, text FROM passages JOIN documents"  # noqa: S608
+                    "SELECT id, name, start, text, checked FROM passages JOIN documents"  # noqa: S608
                     f" ON documents.key = passages.document WHERE whole AND id IN ({marks})",
                     some,
                 )
-                found.update((row[0], Passage(*row)) for row in rows)
+                for *values, check in rows:
+                    passage = Passage(*values)
+                    self._checked(check, passage.start, passage.text)
+                    found[passage.id] = passage
         return found
-
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
-
-    @contextmanager
-    def _change(self) -> Iterator[sqlite3.Connection]:
-        """Do several statements, or none of them."""
-        with self._told():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-            if code == sqlite3.SQLITE_NOTADB:
-                raise FilesForeign(f"{self._path} is not a file of passages") from error
-            if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT}:
-                raise FilesDamaged(f"{self._path} cannot be read: {error}") from error
-            raise FilesFailed(f"{self._path} cannot be used now: {error}") from error

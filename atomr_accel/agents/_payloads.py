@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-import sqlite3
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 import numpy as np
 
-from ._errors import FilesDamaged, FilesFailed, FilesForeign
+from ._errors import FilesDamaged
+from ._tables import AT_ONCE, CheckedTables, checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,21 +24,8 @@ Filter = tuple[tuple[str, tuple[tuple[bool, Scalar], ...]], ...]
 Each value comes with whether it is a bool: True equals 1, and must not share its searches.
 """
 
-_MARK: Final = 0x61746170
-"""SQLite's ``application_id`` of payloads: "atap"."""
-_VERSION: Final = 1
 _NAMES: Final = re.compile(r'[^"\\\x00-\x1f]*')
 """Fields that SQLite's JSON paths can name."""
-
-_AT_ONCE: Final = 500
-"""Parameters of one statement; SQLite may allow no more than 999."""
-
-_FULL_DISK: Final = {
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_READONLY,
-}
 
 
 def as_filter(where: Mapping[str, Any] | None) -> Filter:
@@ -86,7 +71,7 @@ def encode_payload(payload: Mapping[str, Any] | None) -> str | None:
 
     Raises:
         TypeError: it is not a mapping, or has values that JSON has not.
-        ValueError: it has a number that is not finite.
+        ValueError: it has a number that is not finite, text that is not Unicode, or itself.
     """
     if payload is None:
         return None
@@ -96,6 +81,10 @@ def encode_payload(payload: Mapping[str, Any] | None) -> str | None:
         text = msgspec.json.encode(dict(payload)).decode()
     except (TypeError, OverflowError) as error:
         raise TypeError(f"a payload must be plain values, as JSON has them: {error}") from error
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a payload must be of Unicode text, not half a pair: {error}") from error
+    except RecursionError as error:
+        raise ValueError("a payload must not be within itself, or nested so deeply") from error
     if msgspec.json.decode(text) != dict(payload) and not _same(payload, msgspec.json.decode(text)):
         raise ValueError(f"a payload must be what JSON keeps, not {payload!r}")
     return text
@@ -114,37 +103,32 @@ def _same(given: Any, kept: Any) -> bool:
     return bool(given == kept)
 
 
-class PayloadTable:
-    """The file of payloads. Its functions wait, and belong in a worker thread, one at a time.
+@final
+class PayloadTable(CheckedTables):
+    """The file of payloads; see `CheckedTables`."""
 
-    Args:
-        path: the file, made if it is missing.
+    _mark = 0x61746170  # "atap"
+    _what = "payloads"
+    _alone = True
+    _synchronous = "NORMAL"  # the log has what is not synchronized yet
+    _schema = (
+        "CREATE TABLE IF NOT EXISTS payloads (id INTEGER PRIMARY KEY, object TEXT NOT NULL,"
+        " checked INTEGER NOT NULL);"
+    )
 
-    Raises:
-        FilesForeign: another program's file.
-        FilesDamaged: it cannot be read.
-    """
+    def verify(self) -> None:
+        """Compare all payloads with their checksums.
 
-    def __init__(self, path: Path) -> None:
-        self._path: Final = path
+        Raises:
+            FilesDamaged: one does not fit.
+        """
         with self._told():
-            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            try:
-                self._prepare()
-            except BaseException:
-                self._connection.close()
-                raise
-
-    def _prepare(self) -> None:
-        (mark,) = self._connection.execute("PRAGMA application_id").fetchone()
-        (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if mark not in {0, _MARK} or (tables and mark != _MARK):
-            raise FilesForeign(f"{self._path} is a file of another program")
-        self._connection.executescript(
-            f"PRAGMA application_id = {_MARK}; PRAGMA user_version = {_VERSION};"
-            "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;"
-            "CREATE TABLE IF NOT EXISTS payloads (id INTEGER PRIMARY KEY, object TEXT NOT NULL);"
-        )
+            (found,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+            (wrong,) = self._connection.execute(
+                "SELECT count(*) FROM payloads WHERE checksum(id, object) IS NOT checked"
+            ).fetchone()
+        if found != "ok" or wrong:
+            raise FilesDamaged(f"{self._path} does not fit its checksums")
 
     def write(self, changes: Sequence[tuple[int, str | None]]) -> None:
         """Set payloads in one transaction; None removes one.
@@ -152,25 +136,18 @@ class PayloadTable:
         Raises:
             FilesFailed: the file system refuses, and nothing has changed.
         """
-        kept = [(key, text) for key, text in changes if text is not None]
+        kept = [(key, text, checksum(key, text)) for key, text in changes if text is not None]
         gone = [(key,) for key, text in changes if text is None]
-        with self._told():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                self._connection.executemany("DELETE FROM payloads WHERE id = ?", gone)
-                self._connection.executemany("INSERT OR REPLACE INTO payloads VALUES (?, ?)", kept)
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+        with self._change() as connection:
+            connection.executemany("DELETE FROM payloads WHERE id = ?", gone)
+            connection.executemany("INSERT OR REPLACE INTO payloads VALUES (?, ?, ?)", kept)
 
     def read(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return the payloads of ids; ids without one are left out."""
         found: dict[int, dict[str, Any]] = {}
         with self._told():
-            for start in range(0, len(ids), _AT_ONCE):
-                some = ids[start : start + _AT_ONCE]
+            for start in range(0, len(ids), AT_ONCE):
+                some = ids[start : start + AT_ONCE]
                 marks = ",".join("?" * len(some))
                 rows = self._connection.execute(
                     f"SELECT id, object FROM payloads WHERE id IN ({marks})",  # noqa: S608
@@ -204,22 +181,6 @@ class PayloadTable:
         """Make all transactions durable, also against the end of the system."""
         with self._told():
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-            if code == sqlite3.SQLITE_NOTADB:
-                raise FilesForeign(f"{self._path} is not a file of payloads") from error
-            if code in _FULL_DISK:
-                raise FilesFailed(f"{self._path} cannot be written: {error}") from error
-            raise FilesDamaged(f"{self._path} cannot be read: {error}") from error
 
 
 def _condition(value: Scalar) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from ..actors.util import NoPublicConstructor, check_instance
 from ..device.data.in_turn import InTurn
 from ..patterns import Closed
 from ..wire.options import count
-from ._errors import IdUnknown, NameUnknown
+from ._errors import FilesForeign, IdUnknown, NameUnknown
 from ._passages import Passage, PassageTable, cut
 from ._vector_index import VectorIndex
 
@@ -381,6 +381,18 @@ class _Counted:
             self._rag._idle.set()
 
 
+def _check_together(table: PassageTable, index: VectorIndex, path: object) -> None:
+    """Compare the passages with the vectors. Documents that are not whole may lack some."""
+    whole, parts = table.ids(whole=True), table.ids(whole=False)
+    lacking = sum(number not in index for number in whole)
+    others = len(index) - (len(whole) - lacking) - sum(number in index for number in parts)
+    if lacking or others:
+        raise FilesForeign(
+            f"{path} must be of the passages whose vectors the index has; {lacking} of its "
+            f"{len(whole)} have no vector there, and {others} vectors are of no passage"
+        )
+
+
 @opens
 async def open_rag(
     index: VectorIndex,
@@ -416,8 +428,10 @@ async def open_rag(
 
     Raises:
         TypeError, ValueError: an argument is wrong.
-        FilesForeign: the file is another program's.
+        FilesForeign: the file is another program's, or its passages are not those of the index.
         FilesDamaged: the file cannot be read.
+        FilesInUse: another block has the file open.
+        FilesFailed: the file system refused.
     """
     check_instance("index", index, VectorIndex)
     for name, function in (("embed", embed), ("prompt", prompt)):
@@ -431,6 +445,7 @@ async def open_rag(
     turns = InTurn()
     table = await turns.run(PassageTable, Path(path))
     try:
+        await turns.run(_check_together, table, index, path)
         rag: RagPipeline = RagPipeline.construct(
             index, table, turns, embed, generate, prompt, (most, shared)
         )

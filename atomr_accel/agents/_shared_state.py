@@ -184,7 +184,6 @@ class _NamedBuffer:
         self.version: StateVersion | None = None
         self.leases: set[StateLease] = set()
         self.queue: deque[StateLease] = deque()
-        self.tokens = 0
         self.changed: trio.Event = trio.Event()
 
     def next(self) -> StateLease | None:
@@ -332,9 +331,11 @@ class SharedState(Service, metaclass=NoPublicConstructor):
             after: the version to begin after; 0 begins with that of this moment.
 
         Raises:
+            TypeError: arguments of a wrong type.
             NameUnknown: the name does not exist.
             LeaseLost: the name was deleted.
         """
+        check_instance("after", after, int)
         variable = self._named(name)
         while True:
             await trio.lowlevel.checkpoint()
@@ -385,11 +386,10 @@ class SharedState(Service, metaclass=NoPublicConstructor):
 
     def _grant(self, variable: _NamedBuffer) -> None:
         while (lease := variable.next()) is not None:
-            variable.tokens += 1
-            lease.token = variable.tokens
+            self._granted += 1
+            lease.token = self._granted  # also above those of a deleted name of the same
             lease._ended_by = None
             variable.leases.add(lease)
-            self._granted += 1
             lease._granted.set()
 
     def _withdraw(self, lease: StateLease) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, final
 import numpy as np
 import trio
 
+from .._errors import said_of
 from ..actors import Message, Place, Service, handler, serving
 from ..actors.nursery import PlainNursery
 from ..actors.util import NoPublicConstructor, check_instance
 from ..device.data.in_turn import InTurn
 from ..wire.options import count
 from ._checkpoints import CheckpointTable, SavedStep
-from ._errors import StepsExceeded, ThreadBusy, ThreadUnknown
+from ._errors import FilesForeign, StepsExceeded, ThreadBusy, ThreadUnknown
 from ._steps import START, StepGraph, StepNode, StepPlan, decode, encode
 
 if TYPE_CHECKING:
@@ -106,6 +107,19 @@ class _StepAsked(BaseException):
         self.question = question
 
 
+def _question_of(left: BaseException, name: str) -> _StepAsked | None:
+    """Return the question in what left a node, also of a task in its nursery, or None."""
+    if isinstance(left, _StepAsked):
+        return left
+    assert isinstance(left, BaseExceptionGroup)
+    asked, others = left.split(_StepAsked)
+    if asked is None or others is not None:
+        return None
+    if len(asked.exceptions) > 1:
+        raise ValueError(f"node {name!r} must ask one question at a time, not several") from left
+    return _question_of(asked.exceptions[0], name)
+
+
 @final
 class StepContext:
     """The second argument of a node: its step, its questions and its events.
@@ -128,7 +142,8 @@ class StepContext:
 
         Without an answer the run ends here, and its result has the question. Resumed with an
         answer, the node begins again from its first line. So do nothing before that may not be done
-        twice. A node that asks several times gets its answers in the order of its questions.
+        twice. A node that asks several times gets its answers in the order of its questions. So of
+        the tasks of a node only one may ask.
 
         Args:
             question: plain values.
@@ -166,7 +181,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         self._max_steps = max_steps
         self._turns = InTurn()
         self._table: CheckpointTable
-        self._busy: set[str] = set()
+        self._busy: dict[str, bytes] = {}
         self._recorded: dict[tuple[object, ...], _RecordedStep] = {}
         self._recording = trio.Lock()
         self._counts = dict.fromkeys(("runs", "steps", "failed", "asked", "recordings"), 0)
@@ -184,8 +199,10 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         Raises:
             TypeError: a state of another class, a field of another type.
             StepsExceeded: the run took more steps than its limit.
-            ThreadBusy: a run of this thread is in progress.
+            ThreadBusy: a run of this thread is in progress; or another program has begun one of it
+                meanwhile, or forgotten it, so that this one ends.
             FilesFailed, FilesDamaged: the file of checkpoints.
+            Closed: the block was left.
         """
         return await self._begin(state, thread, None)
 
@@ -209,7 +226,8 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         Raises:
             ThreadUnknown: nothing is kept of this thread, or not that step.
             ValueError: an answer for a node that has not asked.
-            TypeError, StepsExceeded, ThreadBusy, FilesFailed, FilesDamaged: as `run`.
+            FilesForeign: the thread is of a graph with other nodes, or of another state.
+            TypeError, StepsExceeded, ThreadBusy, FilesFailed, FilesDamaged, Closed: as `run`.
         """
         return await self._continue(thread, answers or {}, step, None)
 
@@ -245,6 +263,8 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
 
         Raises:
             FilesDamaged: the file of checkpoints cannot be read.
+            FilesForeign: the thread's state is of another class.
+            Closed: the block was left.
         """
         kept = await self._turns.run(self._table.history, thread)
         return [self._result(saved) for saved in kept]
@@ -254,6 +274,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
 
         Raises:
             ThreadBusy: a run of this thread is in progress.
+            Closed: the block was left.
         """
         with self._only(thread):
             await self._turns.run(self._table.forget, thread)
@@ -266,10 +287,10 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         checked = self._plan.state.check(state)
         check_instance("thread", thread, str)
         with self._only(thread):
-            await self._turns.run(self._table.forget, thread)
-            active, _ = self._plan.after([START], checked, {})
-            saved = SavedStep(0, self._plan.state.encode(checked), active)
-            await self._turns.run(self._table.save, thread, saved)
+            data = self._plan.state.encode(checked)
+            active, _ = self._plan.after([START], partial(self._plan.state.decode, data), {})
+            saved = SavedStep(0, data, active)
+            self._busy[thread] = await self._turns.run(self._table.begin, thread, saved)
             return await self._steps(thread, saved, send)
 
     async def _continue(
@@ -285,6 +306,12 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             if saved is None:
                 which = "" if step is None else f" step {step} of"
                 raise ThreadUnknown(f"nothing is kept of{which} the thread {thread!r}")
+            unknown = [name for name in saved.active if name not in self._plan.nodes]
+            if unknown:
+                raise FilesForeign(
+                    f"the thread {thread!r} goes on with nodes that this graph has not: "
+                    f"{', '.join(unknown)}; resume it with the graph that it was run with"
+                )
             if step is not None and not answers:  # its nodes run again, and ask again
                 saved = SavedStep(saved.step, saved.state, saved.active, saved.arrived)
             for node in answers:
@@ -303,19 +330,23 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             begun = SavedStep(
                 saved.step, saved.state, saved.active, saved.arrived, saved.updates, {}, kept
             )
+            self._busy[thread] = await self._turns.run(self._table.begin, thread)
             if answers or step is not None:
-                await self._turns.run(self._table.save, thread, begun)
+                await self._save(thread, begun)
             return await self._steps(thread, begun, send)
 
     @contextmanager
     def _only(self, thread: str) -> Iterator[None]:
         if thread in self._busy:
             raise ThreadBusy(f"a run of the thread {thread!r} is in progress")
-        self._busy.add(thread)
+        self._busy[thread] = b""
         try:
             yield
         finally:
-            self._busy.discard(thread)
+            del self._busy[thread]
+
+    async def _save(self, thread: str, saved: SavedStep) -> None:
+        await self._turns.run(self._table.save, thread, saved, self._busy[thread])
 
     def _result(self, saved: SavedStep) -> StepResult[S]:
         asked = {node: decode(question) for node, question in saved.asked.items()}
@@ -364,7 +395,10 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
                 made = await node.retry(
                     partial(self._call, node, state, number, thread, answers, partial(emit, name))
                 )
-            except _StepAsked as question:
+            except (_StepAsked, BaseExceptionGroup) as left:
+                question = _question_of(left, name)
+                if question is None:
+                    raise
                 asked[name] = encode(question.question)
                 return
             update = fields.check_update(name, made)
@@ -388,7 +422,7 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             if len(updates) > len(saved.updates):
                 asked.clear()  # they ask again
                 with trio.CancelScope(shield=True):
-                    await self._turns.run(self._table.save, thread, partly())
+                    await self._save(thread, partly())
             raise
         if asked:
             after = partly()
@@ -396,11 +430,12 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             before = fields.decode(saved.state)
             state = fields.join(before, [(name, updates[name]) for name in saved.active])
             arrived = {number: frozenset(names) for number, names in saved.arrived.items()}
-            active, waiting = self._plan.after(saved.active, state, arrived)
+            data = fields.encode(state)
+            active, waiting = self._plan.after(saved.active, partial(fields.decode, data), arrived)
             joins = {number: sorted(names) for number, names in waiting.items()}
-            after = SavedStep(number, fields.encode(state), active, joins)
+            after = SavedStep(number, data, active, joins)
             self._counts["steps"] += 1
-        await self._turns.run(self._table.save, thread, after)
+        await self._save(thread, after)
         return after
 
     async def _call(
@@ -414,13 +449,19 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
     ) -> Any:
         if node.reads is not None:
             return await self._on_device(node, state)
-        return await node.function(state, StepContext(number, thread, answers, emit))
+        made = node.function(state, StepContext(number, thread, answers, emit))
+        if not isinstance(made, Awaitable):
+            raise TypeError(f"node {node.name!r} must be async, not return {said_of(made)} at once")
+        return await made
 
     # --- device nodes -----------------------------------------------------------------------
 
     async def _on_device(self, node: StepNode, state: S) -> dict[str, Any]:
         assert self._device is not None
         assert node.reads is not None
+        for field in node.reads:
+            if getattr(state, field) is None:
+                raise TypeError(f"field {field} must be an array for node {node.name!r}, not None")
         arrays = [np.asarray(getattr(state, field)) for field in node.reads]
         shapes = [(array.shape, array.dtype) for array in arrays]
         async with self._recording:  # a recording has one set of buffers
@@ -499,7 +540,8 @@ def open_step_graph(
         graph: the graph, which is checked here. Later changes of it have no effect.
         device: the device of device nodes.
         checkpoints: a file for the steps of all threads, made if it is missing. Without one they
-            are kept in memory.
+            are kept in memory. Several programs may have it open, and the program that runs or
+            resumes a thread last has it.
         max_steps: the maximum of steps of a run, counted again when it is resumed.
         **place: ``system=``, ``name=`` and ``parent=``, which make it an actor. It answers
             `RunSteps` and `ResumeSteps`.

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import iscoroutine
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar, get_args, get_origin
 from typing import get_type_hints as hints_of
 
 import msgspec
 import numpy as np
 
+from .._dtypes import number_kind
 from .._errors import said_of
 from ..actors.util import check_instance
 from ..patterns import Retry
+from ._errors import FilesForeign
 
 if TYPE_CHECKING:
     from .. import GpuRef
@@ -148,10 +151,30 @@ class SteppedState(Generic[S]):
         return encode({name: encode(getattr(state, name)) for name in self.types})
 
     def decode(self, data: bytes) -> S:
-        """Return the state that `encode` made bytes of."""
+        """Return the state that `encode` made bytes of.
+
+        Raises:
+            FilesForeign: it was made of a class with other fields.
+        """
         fields = msgspec.msgpack.decode(data, type=dict[str, bytes])
-        made = {name: self._decoders[name].decode(value) for name, value in fields.items()}
-        return self.kind(**made)
+        made = {}
+        for name, value in fields.items():
+            try:
+                made[name] = self._decoders[name].decode(value)
+            except (KeyError, msgspec.ValidationError) as error:
+                raise self._foreign(f"field {name!r}") from error
+        try:
+            return self.kind(**made)
+        except TypeError as error:
+            if made.keys() >= self.types.keys():
+                raise  # of the class itself
+            raise self._foreign(f"no field {(self.types.keys() - made.keys()).pop()!r}") from error
+
+    def _foreign(self, what: str) -> FilesForeign:
+        return FilesForeign(
+            f"the kept state is of another class than {self.kind.__name__}: it has {what}; use the "
+            "class that it was kept with, or give the new field a default"
+        )
 
 
 def encode(value: Any) -> bytes:
@@ -159,8 +182,14 @@ def encode(value: Any) -> bytes:
 
     Raises:
         TypeError: anything else.
+        ValueError: a whole number of more than 64 bits, a string that is not Unicode.
     """
-    return msgspec.msgpack.encode(value, enc_hook=_encoded)
+    try:
+        return msgspec.msgpack.encode(value, enc_hook=_encoded)
+    except OverflowError as error:
+        raise ValueError(
+            "a whole number in a state must have at most 64 bits, not more; keep it as text"
+        ) from error
 
 
 def decode(data: bytes) -> Any:
@@ -171,8 +200,9 @@ def decode(data: bytes) -> Any:
 def _encoded(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value, order="C")
-        if array.dtype.hasobject or array.dtype.fields:
+        if number_kind(array.dtype) not in "biufcmM":
             raise TypeError(f"an array in a state must be of numbers, not {array.dtype}")
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # the name has no order
         parts = (array.dtype.name, list(array.shape), array.tobytes())
         return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(parts))
     raise TypeError(
@@ -506,11 +536,17 @@ class StepPlan(Generic[S]):
     order: Mapping[str, int]
 
     def after(
-        self, done: Sequence[str], state: S, arrived: Mapping[int, frozenset[str]]
+        self, done: Sequence[str], state: Callable[[], S], arrived: Mapping[int, frozenset[str]]
     ) -> tuple[list[str], dict[int, frozenset[str]]]:
         """Return the nodes of the next step, and the nodes that have arrived at joins that wait.
 
+        Args:
+            done: the nodes of this step.
+            state: makes a state for each branch, so that none sees what another changes in it.
+            arrived: nodes that have arrived at joins, by the join's number.
+
         Raises:
+            TypeError: a branch returned something else than names.
             ValueError: a branch named a node that is not among its targets.
         """
         waiting = dict(arrived)
@@ -518,7 +554,14 @@ class StepPlan(Generic[S]):
         for name in done:
             following.update(self.edges.get(name, ()))
             for branch in self.branches.get(name, ()):
-                chosen = branch.choose(state)
+                chosen: object = branch.choose(state())
+                if not isinstance(chosen, Iterable):
+                    if iscoroutine(chosen):
+                        chosen.close()
+                    raise TypeError(
+                        f"the branch after {name!r} must return a node's name, or a list of them, "
+                        f"not {said_of(chosen)}"
+                    )
                 several = [chosen] if isinstance(chosen, str) else [*chosen]
                 for each in several:
                     if each not in branch.targets:

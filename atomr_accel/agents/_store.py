@@ -164,13 +164,15 @@ class VectorStore:
             found = read_struct(contents, _KIND, _Contents)
             self._check(found)
             self._names, self._number = [*found.segments], found.number
-        self._payloads = PayloadTable(self.folder / "payloads.sqlite")
+        self._payloads = PayloadTable(self.folder / "payloads.sqlite", old=not new)
         try:
             if new:
+                self._payloads.synchronize()  # so that the file is there once index.json is
                 self._log = WriteAheadLog(self.folder / "tail-0")
                 self._log.create()
                 self._write_contents(self._names, self._log.path.name, 0)
                 return
+            self._payloads.verify()
             for name in self._names:
                 self._add_segment(read_arrays(self.folder / name))
             self._log = WriteAheadLog(self.folder / found.tail)

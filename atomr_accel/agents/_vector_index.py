@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _METRICS: Final = ("cosine", "dot", "l2")
 _DTYPES: Final = (np.dtype(np.float32), np.dtype(np.float16))
+_LONGEST: Final = 2.0**62
+"""Length of vectors whose products and squares of distances are finite in float32."""
 _LARGEST_K: Final = 2048
 _ATTEMPTS: Final = 20
 """Attempts of a search."""
@@ -117,6 +119,9 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
     def __len__(self) -> int:
         return len(self._store)
 
+    def __contains__(self, key: int) -> bool:
+        return key in self._store
+
     # --- changes ----------------------------------------------------------------------------
 
     async def insert(
@@ -137,7 +142,8 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
         Raises:
             TypeError: arguments of a wrong type.
             ValueError: another size, numbers that are not finite in the dtype of the index, a
-                vector of zeros with the metric ``"cosine"``, an id twice.
+                vector longer than ``2**62``, whose products would not be finite, one of zeros with
+                the metric ``"cosine"``, an id twice.
             IdTaken: an id is in the index.
             FilesFailed: the file system refused.
             Closed: the block was left.
@@ -211,6 +217,12 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
             made = rows.astype(self._store.dtype)
         if not np.isfinite(made).all():
             raise ValueError(f"{name} must be finite in {made.dtype}, not with NaN or infinity")
+        if (
+            made.size
+            and float(np.abs(made).max()) > _LONGEST / dimension**0.5
+            and (np.linalg.norm(made.astype(np.float64), axis=1) > _LONGEST).any()
+        ):
+            raise ValueError(f"{name} must be of a length up to 2**62, not longer; scale them")
         if self._store.metric == "cosine" and not made.any(axis=1).all():
             raise ValueError(
                 f"{name} must be of a length above 0 for cosines, not zeros in {made.dtype}"
@@ -382,7 +394,7 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
             Arrays (m, k). Where fewer were found, the rest of ids is -1, and of scores NaN.
 
         Raises:
-            TypeError, ValueError: as `search`.
+            TypeError, ValueError, Closed: as `search`.
         """
         vectors = self._vectors(queries, "queries", None, one=False)
         wanted, allowed, read = _as_k(k), as_filter(where), self._searcher.as_probes(probes)
@@ -428,6 +440,7 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
         Raises:
             IdUnknown: an id is not in the index.
             TypeError, ValueError: ids of a wrong type.
+            Closed: the block was left.
         """
         numbers = _as_ids(ids).tolist()
         places = [(key, self._store.place(key)) for key in numbers]
@@ -583,7 +596,10 @@ def open_vector_index(
         device: the device that searches.
         path: the folder of the index, made if it is missing. One block at a time may have it open.
         dimension: the size of vectors.
-        metric: how to compare vectors: ``"cosine"``, ``"dot"``, or ``"l2"``, the distance.
+        metric: how to compare vectors: ``"cosine"``, ``"dot"``, or ``"l2"``, the distance. Which
+            distances are the shortest is found by products in float32. So those that differ by less
+            than a thousandth of the vectors' lengths may change places: vectors far from zero and
+            near each other are better inserted without their mean.
         dtype: what vectors are kept as: float32 or float16. Products are summed in float32.
         approximate: `InvertedLists` for approximate search on the device, or `NeighborGraph` on the
             CPU backend. Files are the same, so that it may be another one each time. Segments that

@@ -235,7 +235,12 @@ async def test_bad_arguments_are_refused() -> None:
         await trio.lowlevel.checkpoint()
         return "no numbers"
 
-    wrong: list[dict[str, Any]] = [{"size": 0}, {"size": 2, "ttl": 0}, {"size": 2, "ttl": -1}]
+    wrong: list[dict[str, Any]] = [
+        {"size": 0},
+        {"size": 1 << 40},
+        {"size": 2, "ttl": 0},
+        {"size": 2, "ttl": -1},
+    ]
     for options in wrong:
         with pytest.raises(ValueError, match="must be"):
             async with open_embedding_cache(text, **options):
@@ -248,3 +253,59 @@ async def test_bad_arguments_are_refused() -> None:
             await cache([1])  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="array of numbers"):
             await cache("x")
+
+
+@program
+async def test_a_buffer_of_another_device_is_refused() -> None:
+    async with opened() as one, opened() as other:
+
+        async def put(_: str) -> Any:
+            return await other.put(np.ones(2))
+
+        async with open_embedding_cache(put, size=2, device=one) as cache:
+            with pytest.raises(ValueError, match="the cache's device"):
+                await cache("x")
+            assert cache.statistics().entries == 0
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+async def test_a_call_after_forget_does_not_get_what_was_begun_before(all_of_them: bool) -> None:
+    go, content = trio.Event(), [1.0]
+
+    async def read(_: str) -> Any:
+        value = content[0]
+        await go.wait()
+        return value
+
+    answers: list[float] = []
+
+    async def ask() -> None:
+        answers.append(float(await cache("x")))
+
+    async with open_embedding_cache(read, size=2) as cache:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await wait_all_tasks_blocked()
+            content[0] = 2.0
+            await (cache.clear() if all_of_them else cache.forget("x"))
+            nursery.start_soon(ask)
+            await wait_all_tasks_blocked()
+            assert cache.statistics().waiting == 2
+            go.set()
+        assert sorted(answers) == [1.0, 2.0]
+        assert float(await cache("x")) == 2.0
+        assert cache.statistics().computed == 2
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_a_value_that_needs_itself_is_an_error(several: bool) -> None:
+    needs = {"a": "b", "b": "c", "c": "a"}
+
+    async def compute(key: str) -> Any:
+        needed = needs[key]
+        (value,) = await cache.get_many([needed]) if several else [await cache(needed)]
+        return value + 1
+
+    async with open_embedding_cache(compute, size=5) as cache:
+        with pytest.raises(RuntimeError, match="must not need itself"):
+            await cache("b")

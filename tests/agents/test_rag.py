@@ -19,6 +19,7 @@ from atomr_accel.agents import (
     AddDocument,
     AskDocuments,
     FilesForeign,
+    FilesInUse,
     NameUnknown,
     SearchDocuments,
     open_rag,
@@ -232,3 +233,24 @@ async def test_bad_input_of_retrieval_is_refused(device: Device, tmp_path: Path)
                 await rag.search("x", 0)
             for odd in ('"', "a AND NOT (b", "*", "'); DROP TABLE passages; --"):
                 assert len(await rag.search(odd)) == 1
+
+
+@on_shared
+async def test_passages_and_vectors_belong_together(device: Device, tmp_path: Path) -> None:
+    file, other = tmp_path / "file", tmp_path / "other"
+    async with vectors_at(device, tmp_path) as index:
+        async with open_rag(index, file, embed) as rag:
+            for name, text in TEXTS.items():
+                await rag.add(name, text)
+        with pytest.raises(FilesForeign, match="3 vectors are of no passage"):
+            async with open_rag(index, other, embed):
+                raise AssertionError("it must not open")
+        async with open_rag(index, file, embed) as rag:
+            assert await rag.documents() == [*TEXTS]
+            with pytest.raises(FilesInUse):
+                async with open_rag(index, file, embed):
+                    raise AssertionError("it must not open")
+    async with vectors_at(device, tmp_path / "fresh") as index:
+        with pytest.raises(FilesForeign, match="3 of its 3 have no vector"):
+            async with open_rag(index, file, embed):
+                raise AssertionError("it must not open")

@@ -273,3 +273,24 @@ async def test_histories_with_faults_are_linearizable() -> None:
                 [*last, type(last[0])(("read", 0), -1, history.now(), history.now())], 0, step
             )
             await state.delete(name)
+
+
+@on_shared
+async def test_tokens_grow_beyond_those_of_a_deleted_name(device: Device) -> None:
+    async with open_shared_state(device) as state:
+        tokens = []
+        for _ in range(3):
+            await state.create("x", np.ones(1))
+            for _ in range(2):
+                async with state.writing("x") as lease:
+                    tokens.append(lease.token)
+            await state.delete("x")
+        assert tokens == sorted({*tokens})
+
+
+@on_shared
+async def test_versions_are_watched_after_a_number(device: Device) -> None:
+    async with open_shared_state(device) as state:
+        await state.create("x", np.ones(1))
+        with pytest.raises(TypeError, match="after"):
+            await anext(state.watch("x", after="1"))  # type: ignore[arg-type]

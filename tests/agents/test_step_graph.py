@@ -31,7 +31,8 @@ from atomr_accel.agents import (
     ThreadUnknown,
     open_step_graph,
 )
-from atomr_accel.patterns import Retry
+from atomr_accel.agents._steps import decode, encode
+from atomr_accel.patterns import Closed, Retry
 from atomr_accel.testing import poison
 
 from ..harness import on_shared, opened, program, sized
@@ -567,3 +568,197 @@ async def test_a_step_graph_is_an_actor() -> None:
         assert (await runner.ref.ask(ResumeSteps("t"))).state.seen == ["a"]
         assert (await runner.ref.ask(Call(Talk(["x"])))).state.seen == ["x", "a"]
         assert system.tree().children[0].path == "/steps"
+
+
+# --- what a run leaves to itself ------------------------------------------------------------
+
+
+def asking_branch(choose: Any) -> StepGraph[Talk]:
+    graph = graph_of("ab", (START, "a"), ("b", END))
+    graph.branch("a", choose, ["b", END])
+    return graph
+
+
+async def test_what_a_branch_changes_in_the_state_nobody_sees() -> None:
+    def choose(talk: Talk) -> str:
+        talk.seen.append("changed")
+        return "b" if len(talk.seen) == 2 else END
+
+    graph = asking_branch(choose)
+    graph.branch("a", choose, ["b", END])
+    first = StepGraph(Talk)
+    first.add("a", saying("a"))
+    first.branch(START, choose, ["a", END])
+    first.branch(START, lambda talk: "a" if not talk.seen else END, ["a", END])
+    async with open_step_graph(graph) as runner, open_step_graph(first) as other:
+        assert (await runner.run(Talk())).state.seen == ["a", "b"]
+        talk = Talk()
+        assert (await other.run(talk)).state.seen == ["a"]
+        assert talk.seen == []
+
+
+@pytest.mark.parametrize("chosen", [None, 3, 2.5])
+async def test_a_branch_returns_names(chosen: Any) -> None:
+    async with open_step_graph(asking_branch(lambda _: chosen)) as runner:
+        with pytest.raises(TypeError, match="the branch after 'a' must return a node's name"):
+            await runner.run(Talk())
+
+
+async def test_functions_of_the_wrong_color_are_told() -> None:
+    async def choose(_: Talk) -> str:
+        raise AssertionError("it is never awaited")
+
+    async with open_step_graph(asking_branch(choose)) as runner:
+        with pytest.raises(TypeError, match="the branch after 'a' must return"):
+            await runner.run(Talk())
+    graph = StepGraph(Talk)
+    graph.add("a", lambda talk, step: {"count": 1})  # type: ignore[arg-type, return-value]
+    graph.edge(START, "a")
+    async with open_step_graph(graph) as runner:
+        with pytest.raises(TypeError, match="node 'a' must be async"):
+            await runner.run(Talk())
+
+
+async def test_one_task_of_a_node_asks() -> None:
+    async def node(talk: Talk, step: StepContext) -> dict[str, Any]:
+        said: list[str] = []
+
+        async def ask(question: str) -> None:
+            said.append(step.ask(question))
+
+        async with trio.open_nursery() as outer:
+            outer.start_soon(trio.lowlevel.checkpoint)
+            async with trio.open_nursery() as inner:
+                for number in range(talk.count):
+                    inner.start_soon(ask, f"question {number}")
+        return {"seen": said}
+
+    graph = StepGraph(Talk)
+    graph.add("a", node)
+    graph.edge(START, "a")
+    async with open_step_graph(graph) as runner:
+        assert (await runner.run(Talk(count=1))).asked == {"a": "question 0"}
+        assert (await runner.resume(answers={"a": "yes"})).state.seen == ["yes"]
+        with pytest.raises(ValueError, match="one question at a time"):
+            await runner.run(Talk(count=2))
+
+
+async def test_an_error_beside_a_question_is_an_error() -> None:
+    async def node(talk: Talk, step: StepContext) -> None:
+        async def fail() -> None:
+            raise OSError("mine")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+            step.ask("really?")
+
+    graph = StepGraph(Talk)
+    graph.add("a", node)
+    graph.edge(START, "a")
+    async with open_step_graph(graph) as runner:
+        with pytest.raises(BaseExceptionGroup) as found:
+            await runner.run(Talk())
+    assert found.value.subgroup(OSError) is not None
+
+
+async def test_threads_of_other_graphs_and_states_are_foreign(tmp_path: Path) -> None:
+    @dataclass
+    class Other:
+        text: str = ""
+
+    @dataclass
+    class Longer(Talk):
+        more: str = field(kw_only=True)
+
+    async def fail(_: Any, step: StepContext) -> None:
+        raise OSError("mine")
+
+    async def work(_: Any, step: StepContext) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def one(kind: type[Any], name: str, function: Any) -> StepGraph[Any]:
+        graph = StepGraph(kind)
+        graph.add(name, function)
+        graph.edge(START, name)
+        return graph
+
+    path = tmp_path / "file"
+    async with open_step_graph(one(Talk, "a", fail), checkpoints=path) as runner:
+        with pytest.raises(OSError, match="mine"):
+            await runner.run(Talk())
+    async with open_step_graph(one(Talk, "b", work), checkpoints=path) as runner:
+        with pytest.raises(FilesForeign, match="nodes that this graph has not: a"):
+            await runner.resume()
+        assert len(await runner.history()) == 1
+    for kind in (Other, Longer):
+        async with open_step_graph(one(kind, "a", work), checkpoints=path) as runner:
+            with pytest.raises(FilesForeign, match="another class"):
+                await runner.history()
+            with pytest.raises(FilesForeign, match="another class"):
+                await runner.resume()
+    async with open_step_graph(one(Talk, "a", work), checkpoints=path) as runner:
+        assert (await runner.resume()).state == Talk()
+    with pytest.raises(Closed):
+        await runner.history()
+
+
+@pytest.mark.parametrize(
+    "array", [np.array([1, 2], ">i4"), np.array([0.5], ">f8"), np.array(["2020-01-01"], "M8[D]")]
+)
+async def test_arrays_of_any_byte_order_are_kept(array: Any) -> None:
+    made = decode(encode(array))
+    np.testing.assert_array_equal(made, array)
+
+
+@pytest.mark.parametrize("value", [np.array(["a"]), np.array([None]), np.zeros(1, "i4,i4"), 2**70])
+def test_what_cannot_be_kept_is_refused(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="in a state must"):
+        encode(value)
+
+
+async def test_a_state_that_cannot_be_kept_leaves_the_thread_as_it_was() -> None:
+    async with open_step_graph(graph_of("a", (START, "a"))) as runner:
+        await runner.run(Talk())
+        with pytest.raises(ValueError, match="64 bits"):
+            await runner.run(Talk(count=2**70))
+        assert len(await runner.history()) == 2
+
+
+@pytest.mark.parametrize("how", ["run", "resume", "forget"])
+async def test_a_thread_is_with_the_program_that_took_it_last(tmp_path: Path, how: str) -> None:
+    """Two runners with one file are as two programs: the first one ends, and leaves no step."""
+    waits, go = trio.Event(), trio.Event()
+
+    async def wait(talk: Talk, step: StepContext) -> dict[str, Any]:
+        waits.set()
+        await go.wait()
+        return {"seen": ["slow"]}
+
+    def graph(function: Any) -> StepGraph[Talk]:
+        made = graph_of("a", (START, "a"))
+        made.add("b", function)
+        made.edge("a", "b")
+        return made
+
+    path = tmp_path / "file"
+    async with (
+        open_step_graph(graph(wait), checkpoints=path) as first,
+        open_step_graph(graph(saying("fast")), checkpoints=path) as second,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def run() -> None:
+            with pytest.raises(ThreadBusy, match="another program"):
+                await first.run(Talk())
+
+        nursery.start_soon(run)
+        await waits.wait()
+        if how == "run":
+            await second.run(Talk(["new"]))
+        else:
+            await (second.resume() if how == "resume" else second.forget())
+        kept = await second.history()
+        go.set()
+    async with open_step_graph(graph(wait), checkpoints=path) as runner:
+        assert await runner.history() == kept
+        assert len(kept) == (0 if how == "forget" else 3)

@@ -282,7 +282,20 @@ async def test_damage_is_found_and_nothing_is_changed(device: Device, tmp_path: 
                     raise AssertionError("it must not open")
             assert (tmp_path / name).read_bytes() == data
             (tmp_path / name).write_bytes(files[name])
-    for name in (segment, tail):
+    for longer in (b"", bytes(64), b"x"):
+        (tmp_path / segment).write_bytes(files[segment][: None if longer else -1] + longer)
+        with pytest.raises(FilesDamaged):
+            async with index_at(device, tmp_path):
+                raise AssertionError("it must not open")
+    (tmp_path / segment).write_bytes(files[segment])
+    (tmp_path / "index.json").unlink()
+    (tmp_path / "index.json").mkdir()
+    with pytest.raises(FilesDamaged):
+        async with index_at(device, tmp_path):
+            raise AssertionError("it must not open")
+    (tmp_path / "index.json").rmdir()
+    (tmp_path / "index.json").write_bytes(files["index.json"])
+    for name in (segment, tail, "payloads.sqlite"):
         (tmp_path / name).unlink()
         with pytest.raises(FilesDamaged):
             async with index_at(device, tmp_path):
@@ -419,3 +432,35 @@ async def test_faults_lose_no_vector_and_no_answer(tmp_path: Path) -> None:
         assert len(index) == 40 * faults
         for entry in await index.get([*held]):
             np.testing.assert_array_equal(entry.vector, rows[entry.id])
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
+@on_shared
+async def test_the_longest_vectors_are_found_and_longer_ones_refused(
+    device: Device, tmp_path: Path, metric: str
+) -> None:
+    longest = np.full(DIMENSION, 2.0**62 / DIMENSION**0.5 * (1 - 1e-6), np.float32)
+    small = np.ones(DIMENSION, np.float32)
+    async with index_at(device, tmp_path, metric=metric) as index:
+        await index.insert([0, 1, 2], [longest, -longest, small])
+        for query in (longest, -longest, small):
+            found = await index.search(query)
+            assert {*found.ids.tolist()} == {0, 1, 2}
+            assert np.isfinite(found.scores).all()
+        for longer in (longest * 1.1, np.full(DIMENSION, 3e38, np.float32)):
+            with pytest.raises(ValueError, match="up to 2"):
+                await index.insert(3, longer)
+            with pytest.raises(ValueError, match="up to 2"):
+                await index.search(longer)
+        assert len(index) == 3
+
+
+@on_shared
+async def test_payloads_that_json_cannot_keep_are_refused(device: Device, tmp_path: Path) -> None:
+    within: dict[str, Any] = {}
+    within["x"] = within
+    async with index_at(device, tmp_path) as index:
+        for payload in (within, {"x": "\ud800"}, {"\ud800": 1}):
+            with pytest.raises(ValueError, match="a payload must"):
+                await index.insert(1, np.ones(DIMENSION), payload)
+        assert len(index) == 0
