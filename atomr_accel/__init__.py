@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Unsupported,
         WorldBroken,
     )
+    from ._reports import FaultReport, ReportedBuffer, ReportedNode, ReportedOp, ReportedXid
     from .arrays import GpuRef
     from .device import (
         Blocking,
@@ -115,6 +116,7 @@ __all__ = [
     "EllRef",
     "Event",
     "EventStale",
+    "FaultReport",
     "FinishedOps",
     "FromAsyncio",
     "GetTopology",
@@ -136,6 +138,10 @@ __all__ = [
     "Recording",
     "RecordingStatistics",
     "RemoteError",
+    "ReportedBuffer",
+    "ReportedNode",
+    "ReportedOp",
+    "ReportedXid",
     "Requests",
     "SealedCopies",
     "SealedCopiesStatistics",
@@ -169,6 +175,11 @@ __version__ = "0.1.0"
 # A host imports this package too, and every rebuild waits for that: it must not load the
 # program's half, with trio and all. So names are looked up when they are first used.
 _HOME = {
+    "FaultReport": "_reports",
+    "ReportedBuffer": "_reports",
+    "ReportedNode": "_reports",
+    "ReportedOp": "_reports",
+    "ReportedXid": "_reports",
     "Candidate": "device",
     "CandidateState": "device",
     "ConsistentHash": "device",

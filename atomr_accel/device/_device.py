@@ -249,7 +249,8 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
         Raises:
             ContextPoisoned, GpuRefStale: the error of the last attempt, with notes on the earlier
-                ones. ``GpuRefStale`` is raised at once if no fault happened during the call.
+                ones. ``GpuRefStale`` is raised at once if no fault happened during the call, and
+                ``KernelHung`` if an op of this call has hung (``error.culprit``).
             DeviceLost: the device is gone for good.
             Exception: any other error of the function, which is then not called again. An exception
                 group leads to another call if all errors in it do.

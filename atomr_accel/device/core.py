@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         FunctionCalls,
         OpenBatch,
         PinnedArrays,
+        ReplayedRecording,
         ServingContext,
         SlabWindows,
         StandbyHosts,
@@ -186,6 +187,7 @@ class DeviceCore:
         open_batches: the innermost batch of this device whose block each task is in.
         recorder: gets the program's calls, for example for a journal; None without one.
         collectives: the order of its collectives; None before its first world.
+        recordings: the recordings that were replayed, by number.
     """
 
     call_mode: Final = Awaited
@@ -257,6 +259,9 @@ class DeviceCore:
             self.in_flight,
             lambda: self.ports,
             lambda: self.lifecycle.state == "rebuilding",
+        )
+        self.recordings: Final[weakref.WeakValueDictionary[int, ReplayedRecording]] = (
+            weakref.WeakValueDictionary()
         )
         self.open_batches: Final[dict[trio.lowlevel.Task, OpenBatch]] = {}
         self.lifecycle: Final[Lifecycle] = Lifecycle(self)
