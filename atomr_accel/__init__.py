@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from .device.batches.batch import Batch
     from .device.batches.record import Recording, RecordingStatistics
     from .device.calls._event import Event
+    from .device.health import Health
     from .lanes import (
         DeviceInstrument,
         FinishedOps,
@@ -123,6 +124,7 @@ __all__ = [
     "GpuRef",
     "GpuRefSealed",
     "GpuRefStale",
+    "Health",
     "Hints",
     "Kernel",
     "KernelHung",
@@ -194,6 +196,7 @@ _HOME = {
     "PlacementPolicy": "device",
     "Topology": "device",
     "open_devices": "device",
+    "Health": "device.health",
     "Blocking": "device",
     "Device": "device",
     "DeviceStatistics": "device",

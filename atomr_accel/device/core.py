@@ -188,6 +188,7 @@ class DeviceCore:
         recorder: gets the program's calls, for example for a journal; None without one.
         collectives: the order of its collectives; None before its first world.
         recordings: the recordings that were replayed, by number.
+        refused_at: the time at which a request for memory last failed, on trio's clock.
     """
 
     call_mode: Final = Awaited
@@ -271,6 +272,7 @@ class DeviceCore:
         self._thread = get_ident()
         self._thread_name = current_thread().name
         self.growth: Final = SlabGrowth(self)
+        self.refused_at = -math.inf
         self.start_backoff: Backoff | None = None
         self.failed_starts = 0
         self.most_failed_starts: int | None = None

@@ -477,7 +477,10 @@ class Lane:
                 raise error
             self._context.check()
         except StickyFault:
-            slot.unmarked[:0] = [(seq, None) for seq in seqs]
+            # Where work is done once it is queued, the ops before have ended well. Elsewhere one of
+            # them may have caused the fault, and this one is the first to notice.
+            at = 0 if slot.stream.queue is None else len(slot.unmarked)
+            slot.unmarked[at:at] = [(seq, None) for seq in seqs]
             raise
         if not pickles:  # the failure is not in a function of the program
             error = as_out_of_memory(error, "the host")

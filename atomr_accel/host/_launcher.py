@@ -351,7 +351,7 @@ class Launcher:
             lane.flush_prints()
         suspects = [suspect for lane in self._lanes.values() if (suspect := lane.suspect())]
         for lane in self._lanes.values():
-            lane.report(fault, min(suspects, default=0))
+            lane.report(fault, fault.seq or min(suspects, default=0))
 
 
 def _in_order(came: list[tuple[Lane, list[Request]]]) -> list[tuple[Lane, list[Request]]]:

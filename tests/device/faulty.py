@@ -55,4 +55,4 @@ DEATHS: Final[dict[str, Callable[[object], None]]] = {
 }
 
 TELLING: Final = frozenset(DEATHS) - {"kill"}
-"""Those after which it is certain which op it was."""
+"""Deaths after which the op is certain."""
