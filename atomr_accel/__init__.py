@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Unsupported,
         WorldBroken,
     )
+    from ._reports import FaultReport, ReportedBuffer, ReportedNode, ReportedOp, ReportedXid
     from .arrays import GpuRef
     from .device import (
         Blocking,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from .device.batches.batch import Batch
     from .device.batches.record import Recording, RecordingStatistics
     from .device.calls._event import Event
+    from .device.health import Health
     from .lanes import (
         DeviceInstrument,
         FinishedOps,
@@ -115,12 +117,14 @@ __all__ = [
     "EllRef",
     "Event",
     "EventStale",
+    "FaultReport",
     "FinishedOps",
     "FromAsyncio",
     "GetTopology",
     "GpuRef",
     "GpuRefSealed",
     "GpuRefStale",
+    "Health",
     "Hints",
     "Kernel",
     "KernelHung",
@@ -136,6 +140,10 @@ __all__ = [
     "Recording",
     "RecordingStatistics",
     "RemoteError",
+    "ReportedBuffer",
+    "ReportedNode",
+    "ReportedOp",
+    "ReportedXid",
     "Requests",
     "SealedCopies",
     "SealedCopiesStatistics",
@@ -169,6 +177,11 @@ __version__ = "0.1.0"
 # A host imports this package too, and every rebuild waits for that: it must not load the
 # program's half, with trio and all. So names are looked up when they are first used.
 _HOME = {
+    "FaultReport": "_reports",
+    "ReportedBuffer": "_reports",
+    "ReportedNode": "_reports",
+    "ReportedOp": "_reports",
+    "ReportedXid": "_reports",
     "Candidate": "device",
     "CandidateState": "device",
     "ConsistentHash": "device",
@@ -183,6 +196,7 @@ _HOME = {
     "PlacementPolicy": "device",
     "Topology": "device",
     "open_devices": "device",
+    "Health": "device.health",
     "Blocking": "device",
     "Device": "device",
     "DeviceStatistics": "device",

@@ -26,9 +26,12 @@ from __future__ import annotations
 
 import inspect
 from types import CoroutineType
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from ._reports import FaultReport
 
 
 class AccelError(Exception):
@@ -71,6 +74,11 @@ class DeviceLost(AccelError):
     left. ``__cause__`` is the last fault.
     """
 
+    @property
+    def report(self) -> FaultReport | None:
+        """The report of the last fault, if a fault is the cause."""
+        return getattr(self.__cause__, "report", None)
+
 
 class ContextPoisoned(AccelError):
     """A sticky fault, or the death of the host, ended a context.
@@ -87,6 +95,10 @@ class ContextPoisoned(AccelError):
             none. If the host died, a function of ``device.run`` comes before other ops. Faults are
             asynchronous, so on a device that runs several ops at once it is a suspect,
             not a verdict.
+        report: all facts about the fault; None if a supervisor has restarted the device without
+            one.
+        culprit: whether the op that raises this has itself ended the context; False if that is not
+            certain.
     """
 
     _fields = ("generation", "status", "status_name", "op")
@@ -99,6 +111,8 @@ class ContextPoisoned(AccelError):
         self.status = status
         self.status_name = status_name
         self.op = op
+        self.report: FaultReport | None = None
+        self.culprit = False
 
 
 class KernelHung(ContextPoisoned):
@@ -134,6 +148,11 @@ class WorldBroken(AccelError):
     """
 
     _fields = ("rank", "epoch")
+
+    @property
+    def report(self) -> FaultReport | None:
+        """The report of the fault, if a fault of the rank's device is the cause."""
+        return getattr(self.__cause__, "report", None)
 
     def __init__(self, message: str, *, rank: int | None, epoch: int) -> None:
         super().__init__(message)

@@ -74,12 +74,14 @@ def application(device: Device, model: Batcher[Row, Row], metrics: Metrics) -> S
         except (Refused, DeviceLost, trio.TooSlowError) as error:
             return JSONResponse({"error": str(error)}, 503, {"retry-after": "1"})
 
-    async def alive(_: Request) -> JSONResponse:
-        return JSONResponse({"generation": device.generation})
+    async def live(_: Request) -> JSONResponse:
+        return JSONResponse({"generation": device.generation}, 503 if device.closed else 200)
 
     async def ready(_: Request) -> JSONResponse:
-        state = device.statistics().state
-        return JSONResponse({"state": state}, 200 if state == "ready" else 503)
+        health = await device.health(within=2)
+        if health.ready:
+            return JSONResponse({"degraded": health.degraded, "reasons": health.reasons})
+        return JSONResponse({"reasons": health.reasons}, 503, {"retry-after": "1"})
 
     async def scrape(_: Request) -> PlainTextResponse:
         text = await trio.to_thread.run_sync(generate_latest, registry)
@@ -88,7 +90,7 @@ def application(device: Device, model: Batcher[Row, Row], metrics: Metrics) -> S
     return Starlette(
         routes=[
             Route("/predict", predict, methods=["POST"]),
-            Route("/alive", alive),
+            Route("/live", live),
             Route("/ready", ready),
             Route("/metrics", scrape),
         ]
@@ -190,6 +192,7 @@ async def main() -> None:
         async with trio.open_nursery() as clients:
             for row in rows:
                 clients.start_soon(client, url, row)
+        assert (await ask(url, "/live"))[0] == (await ask(url, "/ready"))[0] == 200
         _, text = await ask(url, "/metrics")
         UnluckyModel.events = [terminate]
         await client(url, rows[0])

@@ -11,12 +11,13 @@ lane           the lane of a device
 op             the op that is suspected, such as ``"blas.gemm"``
 status         the driver's status code, or a host's exit code; ``status_name`` names it
 library        of whose call the error is; ``call`` names the function
+report         of a fault: ``FaultReport.to_json()``
 =============  ======================================================================
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 FIELDS: Final = (
     "actor",
@@ -28,6 +29,7 @@ FIELDS: Final = (
     "status_name",
     "library",
     "call",
+    "report",
 )
 """All fields, in the order in which they are shown."""
 
@@ -42,5 +44,8 @@ def fields(error: BaseException | None = None, **known: Field | None) -> dict[st
         **known: other fields, which take precedence; None leaves a field out.
     """
     told = {name: getattr(error, name, None) for name in FIELDS} if error is not None else {}
+    report: Any = told.get("report")
+    if hasattr(report, "to_json"):  # any error may have a field of that name
+        told["report"] = report.to_json()
     told.update({name: value for name, value in known.items() if value is not None})
     return {name: value for name, value in told.items() if isinstance(value, (str, int))}

@@ -260,6 +260,13 @@ def _trace(parser: argparse.ArgumentParser) -> None:
     _add_program(parser)
 
 
+def _explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a report, a log of JSON, or a journal")
+    parser.add_argument(
+        "-o", "--output", metavar="PROGRAM", help="of a journal: write the least program there"
+    )
+
+
 def _cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action", choices=("list", "verify", "clear"), nargs="?", default="list", help="list"
@@ -378,6 +385,18 @@ COMMANDS: Final = (
             ("atomr-accel trace -o serve.pftrace -m my.server --port 80", "a module"),
         ),
         _trace,
+    ),
+    Command(
+        "explain",
+        "the ops behind faults, from reports, a log or a journal",
+        "Print the reports of faults in a file: one that FaultReport.to_json() has written, or a "
+        "log of telemetry.JsonFormatter. Of a journal, find the least program that faults again, "
+        "by running programs.",
+        (
+            ("atomr-accel explain server.log", "every fault that the log tells of"),
+            ("atomr-accel explain run.journal -o least.py", "the calls that fault again"),
+        ),
+        _explain,
     ),
     Command(
         "cache",

@@ -10,6 +10,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from .._reports import FaultReport
+
 
 class DocumentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of a document."""
@@ -366,6 +368,42 @@ class TraceDocument(Document, frozen=True, kw_only=True, tag="trace"):
     problem: str | None
 
 
+class JournalPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Explanation of the fault of a journal.
+
+    Attributes:
+        fault: the error that the program got.
+        call: the call with the fault.
+        last: the calls before it, the latest last.
+        minimal: the calls of a short program that faults again.
+        program: that program, as Python text.
+        trials: the number of programs that were run to find it.
+        text: all of it but the program, for people.
+    """
+
+    fault: str
+    call: str
+    last: list[str]
+    minimal: list[str]
+    program: str
+    trials: int
+    text: str
+
+
+class ExplainDocument(Document, frozen=True, kw_only=True, tag="explain"):
+    """Result of ``explain``.
+
+    Attributes:
+        file: the file that was read.
+        reports: the reports of faults in it, in their order.
+        journal: the explanation of a journal's fault; None for other files.
+    """
+
+    file: str
+    reports: list[FaultReport]
+    journal: JournalPart | None
+
+
 class DashboardDocument(Document, frozen=True, kw_only=True, tag="dashboard"):
     """Result of ``dashboard``.
 
@@ -494,6 +532,7 @@ DOCUMENTS: Final[dict[str, type[Document]]] = {
     "cache": CacheDocument,
     "dashboard": DashboardDocument,
     "doctor": DoctorDocument,
+    "explain": ExplainDocument,
     "libraries": LibrariesDocument,
     "node": NodeDocument,
     "probe": ProbeDocument,

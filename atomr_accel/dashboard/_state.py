@@ -6,10 +6,11 @@
     program     pid, command, python, version, started
     system      name, actors, dead_letters
     actors      by path: kind, state, restarts, depth and, of devices and their parts, generation
-    devices     by path: name, backend, isolation, info, the fields of Device.statistics(), lanes
-                by name and transfers by number; memory.slabs by number: nbytes, kind, used and
-                cells, a digit for how full each part of the slab is; with NVML, gpu: busy (a
-                share), power, power_limit, temperature, throttled
+    devices     by path: name, backend, isolation, info, the fields of Device.statistics(), report
+                of the last fault as text, lacks (reasons why it is degraded), lanes by name and
+                transfers by number; memory.slabs by number: nbytes, kind, used and cells, a digit
+                for how full each part of the slab is; with NVML, gpu: busy (a share), power,
+                power_limit, temperature, throttled
     patterns    by name, and services by path: kind, and the fields of their statistics(); of their
                 parts, rows; terms: by field, and by "field.column" of parts, the meaning
     curves      by path of a device, by number, one each second: a list of the fields in POINT
@@ -39,6 +40,7 @@ import trio
 from .. import __version__
 from ..actors.util import describe
 from ..device import System
+from ..device.health import lacks_of
 from ..memory.layout import layout
 from ..telemetry.nvml import nvml_uuid
 from ._history import shortened
@@ -186,6 +188,11 @@ class SystemObserver:
                 state["gpu"] = _plain_reading(reading)
         if statistics.last_fault is not None:
             state["last_fault"] = shortened(statistics.last_fault)
+            fault = device.core.lifecycle.last_fault
+            if fault is not None and fault.report is not None:
+                state["report"] = str(fault.report)
+        if lacks := lacks_of(device.core, self._nvml):
+            state["lacks"] = shortened("; ".join(lacks))
         if statistics.host_pid is not None:
             state["host_pid"] = statistics.host_pid
         if statistics.startup is not None:

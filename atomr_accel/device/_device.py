@@ -18,6 +18,7 @@ from .calls._requests import Requests
 from .calls._retry import T, Ts, retry
 from .data._methods import MemoryMethods, transfers_of
 from .data._progress import TransferStatistics
+from .health import Health, HealthCheck
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from ..wire import DeviceInfo
     from ._open import System
     from .calls._run import OnDevice
-    from .core import DeviceCore
+    from .health import WatchedGpus
+from .core import DeviceCore
 
 
 @final
@@ -70,6 +72,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         self.home: DeviceCore = core
         self._ref = ref
         self._host_calls = core.host_calls
+        self._health = HealthCheck(core)
         self._add_libraries(core, transfers_of(core))
         self.requests: Final = Requests(core, self, self)
 
@@ -249,7 +252,8 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
         Raises:
             ContextPoisoned, GpuRefStale: the error of the last attempt, with notes on the earlier
-                ones. ``GpuRefStale`` is raised at once if no fault happened during the call.
+                ones. ``GpuRefStale`` is raised at once if no fault happened during the call, and
+                ``KernelHung`` if an op of this call has hung (``error.culprit``).
             DeviceLost: the device is gone for good.
             Exception: any other error of the function, which is then not called again. An exception
                 group leads to another call if all errors in it do.
@@ -346,6 +350,30 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
     def _tables(self) -> dict[str, Recent[Any, Any]]:
         return {"device.templates": self.call_templates.known, **super()._tables()}
+
+    async def health(self, within: float = 5.0, *, gpus: WatchedGpus | None = None) -> Health:
+        """Check the device's health, for the probes of an orchestrator.
+
+        ::
+
+            health = await device.health(within=2)
+            status = 200 if health.ready else 503
+
+        If no op has finished lately, the device is asked to write and read a few bytes, and this
+        waits for that. A device that hangs is thus not ready, although its program runs.
+
+        Args:
+            within: seconds within which an op must have finished, and the limit of the wait.
+            gpus: readings of its GPU, for errors of its memory: an `NvmlMonitor` of ``open_nvml``.
+
+        Returns:
+            The health, and the reasons if something is wrong. It never raises because of the
+            device's state.
+
+        Raises:
+            ValueError: ``within`` is not positive.
+        """
+        return await self._health.check(within, gpus)
 
     def statistics(self) -> DeviceStatistics:
         """A snapshot of the device, its memory and its lanes."""

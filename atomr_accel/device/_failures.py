@@ -70,8 +70,14 @@ def restarted(what: str, name: str, generation: int) -> ContextPoisoned:
     )
 
 
-def taken_down(name: str, fault: ContextPoisoned) -> ContextPoisoned:
-    """The error for an op that was in flight when its context failed."""
+def taken_down(name: str, fault: ContextPoisoned, seq: int = 0) -> ContextPoisoned:
+    """The error for an op that was in flight when its context failed.
+
+    Args:
+        name: its name.
+        fault: the fault.
+        seq: its place in the program's order; 0 for other work.
+    """
     # One of its own for each op, because a traceback belongs to one task; the fault they
     # share is the cause of all.
     error = type(fault)(
@@ -81,5 +87,8 @@ def taken_down(name: str, fault: ContextPoisoned) -> ContextPoisoned:
         status_name=fault.status_name,
         op=fault.op,
     )
+    report = error.report = fault.report
+    if report is not None and report.certain and report.op is not None:
+        error.culprit = report.op.seq == seq
     error.__cause__ = fault
     return error

@@ -379,6 +379,7 @@ class SlabGrowth:
             in_use=found.used,
             largest_free=found.largest_free,
         )
+        self._core.refused_at = trio.current_time()
         if self._core.instruments.active:
             self._core.instruments("out_of_memory", self._core, error)
         return error

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         FunctionCalls,
         OpenBatch,
         PinnedArrays,
+        ReplayedRecording,
         ServingContext,
         SlabWindows,
         StandbyHosts,
@@ -186,6 +187,8 @@ class DeviceCore:
         open_batches: the innermost batch of this device whose block each task is in.
         recorder: gets the program's calls, for example for a journal; None without one.
         collectives: the order of its collectives; None before its first world.
+        recordings: the recordings that were replayed, by number.
+        refused_at: the time at which a request for memory last failed, on trio's clock.
     """
 
     call_mode: Final = Awaited
@@ -258,6 +261,9 @@ class DeviceCore:
             lambda: self.ports,
             lambda: self.lifecycle.state == "rebuilding",
         )
+        self.recordings: Final[weakref.WeakValueDictionary[int, ReplayedRecording]] = (
+            weakref.WeakValueDictionary()
+        )
         self.open_batches: Final[dict[trio.lowlevel.Task, OpenBatch]] = {}
         self.lifecycle: Final[Lifecycle] = Lifecycle(self)
         self.reserve: Final = Reserve() if original is None else NO_RESERVE
@@ -266,6 +272,7 @@ class DeviceCore:
         self._thread = get_ident()
         self._thread_name = current_thread().name
         self.growth: Final = SlabGrowth(self)
+        self.refused_at = -math.inf
         self.start_backoff: Backoff | None = None
         self.failed_starts = 0
         self.most_failed_starts: int | None = None

@@ -38,6 +38,14 @@ class OpenBatch(Protocol):
         """Note a call of the device itself in the block."""
 
 
+class ReplayedRecording(Protocol):
+    """A recording that was replayed."""
+
+    @property
+    def steps(self) -> list[str]:
+        """Names of the ops that a replay executes."""
+
+
 class ServingContext(Protocol):
     """The context that takes the ops of a device."""
 

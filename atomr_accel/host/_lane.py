@@ -38,6 +38,7 @@ from ..wire import (
     append_frame,
     encoder,
 )
+from ..wire.blackbox import SEQ
 from ..wire.failures import as_out_of_memory, pack_exception
 from ..wire.interface import Later
 from ._slots import Malformed, OpGroup, StreamSlot
@@ -103,6 +104,7 @@ class Lane:
         self.slots: Final[list[StreamSlot]] = []
         self._lanes = lanes
         self._launcher = launcher
+        self._record = launcher.record
         self._group = self._together_most = group
         self._fills_streams = False
         self._track_each_op = track_each_op
@@ -316,6 +318,7 @@ class Lane:
         Raises:
             StickyFault: the context has failed.
         """
+        self._record[SEQ] = seq
         try:
             value = call(addresses)
         except BaseException as error:  # noqa: BLE001 - it is the answer
@@ -396,6 +399,7 @@ class Lane:
                 self._delay()
             times = self._times
             begun = None if times is None else times.begin(slot.stream, messages[0], seqs[0])
+            self._record[SEQ] = seqs[0]
             try:
                 slot.fusions[type(messages[0])].run(messages)
             except BaseException as error:  # noqa: BLE001 - it is the answer
@@ -428,6 +432,7 @@ class Lane:
             self._delay()
         times = self._times
         begun = None if times is None else times.begin(slot.stream, message, seq)
+        self._record[SEQ] = seq
         try:
             if handler is None:
                 assert template is not None
@@ -472,7 +477,10 @@ class Lane:
                 raise error
             self._context.check()
         except StickyFault:
-            slot.unmarked[:0] = [(seq, None) for seq in seqs]
+            # Where work is done once it is queued, the ops before have ended well. Elsewhere one of
+            # them may have caused the fault, and this one is the first to notice.
+            at = 0 if slot.stream.queue is None else len(slot.unmarked)
+            slot.unmarked[at:at] = [(seq, None) for seq in seqs]
             raise
         if not pickles:  # the failure is not in a function of the program
             error = as_out_of_memory(error, "the host")

@@ -20,6 +20,7 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ..wire import ProtocolViolation, StickyFault
+from ..wire.blackbox import CURRENT, note_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,6 +64,7 @@ class Launcher:
     Args:
         completion: how to wait for finished ops.
         idle_spin: whether an idle thread may poll for requests for a moment before it sleeps.
+        record: the words in which the thread notes its ops, see ``wire.blackbox``.
 
     Attributes:
         process: the process in which it was made.
@@ -73,7 +75,14 @@ class Launcher:
         quiet: seconds since an op has finished, or since there are any.
     """
 
-    def __init__(self, completion: CompletionStrategy, *, idle_spin: bool) -> None:
+    def __init__(
+        self,
+        completion: CompletionStrategy,
+        *,
+        idle_spin: bool,
+        record: memoryview | None = None,
+    ) -> None:
+        self.record: Final = CURRENT.words if record is None else record
         self.process: Final = os.getpid()
         self.polls: Final = not completion.sleeps
         self.quiet: float = 0.0
@@ -118,6 +127,7 @@ class Launcher:
 
     def run(self) -> None:
         """Serve until the program has closed all lanes, or the context fails."""
+        note_thread(self.record)
         try:
             while (self._lanes and not self._opening) or self._open_lanes():
                 self._serve(self._wait())
@@ -341,7 +351,7 @@ class Launcher:
             lane.flush_prints()
         suspects = [suspect for lane in self._lanes.values() if (suspect := lane.suspect())]
         for lane in self._lanes.values():
-            lane.report(fault, min(suspects, default=0))
+            lane.report(fault, fault.seq or min(suspects, default=0))
 
 
 def _in_order(came: list[tuple[Lane, list[Request]]]) -> list[tuple[Lane, list[Request]]]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import importlib
 import io
+import itertools
 import logging
 import os
 import signal
@@ -19,7 +21,7 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
 import msgspec
 
@@ -52,7 +54,9 @@ from ..wire import (
     StreamPlan,
     UnmapSlabs,
     encoder,
+    map_file,
 )
+from ..wire.blackbox import BOX_BYTES, CURRENT, SEQ, TEXT, BlackBox
 from ..wire.channel import ProtocolError, close_all, receive, send
 from ..wire.control import MODULE_NAME, MOST_MODULES, Done, brings, find_class
 from ..wire.failures import pack_exception
@@ -89,11 +93,14 @@ class Host:
     Args:
         control: a connected stream socket; closed at the end.
         spin: whether idle lanes may poll for a moment before they sleep (see ``Launcher``).
+        box: the memory in which its threads note their ops; by default, its own.
     """
 
-    def __init__(self, control: socket.socket, *, spin: bool) -> None:
+    def __init__(self, control: socket.socket, *, spin: bool, box: BlackBox | None = None) -> None:
         self._control = control
         self._spin = spin
+        self._box = BlackBox(bytearray(BOX_BYTES)) if box is None else box
+        self._threads_begun = itertools.count(1)
         self._context: HostContext
         self._plan = StreamPlan()
         self._allocator: StreamAllocator
@@ -440,7 +447,8 @@ class Host:
 
         if launcher is None or not launcher.open(make):
             strategy = self._completion_of(self._plan)
-            launcher = Launcher(strategy, idle_spin=self._spin)
+            record = self._box.record(next(self._threads_begun))
+            launcher = Launcher(strategy, idle_spin=self._spin, record=record)
             launcher.open(make)
             thread = threading.Thread(
                 target=launcher.run, name=f"lanes {request.thread}", daemon=True
@@ -640,7 +648,27 @@ def _above_standard(fd: int) -> int:
     return above
 
 
-def main(control_fd: int, program: int, out: int, err: int) -> None:
+def _watch_end(box: BlackBox, fd: int) -> None:
+    """Note which thread ends this process.
+
+    Args:
+        box: the memory for that.
+        fd: the file of the memory, which stays open.
+    """
+    os.lseek(fd, TEXT, os.SEEK_SET)
+    faulthandler.enable(fd)  # of all threads, or it does not say which one has crashed
+    process, leave = os.getpid(), os._exit
+
+    def exit_noted(status: int) -> NoReturn:
+        if os.getpid() == process:  # and not a child that a function has forked
+            box.note_end(CURRENT.words[SEQ])
+        leave(status)
+
+    os._exit = exit_noted
+    os.register_at_fork(after_in_child=faulthandler.disable)
+
+
+def main(control_fd: int, program: int, out: int, err: int, box_fd: int) -> None:
     """Be a host process.
 
     Args:
@@ -648,6 +676,7 @@ def main(control_fd: int, program: int, out: int, err: int) -> None:
         program: the process id of the program; 0 if another process stands between.
         out: the pipe that is to be descriptor 1.
         err: the one that is to be 2.
+        box_fd: the file of the memory in which its threads note their ops.
     """
     # The end of the control socket ends the host, but seeing it needs Python; and a child that
     # the program has forked may hold its other end. The host must not outlive the program
@@ -668,11 +697,13 @@ def main(control_fd: int, program: int, out: int, err: int) -> None:
     # the processes that functions of the program start.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    control_fd, out, err = map(_above_standard, (control_fd, out, err))
+    control_fd, out, err, box_fd = map(_above_standard, (control_fd, out, err, box_fd))
     _redirect(out, err)
     # Lanes poll. Between polls another lane must get the GIL sooner than after 5 ms.
     sys.setswitchinterval(_SWITCH_SECONDS)
-    host = Host(socket.socket(fileno=control_fd), spin=True)
+    box = BlackBox(map_file(box_fd, BOX_BYTES))
+    _watch_end(box, box_fd)
+    host = Host(socket.socket(fileno=control_fd), spin=True, box=box)
     host.serve()
     if not program:
         host.wind_up()

@@ -78,6 +78,9 @@ and needs time to send the rest."""
 _MOST_FAILED: Final = 256
 """Ops answered at a time when their context has failed, in a fraction of a millisecond."""
 
+_MOST_RECENT: Final = 16
+"""Answered ops of a lane that the report of a fault names."""
+
 _WINDOW: Final = 1024
 """Limit of the ops that a host has at a time; the rest wait here, and can be withdrawn."""
 
@@ -124,6 +127,7 @@ class Port:
         reports: whether the host was asked to report its times, to mark ranges, and to tell CUPTI
             of ops.
         load: number of ops that are submitted and not answered.
+        recent: the last ops that the host has answered: place, name and lane.
         due: tasks whose ops were answered since the last turn, less the ops submitted in this one:
             at zero all tasks that are likely to submit have done so.
     """
@@ -149,6 +153,7 @@ class Port:
         self._done = DoneOps(device, name, in_flight)
         self._received = 0
         self.name = name
+        self.recent: Final[deque[tuple[int, str, str]]] = deque(maxlen=_MOST_RECENT)
         self.index = index
         self._sock = sock
         self._in_flight = in_flight
@@ -581,8 +586,9 @@ class Port:
         """End the context, because the host has broken the protocol."""
         self._ended = True
         why = f"the host broke the protocol of lane {self.name}: {why}"
-        suspect = next((op.name for op in self._in_flight.values() if op.port is self), "idle")
-        self._on_fault(Fault(0, errno.EPROTO, "protocol violation", why), suspect)
+        suspect = next((op for op in self._in_flight.values() if op.port is self), None)
+        seq, name = (0, "idle") if suspect is None else (suspect.seq, suspect.name)
+        self._on_fault(Fault(seq, errno.EPROTO, "protocol violation", why), name)
 
     def _take(self, data: bytes) -> None:
         """Hand out the answers that ``data`` completes.
@@ -593,6 +599,7 @@ class Port:
             ProtocolViolation: the data is not an answer to a request of this port.
         """
         in_flight = self._in_flight
+        note, own_name = self.recent.append, self.name
         for frame in self._frames_in.feed(data):
             if self._ended:  # an answer has ended it: all other ops are answered too
                 return
@@ -632,6 +639,7 @@ class Port:
                                 sent.append(op.sent_at)
                         else:
                             self._tell_finished(op)
+                    note((seq, op.name, own_name))
                     self._settle(op)
                     if op.task is not None:
                         self._wake(op)
@@ -716,6 +724,7 @@ class Port:
 
     def _answer(self, op: Op, value: Any, error: Exception | None) -> None:
         op.value, op._error = value, error
+        self.recent.append((op.seq, op.name, self.name))
         if self._instruments.each_op:
             self._tell_finished(op)
         self._settle(op)

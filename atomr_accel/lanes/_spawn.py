@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import msgspec
 import trio
 
-from .._errors import AccelError
+from .._errors import AccelError, OutOfMemory
 from ..host.host import Host
 from ..wire import (
     FETCH_DESCRIPTOR,
@@ -27,8 +27,11 @@ from ..wire import (
     ProtocolViolation,
     StickyFault,
     encoder,
+    map_file,
+    shared_fd,
     unpack_exception,
 )
+from ..wire.blackbox import BOX_BYTES, BlackBox
 from ..wire.channel import Incoming, Outgoing, ProtocolError, close_all
 from ..wire.threads import start
 from ._host_output import HostOutput, output_pipes
@@ -36,6 +39,7 @@ from ._reserve import NO_RESERVE, Reserve
 from ._spawner import spawner
 
 if TYPE_CHECKING:
+    import mmap
     import subprocess
     from collections.abc import AsyncIterator
 
@@ -73,8 +77,8 @@ Isolation = Literal["process", "thread"]
 # The program's sys.path, because the host must find what the program finds. Until it is set
 # nothing is imported that could be found elsewhere, such as in the current directory.
 _BOOT: Final = (
-    "import sys; sys.path[:] = sys.argv[5:]; "
-    "from atomr_accel.host.host import main; main(*map(int, sys.argv[1:5]))"
+    "import sys; sys.path[:] = sys.argv[6:]; "
+    "from atomr_accel.host.host import main; main(*map(int, sys.argv[1:6]))"
 )
 
 
@@ -95,8 +99,10 @@ class HostHandle:
         output: the output of a process.
         sanitizer: the sanitizer around the host. ``process`` is then the sanitizer, in a process
             group of its own.
+        box: the memory in which the host notes its ops.
 
     Attributes:
+        box: the same, also after the host's end.
         reason: why the host was given up, if it was.
         reserve: descriptors for requests when the process has no others.
         output: the output of the process; None for a thread, which has the program's descriptors.
@@ -113,7 +119,9 @@ class HostHandle:
         ended: trio.Event | None = None,
         output: HostOutput | None = None,
         sanitizer: Sanitizer | None = None,
+        box: BlackBox | None = None,
     ) -> None:
+        self.box: Final = box if box is not None else BlackBox(bytearray(BOX_BYTES))
         self.reason: str | None = None
         self.reserve: Reserve = NO_RESERVE
         self.sanitizer: Final = sanitizer
@@ -392,6 +400,9 @@ class HostHandle:
             self.reserve.returned(1)
 
     def _release(self) -> None:
+        if self.box.shared:
+            self.box.close()
+            self.reserve.returned(1)
         if self.output is not None and not self.output.closed:
             self.output.close()
             self.reserve.returned(2)
@@ -431,19 +442,24 @@ async def start_host(
     ours, theirs = reserve.make(socket.socketpair)
     ours.setblocking(False)
     output: HostOutput | None = None
+    box: BlackBox | None = None
     try:
         if isolation == "thread":
             return _start_thread(ours, theirs)
         with theirs:
             output, writers = reserve.make(output_pipes)
-            fds = (theirs.fileno(), *writers)
+            theirs_only: tuple[int, ...] = writers
             try:
-                command = _command(*fds, sanitizer)
+                box_fd = reserve.make(partial(shared_fd, BOX_BYTES, "host"))
+                theirs_only = (*writers, box_fd)
+                box = BlackBox(reserve.make(partial(_mapped, box_fd)))
+                fds = (theirs.fileno(), *theirs_only)
+                command = _command(theirs.fileno(), *writers, box_fd, sanitizer)
                 process, pidfd = await spawner.spawn(
                     command, fds, group=sanitizer is not None, reserve=reserve
                 )
             finally:
-                close_all(writers)
+                close_all(theirs_only)
         reserve.fill()
         try:
             ended = _watched(process.pid) if pidfd < 0 else None
@@ -455,14 +471,29 @@ async def start_host(
         ours.close()
         if output is not None:
             output.close()
+        if box is not None:
+            box.close()
         raise
     return HostHandle(
-        ours, process=process, pidfd=pidfd, ended=ended, output=output, sanitizer=sanitizer
+        ours,
+        process=process,
+        pidfd=pidfd,
+        ended=ended,
+        output=output,
+        sanitizer=sanitizer,
+        box=box,
     )
 
 
+def _mapped(fd: int) -> mmap.mmap:
+    try:
+        return map_file(fd, BOX_BYTES)
+    except OutOfMemory as short:
+        raise short.__cause__ or short from None
+
+
 def _command(
-    control: int, out: int, err: int, sanitizer: Sanitizer | None = None
+    control: int, out: int, err: int, box: int, sanitizer: Sanitizer | None = None
 ) -> tuple[str, ...]:
     flags = ["-P"]  # not the current directory
     if sys.flags.isolated:
@@ -473,14 +504,15 @@ def _command(
     entries: list[Any] = sys.path
     path = [entry for entry in entries if isinstance(entry, str) and "\0" not in entry]
     program = os.getpid() if sanitizer is None else 0  # under a sanitizer it is not a child
-    numbers = map(str, (control, program, out, err))
+    numbers = map(str, (control, program, out, err, box))
     before = () if sanitizer is None else sanitizer.command(err)
     return (*before, sys.executable, *flags, "-c", _BOOT, *numbers, *path)
 
 
 def _start_thread(ours: socket.socket, theirs: socket.socket) -> HostHandle:
     token, ended = trio.lowlevel.current_trio_token(), trio.Event()
-    host = Host(theirs, spin=False)
+    box = BlackBox(bytearray(BOX_BYTES))
+    host = Host(theirs, spin=False, box=box)
 
     def serve() -> None:
         try:
@@ -495,7 +527,7 @@ def _start_thread(ours: socket.socket, theirs: socket.socket) -> HostHandle:
     except OSError:
         theirs.close()
         raise
-    return HostHandle(ours, thread=thread, ended=ended)
+    return HostHandle(ours, thread=thread, ended=ended, box=box)
 
 
 def _watched(pid: int) -> trio.Event:

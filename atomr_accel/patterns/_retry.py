@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, TypeVarTuple, final
 
 import trio
 
-from .._errors import ContextPoisoned, DeviceLost, EarlierErrors, GpuRefStale, is_awaitable, said_of
+from .._errors import (
+    ContextPoisoned,
+    DeviceLost,
+    EarlierErrors,
+    GpuRefStale,
+    KernelHung,
+    is_awaitable,
+    said_of,
+)
 from ..actors import Backoff
 from ..actors.util import check_instance
 from ..wire.options import count, real, set_fields
@@ -38,12 +46,15 @@ def is_transient(error: BaseException) -> bool:
 
     This is `ContextPoisoned`, which the fault itself raises, and `GpuRefStale`, which later uses of
     its refs raise; a group of only these; or a `RankFailed` that one of these caused. A buffer that
-    was stale from the start stays stale: the number of attempts bounds that cost.
+    was stale from the start stays stale: the number of attempts bounds that cost. A `KernelHung` of
+    the op that hangs itself (``error.culprit``) is the request's, because it would hang again.
     """
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_transient, error.exceptions))
     if isinstance(error, RankFailed):
         return error.__cause__ is not None and is_transient(error.__cause__)
+    if isinstance(error, KernelHung) and error.culprit:
+        return False
     return isinstance(error, (ContextPoisoned, GpuRefStale))
 
 

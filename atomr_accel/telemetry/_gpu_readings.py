@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from .. import FaultReport
 
 XID_NAMES: Final = {
     13: "graphics engine exception",
@@ -240,6 +243,7 @@ class DeviceFault:
         op: the suspected op.
         pid: the host's process id; None with ``isolation="thread"``, or if it is unknown.
         at: the time at which it was seen, on the clock of ``time.monotonic``.
+        report: its report, which gets the Xid as well.
     """
 
     device: str
@@ -249,6 +253,7 @@ class DeviceFault:
     op: str
     pid: int | None
     at: float
+    report: FaultReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,10 @@ class JsonFormatter(logging.Formatter):
 
     A line begins with ``time`` (ISO 8601, UTC), ``level``, ``logger`` and ``event``, which is the
     text. The fields of this package follow if they are known: ``actor``, ``device``,
-    ``generation``, ``lane``, ``op``, ``status``, ``status_name``, ``library`` and ``call``. Then
-    come all other fields of ``extra``, ``traceparent`` if one is set, and ``exception`` and
-    ``stack`` as text. A value without a form in JSON is written as its ``repr``, such as ``"nan"``
-    or ``"inf"``. All records are written, even with unusual values in ``extra``.
+    ``generation``, ``lane``, ``op``, ``status``, ``status_name``, ``library``, ``call`` and
+    ``report``. Then come all other fields of ``extra``, ``traceparent`` if one is set, and
+    ``exception`` and ``stack`` as text. A value without a form in JSON is written as its ``repr``,
+    such as ``"nan"`` or ``"inf"``. All records are written, even with unusual values in ``extra``.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import trio
 
-from .. import DeviceInstrument, System
+from .. import DeviceInstrument, ReportedXid, System
 from ..actors import Actor, Backoff, Group, Intensity, Message, Supervision, handler
 from ..actors.blocks import opens
 from ..actors.util import NoPublicConstructor
@@ -175,7 +175,7 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
 
     def _note_xid(self, xid: Xid) -> None:
         """Note an Xid. Called in trio's thread."""
-        xid = replace(xid, fault=nearest_fault(xid, self._faults))
+        xid = _tied(xid, nearest_fault(xid, self._faults))
         self._xids.append(xid)
         key = (xid.uuid, xid.number)
         self._counts[key] = self._counts.get(key, 0) + 1
@@ -195,11 +195,18 @@ class NvmlMonitor(metaclass=NoPublicConstructor):
         self._faults.append(fault)
         for at, xid in enumerate(self._xids):
             if xid.fault is None and (tied := nearest_fault(xid, (fault,))) is not None:
-                self._xids[at] = replace(xid, fault=tied)
+                self._xids[at] = _tied(xid, tied)
 
     def _close(self) -> None:
         for watcher in list(self._watchers):
             watcher.close()
+
+
+def _tied(xid: Xid, fault: DeviceFault | None) -> Xid:
+    """Return an Xid with the fault that it explains, and add it to that fault's report."""
+    if fault is not None and fault.report is not None and fault.report.xid is None:
+        fault.report.xid = ReportedXid(xid.number, xid.meaning)
+    return replace(xid, fault=fault)
 
 
 def nearest_fault(
@@ -237,6 +244,7 @@ class _Faults(DeviceInstrument):
                     op=fault.op,
                     pid=failed.core.host_pid,
                     at=time.monotonic(),
+                    report=fault.report,
                 )
             )
 

@@ -79,12 +79,14 @@ class StickyFault(Exception):
     Attributes:
         status: the driver's status code.
         status_name: its name.
+        seq: the op that has caused it; 0 if that is unknown.
     """
 
-    def __init__(self, message: str, *, status: int, status_name: str) -> None:
+    def __init__(self, message: str, *, status: int, status_name: str, seq: int = 0) -> None:
         super().__init__(message)
         self.status = status
         self.status_name = status_name
+        self.seq = seq
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -80,9 +80,9 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     of = _failures.taken_down
 
-    def taken_down(name: str, fault: ContextPoisoned) -> ContextPoisoned:
+    def taken_down(name: str, fault: ContextPoisoned, seq: int = 0) -> ContextPoisoned:
         made.append(name)
-        return of(name, fault)
+        return of(name, fault, seq)
 
     for module in (_lifecycle, _context):
         monkeypatch.setattr(module, "taken_down", taken_down)

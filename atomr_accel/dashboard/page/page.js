@@ -295,15 +295,19 @@ class Device {
     if (info.driver_version) words.push(`driver ${Math.floor(info.driver_version / 1000)}.${Math.floor((info.driver_version % 1000) / 10)}`);
     say(this.about, words.filter(Boolean).join(" · "));
     this.fault.hidden = !device.last_fault;
-    if (device.last_fault && this.last !== device.last_fault) {
-      this.last = device.last_fault;
-      this.fault.replaceChildren(el("span", {}, el("b", {}, "Last fault "), device.last_fault));
+    const told = device.last_fault && device.last_fault + (device.report ?? "");
+    if (told && this.last !== told) {
+      this.last = told;
+      const said = el("span", {}, el("b", {}, "Last fault "), device.last_fault);
+      const report = device.report && el("details", {}, el("summary", {}, "Report"), el("pre", {}, device.report));
+      this.fault.replaceChildren(...[said, report].filter(Boolean));
     }
     this.facts.update([
       ["Generation", plain.format(device.generation)],
       ["Faults", plain.format(device.faults), device.faults ? "bad" : ""],
       ["In flight", plain.format(device.in_flight)],
       ["Host process", device.host_pid ?? "–"],
+      ["Health", device.state !== "ready" ? device.state : device.lacks ? "degraded" : "good", device.lacks ? "wait" : "", device.lacks ? ` ${device.lacks}` : ""],
       ["Started in", device.startup ? duration(device.startup.total * 1000) : "–"],
       ["Standby", device.standby?.state ?? "none", "", device.standby ? ` ${device.standby.mode}` : ""],
     ]);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final
 
 import numpy as np
@@ -36,6 +36,7 @@ from ...ops import (
     same_place,
 )
 from ...wire import encode
+from ._nodes import ConditionalPart, RecordingCall, names_of
 from .collector import CollectingDevice, Collector
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from ...memory import AtEnd, Kept
     from ...ops import Facade, HostObjects, Request
     from ...wire import Message
+    from ._nodes import CollectedOp, RecordedNode
 
 RECORDINGS: Final = LaneSpec(
     "recordings",
@@ -66,29 +68,7 @@ _ALIGNMENT: Final = 16
 
 _numbers: Final = itertools.count(1)
 
-_Op = tuple[str, str, "Message"]
-"""A collected op: its executor, its name, its message."""
-
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _RecordingCall:
-    """Another recording as a part of this one, with its buffers."""
-
-    recording: Recording
-    arguments: dict[Block, GpuRef]
-
-
-@dataclass(frozen=True, slots=True)
-class _ConditionalPart:
-    """A part that is executed if a flag is set, or repeatedly until it is not."""
-
-    kind: Kind
-    flag: GpuRef
-    nodes: list[_Op | _RecordingCall | _ConditionalPart] = field(default_factory=list)
-    written: set[Block] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +142,9 @@ class Recording(EntersAsync, Collector):
         self._shared = shared
         self._task: weakref.ref[trio.lowlevel.Task] | None = None  # whose results there are
         self._task_name = ""
-        self._prepare: list[_Op] = []
-        self._nodes: list[_Op | _RecordingCall | _ConditionalPart] = []
-        self._choices: list[_ConditionalPart] = []  # whose blocks are open, innermost last
+        self._prepare: list[CollectedOp] = []
+        self._nodes: list[RecordedNode] = []
+        self._choices: list[ConditionalPart] = []  # whose blocks are open, innermost last
         self.called: dict[Recording, None] = {}  # directly or not, in order
         self._placeholders: dict[GpuRef, GpuRef] = {}
         self.inputs_bound: dict[Block, GpuRef] = {}
@@ -447,7 +427,7 @@ class Recording(EntersAsync, Collector):
             raise TypeError(f"a flag must be a bool or an integer, not {flag.dtype.name}")
         if flag.size != 1:
             raise ValueError(f"a flag must have one element, not shape {flag.shape}")
-        choice = _ConditionalPart(kind, flag)
+        choice = ConditionalPart(kind, flag)
         self._choices.append(choice)
         if self.recorder is not None:
             self.recorder.chosen(self, kind, given)
@@ -500,11 +480,11 @@ class Recording(EntersAsync, Collector):
                 writes.append(require_writable(ref, self.memory, "a buffer", strided=True))
         self._particular = self._particular or recording._particular
         self.called.update(dict.fromkeys((recording, *recording.called)))
-        self._add(_RecordingCall(recording, arguments), writes)
+        self._add(RecordingCall(recording, arguments), writes)
 
-    def _add(self, node: _Op | _RecordingCall | _ConditionalPart, writes: Iterable[Block]) -> None:
+    def _add(self, node: RecordedNode, writes: Iterable[Block]) -> None:
         (self._choices[-1].nodes if self._choices else self._nodes).append(node)
-        self._ops += not isinstance(node, _ConditionalPart)
+        self._ops += not isinstance(node, ConditionalPart)
         self._note(writes)
 
     def _note(self, writes: Iterable[Block]) -> None:
@@ -586,6 +566,7 @@ class Recording(EntersAsync, Collector):
             record = PrepareRecording(self._number, *self._encode(bound))
             self._recorded = self.core.submit(port, "recording.record", record, reads, writes)
             self._sent = binding
+            self.core.recordings[self._number] = self
             if self.core.standby is not None:
                 self.core.standby.note_recording(self._number, self)
         record_op = self._recorded
@@ -683,6 +664,11 @@ class Recording(EntersAsync, Collector):
 
     # --- for the host ---------------------------------------------------------------------
 
+    @property
+    def steps(self) -> list[str]:
+        """Names of the ops that a replay executes, including those of recordings it calls."""
+        return names_of(self._nodes)
+
     def _encode(
         self, bound: Mapping[Block, GpuRef]
     ) -> tuple[tuple[RecordingStep, ...], tuple[Node, ...]]:
@@ -696,15 +682,15 @@ class Recording(EntersAsync, Collector):
         return tuple(prepare), nodes
 
     def _encode_nodes(
-        self, nodes: list[_Op | _RecordingCall | _ConditionalPart], prepare: list[RecordingStep]
+        self, nodes: list[RecordedNode], prepare: list[RecordingStep]
     ) -> tuple[Node, ...]:
         encoded: list[Node] = []
         for node in nodes:
-            if isinstance(node, _RecordingCall):
+            if isinstance(node, RecordingCall):
                 first, inner = node.recording._encode(node.arguments)
                 prepare += first
                 encoded.append(Section("call", inner))
-            elif isinstance(node, _ConditionalPart):
+            elif isinstance(node, ConditionalPart):
                 inner = self._encode_nodes(node.nodes, prepare)
                 address, nbytes = node.flag.block.address, node.flag.nbytes
                 encoded.append(Section(node.kind, inner, address, nbytes))
@@ -790,6 +776,6 @@ def _start(part: GpuRef, whole: GpuRef) -> int | None:
     return start
 
 
-def _step(op: _Op) -> RecordingStep:
+def _step(op: CollectedOp) -> RecordingStep:
     executor, name, message = op
     return RecordingStep(executor, name, encode(message, name))

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import trio
 
-from ..._errors import ContextPoisoned, EarlierErrors, GpuRefStale, is_awaitable, said_of
+from ..._errors import (
+    ContextPoisoned,
+    EarlierErrors,
+    GpuRefStale,
+    KernelHung,
+    is_awaitable,
+    said_of,
+)
 from ...wire.options import count
 
 if TYPE_CHECKING:
@@ -64,4 +71,6 @@ def _may_help(error: Exception, *, rebuilt: bool) -> bool:
     if isinstance(error, GpuRefStale) and not rebuilt:
         error.add_note("the buffer was stale from the first: make it in the function, or seal it")
         return False
+    if isinstance(error, KernelHung) and error.culprit:
+        return False  # it would hang again, and take down all others again
     return isinstance(error, (ContextPoisoned, GpuRefStale))

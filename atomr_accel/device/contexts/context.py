@@ -28,6 +28,7 @@ from ...wire import Preload, Probe, StickyFault
 from .._failures import is_short, lacks_descriptors, named, short_of, taken_down
 from ..core import MEMORY_LANE, Startup
 from ._prepared import PreparedHost
+from ._reporting import fault_report, suspect_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,7 +98,7 @@ class Context:
         self._generation: Final = core.memory.generation
         self._fault: ContextPoisoned | None = None
         self._found: tuple[Fault, str] | None = None
-        self._suspect: str | None = None
+        self._suspect: tuple[Op | None, bool] = (None, False)
         self._dead = trio.Event()
         self._ended = StaggeredEvent()
         self._nursery: trio.Nursery
@@ -285,8 +286,12 @@ class Context:
         if isinstance(first, HostDied):
             how = self.host.reason or describe_exit(code)
             if up:
-                where = where if starting else self._suspect or self._oldest_op()
-                return self._poison(code or 0, how, f"the host of {name} {how}", where)
+                told = f"the host of {name} {how}"
+                if starting:
+                    return self._poison(code or 0, how, told, where)
+                op, certain = self._suspect
+                named_op = "idle" if op is None else op.name
+                return self._poison(code or 0, how, told, named_op, op, certain=certain)
             return DeviceUnavailable(
                 f"the host of {name} {how} while it started" + (f" ({where})" if starting else "")
             )
@@ -294,21 +299,25 @@ class Context:
             return self._poison(0, type(first).__name__, str(first), "idle")
         return first
 
-    def _oldest_op(self) -> str:
-        """Return the name of the op that may have ended the host; "idle" without one.
-
-        A function of the program is more likely to end its host than what a library does. Its lane
-        runs one at a time, and does so although ops that it follows may be still to be answered.
-        """
-        heads: dict[str, Op] = {}
-        for op in self._core.in_flight.values():
-            if op.sent:
-                heads.setdefault(op.lane, op)
-        suspects = sorted(heads.values(), key=lambda op: (not op.message.pickles, op.seq))
-        return suspects[0].name if suspects else "idle"
-
-    def _poison(self, status: int, status_name: str, message: str, op: str) -> ContextPoisoned:
+    def _poison(
+        self,
+        status: int,
+        status_name: str,
+        message: str,
+        op: str,
+        suspect: Op | None = None,
+        *,
+        certain: bool = False,
+    ) -> ContextPoisoned:
         """Note the fault, once, and have the device refuse everything of this generation.
+
+        Args:
+            status: the status code.
+            status_name: its name.
+            message: the fault in words.
+            op: the name of the op, or of other work, at which the fault was seen.
+            suspect: that op, unless it is other work.
+            certain: whether the op is known to be the cause.
 
         Returns:
             The fault that was noted, now or before.
@@ -329,8 +338,26 @@ class Context:
             )
             if last:
                 self._fault.add_note("\n  ".join(("the host's standard error ended with:", *last)))
+            self._report(self._fault, suspect, certain=certain, output=last)
             self._core.lifecycle.detach(self._fault)
         return self._fault
+
+    def _report(
+        self, fault: ContextPoisoned, op: Op | None, *, certain: bool, output: list[str]
+    ) -> None:
+        """Give a fault its report, while all ops are still in flight."""
+        fault.report = fault_report(
+            self._core,
+            self.prepared.ports,
+            self.host.box,
+            generation=fault.generation,
+            status=fault.status,
+            status_name=fault.status_name,
+            message=str(fault),
+            op=op,
+            certain=certain,
+            output=output,
+        )
 
     def _last_words(self) -> list[str]:
         """Report the host's output so far, and return the last lines of its standard error."""
@@ -355,28 +382,38 @@ class Context:
             running += min(trio.current_time() - begun, 2 * interval)
             core = self._core
             overdue = [
-                (op.seq, op.name)
+                op
                 for name, port in self.prepared.ports.items()
                 if (op := port.overdue(running, deadline)) and core.lanes[name][0].watched
             ]
             if not overdue:
                 continue
             # Lanes share streams, so others may only be waiting behind the oldest of them.
-            _, op_name = min(overdue)
+            hung = min(overdue, key=_by_place)
             self.hung(
-                op_name,
-                f"{op_name} had not finished after {deadline} s, the device's op_deadline",
+                hung.name,
+                f"{hung.name} had not finished after {deadline} s, the device's op_deadline",
+                hung,
+                certain=len(overdue) == 1 or not core.capabilities.asynchronous,
             )
             return
 
-    def hung(self, op: str, message: str) -> ContextPoisoned:
+    def hung(
+        self, op: str, message: str, suspect: Op | None = None, *, certain: bool = False
+    ) -> ContextPoisoned:
         """Kill the host, because an op hangs, and end the context with a fault at once.
+
+        Args:
+            op: the name of the op.
+            message: the fault in words.
+            suspect: the op, unless it is another device's.
+            certain: whether the op itself hangs, rather than waits for another one.
 
         Returns:
             The fault that ends the context: this one, or an earlier one.
         """
         if self._fault is None:
-            self._last_words()
+            last = self._last_words()
             self._fault = KernelHung(
                 f"generation {self._generation} of {self._core.name} is gone: {message}",
                 generation=self._generation,
@@ -384,6 +421,7 @@ class Context:
                 status_name="CUDA_ERROR_LAUNCH_TIMEOUT",
                 op=op,
             )
+            self._report(self._fault, suspect, certain=certain, output=last)
         self.host.kill()
         self._core.lifecycle.detach(self._fault)
         self.report_dead()
@@ -539,10 +577,19 @@ class Context:
 
     def _on_fault(self, fault: Fault, op: str) -> None:
         if self.host.sanitizer is None:
-            self._poison(fault.status, fault.status_name, fault.message, op)
+            self._note_fault(fault, op)
         else:
             self._found = self._found or (fault, op)
         self.report_dead()
+
+    def _note_fault(self, fault: Fault, op: str) -> None:
+        """Note a fault that the host has reported."""
+        in_flight = self._core.in_flight
+        suspect = in_flight.get(fault.seq)
+        # Where ops are executed one by one, the one that fails is the one.
+        alone = len(in_flight) == 1 or not self._core.capabilities.asynchronous
+        certain = suspect is not None and alone
+        self._poison(fault.status, fault.status_name, fault.message, op, suspect, certain=certain)
 
     def report_dead(self) -> None:
         """End the context, because its host is gone."""
@@ -551,13 +598,14 @@ class Context:
     def fail(self, op: Op) -> None:
         """End the context with a fault, because an op failed that has no waiting caller."""
         error = op.error
-        self._poison(0, type(error).__name__, f"{op.name} failed: {error}", op.name)
+        told = f"{op.name} failed: {error}"
+        self._poison(0, type(error).__name__, told, op.name, op, certain=True)
         self.report_dead()
 
     def not_finished(self, op: Op) -> Exception:
         """The error for an op that was in flight at the end, or is submitted after it."""
         if self._fault is not None:
-            return taken_down(op.name, self._fault)
+            return taken_down(op.name, self._fault, op.seq)
         return self._core.lifecycle.why_over(op.name, self._generation)
 
     async def wait_ended(self) -> None:
@@ -571,12 +619,17 @@ class Context:
 
     async def _end_when_dead(self) -> None:
         await self._dead.wait()
-        self._suspect = self._oldest_op()  # before later ones are sent to a host that is gone
+        # Before later ones are sent to a host that is gone.
+        self._suspect = suspect_of(self._core, self.host.box)
         if self._found is not None:
             await self.host.finish()
             fault, op = self._found
-            self._poison(fault.status, fault.status_name, fault.message, op)
+            self._note_fault(fault, op)
         raise self._fault or HostDied(f"the host of {self._core.name} is gone")
+
+
+def _by_place(op: Op) -> int:
+    return op.seq
 
 
 def _starting(lanes: tuple[str, ...]) -> str:

@@ -28,6 +28,7 @@ from ....wire import (
     numpy_at,
     shared_fd,
 )
+from ....wire.blackbox import CURRENT, SEQ
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -263,14 +264,18 @@ class CpuContext:
         """Return at once, because work is never in flight."""
 
     def fail(self, fault: StickyFault) -> None:
-        """Simulate a sticky fault: from now on every op reports it."""
-        self._fault = fault
+        """Simulate a sticky fault of this thread's op: from now on every op reports it."""
+        fault.seq = CURRENT.words[SEQ]
+        if self._fault is None:
+            self._fault = fault
 
     def check(self) -> None:
         """Raise the fault, if there was one."""
         if self._fault is not None:
             fault = self._fault
-            raise StickyFault(str(fault), status=fault.status, status_name=fault.status_name)
+            raise StickyFault(
+                str(fault), status=fault.status, status_name=fault.status_name, seq=fault.seq
+            )
 
     def close(self) -> None:
         """Unmap everything."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Final, final
 
+from ....wire.blackbox import CURRENT, NODE
 from ..wire.messages import Describe, ForgetRecording, PrepareRecording, Replay
 from ._steps import BoundStep, RecordingExecutors
 
@@ -43,19 +44,20 @@ class CpuRecordings:
 
     def _replay(self, message: Replay) -> None:
         self._context.check()
-        self._execute(self._recordings[message.recording])
+        self._execute(self._recordings[message.recording], CURRENT.words)
 
-    def _execute(self, nodes: list[Bound]) -> None:
+    def _execute(self, nodes: list[Bound], record: memoryview) -> None:
         for node in nodes:
             if isinstance(node, BoundStep):
+                record[NODE] = node.number
                 node.handler(node.message)
                 continue
             section = node.section
             if section.kind == "loop":
                 while self._is_set(section):
-                    self._execute(node.nodes)
+                    self._execute(node.nodes, record)
             elif section.kind == "call" or self._is_set(section):
-                self._execute(node.nodes)
+                self._execute(node.nodes, record)
 
     def _is_set(self, section: Section) -> bool:
         return bool(self._context.bytes_at(section.flag, section.nbytes).any())

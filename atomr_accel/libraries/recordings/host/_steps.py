@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
@@ -12,7 +13,7 @@ from ....wire.control import find_class
 from ..wire.messages import Section
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from ....wire import Message
     from ....wire.interface import Executor
@@ -20,11 +21,16 @@ if TYPE_CHECKING:
 
 
 class BoundStep(NamedTuple):
-    """A step with its executor."""
+    """A step with its executor.
+
+    Attributes:
+        number: its place among the steps of the recording and its parts, from 1 on.
+    """
 
     name: str
     handler: Callable[[Any], Any]
     message: Any
+    number: int = 0
 
 
 class BoundSection(NamedTuple):
@@ -65,19 +71,20 @@ class RecordingExecutors:
                 executor, message = key
                 self._executor(executor)[0].handlers[type(message)](message)
 
-    def bind(self, nodes: Iterable[Node]) -> list[Bound]:
+    def bind(self, nodes: Iterable[Node], numbers: Iterator[int] | None = None) -> list[Bound]:
         """Return the nodes with their executors."""
+        numbers = itertools.count(1) if numbers is None else numbers
         return [
-            BoundSection(node, self.bind(node.nodes))
+            BoundSection(node, self.bind(node.nodes, numbers))
             if isinstance(node, Section)
-            else self._bind_step(node)
+            else self._bind_step(node, next(numbers))
             for node in nodes
         ]
 
-    def _bind_step(self, step: RecordingStep) -> BoundStep:
+    def _bind_step(self, step: RecordingStep, number: int = 0) -> BoundStep:
         executor, decode = self._executor(step.executor)
         message = decode(step.message)
-        return BoundStep(step.name, executor.handlers[type(message)], message)
+        return BoundStep(step.name, executor.handlers[type(message)], message, number)
 
     def close(self) -> None:
         """Close the executors."""

@@ -1,0 +1,153 @@
+"""The report of a fault, made of the knowledge of the program and the notes of the host."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from ..._reports import FaultReport, ReportedBuffer, ReportedNode, ReportedOp
+from ...libraries.recordings.wire.messages import Replay
+from ...wire.trace import traceparent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ...lanes import Op, Port
+    from ...memory import Block
+    from ...wire.blackbox import BlackBox
+    from ..core import DeviceCore
+
+_MOST_IN_FLIGHT: Final = 64
+_MOST_BUFFERS: Final = 32
+
+
+def suspect_of(core: DeviceCore, box: BlackBox) -> tuple[Op | None, bool]:
+    """Return the op that may have ended the host, and whether that is certain.
+
+    Without notes of the host, a function of the program is more likely than an op of a library. Its
+    lane runs one at a time, and does so although ops that it follows may be still to be answered.
+    """
+    op = core.in_flight.get(box.ended_by())
+    if op is not None:
+        return op, True
+    heads: dict[str, Op] = {}
+    launched = set() if core.capabilities.asynchronous else box.launched()
+    executed = [op for seq in launched if (op := core.in_flight.get(seq)) is not None]
+    for op in core.in_flight.values():
+        if op.sent:
+            heads.setdefault(op.lane, op)
+    suspects = executed or [*heads.values()]
+    return min(suspects, key=lambda op: (not op.message.pickles, op.seq), default=None), False
+
+
+def fault_report(
+    core: DeviceCore,
+    ports: Mapping[str, Port],
+    box: BlackBox,
+    *,
+    generation: int,
+    status: int,
+    status_name: str,
+    message: str,
+    op: Op | None,
+    certain: bool,
+    output: Iterable[str],
+) -> FaultReport:
+    """Return the report of a fault, while its ops are still in flight.
+
+    Args:
+        core: the device.
+        ports: its lanes.
+        box: the notes of its host.
+        generation: the generation that ends.
+        status: the status code.
+        status_name: its name.
+        message: the fault in one line.
+        op: the op that has failed, or is suspected, if any.
+        certain: whether the op is known to be the cause.
+        output: the last lines of the host's standard error.
+    """
+    first = [*islice(core.in_flight.values(), _MOST_IN_FLIGHT)]
+    before = sorted(done for port in ports.values() for done in port.recent)
+    return FaultReport(
+        device=core.name,
+        generation=generation,
+        at=time.time(),
+        status=status,
+        status_name=status_name,
+        message=message,
+        op=None if op is None else _op(op),
+        certain=certain,
+        node=None if op is None else _node(core, op, box),
+        buffers=() if op is None else tuple(_buffers(core, op)),
+        in_flight=tuple(map(_op, first)),
+        in_flight_count=len(core.in_flight),
+        before=tuple(ReportedOp(seq, name, lane) for seq, name, lane in before),
+        stack=box.stack(),
+        output=tuple(output),
+    )
+
+
+def _op(op: Op) -> ReportedOp:
+    task = op.task
+    return ReportedOp(
+        op.seq,
+        op.name,
+        op.lane,
+        call=_call(op.message),
+        task=None if task is None else task.name,
+        request=None if task is None else task.context.get(traceparent),
+    )
+
+
+def _call(message: Any) -> str:
+    """Return the type of a request, which its template begins with."""
+    encoded = getattr(message, "encoded", None)
+    if encoded is None:
+        return type(message).__name__
+    return str(msgspec.msgpack.decode(encoded)[0])
+
+
+def _node(core: DeviceCore, op: Op, box: BlackBox) -> ReportedNode | None:
+    if not isinstance(op.message, Replay):
+        return None
+    recording = core.recordings.get(op.message.recording)
+    steps = [] if recording is None else recording.steps
+    number = box.node_of(op.seq)
+    name = steps[number - 1] if 0 < number <= len(steps) else None
+    return ReportedNode(op.message.recording, number or None, name, len(steps))
+
+
+def _buffers(core: DeviceCore, op: Op) -> list[ReportedBuffer]:
+    workspaces = {ref.block.base for kept in core.scratch.values() for ref in kept.refs}
+    found: list[ReportedBuffer] = []
+    for role, blocks in (("reads", op.reads), ("writes", op.writes)):
+        for block in islice(blocks, _MOST_BUFFERS):
+            whole = block.base
+            if not whole.nbytes:  # it only keeps ops in order
+                continue
+            users = {whole.writer, *(whole.readers or ())} - {0, op.seq}
+            owner = whole.memory.device
+            if whole in workspaces:
+                owner += f", a workspace of lane {op.lane}"
+            found.append(
+                ReportedBuffer(
+                    role=role,
+                    address=_address(whole),
+                    nbytes=whole.nbytes,
+                    owner=owner,
+                    generation=whole.generation,
+                    sealed=whole.sealed,
+                    offset=block.offset,
+                    used_by=tuple(sorted(users)),
+                )
+            )
+    return found
+
+
+def _address(block: Block) -> int | None:
+    """Return an address, which a block may not have any more."""
+    return block.address if isinstance(block.address, int) else None
