@@ -1,4 +1,4 @@
-"""Pages of a cache: which are free, which are shared, and what is in those that may be reused.
+"""Pages of a cache: free ones, shared ones, and those whose content may be reused.
 
 A full page whose keys and values were computed has a key: the page before it and its own tokens.
 So a key stands for the whole prefix up to the end of the page. The dictionary hashes it, and
@@ -19,7 +19,7 @@ ROOT: Final = 0
 
 
 class _PageEntry:
-    """A page that is known by what is in it."""
+    """A page that is known by its content."""
 
     __slots__ = ("key", "page", "prefix")
 
@@ -32,13 +32,13 @@ class _PageEntry:
 class PagePool:
     """The pages of a cache, with a count of their users.
 
-    Pages without users keep what is in them until they are needed, those unused for the longest
+    Pages without users keep their content until they are needed, those unused for the longest
     first.
 
     Args:
         pages: how many there are.
         page_size: the number of tokens of a page.
-        reuse: False forgets what is in a page as soon as it has no users.
+        reuse: False forgets the content of a page as soon as it has no users.
     """
 
     def __init__(self, pages: int, page_size: int, *, reuse: bool = True) -> None:
@@ -104,7 +104,7 @@ class PagePool:
         return found, prefix
 
     def fill(self, page: int, prefix: int, tokens: tuple[int, ...]) -> tuple[int, int]:
-        """Say what is in a page that was computed, and will not be written to again.
+        """Make the content of a page known, which will not be written to again.
 
         Args:
             page: a page with one user.
@@ -144,7 +144,7 @@ class PagePool:
                 self._free.append(page)
 
     def clear(self) -> None:
-        """Forget what is in pages, because it is lost."""
+        """Forget the content of all pages, because it is lost."""
         self._free += reversed(self._idle)
         self._idle.clear()
         self._known.clear()

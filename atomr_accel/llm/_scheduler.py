@@ -1,4 +1,4 @@
-"""Which tokens of which sequences the next step computes. There is no I/O here, and no clock.
+"""Which tokens of which sequences the next step computes. It does no I/O, and reads no clock.
 
 Each step has the next token of every sequence that has got that far, then chunks of prompts, up to
 a number of tokens. Sequences have pages of the cache for all their tokens. When there are none
@@ -39,16 +39,16 @@ _CHARGED = 32
 
 
 class SequenceState(enum.Enum):
-    """Where a sequence is."""
+    """State of a sequence."""
 
     WAITING = "waiting"
-    """It was never begun."""
+    """Never begun."""
     READY = "ready"
-    """It waits for pages: it is the next one to begin, or was preempted."""
+    """Waiting for pages: the next one to begin, or one that was preempted."""
     RUNNING = "running"
-    """It has pages."""
+    """In possession of pages."""
     ENDED = "ended"
-    """It was finished, aborted or refused, or its deadline has passed."""
+    """Finished or aborted, at fault, or past its deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class SchedulerStatistics:
 
 
 class ScheduledSequence:
-    """A prompt and what was generated after it.
+    """A prompt and the tokens that were generated after it.
 
     Attributes:
         number: its own.
@@ -98,7 +98,7 @@ class ScheduledSequence:
         limit: the most tokens in all.
         priority: sequences with a higher one go first.
         deadline: the time at which it is dropped.
-        state: where it is.
+        state: whether it waits or runs.
         computed: the number of its tokens that are in the cache.
     """
 
@@ -180,7 +180,7 @@ class Scheduler:
         step_sequences: the most sequences that have pages at a time; fewer than ``step_tokens``.
         most_waiting: the most sequences that wait to begin.
         weights: shares of keys; 1 for others.
-        prefix_cache: whether sequences share what they begin with.
+        prefix_cache: whether sequences share pages of equal beginnings.
     """
 
     def __init__(
@@ -404,7 +404,7 @@ class Scheduler:
         """Take note that the step in flight failed.
 
         Args:
-            lost: True if what is in the cache is lost.
+            lost: True if the cache has lost its content.
             smaller: True if a smaller step may succeed, as after an out-of-memory error.
 
         Returns:
@@ -438,7 +438,7 @@ class Scheduler:
         return None
 
     def lose(self) -> None:
-        """Take note that what is in the cache is lost: all is computed again."""
+        """Take note that the cache has lost its content: all is computed again."""
         for sequence in list(self._running):
             self._set_aside(sequence)
         self._pool.clear()
@@ -573,7 +573,7 @@ class Scheduler:
         return True
 
     def _fill(self, sequence: ScheduledSequence) -> None:
-        """Make the pages that are full now known by what is in them."""
+        """Make the pages known that are full now."""
         pool = self._pool
         size = pool.page_size
         changed = False
@@ -607,7 +607,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """True if there is no sequence that has not ended."""
+        """True if all sequences have ended."""
         return not self._classes
 
     def statistics(self) -> SchedulerStatistics:

@@ -87,7 +87,7 @@ class WaitingRequest:
 
     Attributes:
         cost: how much work it is, as known so far.
-        node: where it is in the tree.
+        node: its place in the tree.
     """
 
     __slots__ = ("cost", "node")

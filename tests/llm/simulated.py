@@ -1,4 +1,4 @@
-"""A device that computes tokens from what is in its cache, and a program of random requests."""
+"""A device that computes tokens from the content of its cache, and a program of random requests."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class SimulatedDevice:
 
 @dataclass
 class Load:
-    """What a simulation does, by chance.
+    """Random behaviour of a simulation.
 
     Attributes:
         requests: how many there are.
@@ -126,14 +126,14 @@ class Load:
 
 @dataclass
 class Outcome:
-    """What has become of the requests of a simulation."""
+    """Ends of the requests of a simulation."""
 
     counts: Counter[str] = field(default_factory=Counter)
     trace: int = 0
 
 
 POISON = VOCABULARY
-"""No token that is generated."""
+"""A token that is never generated."""
 
 
 def simulate(seed: int, load: Load) -> Outcome:
