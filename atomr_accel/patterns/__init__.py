@@ -83,7 +83,7 @@ from ._retry import (
     is_transient,
 )
 from ._sampling import DraftTree, Logits, Probabilities, Sampling, Tokens
-from ._shares import Budget
+from ._shares import Budget, Shares, WaitingRequest
 from ._speculative import (
     Generation,
     SpeculativeDecoder,
@@ -167,6 +167,7 @@ __all__ = [
     "Routing",
     "Sampling",
     "Shadow",
+    "Shares",
     "Slot",
     "SpeculativeDecoder",
     "SpeculativeStatistics",
@@ -179,6 +180,7 @@ __all__ = [
     "Verdict",
     "VersionRole",
     "VersionStatistics",
+    "WaitingRequest",
     "WrongResults",
     "by_length",
     "draw_token",

@@ -83,7 +83,12 @@ class _TokenBucket:
 
 
 class WaitingRequest:
-    """A request that waits for its turn, or is served."""
+    """A request that waits for its turn, or is served.
+
+    Attributes:
+        cost: how much work it is, as known so far.
+        node: its place in the tree.
+    """
 
     __slots__ = ("cost", "node")
 
@@ -148,7 +153,14 @@ class ShareNode:
 
 
 class Shares:
-    """Tree of all tenants. It reads no clock: callers pass the time."""
+    """Fair shares of work without I/O, by which `FairShare` gives turns. It reads no clock.
+
+    A request is ``add``-ed, begun by ``next``, and ``end``-ed when it was served.
+
+    Args:
+        weights: shares by paths of tenants, relative to their siblings; 1 for others.
+        budgets: limits by paths; of all for the empty path.
+    """
 
     def __init__(self, weights: Mapping[str, float], budgets: Mapping[str, Budget]) -> None:
         self._order = count()

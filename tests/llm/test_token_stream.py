@@ -1,0 +1,91 @@
+"""Text of streams: the same in whatever pieces it comes."""
+
+from __future__ import annotations
+
+import tokenizers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from atomr_accel.llm._token_stream import Detokenizer, StopTexts
+
+from .byte_tokenizer import byte_tokenizer
+
+
+def _spaced() -> tokenizers.Tokenizer:
+    """Return a tokenizer with spaces before words, which decoding drops at the beginning."""
+    words = {"<end>": 0, "▁a": 1, "▁bc": 2, "d": 3, "▁": 4}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<end>"))
+    made.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("▁", " "),
+            tokenizers.decoders.Fuse(),
+            tokenizers.decoders.Strip(content=" ", left=1),
+        ]
+    )
+    made.add_special_tokens(["<end>"])
+    return made
+
+
+SPACED = _spaced()
+
+
+@given(st.lists(st.integers(0, 319), max_size=40))
+@settings(max_examples=150)
+def test_any_tokens_give_the_text_of_all(tokens: list[int]) -> None:
+    stream = Detokenizer(byte_tokenizer())
+    pieces = [stream.add(token) for token in tokens]
+    assert "".join(pieces) + stream.flush() == byte_tokenizer().decode(tokens)
+
+
+@given(st.text(max_size=20))
+@example("größer 日本語 👩‍👩‍👧")
+def test_characters_come_when_they_are_complete(text: str) -> None:
+    stream = Detokenizer(byte_tokenizer())
+    tokens = byte_tokenizer().encode(text).ids
+    pieces = [stream.add(token) for token in tokens]
+    assert "".join(pieces).rstrip("\ufffd") == text.rstrip("\ufffd")
+
+
+@given(st.lists(st.integers(0, 4), max_size=30))
+def test_a_space_is_dropped_at_the_beginning_alone(tokens: list[int]) -> None:
+    stream = Detokenizer(SPACED)
+    pieces = [stream.add(token) for token in tokens]
+    assert "".join(pieces) + stream.flush() == SPACED.decode(tokens)
+
+
+def test_bytes_that_are_no_characters_are_not_waited_for() -> None:
+    stream = Detokenizer(byte_tokenizer())
+    broken = byte_tokenizer().token_to_id("Ļ")  # a byte that continues a character
+    pieces = [stream.add(broken) for _ in range(500)]
+    assert len("".join(pieces)) >= 490
+
+
+TEXTS = st.text("ab ", max_size=12)
+
+
+def _until_stop(text: str, stops: list[str]) -> tuple[str, bool]:
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return text[: end - max(map(len, found))], True
+    return text, False
+
+
+@given(st.lists(TEXTS, max_size=8), st.lists(st.text("ab ", min_size=1, max_size=5), max_size=3))
+@settings(max_examples=300)
+def test_text_ends_where_a_stop_text_is_first_complete(pieces: list[str], stops: list[str]) -> None:
+    stream = StopTexts(stops)
+    found = ""
+    for piece in pieces:
+        found += stream.add(piece)
+        assert "".join(pieces).startswith(found)
+        if stream.stopped:
+            break
+    found += stream.flush()
+    assert (found, stream.stopped) == _until_stop("".join(pieces), stops)
+
+
+def test_only_what_may_begin_a_stop_text_is_held_back() -> None:
+    stream = StopTexts(["END"])
+    assert [stream.add(piece) for piece in ("a E", "N", "x", "E")] == ["a ", "", "ENx", ""]
+    assert stream.flush() == "E"
