@@ -2,62 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
-import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
-from atomr_accel.cluster import (
-    Cluster,
-    ClusterSettings,
-    ConnectionLost,
-    Entity,
-    MemoryStore,
-    open_cluster,
-)
+from atomr_accel.cluster import Cluster, ConnectionLost, Entity
 
-from .simulated import Add, Fail, Log, Network, Read
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-SETTINGS = ClusterSettings(lease=4.0, shards=8, heartbeat=0.5, silence=1.5)
-
-
-def simulated(function: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    def test() -> None:
-        trio.run(function, clock=trio.testing.MockClock(autojump_threshold=0))
-
-    test.__name__ = function.__name__
-    return test
-
-
-class World:
-    def __init__(self, nursery: trio.Nursery) -> None:
-        self.store = MemoryStore()
-        self.network = Network(nursery)
-
-    def node(self, name: str, **options: Any) -> Any:
-        return open_cluster(
-            "test",
-            node=name,
-            store=self.store,
-            messages=[Add, Read, Fail],
-            transport=self.network.transport(name),
-            **{"settings": SETTINGS, "entities": [Log], **options},
-        )
-
-
-@asynccontextmanager
-async def world() -> AsyncIterator[World]:
-    async with trio.open_nursery() as nursery:
-        yield World(nursery)
-        nursery.cancel_scope.cancel()
+from .simulated import Add, Fail, Log, Read
+from .worlds import SETTINGS, simulated, world
 
 
 @simulated
@@ -142,9 +99,8 @@ async def test_a_lease_that_is_lost_while_an_instance_stops_is_not_acted_upon() 
         assert await a.entity(Log, "x").ask(Add(1)) == 1
         region = a._region
         (shard,) = (each for each in region._shards.values() if each.places)
+        place: Any
         (place,) = shard.places.values()
-        assert place.ref is not None
-        assert place.seat is not None
         place.seat.broken = True  # as when the store has not answered
         ref, stop = place.ref, place.ref.stop
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -10,17 +10,11 @@ from trio.testing import wait_all_tasks_blocked
 
 from atomr_accel import ContextPoisoned
 from atomr_accel.actors import Actor, handler, open_actor_system
-from atomr_accel.cluster import Cluster, ClusterSettings, ConnectionLost
+from atomr_accel.cluster import Cluster, ConnectionLost
 from atomr_accel.patterns import open_fair_share
 
 from .simulated import Add, Read
-from .test_entities import World, simulated, world
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
-SETTINGS = ClusterSettings(lease=4.0, shards=8, heartbeat=0.5, silence=1.5)
-
+from .worlds import simulated, world
 
 ERRORS: list[Exception] = []
 """Errors that the next messages end with."""
@@ -50,11 +44,6 @@ class Doubler(Actor):
         return self.asked
 
 
-def node(here: World, name: str) -> AbstractAsyncContextManager[Cluster]:
-    opened: AbstractAsyncContextManager[Cluster] = here.node(name, settings=SETTINGS)
-    return opened
-
-
 async def replicas(cluster: Cluster, system: Any) -> list[Doubler]:
     """Publish a replica; the list gets another one whenever it is started again."""
     made: list[Doubler] = []
@@ -71,9 +60,9 @@ async def test_replicas_of_all_nodes_share_the_messages() -> None:
     async with (
         world() as here,
         open_actor_system("test") as system,
-        node(here, "a") as a,
-        node(here, "b") as b,
-        node(here, "c") as c,
+        here.node("a") as a,
+        here.node("b") as b,
+        here.node("c") as c,
     ):
         ones = [await replica(each, system) for each in (a, b)]
         async with c.open_pool("doubler", limit=2) as pool, trio.open_nursery() as nursery:
@@ -98,14 +87,14 @@ async def test_replicas_of_all_nodes_share_the_messages() -> None:
 
 @simulated
 async def test_a_rolling_restart_fails_no_message() -> None:
-    async with world() as here, open_actor_system("test") as system, node(here, "client") as client:
+    async with world() as here, open_actor_system("test") as system, here.node("client") as client:
         answered = restarts = 0
         over = trio.Event()
 
         async def live(name: str) -> None:
             nonlocal restarts
             while not over.is_set():
-                async with node(here, name) as cluster:
+                async with here.node(name) as cluster:
                     await replica(cluster, system)
                     with trio.move_on_after(2.0 + 1.0 * int(name[1])):
                         await over.wait()
@@ -134,12 +123,12 @@ async def test_a_rolling_restart_fails_no_message() -> None:
 
 @simulated
 async def test_a_node_that_leaves_answers_what_it_was_asked() -> None:
-    async with world() as here, open_actor_system("test") as system, node(here, "a") as a:
+    async with world() as here, open_actor_system("test") as system, here.node("a") as a:
         leave = trio.Event()
         made: list[Doubler] = []
 
         async def live() -> None:
-            async with node(here, "b") as b:
+            async with here.node("b") as b:
                 made.append(await replica(b, system))
                 made[0].held = trio.Event()
                 await leave.wait()
@@ -167,9 +156,9 @@ async def test_faults_and_lost_connections_are_asked_elsewhere_if_they_may() -> 
     async with (
         world() as here,
         open_actor_system("test") as system,
-        node(here, "a") as a,
-        node(here, "b") as b,
-        node(here, "c") as c,
+        here.node("a") as a,
+        here.node("b") as b,
+        here.node("c") as c,
     ):
         ones = [await replicas(each, system) for each in (a, b)]
         async with c.open_pool("doubler") as pool:
@@ -217,9 +206,9 @@ async def test_turns_are_shared_out_over_nodes_by_weight() -> None:
     async with (
         world() as here,
         open_fair_share(capacity=1, weights={"gold": 3}) as share,
-        node(here, "a") as a,
-        node(here, "b") as b,
-        node(here, "c") as c,
+        here.node("a") as a,
+        here.node("b") as b,
+        here.node("c") as c,
     ):
         a.publish_share("gpus", share)
         while "gpus" not in c.nodes["a"].shares:  # noqa: ASYNC110 (on a clock that jumps)
@@ -249,9 +238,9 @@ async def test_turns_are_shared_out_over_nodes_by_weight() -> None:
 
 @simulated
 async def test_turns_of_nodes_that_cancel_or_are_lost_come_back() -> None:
-    async with world() as here, open_fair_share(capacity=1) as share, node(here, "a") as a:
+    async with world() as here, open_fair_share(capacity=1) as share, here.node("a") as a:
         a.publish_share("gpus", share)
-        async with node(here, "b") as b:
+        async with here.node("b") as b:
             async with trio.open_nursery() as nursery, a.slot("gpus", "first"):
 
                 async def work() -> None:
@@ -283,9 +272,9 @@ async def test_another_node_gives_out_turns_when_one_is_gone() -> None:
         world() as here,
         open_fair_share(capacity=2) as one,
         open_fair_share(capacity=2) as other,
-        node(here, "a") as a,
+        here.node("a") as a,
     ):
-        async with node(here, "b") as b, node(here, "c") as c:
+        async with here.node("b") as b, here.node("c") as c:
             b.publish_share("gpus", one)
             c.publish_share("gpus", other)
             async with a.slot("gpus", "x"):

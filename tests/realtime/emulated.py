@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import tempfile
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,18 @@ _KERNEL = re.compile(r'extern "C" __global__ void\s+(\w+)\(([^)]*)\)')
 _libraries: dict[str, Any] = {}
 
 
+def _folder() -> Path:
+    """Return the folder of this session's libraries, which all of its workers share."""
+    own = Path(os.environ["ATOMR_CACHE_DIR"])
+    folder = own.parents["PYTEST_XDIST_WORKER" in os.environ] / "emulated"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@cache
 def _built(text: str) -> str:
     """Return the path of a shared library for a source."""
-    folder = Path(tempfile.gettempdir()) / "atomr-emulated"
-    folder.mkdir(exist_ok=True)
+    folder = _folder()
     key = hashlib.sha256(text.encode()).hexdigest()[:24]
     path = folder / f"{key}.so"
     if not path.exists():
@@ -128,7 +137,8 @@ def emulated(kernels: KernelSource) -> KernelSource:
     def function(name: str) -> Any:
         kinds = types[name]
         names = ", ".join(f"a{at}" for at in range(len(kinds)))
-        made: dict[str, Any] = {"run": partial(_run, path, name, kinds)}
+        # With a name of a module, or pickling would look for the function in all modules.
+        made: dict[str, Any] = {"__name__": "emulated", "run": partial(_run, path, name, kinds)}
         exec(f"def call(grid, block, {names}): run(grid, block, {names})", made)
         return made["call"]
 

@@ -35,8 +35,8 @@ from atomr_accel.cluster import (
     open_postgres_store,
     open_sqlite_store,
 )
+from tests.cluster.processes import KEYS, Clients, running
 from tests.cluster.simulated import PROGRAM, Log, Read
-from tests.cluster.test_processes import KEYS, Clients, running
 from tests.harness import stop_process
 from tests.replay.servers import postgres_server
 

@@ -20,8 +20,8 @@ from atomr_accel.testing import kill_host
 
 from ..harness import sized
 from . import checks, parted
-from .test_pipeline_parallel import first, last, middle, stages
-from .test_tensor_parallel import cut_loss, model, split
+from .pipelined import first, last, middle, stages
+from .split import cut_loss, model, split
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,53 @@
+"""Nodes of one program, on a clock that jumps and a network without faults."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import trio
+import trio.testing
+
+from atomr_accel.cluster import ClusterSettings, MemoryStore, open_cluster
+
+from .simulated import Add, Fail, Log, Network, Read
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from atomr_accel.cluster import Cluster
+
+SETTINGS = ClusterSettings(lease=4.0, shards=8, heartbeat=0.5, silence=1.5)
+
+
+def simulated(function: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def test() -> None:
+        trio.run(function, clock=trio.testing.MockClock(autojump_threshold=0))
+
+    test.__name__ = function.__name__
+    return test
+
+
+class World:
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.store = MemoryStore()
+        self.network = Network(nursery)
+
+    def node(self, name: str, **options: Any) -> AbstractAsyncContextManager[Cluster]:
+        made: AbstractAsyncContextManager[Cluster] = open_cluster(
+            "test",
+            node=name,
+            store=self.store,
+            messages=[Add, Read, Fail],
+            transport=self.network.transport(name),
+            **{"settings": SETTINGS, "entities": [Log], **options},
+        )
+        return made
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    async with trio.open_nursery() as nursery:
+        yield World(nursery)
+        nursery.cancel_scope.cancel()
