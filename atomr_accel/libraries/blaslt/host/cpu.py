@@ -123,7 +123,7 @@ class CpuBlasLt:
     def _input(
         self, address: int, operand: MatrixLayout, op: int, batch: int, wide: np.dtype[Any]
     ) -> Array:
-        array = self._matrices(address, operand, batch).astype(wide)
+        array = self._matrices(address, operand, batch).astype(wide, copy=False)
         if not op:
             return array
         return np.swapaxes(array.conj() if op == 2 else array, -1, -2)
