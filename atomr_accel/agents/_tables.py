@@ -46,7 +46,7 @@ class CheckedTables:
     """SQLite's ``application_id`` of the file."""
     _what: ClassVar[str]
     _alone: ClassVar[bool]
-    """Whether one connection at a time may have the file open."""
+    """True if one connection at a time may have the file open."""
     _synchronous: ClassVar[str] = "FULL"
     _schema: ClassVar[str]
 

@@ -292,5 +292,5 @@ async def test_tokens_grow_beyond_those_of_a_deleted_name(device: Device) -> Non
 async def test_versions_are_watched_after_a_number(device: Device) -> None:
     async with open_shared_state(device) as state:
         await state.create("x", np.ones(1))
-        with pytest.raises(TypeError, match="after"):
+        with pytest.raises(TypeError, match="after must be"):
             await anext(state.watch("x", after="1"))  # type: ignore[arg-type]

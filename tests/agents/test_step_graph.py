@@ -671,7 +671,7 @@ async def test_threads_of_other_graphs_and_states_are_foreign(tmp_path: Path) ->
         more: str = field(kw_only=True)
 
     async def fail(_: Any, step: StepContext) -> None:
-        raise OSError("mine")
+        raise OSError("mine, not yours")
 
     async def work(_: Any, step: StepContext) -> None:
         await trio.lowlevel.checkpoint()
@@ -684,7 +684,7 @@ async def test_threads_of_other_graphs_and_states_are_foreign(tmp_path: Path) ->
 
     path = tmp_path / "file"
     async with open_step_graph(one(Talk, "a", fail), checkpoints=path) as runner:
-        with pytest.raises(OSError, match="mine"):
+        with pytest.raises(OSError, match="mine, not yours"):
             await runner.run(Talk())
     async with open_step_graph(one(Talk, "b", work), checkpoints=path) as runner:
         with pytest.raises(FilesForeign, match="nodes that this graph has not: a"):
