@@ -40,6 +40,12 @@ __device__ __forceinline__ int cell_along(const Box& b, double x, int k) {
     return (int)fmin(fmax(at, -1e8), 1e8);
 }
 
+// NVRTC has no INFINITY, and warns of constants that overflow.
+__device__ __forceinline__ double infinite() {
+    double far = 1e200;
+    return far * far;
+}
+
 __device__ __forceinline__ int limited(int i, int n) { return i < 0 ? 0 : i >= n ? n - 1 : i; }
 
 __device__ __forceinline__ void point_of(double* p, const float* points, int i, int d) {
@@ -161,7 +167,7 @@ extern "C" __global__ void nearest(
         if (reach > 0.0 && best[k - 1] < reach * reach) break;
     }
     for (int j = 0; j < k; j++) {
-        distances[(long long)i * k + j] = j < have ? sqrt(best[j]) : 1e308 * 10.0;
+        distances[(long long)i * k + j] = j < have ? sqrt(best[j]) : infinite();
         indices[(long long)i * k + j] = j < have ? which[j] : -1;
     }
 }
@@ -189,7 +195,7 @@ extern "C" __global__ void cast(
         begin = fmax(begin, fmin(one, two));
         end = fmin(end, fmax(one, two));
     }
-    double best = 1e308 * 10.0;
+    double best = infinite();
     int which = -1, c[3], way[3] = {0, 0, 0};
     double next[3], step[3];
     for (int k = 0; k < 3; k++) {
