@@ -368,7 +368,7 @@ class TraceDocument(Document, frozen=True, kw_only=True, tag="trace"):
     problem: str | None
 
 
-class JournalPart(msgspec.Struct, frozen=True, kw_only=True):
+class JournalPart(DocumentPart, frozen=True, kw_only=True):
     """Explanation of the fault of a journal.
 
     Attributes:

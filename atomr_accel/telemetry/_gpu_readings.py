@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class DeviceFault:
     op: str
     pid: int | None
     at: float
-    report: FaultReport | None = None
+    report: FaultReport | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

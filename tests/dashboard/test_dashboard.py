@@ -49,6 +49,7 @@ async def test_a_fault_is_shown_and_so_is_the_rebuild() -> None:
         shown = looker.state["devices"]["/device-0"]
         assert (shown["generation"], shown["faults"]) == (2, 1)
         assert "generation 1" in shown["last_fault"]
+        assert "failed: kernel fault" in shown["report"]
         assert looker.state["actors"]["/device-0"]["generation"] == 2
 
 

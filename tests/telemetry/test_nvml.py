@@ -20,7 +20,7 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import DeviceUnavailable, LibraryMissing, telemetry
+from atomr_accel import DeviceUnavailable, LibraryMissing, ReportedXid, telemetry
 from atomr_accel.actors import ActorStopped, open_actor_system
 from atomr_accel.telemetry import (
     DeviceFault,
@@ -329,9 +329,13 @@ async def test_an_xid_and_a_fault_of_a_device_find_each_other(
         assert core.info is not None
         core.info = msgspec.structs.replace(core.info, uuid="000102030405060708090a0b0c0d0e0f")
         pid = core.host_pid
-        await poison(device)
+        error = await poison(device)
+        assert error.report is not None
+        assert "Xid" not in str(error.report)
         fake.happen(gpu, 31)
         first = await anext(xids)
+        assert error.report.xid == ReportedXid(31, "GPU memory page fault")
+        assert "Xid 31: GPU memory page fault" in str(error.report)
         (noted,) = nvml.xids
         assert noted == first
         assert first.fault is not None
