@@ -21,7 +21,6 @@ from .emulated import emulated, needs_compiler
 
 if TYPE_CHECKING:
     from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
 
     Array = np.ndarray[Any, Any]
 
@@ -147,12 +146,10 @@ async def test_a_threshold_that_changes_and_frames_on_the_device(device: Device)
         assert not (await scene.snapshot()).any()
 
 
-async def test_a_fault_midway(isolation: Isolation) -> None:
+@pytest.mark.slow
+async def test_a_fault_midway() -> None:
     random = seeds.rng()
-    async with (
-        opened(isolation=isolation) as device,
-        open_frame_analysis(device, (8, 8), every=2) as scene,
-    ):
+    async with opened() as device, open_frame_analysis(device, (8, 8), every=2) as scene:
         for number in range(5):
             if number == 3:
                 await poison(device)

@@ -17,7 +17,6 @@ from .emulated import emulated, needs_compiler
 
 if TYPE_CHECKING:
     from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
 
 FREE: Any = {"pins": (), "gravity": 0.0, "drag": 0.0, "image": (8, 8)}
 """A cloth on which nothing acts."""
@@ -147,9 +146,10 @@ async def test_wind_takes_a_free_cloth_along(device: Device) -> None:
     np.testing.assert_allclose(v[..., :2], 0, atol=1e-4)  # along the surface there is no force
 
 
-async def test_a_fault_midway_and_the_picture(isolation: Isolation) -> None:
+@pytest.mark.slow
+async def test_a_fault_midway_and_the_picture() -> None:
     async with (
-        opened(isolation=isolation) as device,
+        opened() as device,
         open_cloth(device, (6, 8), image=(40, 50), every=4, longest=0.01) as cloth,
     ):
         empty = await cloth.snapshot()
@@ -160,10 +160,7 @@ async def test_a_fault_midway_and_the_picture(isolation: Isolation) -> None:
         assert (found.steps, found.faults, found.lost_steps) == (10, 1, 2)
         again = await cloth.read("x")
         picture = await cloth.snapshot()
-    async with (
-        opened(isolation=isolation) as device,
-        open_cloth(device, (6, 8), image=(8, 8), longest=0.01) as cloth,
-    ):
+    async with opened() as device, open_cloth(device, (6, 8), image=(8, 8), longest=0.01) as cloth:
         await cloth.step(1 / 60, count=10)
         assert (await cloth.read("x") == again).all()
     assert picture.shape == (40, 50, 3)

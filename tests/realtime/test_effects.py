@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from atomr_accel import Device, GpuRef, Recording
-    from atomr_accel.lanes import Isolation
 
 H, W = 12, 16
 
@@ -97,10 +96,11 @@ async def test_results_are_limited_and_may_have_another_size(device: Device) -> 
     assert np.abs(found - wanted).max() <= 0.51
 
 
-async def test_a_fault_takes_nothing_from_an_effect_with_memory(isolation: Isolation) -> None:
+@pytest.mark.slow
+async def test_a_fault_takes_nothing_from_an_effect_with_memory() -> None:
     pictures = noise(7)
     async with (
-        opened_device(isolation=isolation) as device,
+        opened_device() as device,
         open_effect(device, (H, W), trail, feedback=True) as effect,
     ):
         found = []
@@ -144,16 +144,15 @@ async def test_calls_take_turns_and_others_ask(device: Device) -> None:
         await effect.apply(pictures[0])
 
 
-async def test_a_video_goes_through_an_effect_to_a_film(
-    tmp_path: Path, isolation: Isolation
-) -> None:
+@pytest.mark.slow
+async def test_a_video_goes_through_an_effect_to_a_film(tmp_path: Path) -> None:
     y, x = np.mgrid[:H, :W]
     pictures = [
         np.stack([10 * x + at, 15 * y, x + y], -1).clip(0, 255).astype(np.uint8) for at in range(11)
     ]
     source = await film_of(tmp_path / "a.mp4", pictures)
     async with (
-        opened_device(isolation=isolation) as device,
+        opened_device() as device,
         open_effect(device, (H, W), trail, feedback=True) as effect,
     ):
         async with trio.open_nursery() as nursery:

@@ -21,7 +21,6 @@ from .emulated import emulated, needs_compiler
 
 if TYPE_CHECKING:
     from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
 
 KEYS = st.lists(st.integers(-6, 6) | st.integers(-(2**63) + 2, 2**63 - 1), max_size=12)
 CHANGES = st.lists(
@@ -113,11 +112,9 @@ async def test_tasks_side_by_side(device: Device) -> None:
     assert len(found) == 8 * 25
 
 
-async def test_a_fault_loses_nothing(isolation: Isolation) -> None:
-    async with (
-        opened(isolation=isolation) as device,
-        open_hash_map(device, every=4, system=device.system) as found,
-    ):
+@pytest.mark.slow
+async def test_a_fault_loses_nothing() -> None:
+    async with opened() as device, open_hash_map(device, every=4, system=device.system) as found:
         for number in range(7):
             await found.insert(np.arange(100) + 100 * number, np.arange(100) + number)
             if number in {2, 5}:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from atomr_accel import Device, GpuRef, Recording
-    from atomr_accel.lanes import Isolation
 
 SOURCE = r"""
 extern "C" __global__ void grow(float* x, const float* values, int n) {
@@ -225,9 +224,10 @@ async def test_a_cancelled_step_is_made_in_full_or_not_at_all(device: Device) ->
             assert (await scene.read("x") == first + scene.steps).all()
 
 
-async def test_a_fault_costs_steps_and_not_the_scene(isolation: Isolation) -> None:
+@pytest.mark.slow
+async def test_a_fault_costs_steps_and_not_the_scene() -> None:
     async with (
-        opened_device(isolation=isolation) as device,
+        opened_device() as device,
         opened(growth(device, every=4), system=device.system) as scene,
     ):
         first = await scene.read("x")
@@ -247,11 +247,8 @@ async def test_a_fault_costs_steps_and_not_the_scene(isolation: Isolation) -> No
         assert scene.steps == 5
 
 
-async def test_a_fault_midway_in_run_delays_it(isolation: Isolation) -> None:
-    async with (
-        opened_device(isolation=isolation) as device,
-        open_fluid(device, (8, 8), every=2) as fluid,
-    ):
+async def test_a_fault_midway_in_run_delays_it() -> None:
+    async with opened_device() as device, open_fluid(device, (8, 8), every=2) as fluid:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fluid.run, 200)
             while fluid.steps < 4:

@@ -20,7 +20,6 @@ from .emulated import emulated, needs_compiler
 
 if TYPE_CHECKING:
     from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
 
     Array = np.ndarray[Any, Any]
 
@@ -184,13 +183,11 @@ async def test_too_many_blocks_leave_the_last_good_state(device: Device) -> None
         assert grid.steps == steps + 1
 
 
-async def test_a_fault_midway(isolation: Isolation) -> None:
+@pytest.mark.slow
+async def test_a_fault_midway() -> None:
     dense = np.zeros((24, 24))
     dense[12, 12] = 1
-    async with (
-        opened(isolation=isolation) as device,
-        open_sparse_grid(device, (24, 24), every=3) as grid,
-    ):
+    async with opened() as device, open_sparse_grid(device, (24, 24), every=3) as grid:
         await grid.put([(12, 12)], [1.0])
         await grid.step(0.2, count=4)
         await poison(device)

@@ -18,7 +18,6 @@ from .emulated import emulated, needs_compiler
 
 if TYPE_CHECKING:
     from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
 
     Array = np.ndarray[Any, Any]
 
@@ -123,8 +122,9 @@ async def test_bad_input(device: Device) -> None:
     assert index.statistics().points == 3
 
 
-async def test_after_a_fault_the_grid_is_made_again(isolation: Isolation) -> None:
-    async with opened(isolation=isolation) as device:
+@pytest.mark.slow
+async def test_after_a_fault_the_grid_is_made_again() -> None:
+    async with opened() as device:
         index = await SpatialIndex.build(device, np.eye(3))
         await poison(device)
         assert (await index.nearest(np.eye(3)))[1].ravel().tolist() == [0, 1, 2]

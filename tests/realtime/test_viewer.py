@@ -17,7 +17,6 @@ from .sockets import connected
 
 if TYPE_CHECKING:
     from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
     from atomr_accel.realtime import Fluid
 
 SOURCE = np.zeros((8, 12))
@@ -101,10 +100,11 @@ async def test_a_slow_page_delays_nothing(device: Device) -> None:
             assert fluid.statistics().skipped_frames >= 4
 
 
-async def test_a_fault_is_shown_and_pictures_go_on(isolation: Isolation) -> None:
+@pytest.mark.slow
+async def test_a_fault_is_shown_and_pictures_go_on() -> None:
     with trio.fail_after(60):
         async with (
-            opened_device(isolation=isolation) as device,
+            opened_device() as device,
             smoke(device, every=2) as fluid,
             open_viewer(fluid) as viewer,
             trio.open_nursery() as nursery,
