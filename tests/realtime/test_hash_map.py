@@ -57,7 +57,7 @@ async def check(device: Device, changes: list[tuple[str, list[int], int]]) -> No
         assert dict(zip(all_keys.tolist(), all_values.tolist(), strict=True)) == model
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(changes=CHANGES)
 @on_shared
 async def test_it_is_a_dict(device: Device, changes: Any) -> None:

@@ -43,7 +43,7 @@ pytestmark = cpu_only
 ARRAY = np.arange(5000.0)
 MOST = 60
 COUNTS = sized((0, 1, 2, *range(3, MOST, 3)), (*range(MOST),))
-"""What is free, step after step: any of the first few ends a step elsewhere."""
+"""Amounts that are free, one after the other; small ones end a step at each of its places."""
 
 
 @contextmanager
