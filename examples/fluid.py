@@ -13,14 +13,14 @@ from atomr_accel import open_device
 from atomr_accel.realtime import open_fluid, save_picture
 from atomr_accel.testing import poison
 
-HEIGHT, WIDTH = 96, 64
+HEIGHT, WIDTH = 64, 48
 
 
 async def main() -> None:
     """Simulate, break the device, go on, and draw."""
     source, solid = np.zeros((HEIGHT, WIDTH)), np.zeros((HEIGHT, WIDTH))
-    source[3:8, 26:38] = 1.5
-    solid[50:58, 28:36] = 1
+    source[2:6, 20:28] = 1.5
+    solid[33:39, 21:27] = 1
     async with (
         open_device(0) as device,
         open_fluid(
@@ -35,17 +35,17 @@ async def main() -> None:
             name="smoke",
         ) as fluid,
     ):
-        await fluid.step(0.1, count=94)
+        await fluid.step(0.1, count=64)
         await poison(device)
-        await fluid.step(0.1, count=30)
+        await fluid.step(0.1, count=20)
         statistics = fluid.statistics()
         assert statistics.faults == 1
-        assert statistics.steps == 120  # of 124 steps a fault has undone four
+        assert statistics.steps == 80  # of 84 steps a fault has undone four
         smoke = await fluid.read("smoke")
-        assert smoke[60:].sum() > 1  # it is around the obstacle
-        assert not smoke[50:58, 28:36].any()
+        assert smoke[40:].sum() > 1  # it is around the obstacle
+        assert not smoke[33:39, 21:27].any()
         path = Path(tempfile.gettempdir()) / "fluid.png"
-        await save_picture(path, await fluid.snapshot(), scale=4)
+        await save_picture(path, await fluid.snapshot(), scale=6)
         print(f"{statistics.steps} steps, {statistics.faults} fault; the picture is {path}")
 
 

@@ -15,7 +15,7 @@ import trio
 from atomr_accel import CpuFallbackWarning, open_device, train
 from atomr_accel.testing import kill_host
 
-LENGTH, WIDTH, STEPS = 16, 32, 60
+LENGTH, WIDTH, STEPS = 16, 24, 32
 rng = np.random.default_rng(0)
 WORDS = ["actors ", "send ", "messages ", "and ", "devices ", "compute. "]
 TEXT = "".join(rng.choice(WORDS, 600))

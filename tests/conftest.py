@@ -161,7 +161,7 @@ def heeded_ctrl_c() -> Iterator[None]:
 
 
 def needs_both(where: str) -> bool:
-    """Return whether tests of a file run where the host is a thread, and where it is a process.
+    """Return whether tests of a file run with hosts in threads, and with hosts in processes.
 
     Tests of operations run in one of them: their messages are sent in the same way, and on the CPU
     backend their numbers do not depend on where the host runs. A test of conformance makes every

@@ -17,7 +17,7 @@ _LONGEST = 64
 
 
 class Detokenizer:
-    """Text of tokens that come one by one, each character as soon as it is complete.
+    """Text of tokens that come one by one, each character once it is complete.
 
     The texts together are the text of all tokens, as ``tokenizer.decode`` gives it.
 

@@ -234,7 +234,7 @@ class _FollowedChild:
         return found
 
     def _end_orphans(self, pid: int) -> None:
-        """Kill what has left the group, until no process below those comes here."""
+        """Kill processes that left the group, and their descendants, until none is adopted here."""
         while orphans := self._orphans(pid):
             for orphan in orphans:
                 with suppress(ProcessLookupError, PermissionError, ChildProcessError):

@@ -4,8 +4,8 @@ Each round times both, one after the other, so that both see the same machine. T
 medians: 1.00 is as fast as onnxruntime alone, and less is slower. Overhead counts in small models.
 Without onnxruntime's CUDA provider, devices of CUDA have nothing to compare.
 
-Small models are called one by one, and in batches of the device. A ResNet-50 with random weights
-runs in float32, float16 and int8, on one picture and on 32: ``--resnet`` runs it alone.
+Small models are called one by one, and in batches of the device. With ``--resnet`` a ResNet-50 with
+random weights takes their place, in float32, float16 and int8, on one picture and on 32.
 """
 
 from __future__ import annotations
@@ -174,18 +174,16 @@ async def resnets(device: Device, rng: np.random.Generator) -> None:
         await compare(device, f"ResNet-50 fp16, batch {rows}", model, x, calls, precision="fp16")
 
 
-async def main(backend: str, *, only_resnet: bool) -> None:
-    """Compare all models."""
+async def main(backend: str, *, resnet: bool) -> None:
+    """Compare small models, or a ResNet-50."""
     rng = np.random.default_rng(0)
     async with open_device(0, backend=backend) as device:
         try:
-            if not only_resnet:
-                await small(device, rng)
-            await resnets(device, rng)
+            await (resnets if resnet else small)(device, rng)
         except Unsupported as error:
             print(error)
 
 
 if __name__ == "__main__":
     words = [each for each in sys.argv[1:] if not each.startswith("-")]
-    trio.run(partial(main, words[0] if words else "cpu", only_resnet="--resnet" in sys.argv))
+    trio.run(partial(main, words[0] if words else "cpu", resnet="--resnet" in sys.argv))

@@ -1,4 +1,4 @@
-"""Nodes in processes of their own, and clients that know what was acknowledged."""
+"""Nodes in processes of their own, and clients that keep what nodes acknowledge."""
 
 from __future__ import annotations
 

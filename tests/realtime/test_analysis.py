@@ -146,6 +146,7 @@ async def test_a_threshold_that_changes_and_frames_on_the_device(device: Device)
         assert not (await scene.snapshot()).any()
 
 
+@pytest.mark.slow
 async def test_a_fault_midway() -> None:
     random = seeds.rng()
     async with opened() as device, open_frame_analysis(device, (8, 8), every=2) as scene:

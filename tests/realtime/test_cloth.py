@@ -146,6 +146,7 @@ async def test_wind_takes_a_free_cloth_along(device: Device) -> None:
     np.testing.assert_allclose(v[..., :2], 0, atol=1e-4)  # along the surface there is no force
 
 
+@pytest.mark.slow
 async def test_a_fault_midway_and_the_picture() -> None:
     async with (
         opened() as device,

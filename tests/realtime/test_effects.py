@@ -96,6 +96,7 @@ async def test_results_are_limited_and_may_have_another_size(device: Device) -> 
     assert np.abs(found - wanted).max() <= 0.51
 
 
+@pytest.mark.slow
 async def test_a_fault_takes_nothing_from_an_effect_with_memory() -> None:
     pictures = noise(7)
     async with (
@@ -143,6 +144,7 @@ async def test_calls_take_turns_and_others_ask(device: Device) -> None:
         await effect.apply(pictures[0])
 
 
+@pytest.mark.slow
 async def test_a_video_goes_through_an_effect_to_a_film(tmp_path: Path) -> None:
     y, x = np.mgrid[:H, :W]
     pictures = [

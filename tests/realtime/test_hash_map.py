@@ -57,7 +57,7 @@ async def check(device: Device, changes: list[tuple[str, list[int], int]]) -> No
         assert dict(zip(all_keys.tolist(), all_values.tolist(), strict=True)) == model
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(changes=CHANGES)
 @on_shared
 async def test_it_is_a_dict(device: Device, changes: Any) -> None:
@@ -65,7 +65,7 @@ async def test_it_is_a_dict(device: Device, changes: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=sized(500, 10_000))
+@settings(max_examples=sized(150, 10_000))
 @given(changes=CHANGES)
 @on_shared
 async def test_it_is_a_dict_over_many_histories(device: Device, changes: Any) -> None:
@@ -112,6 +112,7 @@ async def test_tasks_side_by_side(device: Device) -> None:
     assert len(found) == 8 * 25
 
 
+@pytest.mark.slow
 async def test_a_fault_loses_nothing() -> None:
     async with opened() as device, open_hash_map(device, every=4, system=device.system) as found:
         for number in range(7):

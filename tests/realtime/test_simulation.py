@@ -224,6 +224,7 @@ async def test_a_cancelled_step_is_made_in_full_or_not_at_all(device: Device) ->
             assert (await scene.read("x") == first + scene.steps).all()
 
 
+@pytest.mark.slow
 async def test_a_fault_costs_steps_and_not_the_scene() -> None:
     async with (
         opened_device() as device,

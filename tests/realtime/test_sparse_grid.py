@@ -183,6 +183,7 @@ async def test_too_many_blocks_leave_the_last_good_state(device: Device) -> None
         assert grid.steps == steps + 1
 
 
+@pytest.mark.slow
 async def test_a_fault_midway() -> None:
     dense = np.zeros((24, 24))
     dense[12, 12] = 1

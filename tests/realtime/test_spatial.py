@@ -122,6 +122,7 @@ async def test_bad_input(device: Device) -> None:
     assert index.statistics().points == 3
 
 
+@pytest.mark.slow
 async def test_after_a_fault_the_grid_is_made_again() -> None:
     async with opened() as device:
         index = await SpatialIndex.build(device, np.eye(3))

@@ -109,6 +109,7 @@ async def test_the_picture_shows_bars(device: Device) -> None:
     assert bars.sum(0)[[1, 5, 9, 13]].tolist() == [8, 0, 4, 4]
 
 
+@pytest.mark.slow
 async def test_a_fault_midway_loses_only_frames() -> None:
     frames = seeds.rng().standard_normal((7, 5, 5)).astype(np.float32)
     async with opened() as device, open_frame_statistics(device, (5, 5), every=2, **SMALL) as scene:

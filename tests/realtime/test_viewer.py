@@ -100,6 +100,7 @@ async def test_a_slow_page_delays_nothing(device: Device) -> None:
             assert fluid.statistics().skipped_frames >= 4
 
 
+@pytest.mark.slow
 async def test_a_fault_is_shown_and_pictures_go_on() -> None:
     with trio.fail_after(60):
         async with (

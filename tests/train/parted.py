@@ -11,7 +11,7 @@ import optree
 
 from atomr_accel import Device, open_device
 
-STEPS = 4
+STEPS = 3
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 ADAMW = train.AdamW(lr=1e-3)
 RANKS = 3
-KILLS = sized(6, 400)
+KILLS = sized(4, 400)
 
 
 def data_parallel(devices: list[Device]) -> Any:

@@ -15,6 +15,7 @@ from atomr_accel import Blocking, Device
 from atomr_accel.train._expressions import differentiable_ufuncs
 from atomr_accel.train._rules import ruled
 
+from ..harness import sized
 from .checks import Case, check_gradient
 
 Rng = np.random.Generator
@@ -187,7 +188,7 @@ EXPRESSIONS = [
 
 
 @pytest.mark.parametrize("make", EXPRESSIONS, ids=lambda make: make.__name__[1:])
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(seed=seeds)
 def test_expression(
     module_device: Blocking[Device], make: Callable[[Rng], Case], seed: int
@@ -387,12 +388,21 @@ def _joined(rng: Rng) -> Case:
 
 
 @pytest.mark.parametrize("name", OPS)
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(seed=seeds)
 def test_op(module_device: Blocking[Device], name: str, seed: int) -> None:
     """Gradients of the ops of libraries."""
     rng = np.random.default_rng(seed)
     module_device.run(check_gradient, *OPS[name](rng), rng)
+
+
+@pytest.mark.slow
+@settings(max_examples=sized(100, 5000))
+@given(make=st.sampled_from([*EXPRESSIONS, *OPS.values()]), seed=seeds)
+def test_many(module_device: Blocking[Device], make: Callable[[Rng], Case], seed: int) -> None:
+    """Gradients of both, with more shapes."""
+    rng = np.random.default_rng(seed)
+    module_device.run(check_gradient, *make(rng), rng)
 
 
 async def _attention(device: Device, seed: int) -> None:
@@ -427,7 +437,7 @@ async def _attention(device: Device, seed: int) -> None:
         np.testing.assert_allclose(found, expected, atol=2e-2, rtol=2e-2)
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(seed=seeds)
 def test_attention(module_device: Blocking[Device], seed: int) -> None:
     """Attention takes 16 bits, so differences of its results say little."""

@@ -12,6 +12,7 @@ import trio
 from atomr_accel import train
 from atomr_accel.testing import poison
 
+from ..harness import sized
 from .parted import STEPS, close, devices_of, equal, points
 from .split import cut_loss, model, split
 
@@ -126,7 +127,7 @@ def test_faults_change_no_bit() -> None:
     """A fault of any rank at any time repeats the steps since the snapshot."""
     calm = trio.run(trained, 1)
     rng = np.random.default_rng(3)
-    for _ in range(3):
+    for _ in range(sized(2, 6)):
         fault = int(rng.integers(4)), int(rng.integers(STEPS)) + 1, int(rng.integers(2))
         hurt = trio.run(trained, 2, 4, fault)
         equal(calm, hurt)

@@ -28,6 +28,7 @@ from ..harness import (
     program,
     same_bits,
     settled,
+    sized,
     used_by,
 )
 
@@ -41,6 +42,8 @@ pytestmark = cpu_only
 
 ARRAY = np.arange(5000.0)
 MOST = 60
+COUNTS = sized((0, 1, 2, *range(3, MOST, 3)), (*range(MOST),))
+"""Amounts that are free, one after the other; small ones end a step at each of its places."""
 
 
 @contextmanager
@@ -167,7 +170,7 @@ async def until_it_works(
     await tidied(device)
     before = [open_files(pid) for pid in pids(device)]
     generation = device.generation
-    for free in range(MOST):
+    for free in COUNTS:
         refusal: Exception | None = None
         with scarce(free):
             try:
@@ -288,7 +291,7 @@ async def test_opening_without_descriptors() -> None:
     await step()
     collect_garbage()
     before = open_files(os.getpid())
-    for free in range(MOST):
+    for free in COUNTS:
         try:
             with few_descriptors(os.getpid(), free):
                 await step()
