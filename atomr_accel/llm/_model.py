@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _KINDS: Final = {"float32": 0, "float16": 1, "bfloat16": 2}
 """Numbers that kernels have for dtypes."""
 
-_TILES: Final = {"cpu": 8, "cuda": 64}
+_TILES: Final = {"cpu": 32, "cuda": 64}
 """Rows of a product: always as many, because how a product is summed depends on its shape."""
 
 _CPU_CACHE: Final = 256 << 20
