@@ -44,6 +44,11 @@ _FAMILIES: Final = {
 ARCHITECTURES: Final = tuple(_FAMILIES)
 """The architectures that `LlamaModel` computes, by the names in ``config.json``."""
 
+_MOST_LAYERS: Final = 10_000
+_MOST_COUNT: Final = 2**31 - 1
+_MOST_SIZE: Final = 256
+"""Largest size of a head: the kernel for attention keeps sums in shared memory."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryEmbedding:
@@ -160,7 +165,7 @@ def as_config(found: Mapping[str, Any]) -> LlamaConfig:
     _refuse_features(found)
     hidden = fields.count("hidden_size")
     heads = fields.count("num_attention_heads")
-    layers = fields.count("num_hidden_layers")
+    layers = fields.count("num_hidden_layers", most=_MOST_LAYERS)
     kv_heads = fields.count("num_key_value_heads", family.kv_heads or heads)
     head_size = fields.count("head_dim", family.head_size or hidden // heads)
     context = fields.count("max_position_embeddings")
@@ -171,6 +176,8 @@ def as_config(found: Mapping[str, Any]) -> LlamaConfig:
         )
     if head_size % 2:
         raise ModelFolderBroken(f"head_dim in config.json must be even, not {head_size}")
+    if head_size > _MOST_SIZE:
+        raise Unsupported(f"head_dim in config.json must be {_MOST_SIZE} at most, not {head_size}")
     biased = fields.flag("attention_bias")
     if family.optional_window and not family.qk_norm:
         biased = False  # the output has none
@@ -214,12 +221,12 @@ class _ConfigFields:
             raise ModelFolderBroken(f"{self.place} must have a field {name}, and has none")
         return value
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, most: int = _MOST_COUNT) -> int:
         """Return a number that is at least 1."""
         value = self._get(name, default)
-        if type(value) is not int or value < 1:
+        if type(value) is not int or not 1 <= value <= most:
             raise ModelFolderBroken(
-                f"{name} in {self.place} must be a whole number above 0, not {value!r}"
+                f"{name} in {self.place} must be a whole number from 1 to {most}, not {value!r}"
             )
         return value
 

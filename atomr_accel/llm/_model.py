@@ -143,7 +143,7 @@ class LlamaModel:
         pages: number of pages of the cache.
         page_size: positions of a page.
         vocabulary: number of tokens.
-        context: the most positions of a sequence.
+        context: the most positions of a sequence, of the model and of the cache.
         dtype: dtype of weights and cache.
         invariant: whether results are independent of the batch.
         digests: for each buffer of weights, the BLAKE2b digest of its bytes, in hexadecimal.
@@ -169,7 +169,7 @@ class LlamaModel:
         self.pages: Final = pages
         self.page_size: Final = page_size
         self.vocabulary: Final = config.vocabulary
-        self.context: Final = config.context
+        self.context: Final = min(config.context, pages * page_size)
         self.dtype: Final = dtype
         self.invariant: Final = invariant
         self.digests: Final = digests
@@ -228,7 +228,8 @@ class LlamaModel:
             pages = _default_pages(device, config, page_size, kind)
         count(pages, "pages")
         kernels = await _compiled(device, config, kind)
-        weights, digests = await _put_weights(device, folder, kind, progress)
+        positions = min(config.context, pages * page_size)
+        weights, digests = await _put_weights(device, folder, kind, positions, progress)
         model = cls(
             device,
             folder,
@@ -606,7 +607,11 @@ def _parts(config: LlamaConfig) -> dict[str, list[str]]:
 
 
 async def _put_weights(
-    device: Device, folder: ModelFolder, dtype: np.dtype[Any], progress: Progress | None
+    device: Device,
+    folder: ModelFolder,
+    dtype: np.dtype[Any],
+    positions: int,
+    progress: Progress | None,
 ) -> tuple[dict[str, GpuRef], dict[str, str]]:
     """Return sealed buffers by their names, and the digests of their bytes."""
     config = folder.config
@@ -631,7 +636,7 @@ async def _put_weights(
             done += array.nbytes
             if progress is not None:
                 progress(done, total)
-    angles = config.rotary.table(config.context)
+    angles = config.rotary.table(positions)
     weights["angles"] = await device.put(angles, sealed=True)
     digests["angles"] = _digest(angles)
     return weights, digests

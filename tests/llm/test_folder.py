@@ -89,6 +89,16 @@ BREAKS: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
         ModelFolderBroken,
         "hidden_size.*'32'",
     ),
+    "layers": (
+        lambda p: change(p / "config.json", num_hidden_layers=10**9),
+        ModelFolderBroken,
+        "num_hidden_layers.*from 1 to 10000",
+    ),
+    "head size": (
+        lambda p: change(p / "config.json", head_dim=10**9),
+        Unsupported,
+        "head_dim.*256 at most",
+    ),
     "activation": (
         lambda p: change(p / "config.json", hidden_act="gelu"),
         Unsupported,

@@ -257,8 +257,8 @@ async def test_wrong_work_is_refused(device: Device) -> None:
 
     wrong = {
         "one slice at least": [],
-        "must have tokens at positions from 0 to 127": [each(tokens=())],
-        "not 1 from 128": [each(start=128, pages=(0,) * 33)],
+        "must have tokens at positions from 0 to 31": [each(tokens=())],
+        "not 1 from 32": [each(start=32, pages=(0,) * 9)],
         "not 1 from -1": [each(start=-1)],
         "tokens must be from 0 to 299": [each(tokens=(300,))],
         "not -1 or 1": [each(tokens=(1, -1))],
