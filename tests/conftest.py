@@ -167,6 +167,8 @@ def needs_both(where: str) -> bool:
     backend their numbers do not depend on where the host runs. A test of conformance makes every
     operation in both. Transfers, faults, order and cancelling are tested elsewhere in both.
     """
+    if where == "llm/test_model.py":  # a model is made of operations
+        return ON_CUDA
     return ON_CUDA or not where.startswith("libraries/") or where.endswith("/test_conformance.py")
 
 

@@ -1,14 +1,35 @@
 """A language model server whose streams survive faults of the device."""
 
-from ._request_errors import GrammarInvalid, PromptTooLong, RequestAtFault
-from ._requests import FinishReason, SamplingOptions, TokenPiece, TokenRequest, TokenScore
-from ._steps import Runner, StepLogits, StepSlice, StepWork
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._chat import ChatTemplate
+    from ._checkpoint import Checkpoint, OpenCheckpoint
+    from ._config import ARCHITECTURES, LlamaConfig, RotaryEmbedding
+    from ._folder import ModelFolder, load_folder
+    from ._folder_errors import ChatRefused, ModelFolderBroken
+    from ._model import LlamaModel, LlamaStatistics, WeightsDamaged
+    from ._request_errors import GrammarInvalid, PromptTooLong, RequestAtFault
+    from ._requests import FinishReason, SamplingOptions, TokenPiece, TokenRequest, TokenScore
+    from ._steps import Runner, StepLogits, StepSlice, StepWork
 
 __all__ = [
+    "ARCHITECTURES",
+    "ChatRefused",
+    "ChatTemplate",
+    "Checkpoint",
     "FinishReason",
     "GrammarInvalid",
+    "LlamaConfig",
+    "LlamaModel",
+    "LlamaStatistics",
+    "ModelFolder",
+    "ModelFolderBroken",
+    "OpenCheckpoint",
     "PromptTooLong",
     "RequestAtFault",
+    "RotaryEmbedding",
     "Runner",
     "SamplingOptions",
     "StepLogits",
@@ -17,4 +38,42 @@ __all__ = [
     "TokenPiece",
     "TokenRequest",
     "TokenScore",
+    "WeightsDamaged",
+    "load_folder",
 ]
+
+# Hosts import the kernels' functions, and with them this package: it must not load the program's.
+_HOME = {
+    "ChatTemplate": "_chat",
+    "Checkpoint": "_checkpoint",
+    "OpenCheckpoint": "_checkpoint",
+    "ARCHITECTURES": "_config",
+    "LlamaConfig": "_config",
+    "RotaryEmbedding": "_config",
+    "ModelFolder": "_folder",
+    "load_folder": "_folder",
+    "ChatRefused": "_folder_errors",
+    "ModelFolderBroken": "_folder_errors",
+    "LlamaModel": "_model",
+    "LlamaStatistics": "_model",
+    "WeightsDamaged": "_model",
+    "GrammarInvalid": "_request_errors",
+    "PromptTooLong": "_request_errors",
+    "RequestAtFault": "_request_errors",
+    "FinishReason": "_requests",
+    "SamplingOptions": "_requests",
+    "TokenPiece": "_requests",
+    "TokenRequest": "_requests",
+    "TokenScore": "_requests",
+    "Runner": "_steps",
+    "StepLogits": "_steps",
+    "StepSlice": "_steps",
+    "StepWork": "_steps",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    return value

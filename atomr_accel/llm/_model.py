@@ -1,0 +1,675 @@
+"""Models of the Llama family on a device: sealed weights, a paged cache, and steps."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import numpy as np
+
+from .. import CompileOptions
+from .._dtypes import as_dtype
+from .._errors import AccelError, GpuRefStale, OutOfMemory, said_of
+from ..device.data.transfer import in_worker
+from ..wire.options import count
+from ._folder import ModelFolder
+from ._steps import StepLogits, StepSlice, StepWork
+from .wire.kernels import SOURCE, THREADS, TWINS
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from .. import Batch, Device, GpuRef, Kernel
+    from ._config import LlamaConfig
+
+    Array = np.ndarray[Any, Any]
+
+_KINDS: Final = {"float32": 0, "float16": 1, "bfloat16": 2}
+"""Numbers that kernels have for dtypes."""
+
+_TILES: Final = {"cpu": 32, "cuda": 64}
+"""Rows of a product: always as many, because how a product is summed depends on its shape."""
+
+_CPU_CACHE: Final = 256 << 20
+_CUDA_RESERVE: Final = 3 << 30
+"""Bytes that other work of a GPU needs, such as scratch memory and the driver's own."""
+
+_CUDA_SHARE: Final = 0.8
+_MOST_CONTEXTS: Final = 256
+"""Sequences of full length that a cache of the default size has room for, at most."""
+
+_MOST_HEADS: Final = 8
+"""Heads of queries that a block of the kernel for attention computes, at most."""
+
+Progress = Callable[[int, int], None]
+"""A function that takes the bytes of weights on the device, and the bytes of all weights."""
+
+
+class WeightsDamaged(AccelError):
+    """Weights on the device are not those that were loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaStatistics:
+    """Work of a model so far.
+
+    Attributes:
+        steps: steps that were done.
+        rows: tokens of these steps.
+        padding: rows without tokens that filled tiles.
+        weight_bytes: bytes of weights, which are sealed.
+        cache_bytes: bytes of the cache.
+        caches_lost: how often the cache was lost by a fault, and made anew without content.
+    """
+
+    steps: int
+    rows: int
+    padding: int
+    weight_bytes: int
+    cache_bytes: int
+    caches_lost: int
+
+
+class _RowPlan(NamedTuple):
+    """Places of tokens among the rows of products.
+
+    Attributes:
+        total: number of rows, a multiple of a tile's.
+        places: the row of each token.
+    """
+
+    total: int
+    places: Array
+
+
+class _StepInputs(NamedTuple):
+    """Whole numbers of a step, in one buffer on the device.
+
+    Attributes:
+        numbers: int32: the token, position, slot and slice of each row, then rows to sample, then
+            the pages of slices.
+        total: number of rows.
+        samples: number of rows to sample, with padding.
+        columns: pages of a slice.
+        places: the row of each token.
+        sampled: for each slice that is sampled, its row among those.
+    """
+
+    numbers: Array
+    total: int
+    samples: int
+    columns: int
+    places: Array
+    sampled: Array
+
+
+class _LayerWeights(NamedTuple):
+    """Weights of a layer. Products that have one input are one matrix."""
+
+    input_norm: GpuRef
+    qkv: GpuRef
+    qkv_bias: GpuRef | None
+    head_norms: GpuRef
+    output: GpuRef
+    output_bias: GpuRef | None
+    mlp_norm: GpuRef
+    gate_up: GpuRef
+    gate_up_bias: GpuRef | None
+    down: GpuRef
+    down_bias: GpuRef | None
+
+
+@final
+class LlamaModel:
+    """A model of the Llama family on a device, with a cache of keys and values in pages.
+
+    It is a `Runner`. Weights are sealed, so they survive faults of the device. The cache is lost
+    by a fault, and the next step makes an empty one.
+
+    With ``invariant`` a token's logits are the same, bit for bit, whatever else is in a step, and
+    however its prompt is cut into chunks: products are computed in tiles of a fixed number of rows,
+    and each row's sums have an order that depends on its position alone. On the CPU a position
+    has also a fixed place in its tile.
+
+    `LlamaModel.load` makes one.
+
+    Attributes:
+        device: the device.
+        folder: the folder that the weights are from.
+        config: the architecture.
+        pages: number of pages of the cache.
+        page_size: positions of a page.
+        vocabulary: number of tokens.
+        context: the most positions of a sequence, of the model and of the cache.
+        dtype: dtype of weights and cache.
+        invariant: whether results are independent of the batch.
+        digests: for each buffer of weights, the BLAKE2b digest of its bytes, in hexadecimal.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        folder: ModelFolder,
+        weights: dict[str, GpuRef],
+        digests: dict[str, str],
+        kernels: dict[str, Kernel[Any]],
+        *,
+        pages: int,
+        page_size: int,
+        dtype: np.dtype[Any],
+        invariant: bool,
+    ) -> None:
+        config = folder.config
+        self.device: Final = device
+        self.folder: Final = folder
+        self.config: Final[LlamaConfig] = config
+        self.pages: Final = pages
+        self.page_size: Final = page_size
+        self.vocabulary: Final = config.vocabulary
+        self.context: Final = min(config.context, pages * page_size)
+        self.dtype: Final = dtype
+        self.invariant: Final = invariant
+        self.digests: Final = digests
+        self._weights: Final = weights
+        self._kernels: Final = kernels
+        self._layers: Final = [_layer_weights(weights, layer) for layer in range(config.layers)]
+        self._tile: Final = _TILES.get(device.backend, _TILES["cuda"])
+        self._on_cpu: Final = device.backend == "cpu"
+        self._gate: Final[Any] = device.fuse(_gated)
+        self._cache: tuple[GpuRef, GpuRef] | None = None
+        self._filled: Final = np.zeros(pages, np.int32)
+        self._lost = self._steps = self._rows = self._padding = 0
+
+    @classmethod
+    async def load(
+        cls,
+        device: Device,
+        folder: ModelFolder,
+        *,
+        pages: int | None = None,
+        page_size: int = 16,
+        dtype: DTypeLike | None = None,
+        invariant: bool = True,
+        progress: Progress | None = None,
+    ) -> LlamaModel:
+        """Put the weights of a folder on a device, and make the cache.
+
+        Args:
+            device: an open device.
+            folder: the model, of `load_folder`.
+            pages: number of pages of the cache; by default as many as the memory has room for on
+                CUDA, and those of 256 MiB on the CPU.
+            page_size: positions of a page.
+            dtype: float32, float16 or bfloat16, of weights and cache. By default bfloat16 on CUDA
+                and float32 on the CPU.
+            invariant: whether results are independent of the batch, see the class.
+            progress: called now and then with the bytes of weights that are there, and all.
+
+        Raises:
+            ValueError: sizes that are not positive.
+            TypeError: another dtype.
+            ModelFolderBroken: a file has changed since `load_folder`.
+            OutOfMemory: no room for weights and cache.
+            ContextPoisoned, GpuRefStale: a fault of the device.
+        """
+        if not isinstance(folder, ModelFolder):
+            raise TypeError(
+                f"folder must be a ModelFolder, of load_folder(path), not {said_of(folder)}"
+            )
+        kind = as_dtype(dtype or ("float32" if device.backend == "cpu" else "bfloat16"))
+        if kind.name not in _KINDS:
+            raise TypeError(f"dtype must be {', '.join(_KINDS)}, not {kind.name}")
+        count(page_size, "page_size")
+        config = folder.config
+        if pages is None:
+            pages = _default_pages(device, config, page_size, kind)
+        count(pages, "pages")
+        kernels = await _compiled(device, config, kind)
+        positions = min(config.context, pages * page_size)
+        weights, digests = await _put_weights(device, folder, kind, positions, progress)
+        model = cls(
+            device,
+            folder,
+            weights,
+            digests,
+            kernels,
+            pages=pages,
+            page_size=page_size,
+            dtype=kind,
+            invariant=bool(invariant),
+        )
+        await model._ready_cache()
+        return model
+
+    @property
+    def name(self) -> str:
+        """The name of the model's folder."""
+        return self.folder.name
+
+    def statistics(self) -> LlamaStatistics:
+        """A snapshot."""
+        return LlamaStatistics(
+            steps=self._steps,
+            rows=self._rows,
+            padding=self._padding,
+            weight_bytes=sum(ref.nbytes for ref in self._weights.values()),
+            cache_bytes=_cache_bytes(self.config, self.page_size, self.dtype) * self.pages,
+            caches_lost=self._lost,
+        )
+
+    async def verify(self) -> None:
+        """Read all weights back, and compare their digests with those of the load.
+
+        Raises:
+            WeightsDamaged: they differ.
+            ContextPoisoned: a fault of the device.
+        """
+        for name, digest in self.digests.items():
+            array = await self.device.get(self._weights[name])
+            if await in_worker(_digest, array) != digest:
+                raise WeightsDamaged(f"{name} must be as it was loaded, and is not; load it again")
+
+    async def step(self, work: StepWork) -> StepLogits:
+        """Compute slices of sequences, and write their keys and values to the cache.
+
+        One step runs at a time. A step that was cancelled or has failed can be done again.
+
+        Args:
+            work: the slices. No slice reads a page that another one writes.
+
+        Returns:
+            float32 logits of shape (slices with ``sample``, vocabulary), in their order.
+
+        Raises:
+            ValueError: tokens, positions or pages that do not exist, or pages that two slices
+                would write.
+            GpuRefStale: positions before a slice are not in the cache, for example because a fault
+                has emptied it: compute the sequence from its beginning.
+            ContextPoisoned: a fault of the device.
+            OutOfMemory: no room for the step.
+        """
+        logits, _ = await self._step(work, trace=False)
+        return logits
+
+    async def hidden_states(self, work: StepWork) -> list[Array]:
+        """Compute a step, and return the vectors of its tokens after the embedding and each layer.
+
+        Arguments and errors are those of `step`.
+
+        Returns:
+            ``layers + 1`` arrays of shape (tokens of all slices, hidden), of the model's dtype.
+        """
+        _, states = await self._step(work, trace=True)
+        return states
+
+    # --- steps ------------------------------------------------------------------------------
+
+    async def _step(self, work: StepWork, *, trace: bool) -> tuple[StepLogits, list[Array]]:
+        self._check(work)
+        cache = await self._ready_cache()
+        self._check_filled(work)
+        inputs = self._inputs(work)
+        for each in work.slices:
+            self._touch(each, each.start)
+        states: list[Any] = []
+        found: Any = None
+        async with self.device.batch() as batch:
+            x = self._forward(batch, cache, inputs, states if trace else None)
+            if len(inputs.sampled):
+                found = batch.get(self._logits(batch, x, inputs))
+            states = [batch.get(each) for each in states]
+            last = batch.get(x) if found is None and not states else None
+        del last  # it was only waited for
+        for each in work.slices:
+            self._touch(each, each.start + len(each.tokens))
+        self._steps += 1
+        self._rows += len(inputs.places)
+        self._padding += inputs.total - len(inputs.places)
+        empty = np.empty((0, self.vocabulary), np.float32)
+        logits: StepLogits = empty if found is None else found.value[inputs.sampled]
+        return logits, [each.value[inputs.places] for each in states]
+
+    def _forward(
+        self,
+        batch: Batch,
+        cache: tuple[GpuRef, GpuRef],
+        inputs: _StepInputs,
+        states: list[GpuRef] | None,
+    ) -> GpuRef:
+        """Compute all layers, and return the vectors of rows."""
+        config, weights, total = self.config, self._weights, inputs.total
+        heads, kv_heads, size = config.heads, config.kv_heads, config.head_size
+        numbers = batch.put(inputs.numbers)
+        tokens, positions, slots, owners = (
+            numbers[at * total : (at + 1) * total] for at in range(4)
+        )
+        tables = numbers[4 * total + inputs.samples :]
+        epsilon, slots_there = config.epsilon, self.pages * self.page_size
+        block = _heads_of_block(config)
+        x = batch.array.take(weights["embedding"], tokens, axis=0, mode="clip")
+        if states is not None:
+            states.append(x)
+        for number, layer in enumerate(self._layers):
+            k, v = (each[number] for each in cache)
+            h = self._norm(batch, x, layer.input_norm)
+            qkv = self._product(batch, h, layer.qkv, layer.qkv_bias)
+            q = batch.empty((total, heads * size), self.dtype)
+            y = batch.empty((total, heads * size), self.dtype)
+            threads = 32 * total * (heads + 2 * kv_heads)
+            batch.launch(
+                *(self._kernels["turn"], None, THREADS, q, k, v, qkv, layer.head_norms),
+                *(weights["angles"], positions, slots, total, heads, kv_heads, self.context),
+                *(slots_there, int(config.qk_norm), epsilon),
+                elements=threads,
+            )
+            batch.launch(
+                *(self._kernels["attend"], total * (heads // block), THREADS, y, q, k, v),
+                *(positions, owners, tables, total, heads, kv_heads, inputs.columns),
+                *(self.page_size, self.pages, config.windows[number], 1 / math.sqrt(size)),
+            )
+            x = self._product(batch, y, layer.output, layer.output_bias, add=x)
+            h = self._norm(batch, x, layer.mlp_norm)
+            both = self._product(batch, h, layer.gate_up, layer.gate_up_bias)
+            inside = config.intermediate
+            h = batch.using(self._gate)(both[:, :inside], both[:, inside:])
+            x = self._product(batch, h, layer.down, layer.down_bias, add=x)
+            if states is not None:
+                states.append(x)
+        return x
+
+    def _logits(self, batch: Batch, x: GpuRef, inputs: _StepInputs) -> GpuRef:
+        """Return float32 logits of the rows to sample."""
+        weights = self._weights
+        rows = batch.put(inputs.numbers[4 * inputs.total : 4 * inputs.total + inputs.samples])
+        h = batch.array.take(x, rows, axis=0, mode="clip")
+        h = self._norm(batch, h, weights["final_norm"])
+        head = weights["head" if "head" in weights else "embedding"]
+        return self._product(batch, h, head, dtype=np.float32)
+
+    def _norm(self, batch: Batch, x: GpuRef, weight: GpuRef) -> GpuRef:
+        out = batch.empty(x.shape, self.dtype)
+        rows, size = x.shape
+        kernel = self._kernels["norm"]
+        batch.launch(kernel, rows, THREADS, out, x, weight, rows, size, self.config.epsilon)
+        return out
+
+    def _product(
+        self,
+        batch: Batch,
+        x: GpuRef,
+        weight: GpuRef,
+        bias: GpuRef | None = None,
+        *,
+        add: GpuRef | None = None,
+        dtype: DTypeLike | None = None,
+    ) -> GpuRef:
+        """Return ``x @ weight.T`` with a bias, and with numbers to add."""
+        rows, tile = x.shape[0], self._tile
+        options: dict[str, Any] = {"trans_b": True, "bias": bias, "dtype": dtype}
+        if add is not None:
+            options |= {"c": add, "beta": 1.0}
+        if not self.invariant or rows == tile:
+            return batch.blaslt.matmul(x, weight, **options)
+        out = batch.empty((rows, weight.shape[0]), dtype or self.dtype)
+        for start in range(0, rows, tile):
+            part = slice(start, start + tile)
+            if add is not None:
+                options["c"] = add[part]
+            batch.blaslt.matmul(x[part], weight, out=out[part], **options)
+        return out
+
+    # --- inputs of a step -------------------------------------------------------------------
+
+    def _check(self, work: StepWork) -> None:
+        """Check that tokens, positions and pages exist, and that pages are written by one slice.
+
+        Raises:
+            ValueError: they do not.
+        """
+        if not work.slices:
+            raise ValueError("work must have one slice at least, not none")
+        written: dict[int, int] = {}
+        for each in work.slices:
+            stop, size = each.start + len(each.tokens), self.page_size
+            if not each.tokens or each.start < 0 or stop > self.context:
+                raise ValueError(
+                    f"a slice must have tokens at positions from 0 to {self.context - 1}, not "
+                    f"{len(each.tokens)} from {each.start}"
+                )
+            if min(each.tokens) < 0 or max(each.tokens) >= self.vocabulary:
+                raise ValueError(
+                    f"tokens must be from 0 to {self.vocabulary - 1}, not "
+                    f"{min(each.tokens)} or {max(each.tokens)}"
+                )
+            if len(each.pages) * size < stop or not all(0 <= p < self.pages for p in each.pages):
+                raise ValueError(
+                    f"a slice that ends at position {stop} must have {-(-stop // size)} pages from "
+                    f"0 to {self.pages - 1}, not {each.pages}"
+                )
+            for page in each.pages[each.start // size : -(-stop // size)]:
+                written[page] = written.get(page, 0) + 1
+        for each in work.slices:
+            stop, mine = each.start + len(each.tokens), each.pages
+            first = each.start // self.page_size
+            for at, page in enumerate(mine[: -(-stop // self.page_size)]):
+                if written.get(page, 0) != (at >= first):
+                    raise ValueError(
+                        f"page {page} must not be written by a slice, and used by another or twice"
+                    )
+
+    def _check_filled(self, work: StepWork) -> None:
+        """Check that the cache has all positions before the slices.
+
+        Raises:
+            GpuRefStale: it has not.
+        """
+        for each in work.slices:
+            whole, rest = divmod(each.start, self.page_size)
+            full = self._filled[list(each.pages[:whole])] == self.page_size
+            if not full.all() or (rest and self._filled[each.pages[whole]] < rest):
+                raise GpuRefStale(
+                    f"positions before {each.start} of sequence {each.sequence} must be in the "
+                    "cache; compute the sequence from its beginning"
+                )
+
+    def _touch(self, each: StepSlice, end: int) -> None:
+        """Note that a slice's pages have its positions up to an end, and nothing behind it."""
+        stop = each.start + len(each.tokens)
+        size = self.page_size
+        for at in range(each.start // size, -(-stop // size)):
+            self._filled[each.pages[at]] = min(max(end - at * size, 0), size)
+
+    def _inputs(self, work: StepWork) -> _StepInputs:
+        slices = work.slices
+        lengths = np.array([len(each.tokens) for each in slices])
+        positions = np.concatenate(
+            [np.arange(each.start, each.start + len(each.tokens)) for each in slices]
+        )
+        owners = np.repeat(np.arange(len(slices)), lengths)
+        columns = max(-(-(each.start + len(each.tokens)) // self.page_size) for each in slices)
+        columns = 1 << (columns - 1).bit_length()
+        tables = np.zeros((len(slices), columns), np.int32)
+        for row, each in zip(tables, slices, strict=True):
+            used = each.pages[:columns]
+            row[: len(used)] = used
+        total, places = self._placed(positions)
+        rows = np.zeros((4, total), np.int32)
+        rows[1:3] = -1
+        pages = tables[owners, positions // self.page_size]
+        rows[0, places] = np.concatenate([each.tokens for each in slices])
+        rows[1, places] = positions
+        rows[2, places] = pages * self.page_size + positions % self.page_size
+        rows[3, places] = owners
+        ends = np.cumsum(lengths) - 1
+        ends = ends[[each.sample for each in slices]]
+        samples, sampled = self._placed(positions[ends])
+        chosen = np.zeros(samples, np.int32)
+        chosen[sampled] = places[ends]
+        numbers = np.concatenate([rows.ravel(), chosen, tables.ravel()])
+        return _StepInputs(numbers, total, samples, columns, places, sampled)
+
+    def _placed(self, positions: Array) -> _RowPlan:
+        """Place tokens in tiles: on the CPU each at the row that its position has in a tile."""
+        tile = self._tile
+        if not (self.invariant and self._on_cpu):
+            return _RowPlan(-(-len(positions) // tile) * tile, np.arange(len(positions)))
+        inside = positions % tile
+        order = np.argsort(inside, kind="stable")
+        counts = np.bincount(inside, minlength=tile)
+        ranks = np.empty(len(positions), np.int64)
+        ranks[order] = np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return _RowPlan(int(counts.max(initial=0)) * tile, ranks * tile + inside)
+
+    async def _ready_cache(self) -> tuple[GpuRef, GpuRef]:
+        """Return the memory of keys and of values; new and empty, if a fault has taken it."""
+        cache = self._cache
+        if cache is not None and not any(each.is_stale for each in cache):
+            return cache
+        self._lost += cache is not None
+        self._cache = None
+        self._filled[:] = 0
+        config = self.config
+        shape = (config.layers, self.pages, self.page_size, config.kv_heads, config.head_size)
+        k = await self.device.zeros(shape, self.dtype)
+        v = await self.device.zeros(shape, self.dtype)
+        self._cache = k, v
+        return self._cache
+
+
+def _gated(gate: Any, up: Any) -> Any:
+    """Return the product of a gate's SiLU and of the numbers that pass it."""
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def _heads_of_block(config: LlamaConfig) -> int:
+    """Return the number of heads of queries that a block computes: a divisor of a group's."""
+    group = config.heads // config.kv_heads
+    return max(each for each in range(1, _MOST_HEADS + 1) if group % each == 0)
+
+
+async def _compiled(
+    device: Device, config: LlamaConfig, dtype: np.dtype[Any]
+) -> dict[str, Kernel[Any]]:
+    macros = {
+        "KIND": _KINDS[dtype.name],
+        "SIZE": config.head_size,
+        "HEADS": _heads_of_block(config),
+    }
+    module = await device.nvrtc.compile_module(
+        SOURCE, [*TWINS], cpu=TWINS, options=CompileOptions(define=macros)
+    )
+    return {name: await module.kernel(name) for name in TWINS}
+
+
+# --- weights ----------------------------------------------------------------------------
+
+
+def _layer_weights(weights: dict[str, GpuRef], layer: int) -> _LayerWeights:
+    def get(name: str) -> Any:
+        return weights.get(f"{layer}.{name}")
+
+    head_norms = weights.get(f"{layer}.head_norms", weights["final_norm"])  # any, if unused
+    found = {name: get(name) for name in _LayerWeights._fields}
+    return _LayerWeights(**{**found, "head_norms": head_norms})
+
+
+def _parts(config: LlamaConfig) -> dict[str, list[str]]:
+    """Return for each buffer the tensors that it consists of, one after the other."""
+    parts = {
+        "embedding": ["model.embed_tokens.weight"],
+        "final_norm": ["model.norm.weight"],
+    }
+    if not config.tied:
+        parts["head"] = ["lm_head.weight"]
+    biased = {"qkv": config.qkv_bias, "output": config.output_bias}
+    products = {
+        "qkv": [f"self_attn.{each}_proj" for each in "qkv"],
+        "output": ["self_attn.o_proj"],
+        "gate_up": ["mlp.gate_proj", "mlp.up_proj"],
+        "down": ["mlp.down_proj"],
+    }
+    for layer in range(config.layers):
+        prefix = f"model.layers.{layer}"
+        parts[f"{layer}.input_norm"] = [f"{prefix}.input_layernorm.weight"]
+        parts[f"{layer}.mlp_norm"] = [f"{prefix}.post_attention_layernorm.weight"]
+        if config.qk_norm:
+            parts[f"{layer}.head_norms"] = [
+                f"{prefix}.self_attn.{each}_norm.weight" for each in "qk"
+            ]
+        for name, tensors in products.items():
+            parts[f"{layer}.{name}"] = [f"{prefix}.{each}.weight" for each in tensors]
+            if biased.get(name, config.mlp_bias):
+                parts[f"{layer}.{name}_bias"] = [f"{prefix}.{each}.bias" for each in tensors]
+    return parts
+
+
+async def _put_weights(
+    device: Device,
+    folder: ModelFolder,
+    dtype: np.dtype[Any],
+    positions: int,
+    progress: Progress | None,
+) -> tuple[dict[str, GpuRef], dict[str, str]]:
+    """Return sealed buffers by their names, and the digests of their bytes."""
+    config = folder.config
+    shapes = config.shapes()
+    parts = _parts(config)
+    total = sum(math.prod(shapes[name]) for each in parts.values() for name in each)
+    total *= dtype.itemsize
+    done = 0
+    weights: dict[str, GpuRef] = {}
+    digests: dict[str, str] = {}
+
+    with folder.checkpoint.opened() as file:
+
+        def read(names: Sequence[str]) -> tuple[Array, str]:
+            arrays = [file.read(name).astype(dtype, copy=False) for name in names]
+            array = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+            return array, _digest(array)
+
+        for name, names in parts.items():
+            array, digests[name] = await in_worker(read, names)
+            weights[name] = await device.put(array, sealed=True)
+            done += array.nbytes
+            if progress is not None:
+                progress(done, total)
+    angles = config.rotary.table(positions)
+    weights["angles"] = await device.put(angles, sealed=True)
+    digests["angles"] = _digest(angles)
+    return weights, digests
+
+
+def _digest(array: Array) -> str:
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return hashlib.blake2b(data.data, digest_size=32).hexdigest()
+
+
+def _cache_bytes(config: LlamaConfig, page_size: int, dtype: np.dtype[Any]) -> int:
+    """Return the bytes of a page: keys and values of all layers."""
+    row = 2 * config.layers * config.kv_heads * config.head_size
+    return row * page_size * dtype.itemsize
+
+
+def _default_pages(
+    device: Device, config: LlamaConfig, page_size: int, dtype: np.dtype[Any]
+) -> int:
+    """Return the number of pages that the memory has room for.
+
+    Raises:
+        OutOfMemory: a page does not fit beside the weights.
+    """
+    room = _CPU_CACHE
+    if device.backend != "cpu":
+        weights = sum(math.prod(each) for each in config.shapes().values()) * dtype.itemsize
+        room = int((device.info.total_memory - weights - _CUDA_RESERVE) * _CUDA_SHARE)
+    page = _cache_bytes(config, page_size, dtype)
+    most = _MOST_CONTEXTS * -(-config.context // page_size)
+    pages = min(room // page, most)
+    if pages < 1:
+        raise OutOfMemory(
+            f"no room for a cache beside the weights of {config.architecture}", requested=page
+        )
+    return pages

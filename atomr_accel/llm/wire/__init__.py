@@ -1,0 +1,1 @@
+"""Kernels of language models: CUDA C++, and NumPy functions that do the same."""
