@@ -138,7 +138,7 @@ class HttpExchange:
         await self._end(data)
 
     async def begin(self, status: int, headers: Headers) -> None:
-        """Begin an answer whose length is not known. The next part is sent together with the head."""
+        """Begin an answer of unknown length. Its head is sent with the next part."""
         self._head = self._connection.head(status, headers)
         self.begun = True
         await trio.lowlevel.checkpoint()
@@ -281,7 +281,10 @@ class _HttpConnection:
             raise ApiError(status, message) from None
 
     def _check(self, head: Request) -> None:
-        """Refuse a body by its length, before it is read."""
+        """Refuse a version, and a body by its length, before it is read."""
+        if head.http_version not in (b"1.0", b"1.1"):
+            version = head.http_version.decode("ascii")
+            raise ApiError(505, f"the request must be HTTP/1.1, not {version}")
         for name, value in head.headers:
             if name == b"content-length" and int(value) > self._limits.body:
                 raise self._too_large(int(value))
@@ -306,11 +309,7 @@ class _HttpConnection:
         data += self.machine.send(h11.Data(data=body)) or b""
         data += self.machine.send(h11.EndOfMessage()) or b""
         await self.send(data)
-        # Bytes that were not read would have the system drop the answer.
-        with trio.move_on_after(_LINGER), suppress(trio.BrokenResourceError):
-            await self._stream.send_eof()
-            while await self._stream.receive_some(_READ):
-                pass
+        await _linger(self._stream)
 
     async def _watch(self, scope: trio.CancelScope) -> None:
         """Cancel the answer when the client is gone."""
@@ -350,6 +349,14 @@ class _HttpConnection:
             raise ClientGone
 
 
+async def _linger(stream: trio.SocketStream) -> None:
+    """Let a client take its answer: closing with bytes unread would have the system drop it."""
+    with trio.move_on_after(_LINGER), suppress(trio.BrokenResourceError):
+        await stream.send_eof()
+        while await stream.receive_some(_READ):
+            pass
+
+
 def _made(head: Request, body: bytes) -> HttpRequest:
     headers: dict[str, str] = {}
     for name, value in head.headers:
@@ -364,7 +371,7 @@ class HttpFront:
     """A server of HTTP.
 
     Args:
-        handle: answers a request. An error other than `ClientGone` is logged and ends the connection.
+        handle: answers a request. An error is logged, and ends the connection.
         limits: of connections and requests.
 
     Attributes:
@@ -406,8 +413,9 @@ class HttpFront:
     async def _serve(self, stream: trio.SocketStream) -> None:
         async with stream:
             if len(self._open) >= self.limits.connections or self.draining:
-                with trio.move_on_after(_LINGER), suppress(trio.BrokenResourceError):
+                with suppress(trio.BrokenResourceError):
                     await stream.send_all(_FULL)
+                await _linger(stream)
                 return
             with suppress(OSError):  # the client may have gone already
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
@@ -438,4 +446,5 @@ _REASONS: Final = {
     500: "Internal Server Error",
     501: "Not Implemented",
     503: "Service Unavailable",
+    505: "HTTP Version Not Supported",
 }

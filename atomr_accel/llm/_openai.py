@@ -1,4 +1,4 @@
-"""Requests of OpenAI's API, checked and translated into requests for tokens. The module does no I/O.
+"""Requests of OpenAI's API, checked and translated into requests for tokens, without I/O.
 
 Unsupported requests are refused by an error that names the field. No parameter is ignored, unless
 it has no effect by its nature, such as ``user``.

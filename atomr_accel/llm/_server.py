@@ -541,7 +541,7 @@ async def serve_language_model(
         keys: keys that clients must have, by the clients' names. Each gets a fair share.
         public: allow a ``host`` that other machines reach without keys.
         names: host names that requests may use, besides ``localhost`` and addresses. They are
-            checked where there are no keys, since any page in a browser could ask otherwise.
+            checked if there are no keys, or any page in a browser could send requests.
         limits: sizes, numbers and times.
         cause_fault: has the page offer a button that faults the device, for demonstrations.
 
