@@ -13,6 +13,7 @@ from .._errors import AccelError, DeviceLost
 from ..patterns import Closed, Overloaded
 from ._http import ClientGone
 from ._openai import ApiError
+from ._request_errors import GrammarInvalid, PromptTooLong
 from ._requests import SamplingOptions, TokenPiece, TokenRequest
 
 if TYPE_CHECKING:
@@ -110,6 +111,14 @@ def _gravity(error: Exception) -> int:
     return error.status if isinstance(error, ApiError) else 999
 
 
+def refused_options(error: TypeError | ValueError) -> ApiError:
+    """Return the API's form of an error that a model raises before a stream begins."""
+    if isinstance(error, PromptTooLong):
+        return ApiError(400, str(error), param="prompt", code="context_length_exceeded")
+    param = "response_format" if isinstance(error, GrammarInvalid) else None
+    return ApiError(400, str(error), param=param, code="invalid_value")
+
+
 def api_error(error: Exception) -> ApiError | ClientGone:
     """Return the API's form of an error of the model."""
     if isinstance(error, ApiError | ClientGone):
@@ -120,8 +129,6 @@ def api_error(error: Exception) -> ApiError | ClientGone:
     if isinstance(error, Closed | DeviceLost):
         return ApiError(503, message, kind="server_error", code="device_lost", retry_after=5)
     if isinstance(error, AccelError):
-        if isinstance(error, ValueError):  # the request is at fault, such as a prompt's length
-            return ApiError(400, message, code="invalid_value")
         return ApiError(500, message, kind="server_error", code="device_fault")
     _log.error("a request has failed", exc_info=error)
     return ApiError(500, "the server has failed; its log says why", kind="server_error")

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, final
@@ -28,7 +28,7 @@ from ._chat_page import chat_page
 from ._http import ClientGone, HttpExchange, HttpFront, HttpRequest, ServerLimits
 from ._openai import ApiError, Translated, chat_requests, completion_requests
 from ._requests import TokenPiece, TokenRequest
-from ._served_model import Readiness, ServedModel, api_error, gravest
+from ._served_model import Readiness, ServedModel, api_error, gravest, refused_options
 from ._server_metrics import CONTENT_TYPE, MetricsText, ServerMetrics, numbers
 from ._token_text import TokenText
 
@@ -392,7 +392,12 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
         """
         last = None
         try:
-            async with self._model.generate(request) as pieces:
+            async with AsyncExitStack() as stack:
+                opening = self._model.generate(request)
+                try:
+                    pieces = await stack.enter_async_context(opening)
+                except (TypeError, ValueError) as error:
+                    raise refused_options(error) from error
                 async for piece in pieces:
                     now = trio.current_time()
                     if last is None:

@@ -54,7 +54,7 @@ class ScriptedModel:
         script: yields the pieces for a request.
         asked: requests so far.
         open: streams that are open.
-        closed: an event that is set whenever a stream has been closed.
+        changed: an event that is set when that number changes.
     """
 
     script: Script
@@ -64,7 +64,7 @@ class ScriptedModel:
     numbers: ScriptedStatistics = field(default_factory=ScriptedStatistics)
     asked: list[TokenRequest] = field(default_factory=list)
     open: int = 0
-    closed: trio.Event = field(default_factory=trio.Event)
+    changed: trio.Event = field(default_factory=trio.Event)
 
     def render(
         self,
@@ -85,12 +85,19 @@ class ScriptedModel:
         """Open a stream."""
         self.asked.append(request)
         self.open += 1
+        self.changed.set()
         try:
             await trio.lowlevel.checkpoint()
             yield self.script(request)
         finally:
             self.open -= 1
-            self.closed.set()
+            self.changed.set()
+
+    async def until_open(self, number: int) -> None:
+        """Wait until a number of streams is open."""
+        while self.open != number:
+            self.changed = trio.Event()
+            await self.changed.wait()
 
     def statistics(self) -> ScriptedStatistics:
         """The model at this moment."""

@@ -14,9 +14,8 @@ from atomr_accel.llm import ServerLimits
 
 from .stand_in import ask, chat, parsed, raw, saying, serving
 
-POST = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-)
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+POST += b"content-type: application/json\r\n"
 
 
 async def test_bodies_and_headers_that_are_too_large_are_refused() -> None:
@@ -109,11 +108,13 @@ async def test_a_client_may_ask_before_it_sends_a_body() -> None:
 
 
 async def test_connections_beyond_the_limit_get_503() -> None:
-    async with serving(saying("a"), limits=ServerLimits(connections=1)) as (server, _model):
-        async with await trio.open_tcp_stream("127.0.0.1", server.port):
-            await trio.testing.wait_all_tasks_blocked()
-            reply = await raw(server, b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            assert reply.status == 503
+    async with (
+        serving(saying("a"), limits=ServerLimits(connections=1)) as (server, _model),
+        await trio.open_tcp_stream("127.0.0.1", server.port),
+    ):
+        await trio.testing.wait_all_tasks_blocked()
+        reply = await raw(server, b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert reply.status == 503
 
 
 async def test_methods_and_paths_that_are_not_there() -> None:
@@ -132,4 +133,4 @@ async def test_methods_and_paths_that_are_not_there() -> None:
 def test_limits_are_checked() -> None:
     for wrong in ({"requests": 0}, {"body": 0.5}, {"idle_seconds": 0}, {"requests_per_key": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            ServerLimits(**wrong)  # type: ignore[arg-type]
+            ServerLimits(**wrong)

@@ -397,20 +397,15 @@ async def test_ready_generates_a_token_and_not_more_than_one_a_second() -> None:
 async def test_a_client_that_goes_has_its_request_aborted() -> None:
     async with asking(held(trio.Event())) as (client, model, server):
         stream = await client.chat.completions.create(**ASKED, n=2, stream=True)
-        assert model.open == 2
         await stream.close()
-        while model.open:
-            await model.closed.wait()
-            model.closed = trio.Event()
+        await model.until_open(0)
         async with await trio.open_tcp_stream("127.0.0.1", server.port) as raw:
             body = json.dumps(chat()).encode()
             head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
             head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-            model.closed = trio.Event()
             await raw.send_all(head.encode() + body)
-            while not model.open:
-                await trio.lowlevel.checkpoint()
-        await model.closed.wait()
+            await model.until_open(1)
+        await model.until_open(0)
         assert server.statistics().in_progress == 0
         assert server.statistics().aborted == 2
 
@@ -429,8 +424,8 @@ async def test_a_client_that_takes_nothing_has_its_request_aborted() -> None:
                 head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
                 head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
                 await stream.send_all(head.encode() + body)
-                await model.closed.wait()
-        assert model.open == 0
+                await model.until_open(1)
+                await model.until_open(0)
 
 
 async def test_draining_waits_for_streams_and_takes_no_more() -> None:
