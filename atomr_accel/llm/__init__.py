@@ -9,9 +9,12 @@ if TYPE_CHECKING:
     from ._config import ARCHITECTURES, LlamaConfig, RotaryEmbedding
     from ._folder import ModelFolder, load_folder
     from ._folder_errors import ChatRefused, ModelFolderBroken
+    from ._http import ServerLimits
     from ._model import LlamaModel, LlamaStatistics, WeightsDamaged
     from ._request_errors import GrammarInvalid, PromptTooLong, RequestAtFault
     from ._requests import FinishReason, SamplingOptions, TokenPiece, TokenRequest, TokenScore
+    from ._served_model import ServedModel
+    from ._server import LanguageModelServer, LanguageModelServerStatistics, serve_language_model
     from ._steps import Runner, StepLogits, StepSlice, StepWork
 
 __all__ = [
@@ -21,6 +24,8 @@ __all__ = [
     "Checkpoint",
     "FinishReason",
     "GrammarInvalid",
+    "LanguageModelServer",
+    "LanguageModelServerStatistics",
     "LlamaConfig",
     "LlamaModel",
     "LlamaStatistics",
@@ -32,6 +37,8 @@ __all__ = [
     "RotaryEmbedding",
     "Runner",
     "SamplingOptions",
+    "ServedModel",
+    "ServerLimits",
     "StepLogits",
     "StepSlice",
     "StepWork",
@@ -40,10 +47,16 @@ __all__ = [
     "TokenScore",
     "WeightsDamaged",
     "load_folder",
+    "serve_language_model",
 ]
 
 # Hosts import the kernels' functions, and with them this package: it must not load the program's.
 _HOME = {
+    "serve_language_model": "_server",
+    "LanguageModelServerStatistics": "_server",
+    "LanguageModelServer": "_server",
+    "ServedModel": "_served_model",
+    "ServerLimits": "_http",
     "ChatTemplate": "_chat",
     "Checkpoint": "_checkpoint",
     "OpenCheckpoint": "_checkpoint",

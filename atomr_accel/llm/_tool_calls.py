@@ -1,0 +1,118 @@
+"""Calls of tools in the text of a model, which are found while it is being generated.
+
+Models write a call as JSON with a name and arguments, between two marks. Anything else between the
+marks is text like the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+BEGIN: Final = "<tool_call>"
+"""Text before a call."""
+END: Final = "</tool_call>"
+"""Text behind a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalledTool:
+    """A call of a tool.
+
+    Attributes:
+        number: calls of the text before it.
+        name: the tool's name.
+        arguments: JSON of an object.
+    """
+
+    number: int
+    name: str
+    arguments: str
+
+
+@final
+class ToolCallFinder:
+    """Parts of a text: plain text and calls of tools, as they become known.
+
+    Args:
+        names: the tools that there are; calls of others are text.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names: Final[Set[str]] = frozenset(names)
+        self._held = ""
+        self._inside = False
+        self._space: str | None = None  # what follows a call, as long as that is only space
+        self.found = 0
+
+    def add(self, text: str) -> list[str | CalledTool]:
+        """Take a further piece of the text; return the parts that are known now, in order."""
+        self._held += text
+        parts: list[str | CalledTool] = []
+        while self._held:
+            mark = END if self._inside else BEGIN
+            at = self._held.find(mark)
+            if at < 0:
+                break
+            body, self._held = self._held[:at], self._held[at + len(mark) :]
+            if not self._inside:
+                parts.append(body)
+            elif (call := self._call(body)) is not None:
+                parts.append(call)
+            else:
+                parts.append(f"{BEGIN}{body}{END}")
+            self._inside = not self._inside
+        if not self._inside:
+            kept = _begun(self._held)
+            parts.append(self._held[: len(self._held) - kept])
+            self._held = self._held[len(self._held) - kept :]
+        return self._without_space(parts)
+
+    def end(self) -> list[str | CalledTool]:
+        """Return the rest: no more text comes.
+
+        A call without its last mark counts: a model may stop right after the JSON.
+        """
+        rest, self._held = self._held, ""
+        parts: list[str | CalledTool] = [rest]
+        if self._inside:
+            self._inside = False
+            parts = [self._call(rest) or f"{BEGIN}{rest}"]
+        return self._without_space(parts)
+
+    def _without_space(self, parts: list[str | CalledTool]) -> list[str | CalledTool]:
+        """Leave out empty text, and white space from a call to the next one or the end."""
+        kept: list[str | CalledTool] = []
+        for part in parts:
+            if isinstance(part, CalledTool):
+                self._space = ""
+                kept.append(part)
+            elif self._space is not None and not part.strip():
+                self._space += part
+            elif part:
+                kept.append((self._space or "") + part)
+                self._space = None
+        return kept
+
+    def _call(self, text: str) -> CalledTool | None:
+        try:
+            value: Any = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(value, dict) or value.get("name") not in self._names:
+            return None
+        arguments = value.get("arguments", {})
+        if not isinstance(arguments, dict):
+            return None
+        self.found += 1
+        return CalledTool(self.found - 1, value["name"], json.dumps(arguments, ensure_ascii=False))
+
+
+def _begun(text: str) -> int:
+    """Return the length of the end of a text that may begin a mark."""
+    for length in range(min(len(BEGIN) - 1, len(text)), 0, -1):
+        if BEGIN.startswith(text[-length:]):
+            return length
+    return 0

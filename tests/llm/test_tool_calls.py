@@ -1,0 +1,72 @@
+"""Calls of tools in text that arrives in pieces."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atomr_accel.llm._tool_calls import BEGIN, END, CalledTool, ToolCallFinder
+
+NAMES = ("look_up", "add")
+TEXTS = st.text("ab <>/tol_c\n", max_size=12).filter(lambda text: BEGIN not in text)
+ARGUMENTS = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=5), max_size=2)
+CALLS = st.builds(lambda name, arguments: (name, arguments), st.sampled_from(NAMES), ARGUMENTS)
+
+
+def found(text: str, cuts: list[int]) -> list[str | CalledTool]:
+    """Return the parts of a text that comes in pieces, with neighbouring texts joined."""
+    finder = ToolCallFinder(NAMES)
+    parts: list[str | CalledTool] = []
+    edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    for start, end in itertools.pairwise(edges):
+        parts += finder.add(text[start:end])
+    parts += finder.end()
+    joined: list[str | CalledTool] = []
+    for part in parts:
+        if isinstance(part, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += part
+        else:
+            joined.append(part)
+    return joined
+
+
+@given(st.lists(TEXTS | CALLS, max_size=4), st.lists(st.integers(0, 1000), max_size=8))
+def test_calls_are_found_however_the_text_is_cut(
+    parts: list[str | tuple[str, dict[str, object]]], cuts: list[int]
+) -> None:
+    text = "".join(
+        part
+        if isinstance(part, str)
+        else f"{BEGIN}\n{json.dumps({'name': part[0], 'arguments': part[1]})}\n{END}"
+        for part in parts
+    )
+    calls = [part for part in parts if not isinstance(part, str)]
+    told = [part for part in found(text, cuts) if isinstance(part, CalledTool)]
+    assert [(call.name, json.loads(call.arguments)) for call in told] == calls
+    assert [call.number for call in told] == list(range(len(calls)))
+    assert found(text, cuts) == found(text, [])
+
+
+@given(st.text("ab <>/tol_cal\n", max_size=30), st.lists(st.integers(0, 100), max_size=8))
+def test_text_without_calls_is_unchanged(text: str, cuts: list[int]) -> None:
+    assert "".join(str(part) for part in found(text, cuts)) == text
+
+
+def test_what_is_no_call_is_text() -> None:
+    for body in (
+        "no JSON",
+        '{"name": "unknown", "arguments": {}}',
+        '{"name": "add", "arguments": 3}',
+        "[1]",
+        "[" * 100_000,
+    ):
+        text = f"{BEGIN}{body}{END}"
+        assert found(text, [5, 9]) == [text]
+        assert found(f"{BEGIN}{body}", []) == [f"{BEGIN}{body}"]
+
+
+def test_a_call_counts_without_its_last_mark() -> None:
+    assert found(f'{BEGIN}{{"name": "add"}}', []) == [CalledTool(0, "add", "{}")]
