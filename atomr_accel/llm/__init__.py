@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ._model import LlamaModel, LlamaStatistics, WeightsDamaged
     from ._request_errors import GrammarInvalid, PromptTooLong, RequestAtFault
     from ._requests import FinishReason, SamplingOptions, TokenPiece, TokenRequest, TokenScore
+    from ._served import LanguageModel, LanguageModelStatistics, open_language_model
     from ._steps import Runner, StepLogits, StepSlice, StepWork
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "Checkpoint",
     "FinishReason",
     "GrammarInvalid",
+    "LanguageModel",
+    "LanguageModelStatistics",
     "LlamaConfig",
     "LlamaModel",
     "LlamaStatistics",
@@ -40,6 +43,7 @@ __all__ = [
     "TokenScore",
     "WeightsDamaged",
     "load_folder",
+    "open_language_model",
 ]
 
 # Hosts import the kernels' functions, and with them this package: it must not load the program's.
@@ -65,6 +69,9 @@ _HOME = {
     "TokenPiece": "_requests",
     "TokenRequest": "_requests",
     "TokenScore": "_requests",
+    "LanguageModel": "_served",
+    "LanguageModelStatistics": "_served",
+    "open_language_model": "_served",
     "Runner": "_steps",
     "StepLogits": "_steps",
     "StepSlice": "_steps",

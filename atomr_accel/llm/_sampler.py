@@ -53,12 +53,11 @@ def check_sampling(options: SamplingOptions, vocabulary: int, *, texts: bool) ->
     real(options.repetition_penalty, "repetition_penalty", above=0)
     for token, bias in options.logit_bias.items():
         whole(token, "a token of logit_bias", least=0, most=vocabulary - 1)
-        if not (isinstance(bias, (int, float)) and bias == -math.inf):
+        if bias != -math.inf:
             real(bias, f"the bias of token {token} in logit_bias")
     if options.seed is not None:
         whole(options.seed, "seed", least=-LARGEST - 1, most=LARGEST)
-    if isinstance(options.stop, str):
-        raise TypeError("stop must be a tuple of strings, not a string; write (text,)")
+    check_instance("stop", options.stop, tuple)
     for text in options.stop:
         check_instance("a text of stop", text, str)
         if not text:

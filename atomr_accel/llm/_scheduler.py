@@ -400,17 +400,24 @@ class Scheduler:
             self._fill(sequence)
         return sampled
 
-    def failed(self, *, lost: bool, smaller: bool = False) -> ScheduledSequence | None:
+    def failed(
+        self, *, lost: bool, smaller: bool = False, blame: bool = True
+    ) -> ScheduledSequence | None:
         """Take note that the step in flight failed.
 
         Args:
             lost: True if the cache has lost its content.
             smaller: True if a smaller step may succeed, as after an out-of-memory error.
+            blame: False if it is certain that no sequence of the step is at fault.
 
         Returns:
             The sequence that is at fault, which has ended; or None, and the next plan tries again.
         """
         flight, self._flight = self._flight, []
+        if not blame:
+            if lost:
+                self.lose()
+            return None
         self._faults += 1
         group = []
         for sequence, number, _ in flight:

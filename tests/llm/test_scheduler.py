@@ -12,7 +12,7 @@ from atomr_accel.patterns import Overloaded
 
 from .. import seeds
 from ..harness import sized
-from .simulated import Load, SimulatedDevice, reference, simulate
+from .simulated import Load, SimulatedDevice, following, reference, simulate
 
 LOADS = st.builds(
     Load,
@@ -86,7 +86,7 @@ def _run(scheduler: Scheduler, device: SimulatedDevice, steps: int = 1) -> None:
         work = scheduler.plan()
         if work is None:
             return
-        tokens = device.step(work)
+        tokens = [following(state) for state in device.step(work)]
         for sequence, token in zip(scheduler.computed(), tokens, strict=True):
             scheduler.append(sequence, token)
             if sequence.full:
@@ -187,8 +187,8 @@ def test_the_request_at_fault_is_found_within_few_faults(number: int, data: st.D
             guilty = scheduler.failed(lost=True)
             assert guilty in (None, bad)
             continue
-        for sequence, token in zip(scheduler.computed(), device.step(work), strict=True):
-            scheduler.append(sequence, token)
+        for sequence, state in zip(scheduler.computed(), device.step(work), strict=True):
+            scheduler.append(sequence, following(state))
             if sequence.full:
                 scheduler.finish(sequence)
     assert bad.generated == 0

@@ -56,6 +56,7 @@ def test_a_space_is_dropped_at_the_beginning_alone(tokens: list[int]) -> None:
 def test_bytes_that_are_no_characters_are_not_waited_for() -> None:
     stream = Detokenizer(byte_tokenizer())
     broken = byte_tokenizer().token_to_id("Ļ")  # a byte that continues a character
+    assert broken is not None
     pieces = [stream.add(broken) for _ in range(500)]
     assert len("".join(pieces)) >= 490
 
