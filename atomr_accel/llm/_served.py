@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack, final
 
+import numpy as np
 import trio
 
 from .._errors import DeviceLost, GpuRefStale, OutOfMemory, Unsupported, said_of
@@ -16,7 +17,7 @@ from ..actors import Place, Service, serving
 from ..actors.blocks import opens
 from ..actors.util import NoPublicConstructor, check_instance
 from ..device import Device
-from ..patterns import Closed, Overloaded, is_transient
+from ..patterns import Closed, Overloaded, WrongResults, is_transient
 from ..wire.options import whole
 from ._request_errors import RequestAtFault
 from ._requests import FinishReason, TokenPiece, TokenRequest, TokenScore
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from ._scheduler import ScheduledSequence
-    from ._steps import Runner, StepWork
+    from ._steps import Runner, StepLogits, StepWork
 
 _IN_THREAD: Final = 1 << 16
 """Logits of a step beyond which tokens are chosen in a thread."""
@@ -217,7 +218,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
         self._streams: dict[int, _TokenStream] = {}
         self._work = trio.Event()
         self._empty = trio.Event()
-        self._stepping = False
+        self._lived = False
         self._empty_caches = 0
         self._recovering = False
         self._closed: Exception | None = None
@@ -285,6 +286,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             TooSlowError: from the stream: the deadline has passed.
         """
         check_instance("request", request, TokenRequest)
+        check_instance("key", request.key, str)
         check_sampling(request.sampling, self.vocabulary, texts=self._tokenizer is not None)
         prompt = tuple(
             whole(token, "a token of prompt", 0, self.vocabulary - 1) for token in request.prompt
@@ -370,9 +372,9 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Do steps as long as there are sequences."""
         scheduler = self._scheduler
-        if self._stepping:  # an earlier life ended within a step
-            self._stepping = False
+        if self._lived:  # an earlier life may have ended before it had added the tokens of a step
             scheduler.failed(lost=True, blame=False)
+        self._lived = True
         task_status.started()
         while True:
             self._expire()
@@ -381,7 +383,6 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
                 self._work = trio.Event()
                 await self._work.wait()
                 continue
-            self._stepping = True
             await self._step(work)
 
     async def finish(self) -> None:
@@ -421,16 +422,14 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
 
     async def _step(self, work: StepWork) -> None:
         try:
-            logits = await self._runner.step(work)
+            logits = self._checked(work, await self._runner.step(work))
         except DeviceLost:
             raise
         except Exception as error:  # noqa: BLE001 (it ends one request, or is gone the next time)
-            self._stepping = False
             self._failed(error)
             await trio.lowlevel.checkpoint()
             return
         sampled = self._scheduler.computed()
-        self._stepping = False
         self._recovering = False
         self._empty_caches = 0
         rows = [
@@ -445,6 +444,16 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             await trio.lowlevel.checkpoint()
         for (stream, _), choice in zip(rows, choices, strict=True):
             self._add(stream, choice)
+
+    def _checked(self, work: StepWork, logits: StepLogits) -> StepLogits:
+        wanted = sum(piece.sample for piece in work.slices), self.vocabulary
+        if np.shape(logits) != wanted:
+            raise WrongResults(
+                f"a step must give logits of shape {wanted}, not {np.shape(logits)}",
+                expected=wanted[0],
+                got=len(logits),
+            )
+        return logits
 
     def _add(self, stream: _TokenStream, choice: _Choice | Exception) -> None:
         sequence = stream.sequence
@@ -555,7 +564,7 @@ async def open_language_model(
         step_sequences: the most sequences of a step; fewer than ``step_tokens``.
         most_waiting: the most requests that wait before their first step. More are refused.
         weights: shares of keys of requests; 1 for others.
-        prefix_cache: whether requests with the same beginning share what was computed of it.
+        prefix_cache: whether requests with the same beginning share its pages.
         **place: ``system=``, ``name=`` and ``parent=``, which make this an actor. It answers `Call`
             with a `TokenRequest`, by all of its pieces.
 

@@ -331,6 +331,41 @@ async def test_a_model_has_a_place_in_the_tree() -> None:
 
 
 @cpu_only
+@program
+async def test_streams_outlive_a_restart_of_the_service() -> None:
+    ends: list[None] = []
+
+    def before(work: StepWork) -> None:
+        if len(ends) < 2 and work.slices[0].start > 14 + 3 * len(ends):
+            ends.append(None)
+            raise DeviceLost("gone")
+
+    async with (
+        open_actor_system("names") as system,
+        _opened(before=before, system=system, name="language") as model,
+    ):
+        await _check_many(model)
+        assert len(ends) == 2
+        assert model.statistics().failed == 0
+
+
+@cpu_only
+@program
+async def test_logits_of_a_wrong_shape_are_an_error_of_the_request() -> None:
+    class Wrong(ToyRunner):
+        async def step(self, work: StepWork) -> Any:
+            return (await super().step(work))[:, 1:]
+
+    async with opened(isolation="thread") as device:
+        async with open_language_model(device, Wrong(device)) as model:
+            with pytest.raises(RequestAtFault, match="shape"):
+                await _all(model, _request(1))
+        with pytest.raises(TypeError, match="Runner"):
+            async with open_language_model(device, 3):  # type: ignore[arg-type]
+                pass
+
+
+@cpu_only
 @pytest.mark.slow
 @program
 async def test_a_poisoned_prompt_on_a_device_fails_alone() -> None:

@@ -60,7 +60,7 @@ class ToyRunner:
     Args:
         device: the device.
         poisoned: a token that faults the device when it is computed.
-        before: called before each step; what it raises fails the step.
+        before: called before each step, which fails if it raises.
     """
 
     vocabulary = VOCABULARY
