@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ._model import LlamaModel, LlamaStatistics, WeightsDamaged
     from ._request_errors import GrammarInvalid, PromptTooLong, RequestAtFault
     from ._requests import FinishReason, SamplingOptions, TokenPiece, TokenRequest, TokenScore
+    from ._served import LanguageModel, LanguageModelStatistics, open_language_model
     from ._served_model import ServedModel
     from ._server import LanguageModelServer, LanguageModelServerStatistics, serve_language_model
     from ._steps import Runner, StepLogits, StepSlice, StepWork
@@ -24,8 +25,10 @@ __all__ = [
     "Checkpoint",
     "FinishReason",
     "GrammarInvalid",
+    "LanguageModel",
     "LanguageModelServer",
     "LanguageModelServerStatistics",
+    "LanguageModelStatistics",
     "LlamaConfig",
     "LlamaModel",
     "LlamaStatistics",
@@ -47,6 +50,7 @@ __all__ = [
     "TokenScore",
     "WeightsDamaged",
     "load_folder",
+    "open_language_model",
     "serve_language_model",
 ]
 
@@ -78,6 +82,9 @@ _HOME = {
     "TokenPiece": "_requests",
     "TokenRequest": "_requests",
     "TokenScore": "_requests",
+    "LanguageModel": "_served",
+    "LanguageModelStatistics": "_served",
+    "open_language_model": "_served",
     "Runner": "_steps",
     "StepLogits": "_steps",
     "StepSlice": "_steps",

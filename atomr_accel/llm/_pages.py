@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final, TypeAlias
 
-_PageKey: TypeAlias = tuple[int, tuple[int, ...]]
+PageKey: TypeAlias = tuple[int, tuple[int, ...]]
 """The number of the prefix before a page, and the page's tokens."""
 
 ROOT: Final = 0
@@ -23,7 +23,7 @@ class _PageEntry:
 
     __slots__ = ("key", "page", "prefix")
 
-    def __init__(self, page: int, key: _PageKey, prefix: int) -> None:
+    def __init__(self, page: int, key: PageKey, prefix: int) -> None:
         self.page = page
         self.key = key
         self.prefix = prefix
@@ -38,16 +38,16 @@ class PagePool:
     Args:
         pages: how many there are.
         page_size: the number of tokens of a page.
-        reuse: False forgets the content of a page as soon as it has no users.
+        reuse: False makes no page known by its content.
     """
 
     def __init__(self, pages: int, page_size: int, *, reuse: bool = True) -> None:
         self.pages: Final = pages
         self.page_size: Final = page_size
-        self._reuse = reuse
+        self.reuse: Final = reuse
         self._free = list(range(pages - 1, -1, -1))
         self._users = [0] * pages
-        self._known: dict[_PageKey, _PageEntry] = {}
+        self._known: dict[PageKey, _PageEntry] = {}
         self._entries: list[_PageEntry | None] = [None] * pages
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._prefixes = ROOT
@@ -115,6 +115,8 @@ class PagePool:
             The page to use from now on, and the number of the prefix up to its end. If another page
             has the same content, it is that one, and the given page is free.
         """
+        if not self.reuse:
+            return page, prefix
         key = (prefix, tokens)
         entry = self._known.get(key)
         if entry is None:
@@ -137,10 +139,9 @@ class PagePool:
             self._users[page] -= 1
             if self._users[page]:
                 continue
-            if self._entries[page] is not None and self._reuse:
+            if self._entries[page] is not None:
                 self._idle[page] = None
             else:
-                self._forget(page)
                 self._free.append(page)
 
     def clear(self) -> None:

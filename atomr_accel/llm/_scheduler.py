@@ -25,7 +25,7 @@ from sortedcontainers import SortedDict, SortedKeyList
 
 from ..patterns import Overloaded, Shares
 from ..wire.options import count
-from ._pages import ROOT, PagePool
+from ._pages import ROOT, PageKey, PagePool
 from ._request_errors import PromptTooLong
 from ._steps import StepSlice, StepWork
 
@@ -103,9 +103,9 @@ class ScheduledSequence:
     """
 
     __slots__ = (
-        "charged", "computed", "deadline", "filled", "limit", "number", "order", "page_tuple",
-        "pages", "prefix", "priority", "prompt", "proof", "queued", "reached", "share", "state",
-        "strikes", "tokens",
+        "charged", "computed", "deadline", "filled", "filling", "limit", "number", "order",
+        "page_tuple", "pages", "prefix", "priority", "prompt", "proof", "queued", "reached",
+        "share", "state", "strikes", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +127,7 @@ class ScheduledSequence:
         self.pages: list[int] = []
         self.page_tuple: tuple[int, ...] = ()
         self.filled = 0  # pages that have a number of a prefix
+        self.filling: PageKey | None = None  # the page of the prompt that it fills next
         self.prefix = ROOT
         self.strikes = 0
         self.proof = 0
@@ -217,6 +218,7 @@ class Scheduler:
         self._flight: list[tuple[ScheduledSequence, int, bool]] = []
         self._trials: list[list[ScheduledSequence]] = []
         self._suspects: set[ScheduledSequence] = set()
+        self._filling: dict[PageKey, ScheduledSequence] = {}
         self._numbers = self._orders = 0
         self._waiting = self._ready = 0
         self._room = self._step_tokens
@@ -400,18 +402,29 @@ class Scheduler:
             self._fill(sequence)
         return sampled
 
-    def failed(self, *, lost: bool, smaller: bool = False) -> ScheduledSequence | None:
+    def failed(
+        self, *, lost: bool, smaller: bool = False, blame: bool = True
+    ) -> ScheduledSequence | None:
         """Take note that the step in flight failed.
 
         Args:
             lost: True if the cache has lost its content.
             smaller: True if a smaller step may succeed, as after an out-of-memory error.
+            blame: False if it is certain that no sequence of the step is at fault.
 
         Returns:
             The sequence that is at fault, which has ended; or None, and the next plan tries again.
         """
         flight, self._flight = self._flight, []
+        if not blame:
+            if lost:
+                self.lose()
+            return None
         self._faults += 1
+        total = sum(number for _, number, _ in flight)
+        if smaller and total > 1:
+            self._room = max(1, total // 2)
+            return None
         group = []
         for sequence, number, _ in flight:
             if sequence.state is SequenceState.RUNNING:
@@ -421,10 +434,6 @@ class Scheduler:
                 group.append(sequence)
         if lost:
             self.lose()
-        total = sum(number for _, number, _ in flight)
-        if smaller and total > 1:
-            self._room = max(1, total // 2)
-            return None
         if not any(sequence.strikes > 1 for sequence in group):
             return None
         if len(flight) == 1:
@@ -502,6 +511,8 @@ class Scheduler:
                 self._orders += 1
                 self._waiting -= 1
                 self._make_ready(sequence)
+            if self._follows(sequence):
+                return None
             while not (len(self._running) < self._step_sequences and self._admit(sequence)):
                 last: ScheduledSequence | None = self._running[-1] if self._running else None
                 if last is None or -last.priority <= priority:
@@ -509,6 +520,35 @@ class Scheduler:
                 self._preempt(last)
             return sequence
         return None
+
+    def _follows(self, sequence: ScheduledSequence) -> bool:
+        """Return True if another one computes just now the page that this one needs first.
+
+        It can have that page after the step.
+        """
+        if not self._filling:
+            return False
+        pool, tokens = self._pool, sequence.tokens
+        found, prefix = pool.match(tokens, len(tokens) - 1)
+        pool.release(found)
+        start = len(found) * pool.page_size
+        if start + pool.page_size >= len(tokens):
+            return False
+        other = self._filling.get((prefix, tuple(tokens[start : start + pool.page_size])))
+        return other is not None and other.priority >= sequence.priority
+
+    def _fill_next(self, sequence: ScheduledSequence) -> None:
+        """Note the page that a sequence fills next, if its tokens are known."""
+        if sequence.filling is not None:
+            del self._filling[sequence.filling]
+            sequence.filling = None
+        size = self._pool.page_size
+        start = sequence.filled * size
+        if self._pool.reuse and start + size <= len(sequence.tokens):
+            key = (sequence.prefix, tuple(sequence.tokens[start : start + size]))
+            if key not in self._filling:
+                self._filling[key] = sequence
+                sequence.filling = key
 
     def _admit(self, sequence: ScheduledSequence) -> bool:
         """Give a sequence pages for all its tokens, if there are enough."""
@@ -532,6 +572,7 @@ class Scheduler:
         sequence.state = SequenceState.RUNNING
         self._ready -= 1
         self._running.add(sequence)
+        self._fill_next(sequence)
         return True
 
     def _make_ready(self, sequence: ScheduledSequence) -> None:
@@ -586,6 +627,8 @@ class Scheduler:
             sequence.filled += 1
         if changed:
             sequence.page_tuple = tuple(sequence.pages)
+        if sequence.filling is not None:
+            self._fill_next(sequence)
 
     def _preempt(self, sequence: ScheduledSequence) -> None:
         self._preemptions += 1
@@ -597,6 +640,9 @@ class Scheduler:
         self._make_ready(sequence)
 
     def _give_back(self, sequence: ScheduledSequence) -> None:
+        if sequence.filling is not None:
+            del self._filling[sequence.filling]
+            sequence.filling = None
         self._pool.release(sequence.pages)
         sequence.pages = []
         sequence.page_tuple = ()

@@ -14,7 +14,8 @@ VOCABULARY = 50
 _MASK = (1 << 61) - 1
 
 
-def _next(state: int, token: int) -> int:
+def advance(state: int, token: int) -> int:
+    """Return the state of a prefix with one more token."""
     return (state * 1_000_003 + token + 1) & _MASK
 
 
@@ -27,11 +28,11 @@ def reference(prompt: tuple[int, ...], number: int) -> list[int]:
     """Tokens that follow a prompt."""
     state = 7
     for token in prompt:
-        state = _next(state, token)
+        state = advance(state, token)
     found = []
     for _ in range(number):
         found.append(following(state))
-        state = _next(state, found[-1])
+        state = advance(state, found[-1])
     return found
 
 
@@ -56,11 +57,13 @@ class SimulatedDevice:
         self.after = [[-1] * page_size for _ in range(pages)]
 
     def lose(self) -> None:
+        """Forget all."""
         for rows in (self.before, self.after):
             for row in rows:
                 row[:] = [-1] * self.page_size
 
     def step(self, work: StepWork) -> list[int]:
+        """Compute slices, and return the states of the prefixes that are sampled."""
         size = self.page_size
         readers: Counter[int] = Counter()
         for piece in work.slices:
@@ -82,9 +85,9 @@ class SimulatedDevice:
             for at, token in enumerate(piece.tokens, piece.start):
                 page, row = piece.pages[at // size], at % size
                 self.before[page][row] = state
-                state = self.after[page][row] = _next(state, token)
+                state = self.after[page][row] = advance(state, token)
             if piece.sample:
-                found.append(following(state))
+                found.append(state)
         return found
 
 
@@ -223,7 +226,7 @@ def simulate(seed: int, load: Load) -> Outcome:
                     raise StepFault("error")
             if number > 1 and rng.random() < load.shortage:
                 raise StepFault("shortage")
-            tokens = device.step(work)
+            tokens = [following(state) for state in device.step(work)]
         except StepFault as fault:
             counts[fault.kind] += 1
             if fault.kind == "fault":

@@ -61,15 +61,18 @@ def expected(
         order = order[: options.top_k]
     total = sum(weights[token] for token in order)
     kept: list[int] = []
+    mass = 0.0
     for token in order:
-        if kept and sum(weights[each] for each in kept) >= options.top_p * total * (1 - 1e-14):
+        if kept and mass >= options.top_p * total * (1 - 1e-14):
             break
         kept.append(token)
+        mass += weights[token]
     total = sum(weights[token] for token in kept)
-    return [weights[token] / total if token in kept else 0.0 for token in range(len(found))]
+    stay = set(kept)
+    return [weights[token] / total if token in stay else 0.0 for token in range(len(found))]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     OPTIONS,
     st.lists(st.floats(-9, 9, width=32), min_size=12, max_size=12),
@@ -89,6 +92,15 @@ def test_probabilities_are_those_of_a_plain_implementation(
     np.testing.assert_allclose(found, expected(options, prompt, text, logits), atol=1e-12)
     for position in range(20):
         assert found[sampler.choose(row, position)] > 0
+
+
+@pytest.mark.parametrize("top_k", [0, 2, 700])
+@pytest.mark.parametrize("top_p", [1.0, 0.999, 0.3])
+def test_many_tokens_are_as_few(top_k: int, top_p: float) -> None:
+    row = seeds.rng().standard_normal(1500).round(1).astype(np.float32)  # with ties
+    options = SamplingOptions(top_k=top_k, top_p=top_p)
+    found = TokenSampler(options, (), seed=1).probabilities(row)
+    np.testing.assert_allclose(found, expected(options, [], [], row.tolist()), atol=1e-12)
 
 
 def test_tokens_are_chosen_as_often_as_they_are_likely() -> None:

@@ -12,7 +12,7 @@ from atomr_accel.patterns import Overloaded
 
 from .. import seeds
 from ..harness import sized
-from .simulated import Load, SimulatedDevice, reference, simulate
+from .simulated import Load, SimulatedDevice, following, reference, simulate
 
 LOADS = st.builds(
     Load,
@@ -86,7 +86,7 @@ def _run(scheduler: Scheduler, device: SimulatedDevice, steps: int = 1) -> None:
         work = scheduler.plan()
         if work is None:
             return
-        tokens = device.step(work)
+        tokens = [following(state) for state in device.step(work)]
         for sequence, token in zip(scheduler.computed(), tokens, strict=True):
             scheduler.append(sequence, token)
             if sequence.full:
@@ -133,6 +133,27 @@ def test_a_prefix_is_computed_once() -> None:
     assert other.state is SequenceState.ENDED
 
 
+def test_requests_that_come_together_compute_their_prefix_once() -> None:
+    scheduler, device = _scheduler(pages=64), SimulatedDevice(64, 4)
+    sequences = [scheduler.submit((*range(20), number), most=2) for number in range(6)]
+    _run(scheduler, device, 9)
+    assert scheduler.statistics().cache_hits == 5 * 20
+    assert all(sequence.state is SequenceState.ENDED for sequence in sequences)
+    assert scheduler.statistics().steps <= 4
+
+
+def test_without_a_prefix_cache_nothing_is_shared() -> None:
+    scheduler = Scheduler(pages=64, page_size=4, context=32, prefix_cache=False)
+    device = SimulatedDevice(64, 4)
+    for _ in range(2):
+        for number in range(3):
+            scheduler.submit((*range(20), number), most=2)
+        _run(scheduler, device, 9)
+    assert scheduler.statistics().cache_hits == 0
+    assert scheduler.statistics().pages_cached == 0
+    assert scheduler.statistics().computed == 6 * 22
+
+
 def test_a_higher_priority_preempts() -> None:
     scheduler, device = _scheduler(pages=8), SimulatedDevice(8, 4)
     low = [scheduler.submit((number,) * 12, most=8) for number in range(2)]
@@ -169,11 +190,11 @@ def test_long_prompts_do_not_hold_up_those_that_generate() -> None:
     assert quick.generated == before + 10
 
 
-@given(st.integers(2, 64), st.data())
-@settings(max_examples=30)
+@given(st.integers(2, 256), st.data())
+@settings(max_examples=10)
 def test_the_request_at_fault_is_found_within_few_faults(number: int, data: st.DataObject) -> None:
-    scheduler = Scheduler(pages=256, page_size=4, context=64)
-    device = SimulatedDevice(256, 4)
+    scheduler = Scheduler(pages=1024, page_size=4, context=64)
+    device = SimulatedDevice(1024, 4)
     sequences = [scheduler.submit((at % 50, at // 50), most=6) for at in range(number)]
     bad = sequences[data.draw(st.integers(0, number - 1))]
     bad.tokens[0] = 50
@@ -187,8 +208,8 @@ def test_the_request_at_fault_is_found_within_few_faults(number: int, data: st.D
             guilty = scheduler.failed(lost=True)
             assert guilty in (None, bad)
             continue
-        for sequence, token in zip(scheduler.computed(), device.step(work), strict=True):
-            scheduler.append(sequence, token)
+        for sequence, state in zip(scheduler.computed(), device.step(work), strict=True):
+            scheduler.append(sequence, following(state))
             if sequence.full:
                 scheduler.finish(sequence)
     assert bad.generated == 0

@@ -30,7 +30,7 @@ SPACED = _spaced()
 
 
 @given(st.lists(st.integers(0, 319), max_size=40))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_any_tokens_give_the_text_of_all(tokens: list[int]) -> None:
     stream = Detokenizer(byte_tokenizer())
     pieces = [stream.add(token) for token in tokens]
@@ -56,6 +56,7 @@ def test_a_space_is_dropped_at_the_beginning_alone(tokens: list[int]) -> None:
 def test_bytes_that_are_no_characters_are_not_waited_for() -> None:
     stream = Detokenizer(byte_tokenizer())
     broken = byte_tokenizer().token_to_id("Ļ")  # a byte that continues a character
+    assert broken is not None
     pieces = [stream.add(broken) for _ in range(500)]
     assert len("".join(pieces)) >= 490
 
@@ -72,7 +73,7 @@ def _until_stop(text: str, stops: list[str]) -> tuple[str, bool]:
 
 
 @given(st.lists(TEXTS, max_size=8), st.lists(st.text("ab ", min_size=1, max_size=5), max_size=3))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_text_ends_where_a_stop_text_is_first_complete(pieces: list[str], stops: list[str]) -> None:
     stream = StopTexts(stops)
     found = ""

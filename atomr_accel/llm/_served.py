@@ -1,0 +1,599 @@
+"""Language models that answer requests for tokens, and go on after faults of the device."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack, final
+
+import numpy as np
+import trio
+
+from .._errors import DeviceLost, GpuRefStale, OutOfMemory, Unsupported, said_of
+from ..actors import Place, Service, serving
+from ..actors.blocks import opens
+from ..actors.util import NoPublicConstructor, check_instance
+from ..device import Device
+from ..patterns import Closed, Overloaded, WrongResults, is_transient
+from ..wire.options import whole
+from ._request_errors import RequestAtFault
+from ._requests import FinishReason, TokenPiece, TokenRequest, TokenScore
+from ._sampler import GrammarCompiler, TokenSampler, check_sampling, score
+from ._scheduler import Scheduler, SequenceState
+from ._token_stream import Detokenizer, StopTexts
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from ._scheduler import ScheduledSequence
+    from ._steps import Runner, StepLogits, StepWork
+
+_IN_THREAD: Final = 1 << 16
+"""Logits of a step beyond which tokens are chosen in a thread."""
+
+_SECONDS: Final = 10
+"""Seconds that ``tokens_per_second`` is a mean of."""
+
+_EMPTY_CACHES: Final = 3
+"""Steps in a row that may find the cache empty before the fault is one of theirs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModelStatistics:
+    """A language model at one moment.
+
+    Attributes:
+        requests: streams that were begun.
+        waiting: streams that wait for memory or for their turn.
+        running: streams that are computed.
+        finished: streams that came to their end.
+        aborted: streams that were left early, or whose deadlines passed.
+        failed: streams that ended with an error.
+        refused: requests that found no room, or came after the end.
+        tokens: tokens that were generated.
+        tokens_per_second: the mean of the last ten seconds.
+        prompt_tokens: tokens of prompts that were looked up in the prefix cache.
+        cache_hits: tokens of prompts that were found there.
+        pages: pages of the cache.
+        page_size: tokens of a page.
+        pages_used: pages of running streams.
+        pages_cached: further pages whose content may be reused.
+        steps: steps that were computed.
+        preemptions: number of times that a stream lost its pages to another one.
+        faults: steps that failed.
+        recomputed: tokens that were computed again, after preemptions and faults.
+        suspects: streams that failed steps had, and that have not got as far since.
+        recovering: True from a failed step to the next one that is done.
+        draining: True if no more requests are taken.
+        durable_cache: True if the cache survives faults. At present it never does: prompts are
+            computed again.
+    """
+
+    requests: int
+    waiting: int
+    running: int
+    finished: int
+    aborted: int
+    failed: int
+    refused: int
+    tokens: int
+    tokens_per_second: float
+    prompt_tokens: int
+    cache_hits: int
+    pages: int
+    page_size: int
+    pages_used: int
+    pages_cached: int
+    steps: int
+    preemptions: int
+    faults: int
+    recomputed: int
+    suspects: int
+    recovering: bool
+    draining: bool
+    durable_cache: bool
+
+
+_Choice: TypeAlias = tuple[int, float | None, tuple[TokenScore, ...]]
+"""A token, and the logarithms of probabilities that were asked for."""
+
+
+class _TokenStream:
+    """Pieces of one request, from the model's task to the caller's."""
+
+    def __init__(
+        self,
+        request: TokenRequest,
+        sequence: ScheduledSequence,
+        sampler: TokenSampler,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.request: Final = request
+        self.sequence: Final = sequence
+        self.sampler: Final = sampler
+        self._text = None if tokenizer is None else Detokenizer(tokenizer)
+        self._stops = StopTexts(request.sampling.stop)
+        self._pieces: deque[TokenPiece] = deque()
+        self._news = trio.Event()
+        self._error: Exception | None = None
+        self.finish: FinishReason | None = None
+
+    @property
+    def over(self) -> bool:
+        """True if no more pieces come."""
+        return self.finish is not None or self._error is not None
+
+    def choose(self, logits: Any) -> _Choice | Exception:
+        """Return the next token. It changes nothing, and may run in a thread."""
+        sequence, number = self.sequence, self.request.sampling.logprobs
+        try:
+            token = self.sampler.choose(logits, len(sequence.tokens))
+            if number is None:
+                return token, None, ()
+            return (token, *score(logits, token, number))
+        except Exception as error:  # noqa: BLE001 (it is the request's answer)
+            return error
+
+    def add(self, choice: _Choice, end_tokens: frozenset[int]) -> None:
+        """Add a token that was chosen."""
+        token, logprob, top = choice
+        last = self.sampler.add(token)
+        ended = token in end_tokens and not self.request.sampling.ignore_eos
+        text = ""
+        if not (ended or self._text is None):
+            text = self._stops.add(self._text.add(token))
+        stopped = self._stops.stopped
+        if ended or last or stopped:
+            self.finish = "stop"
+        elif len(self.sequence.tokens) + 1 >= self.sequence.limit:
+            self.finish = "length"
+        if self.finish is not None and self._text is not None and not stopped:
+            text += self._stops.add(self._text.flush()) + self._stops.flush()
+        self._pieces.append(
+            TokenPiece(token=token, text=text, logprob=logprob, top=top, finish=self.finish)
+        )
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """End with an error, after the pieces that are there."""
+        if not self.over:
+            self._error = error
+            self._news.set()
+
+    def __aiter__(self) -> AsyncIterator[TokenPiece]:
+        return self
+
+    async def __anext__(self) -> TokenPiece:
+        while not self._pieces:
+            if self._error is not None:
+                await trio.lowlevel.checkpoint()
+                raise self._error
+            if self.finish is not None:
+                await trio.lowlevel.checkpoint()
+                raise StopAsyncIteration
+            self._news = trio.Event()
+            await self._news.wait()
+        await trio.lowlevel.checkpoint()
+        return self._pieces.popleft()
+
+
+@final
+class LanguageModel(Service, metaclass=NoPublicConstructor):
+    """A language model that answers requests, as `open_language_model` returns it.
+
+    Attributes:
+        device: the device of the model.
+        name: its name.
+        context: the most tokens of a prompt and its answer.
+        vocabulary: the number of tokens.
+        end_tokens: tokens that end a text.
+    """
+
+    _made_by = "open_language_model"
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        device: Device,
+        *,
+        name: str,
+        tokenizer: Tokenizer | None,
+        end_tokens: frozenset[int],
+        folder: Any,
+    ) -> None:
+        self.device: Final = device
+        self.name: Final = name
+        self.context: Final = scheduler.longest
+        self.vocabulary: Final = runner.vocabulary
+        self.end_tokens: Final = end_tokens
+        self._runner = runner
+        self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._folder = folder
+        self._compiler: GrammarCompiler | None = None
+        self._streams: dict[int, _TokenStream] = {}
+        self._work = trio.Event()
+        self._empty = trio.Event()
+        self._lived = False
+        self._empty_caches = 0
+        self._recovering = False
+        self._closed: Exception | None = None
+        self._draining = False
+        self._counts = dict.fromkeys(
+            ("requests", "finished", "aborted", "failed", "refused", "tokens"), 0
+        )
+        self._lately: deque[list[int]] = deque()  # seconds and their tokens
+
+    # --- for callers
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, of the package ``tokenizers``.
+
+        Raises:
+            Unsupported: it has none.
+        """
+        if self._tokenizer is None:
+            raise Unsupported(f"{self.name} has no tokenizer; open it with tokenizer=...")
+        return self._tokenizer
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> tuple[int, ...]:
+        """Return messages as tokens, by the chat template of the model's folder.
+
+        Args:
+            messages: mappings with ``role`` and ``content``.
+            tools: functions that the model may call, in OpenAI's form.
+
+        Raises:
+            ChatRefused: the template refuses the messages.
+            Unsupported: the model has no chat template.
+        """
+        if self._folder is None:
+            raise Unsupported(f"{self.name} has no chat template; pass a prompt instead")
+        found: tuple[int, ...] = self._folder.render(messages, tools=tools)
+        return found
+
+    @asynccontextmanager
+    async def generate(self, request: TokenRequest) -> AsyncIterator[AsyncIterator[TokenPiece]]:
+        """Generate tokens: ``async with model.generate(request) as pieces:``.
+
+        ``async for piece in pieces:`` gives one piece for each token; the last one has ``finish``.
+        Pieces are kept until they are taken. Leaving the block early ends the request at once. The
+        deadline of the scopes around is the request's.
+
+        After a fault of the device the stream goes on as if nothing had happened.
+
+        Args:
+            request: the prompt and options.
+
+        Raises:
+            PromptTooLong: the prompt has no room in the context or in the cache.
+            GrammarInvalid: the grammar does not compile.
+            Overloaded: too many requests wait.
+            Closed: the model is drained, or its block was left.
+            TypeError, ValueError: an argument is wrong; the message names the field.
+            RequestAtFault: from the stream: steps with this request fail.
+            DeviceLost: from the stream: the device will not come back.
+            TooSlowError: from the stream: the deadline has passed.
+        """
+        check_instance("request", request, TokenRequest)
+        check_instance("key", request.key, str)
+        check_sampling(request.sampling, self.vocabulary, texts=self._tokenizer is not None)
+        prompt = tuple(
+            whole(token, "a token of prompt", 0, self.vocabulary - 1) for token in request.prompt
+        )
+        grammar = None
+        if request.sampling.grammar is not None:
+            compiler = await self._grammars()
+            grammar = await trio.to_thread.run_sync(compiler.compile, request.sampling.grammar)
+        await trio.lowlevel.checkpoint()
+        sampling = request.sampling
+        if self._draining or self._closed is not None:
+            self._counts["refused"] += 1
+            raise Closed(f"{self.name} takes no more requests") from self._closed
+        try:
+            sequence = self._scheduler.submit(
+                prompt,
+                most=sampling.max_tokens,
+                priority=whole(request.priority, "priority"),
+                key=request.key,
+                deadline=trio.current_effective_deadline(),
+            )
+        except Overloaded:
+            self._counts["refused"] += 1
+            raise
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        sampler = TokenSampler(sampling, prompt, seed, grammar)
+        stream = _TokenStream(request, sequence, sampler, self._tokenizer)
+        if not self._streams:
+            self._empty = trio.Event()
+        self._streams[sequence.number] = stream
+        self._counts["requests"] += 1
+        self._work.set()
+        try:
+            yield stream
+        finally:
+            if sequence.number in self._streams:
+                self._scheduler.abort(sequence)
+                self._end(stream, "aborted")
+
+    async def _grammars(self) -> GrammarCompiler:
+        if self._compiler is None:
+            if not self.end_tokens:
+                raise ValueError(
+                    "grammar must be left out for a model without end_tokens, not given"
+                )
+            self._compiler = await trio.to_thread.run_sync(
+                GrammarCompiler, self.tokenizer, self.vocabulary, sorted(self.end_tokens)
+            )
+        return self._compiler
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait for the end of those in progress."""
+        self._draining = True
+        await self.finish()
+
+    def statistics(self) -> LanguageModelStatistics:
+        """The model at this moment."""
+        scheduled = self._scheduler.statistics()
+        self._forget_seconds()
+        return LanguageModelStatistics(
+            **self._counts,
+            waiting=scheduled.waiting,
+            running=scheduled.running,
+            tokens_per_second=sum(each[1] for each in self._lately) / _SECONDS,
+            prompt_tokens=scheduled.prompt_tokens,
+            cache_hits=scheduled.cache_hits,
+            pages=scheduled.pages,
+            page_size=self._runner.page_size,
+            pages_used=scheduled.pages_used,
+            pages_cached=scheduled.pages_cached,
+            steps=scheduled.steps,
+            preemptions=scheduled.preemptions,
+            faults=scheduled.faults,
+            recomputed=scheduled.recomputed,
+            suspects=scheduled.suspects,
+            recovering=self._recovering,
+            draining=self._draining or self._closed is not None,
+            durable_cache=False,
+        )
+
+    # --- as a service
+
+    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Do steps as long as there are sequences."""
+        scheduler = self._scheduler
+        if self._lived:  # an earlier life may have ended before it had added the tokens of a step
+            scheduler.failed(lost=True, blame=False)
+        self._lived = True
+        task_status.started()
+        while True:
+            self._expire()
+            work = scheduler.plan()
+            if work is None:
+                self._work = trio.Event()
+                await self._work.wait()
+                continue
+            await self._step(work)
+
+    async def finish(self) -> None:
+        """Wait for the streams in progress; no more are taken."""
+        self._draining = True
+        await trio.lowlevel.checkpoint()
+        while self._streams:
+            await self._empty.wait()
+
+    def ended(self, cause: BaseException | None) -> None:
+        """End all streams."""
+        error: Exception
+        if isinstance(cause, DeviceLost):
+            error = cause
+        else:
+            error = Closed(f"the block of {self.name} was left")
+            error.__cause__ = cause
+        if self._closed is None:
+            self._closed = error
+        for stream in list(self._streams.values()):
+            self._scheduler.abort(stream.sequence)
+            stream.fail(error)
+            self._end(stream, "failed")
+
+    async def call(self, item: Any, **options: Any) -> tuple[TokenPiece, ...]:
+        """Answer a request with all pieces of its stream."""
+        if options:
+            raise TypeError(f"a TokenRequest must come without options, not with {[*options]}")
+        async with self.generate(item) as pieces:
+            return tuple([piece async for piece in pieces])
+
+    def depth(self) -> int:
+        """Streams in progress."""
+        return len(self._streams)
+
+    # --- steps
+
+    async def _step(self, work: StepWork) -> None:
+        try:
+            logits = self._checked(work, await self._runner.step(work))
+        except DeviceLost:
+            raise
+        except Exception as error:  # noqa: BLE001 (it ends one request, or is gone the next time)
+            self._failed(error)
+            await trio.lowlevel.checkpoint()
+            return
+        sampled = self._scheduler.computed()
+        self._recovering = False
+        self._empty_caches = 0
+        rows = [
+            (self._streams[sequence.number], row)
+            for sequence, row in zip(sampled, logits, strict=True)
+            if sequence.state is not SequenceState.ENDED
+        ]
+        if logits.size > _IN_THREAD:
+            choices = await trio.to_thread.run_sync(_choose_all, rows)
+        else:
+            choices = _choose_all(rows)
+            await trio.lowlevel.checkpoint()
+        for (stream, _), choice in zip(rows, choices, strict=True):
+            self._add(stream, choice)
+
+    def _checked(self, work: StepWork, logits: StepLogits) -> StepLogits:
+        wanted = sum(piece.sample for piece in work.slices), self.vocabulary
+        if np.shape(logits) != wanted:
+            raise WrongResults(
+                f"a step must give logits of shape {wanted}, not {np.shape(logits)}",
+                expected=wanted[0],
+                got=len(logits),
+            )
+        return logits
+
+    def _add(self, stream: _TokenStream, choice: _Choice | Exception) -> None:
+        sequence = stream.sequence
+        if sequence.state is SequenceState.ENDED:  # while tokens were chosen
+            return
+        try:
+            if isinstance(choice, Exception):
+                raise choice
+            stream.add(choice, self.end_tokens)
+        except Exception as error:  # noqa: BLE001 (it is the request's answer)
+            self._scheduler.abort(sequence)
+            stream.fail(error)
+            self._end(stream, "failed")
+            return
+        self._count_token()
+        self._scheduler.append(sequence, choice[0])
+        if stream.finish is not None:
+            self._scheduler.finish(sequence)
+            self._end(stream, "finished")
+
+    def _failed(self, error: Exception) -> None:
+        self._recovering = True
+        scheduler = self._scheduler
+        if isinstance(error, GpuRefStale) and self._empty_caches < _EMPTY_CACHES:
+            # The fault was another op's: this step has found an empty cache.
+            self._empty_caches += 1
+            scheduler.failed(lost=True, blame=False)
+            return
+        guilty = scheduler.failed(lost=is_transient(error), smaller=isinstance(error, OutOfMemory))
+        if guilty is None:
+            return
+        stream = self._streams[guilty.number]
+        told = RequestAtFault(f"steps with this request fail, also without any other one: {error}")
+        told.__cause__ = error
+        stream.fail(told)
+        self._end(stream, "failed")
+
+    def _expire(self) -> None:
+        for sequence in self._scheduler.expire(trio.current_time()):
+            stream = self._streams[sequence.number]
+            stream.fail(trio.TooSlowError("the deadline of the request has passed"))
+            self._end(stream, "aborted")
+
+    def _end(self, stream: _TokenStream, how: str) -> None:
+        del self._streams[stream.sequence.number]
+        self._counts[how] += 1
+        if not self._streams:
+            self._empty.set()
+
+    # --- counts
+
+    def _count_token(self) -> None:
+        self._counts["tokens"] += 1
+        now = int(trio.current_time())
+        if not self._lately or self._lately[-1][0] != now:
+            self._forget_seconds()
+            self._lately.append([now, 0])
+        self._lately[-1][1] += 1
+
+    def _forget_seconds(self) -> None:
+        now = trio.current_time()
+        while self._lately and self._lately[0][0] < now - _SECONDS:
+            self._lately.popleft()
+
+
+def _choose_all(rows: list[tuple[_TokenStream, Any]]) -> list[_Choice | Exception]:
+    return [stream.choose(row) for stream, row in rows]
+
+
+def _checked_runner(runner: Any) -> Runner:
+    for name in ("pages", "page_size", "vocabulary", "context", "step"):
+        if not hasattr(runner, name):
+            raise TypeError(
+                f"folder_or_runner must be a folder or a Runner, not {said_of(runner)}, which "
+                f"has no {name}"
+            )
+    found: Runner = runner
+    return found
+
+
+@opens
+async def open_language_model(
+    device: Device,
+    folder_or_runner: Runner,
+    *,
+    model_name: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    end_tokens: Sequence[int] | None = None,
+    step_tokens: int = 2048,
+    step_sequences: int = 256,
+    most_waiting: int = 1024,
+    weights: Mapping[str, float] | None = None,
+    prefix_cache: bool = True,
+    **place: Unpack[Place],
+) -> AsyncIterator[LanguageModel]:
+    """Open a language model on a device for the length of a block.
+
+    Leaving the block waits for the streams in progress. Open the device with an ``op_deadline``, or
+    a step that hangs is waited for without end.
+
+    Args:
+        device: the device of the model.
+        folder_or_runner: a model that does steps.
+        model_name: the model's name; ``"model"`` by default.
+        tokenizer: of the package ``tokenizers``; none by default.
+        end_tokens: tokens that end a text; none by default.
+        step_tokens: the most tokens of a step.
+        step_sequences: the most sequences of a step; fewer than ``step_tokens``.
+        most_waiting: the most requests that wait before their first step. More are refused.
+        weights: shares of keys of requests; 1 for others.
+        prefix_cache: whether requests with the same beginning share its pages.
+        **place: ``system=``, ``name=`` and ``parent=``, which make this an actor. It answers `Call`
+            with a `TokenRequest`, by all of its pieces.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+    """
+    check_instance("device", device, Device)
+    runner = _checked_runner(folder_or_runner)
+    scheduler = Scheduler(
+        pages=runner.pages,
+        page_size=runner.page_size,
+        context=runner.context,
+        step_tokens=step_tokens,
+        step_sequences=step_sequences,
+        most_waiting=most_waiting,
+        weights=weights,
+        prefix_cache=prefix_cache,
+    )
+    ends = [
+        whole(each, "a token of end_tokens", 0, runner.vocabulary - 1) for each in end_tokens or ()
+    ]
+    model: LanguageModel = LanguageModel.construct(
+        runner,
+        scheduler,
+        device,
+        name="model" if model_name is None else model_name,
+        tokenizer=tokenizer,
+        end_tokens=frozenset(ends),
+        folder=None,
+    )
+    async with serving(model, **place):
+        yield model
