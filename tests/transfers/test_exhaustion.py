@@ -42,7 +42,7 @@ pytestmark = cpu_only
 
 ARRAY = np.arange(5000.0)
 MOST = 60
-COUNTS = sized((0, 1, 2, *range(3, MOST, 3)), (*range(MOST),))
+COUNTS: tuple[int, ...] = sized((0, 1, 2, *range(3, MOST, 3)), tuple(range(MOST)))
 """Amounts that are free, one after the other; small ones end a step at each of its places."""
 
 
