@@ -26,6 +26,12 @@ _NEEDLESS: Final = {
 }
 """Arguments of other libraries that nothing here stands for."""
 
+_MOVED: Final = {
+    "standbys": ("standby", "standby=Standby(hot=...), with the number of them"),
+    "warm_up": ("standby", "standby=Standby(hot=1, warm_up=...)"),
+}
+"""Arguments that are parts of another one now: its name, and what to write."""
+
 
 def clarify(
     error: TypeError, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -73,7 +79,7 @@ def check_options(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> No
 
 
 def _unexpected(name: str, word: str, known: Sequence[str]) -> str:
-    return f"{name}() got an unexpected keyword argument {word!r}{_advice(word, known)}"
+    return f"{name}() got an unexpected keyword argument {word!r}{advice(word, known)}"
 
 
 @functools.cache
@@ -102,7 +108,16 @@ def resembling(word: str, known: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(word, known, 1)), None)
 
 
-def _advice(word: str, known: Sequence[str]) -> str:
+def advice(word: str, known: Sequence[str]) -> str:
+    """Return what to write instead of an argument that a function does not take.
+
+    Args:
+        word: the argument's name.
+        known: the names of the function's arguments.
+    """
+    within, write = _MOVED.get(word, ("", ""))
+    if within in known:
+        return f"; write {write}"
     for other in (_OTHERS.get(word), resembling(word, known)):
         if other in known:
             return f"; write {other}="

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from atomr_accel import CpuFallbackWarning, open_system
+from atomr_accel import CpuFallbackWarning, Standby, open_system
 from atomr_accel.actors import ActorTree, Call, GetStatistics
 from atomr_accel.patterns import open_batcher, open_replica_pool
 from atomr_accel.replay import open_journal
@@ -29,7 +29,7 @@ def nodes(tree: ActorTree) -> dict[str, ActorTree]:
 async def main() -> None:
     """Open one of each, use it, and draw the tree."""
     async with open_system("boxes") as system:
-        device = await system.spawn_device(0, standby="warm")
+        device = await system.spawn_device(0, standby=Standby(warm=1))
         ranks = [
             await system.spawn_device(number, backend="cpu", name=f"rank-{number}")
             for number in range(2)

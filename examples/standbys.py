@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import trio
 
-from atomr_accel import CpuFallbackWarning, Device, open_device
+from atomr_accel import CpuFallbackWarning, Device, Standby, open_device
 from atomr_accel.testing import poison, standby_ready
 
 
@@ -17,7 +17,7 @@ async def warm_up(device: Device) -> None:
 
 async def main() -> None:
     """Fault twice in a row, with two standbys."""
-    async with open_device(0, standby="hot", standbys=2, warm_up=warm_up) as device:
+    async with open_device(0, standby=Standby(hot=2, warm_up=warm_up)) as device:
         weights = await device.put(np.ones((64, 64), np.float32), sealed=True)
         await standby_ready(device)
         for number in (1, 2):

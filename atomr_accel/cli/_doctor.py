@@ -249,7 +249,7 @@ def _compute_mode(machine: Machine) -> FindingPart | None:
     if "exclusive-process" in modes.values():
         advice = (
             "one process at a time: no hot standby, and a rebuild waits for the end of the old "
-            "host; nvidia-smi --compute-mode=DEFAULT, or open_device(standby='warm')"
+            "host; nvidia-smi --compute-mode=DEFAULT, or open_device(standby=Standby(warm=1))"
         )
         return _finding("compute mode", "warning", found, advice)
     return _finding("compute mode", "ok", found)

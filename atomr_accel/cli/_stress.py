@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import trio
@@ -25,6 +25,7 @@ from .. import (
     DeviceLost,
     DeviceUnavailable,
     GpuRefStale,
+    Standby,
     open_device,
 )
 from ..actors import Backoff
@@ -55,7 +56,12 @@ _TOLD: Final = 5
 _PATIENCE: Final = 60.0
 """Seconds after which a device counts as lost."""
 
-Standby = Literal["auto", "warm", "hot"]
+_STANDBYS: Final = {
+    "auto": Standby(),
+    "none": None,
+    "warm": Standby(warm=1),
+    "hot": Standby(hot=1),
+}
 
 
 @dataclass(slots=True)
@@ -166,12 +172,11 @@ async def _session(
 ) -> str:
     """Open the device, and do it all. Returns the device's name."""
     isolation: Isolation = "thread" if args.isolation == "thread" else "process"
-    standby: Standby | None = None if args.standby == "none" else args.standby
     async with open_device(
         args.device,
         backend=args.backend,
         isolation=isolation,
-        standby=None if isolation == "thread" else standby,
+        standby=None if isolation == "thread" else _STANDBYS[args.standby],
         # Any number of faults: the device must come back after each.
         max_restarts=1_000_000,
         backoff=Backoff(initial=0.0, base=0.0, maximum=0.0),

@@ -3,6 +3,7 @@
 from .._install import warn_of_other_owners
 from ._device import Device
 from ._open import System, open_device, open_system
+from ._standby import Standby
 from ._statistics import DeviceStatistics
 from .calls._requests import Requests
 from .data._snapshot import Snapshot, SnapshotStatistics
@@ -41,6 +42,7 @@ __all__ = [
     "SharedBuffer",
     "Snapshot",
     "SnapshotStatistics",
+    "Standby",
     "StandbyStatistics",
     "System",
     "Topology",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Unpack, final
 
 import trio
 
+from .._calling import advice
 from .._errors import CpuFallbackWarning, DeviceLost, DeviceUnavailable
 from .._other_names import is_other_name
 from ..actors import (
@@ -42,19 +43,18 @@ from ._settings import (
     check_settings,
     checked_numbers,
     cores_of,
-    standby_mode,
     stream_plan,
 )
+from ._standby import Standby
 from .batches.batch import Batch
 from .batches.collector import offer_library, offered
 from .batches.record import Recording
 from .calls._requests import Requests
 from .core import DeviceCore
-from .standby._standby import Standby
-from .standby._statistics import StandbyMode
+from .standby._keeper import StandbyKeeper
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from ..actors import Decider
     from ..backends import Backend
@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 _RESTART_BACKOFF: Final = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=2.0)
 _STANDBY_BACKOFF: Final = Backoff(initial=0.0, base=0.01, factor=2.0, maximum=2.0)
 """Back-off with a standby, if nothing else limits how often it is needed."""
+
+_STANDBY: Final = Standby()
 
 _NO_BACKOFF: Final = Backoff(initial=0.0, base=0.0, maximum=0.0)
 
@@ -162,9 +164,7 @@ async def open_device(
     max_restarts: int | None = None,
     restart_period: float = 60.0,
     backoff: Backoff | None = None,
-    standby: StandbyMode | Literal["auto"] | bool | None = "auto",
-    standbys: int = 1,
-    warm_up: Callable[[Device], Awaitable[object]] | None = None,
+    standby: Standby | None = _STANDBY,
     op_deadline: float | None = None,
     memory_limit: int | None = None,
     pinned_limit: int = 1 << 30,
@@ -203,20 +203,9 @@ async def open_device(
             ``restart_period``, then 0.1 s, doubled for each that follows, up to 2 s. With a standby
             it begins with 0.01 s. With a standby and ``max_restarts`` it applies only after failed
             starts, not after faults.
-        standby: keep another host process prepared for the next rebuild. ``"warm"``, or True: its
-            imports are done, and it touches no device. ``"hot"``: it has the device open, the
-            sealed buffers mapped and the lanes in use running, and has called the ``init`` of each
-            lane of ``device.run``. A fault then costs little more than an op. A hot one takes a
-            second context's memory on the device, which ``memory_limit`` counts. If that memory is
-            not available, or the program needs it, a warm one is kept instead, with a
-            ``StandbyWarning``. None, or False: no standby. By default a warm one if hosts are slow
-            to start: on CUDA, under ``isolation="process"``, which every standby needs.
-        standbys: number of standbys.
-        warm_up: an async function that prepares a hot standby. It is called with a device like the
-            one that ``open_device`` returns, but on the standby. It should make the calls that the
-            program makes, with the program's sealed buffers, so that libraries load and plan in
-            advance. It is called for each standby, and again when the device uses more. Its buffers
-            are freed when it returns. It cannot seal buffers. If it raises, the error is logged.
+        standby: the hosts to keep prepared for the next rebuild, as a `Standby`; None keeps none.
+            By default a warm one if hosts are slow to start: on CUDA, under
+            ``isolation="process"``, which every standby needs.
         op_deadline: seconds after which an op at the head of its lane counts as hung. Its host is
             then killed, this op and the others in flight fail with ``KernelHung``, and the device
             recovers as from any fault. This is the only way to end a kernel that never finishes.
@@ -297,8 +286,6 @@ async def open_device(
         "restart_period": restart_period,
         "backoff": backoff,
         "standby": standby,
-        "standbys": standbys,
-        "warm_up": warm_up,
         "op_deadline": op_deadline,
         "memory_limit": memory_limit,
         "pinned_limit": pinned_limit,
@@ -421,7 +408,7 @@ async def _open_in(
     unknown = sorted(settings.keys() - _DEFAULTS.keys())
     if unknown:
         raise TypeError(
-            f"open_device has no setting {unknown[0]!r}; there are {', '.join(_DEFAULTS)}"
+            f"open_device has no setting {unknown[0]!r}{advice(unknown[0], tuple(_DEFAULTS))}"
         )
     given = {**_DEFAULTS, **settings}
     isolation: Isolation = given["isolation"]
@@ -431,7 +418,6 @@ async def _open_in(
         isolation=given["isolation"],
         backoff=given["backoff"],
         standby=given["standby"],
-        warm_up=given["warm_up"],
         op_deadline=given["op_deadline"],
         low_latency=given["low_latency"],
         sanitizer=given["sanitizer"],
@@ -493,24 +479,20 @@ async def _spawn(
         instruments=system._instruments,
     )
     add_parts(core, given["pinned_limit"])
-    mode = standby_mode(given["standby"], slow_start=backend.slow_start, isolation=isolation)
+    keeper: StandbyKeeper | None = None
+    wanted: Standby | None = given["standby"]
+    if wanted is not None and isolation == "process":
+        keeper = _keeper(core, wanted)
     backoff: Backoff | None = given["backoff"]
     if backoff is None:
         backoff = _RESTART_BACKOFF
-        if mode is not None:  # a host that is ready is not made any better by waiting
+        if keeper is not None:  # a host that is ready is not made any better by waiting
             core.start_backoff = backoff
             backoff = _STANDBY_BACKOFF if given["max_restarts"] is None else _NO_BACKOFF
     most: int | None = given["max_restarts"]
     if most is None:
         core.most_failed_starts, most = _MOST_FAILED_STARTS, sys.maxsize
-    if mode is not None:
-        warm_up: Callable[[Device], Awaitable[object]] | None = given["warm_up"]
-        core.standby = Standby(
-            core,
-            mode,
-            given["standbys"],
-            None if warm_up is None else lambda shadow, ref: warm_up(Device(shadow, ref)),
-        )
+    core.standby = keeper
     try:
         ref = await system.spawn(
             DeviceActor,
@@ -530,6 +512,16 @@ async def _spawn(
     device = Device(core, ref)
     system._devices = [*system.devices, device]
     return device
+
+
+def _keeper(core: DeviceCore, wanted: Standby) -> StandbyKeeper | None:
+    """Return what keeps the standbys of a device, or None if none are wanted."""
+    warm = wanted.warm_on(slow_start=core.backend_description.slow_start)
+    if not (wanted.hot or warm):
+        return None
+    warm_up = wanted.warm_up
+    called = None if warm_up is None else lambda shadow, ref: warm_up(Device(shadow, ref))
+    return StandbyKeeper(core, wanted.hot, warm, called)
 
 
 def _sanitizer_of(backend: Backend, tool: SanitizerTool | None) -> Sanitizer | None:

@@ -19,16 +19,13 @@ from ..libraries.registry import catalogue
 from ..memory.map import GRANULARITY
 from ..wire import HostClass, StreamPlan
 from ..wire.options import count, real, whole
+from ._standby import Standby
 from .core import MEMORY_LANE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from ..backends.registry import BackendName
     from ..lanes import Isolation
     from ..wire import Affinity
-    from ._device import Device
-    from .standby._statistics import StandbyMode
 
 _LARGEST_INT = 2**31 - 1
 
@@ -42,6 +39,15 @@ _STREAMS: Final = {
     "pooled": HostClass("atomr_accel.host.streams:PooledStreams"),
     "single": HostClass("atomr_accel.host.streams:SingleStream"),
 }
+_STANDBY_FORMS: Final[dict[object, str]] = {
+    "auto": "standby=Standby()",
+    "hot": "standby=Standby(hot=1)",
+    "warm": "standby=Standby(warm=1)",
+    True: "standby=Standby(warm=1)",
+    False: "standby=None",
+}
+"""Forms of ``standby`` that were taken before, and what to write."""
+
 _COMPLETIONS: Final = {
     name: HostClass(f"atomr_accel.host.completion:{name.capitalize()}Completion")
     for name in get_args(Completion)
@@ -56,9 +62,7 @@ class DeviceSettings(TypedDict, total=False):
     max_restarts: int | None
     restart_period: float
     backoff: Backoff | None
-    standby: StandbyMode | Literal["auto"] | bool | None
-    standbys: int
-    warm_up: Callable[[Device], Awaitable[object]] | None
+    standby: Standby | None
     op_deadline: float | None
     memory_limit: int | None
     pinned_limit: int
@@ -88,7 +92,7 @@ def checked_numbers(index: Any, given: dict[str, Any]) -> int:
         ValueError: out of range.
     """
     given["restart_period"] = real(given["restart_period"], "restart_period", above=0)
-    for name in ("standbys", "pinned_limit", "stream_pool"):
+    for name in ("pinned_limit", "stream_pool"):
         given[name] = count(given[name], name)
     if given["max_restarts"] is not None:
         given["max_restarts"] = count(given["max_restarts"], "max_restarts", 0)
@@ -106,7 +110,6 @@ def check_settings(
     isolation: object,
     backoff: object,
     standby: object,
-    warm_up: object,
     op_deadline: object,
     low_latency: object,
     sanitizer: object,
@@ -122,15 +125,13 @@ def check_settings(
     _one_of("isolation", isolation, ("process", "thread"))
     if backoff is not None and not isinstance(backoff, Backoff):
         raise TypeError(f"backoff must be a Backoff, not {_said(backoff)}")
-    if standby is not None and not isinstance(standby, bool):
-        _one_of("standby", standby, ("auto", "hot", "warm"), beside="a bool or None")
-        if standby != "auto" and isolation != "process":
-            raise ValueError(f"a {standby} standby is a process, so it needs isolation='process'")
-    if warm_up is not None:
-        if not callable(warm_up):
-            raise TypeError(f"warm_up must be an async function of a device, not {_said(warm_up)}")
-        if standby != "hot":
-            raise ValueError("warm_up is for a hot standby: it needs standby='hot'")
+    if standby is not None:
+        if not isinstance(standby, Standby):
+            write = _STANDBY_FORMS.get(standby) if isinstance(standby, (str, bool)) else None
+            advice = f"; write {write}" if write else ", as in standby=Standby(hot=1)"
+            raise TypeError(f"standby must be a Standby or None, not {_said(standby)}{advice}")
+        if standby.explicit and isolation != "process":
+            raise ValueError("a standby is a process, so it needs isolation='process'")
     if op_deadline is not None and isolation != "process":
         raise ValueError("op_deadline kills the host, so it needs isolation='process'")
     if not isinstance(low_latency, bool):
@@ -217,16 +218,6 @@ def stream_plan(
         deterministic=deterministic,
         sanitized=sanitized,
     )
-
-
-def standby_mode(standby: Any, *, slow_start: bool, isolation: str) -> StandbyMode | None:
-    """Return the mode of standbys, or None for no standby."""
-    if isolation != "process" or standby is None or standby is False:
-        return None
-    if standby == "auto":
-        return "warm" if slow_start else None
-    mode: StandbyMode = "hot" if standby == "hot" else "warm"
-    return mode
 
 
 def _host_class(name: str, value: object, built_in: Mapping[str, HostClass]) -> HostClass:

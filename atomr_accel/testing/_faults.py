@@ -118,7 +118,7 @@ async def standby_ready(device: Device, least: int | None = None) -> None:
     """
     standby = device.core.standby
     if standby is None:
-        raise Unsupported("the device keeps no standby: open it with standby='hot' or 'warm'")
+        raise Unsupported("the device keeps no standby: open it with standby=Standby(hot=1)")
     await standby.wait_ready(least)
 
 

@@ -31,7 +31,7 @@ import numpy as np
 import trio
 from bench_return import SIZES, WITH_LLAMA, Rehearsal, Subject, load_llama, shapes
 
-from atomr_accel import AccelError, CpuFallbackWarning, open_device
+from atomr_accel import AccelError, CpuFallbackWarning, Standby, open_device
 from atomr_accel.patterns import open_batcher
 from atomr_accel.testing import poison, standby_ready
 
@@ -182,9 +182,7 @@ async def serve(options: argparse.Namespace, by_hand: list[float]) -> None:
     rehearsal = Rehearsal()
     async with open_device(
         0,
-        standby="hot",
-        standbys=options.standbys,
-        warm_up=rehearsal,
+        standby=Standby(hot=options.standbys, warm_up=rehearsal),
         max_restarts=10**6,
     ) as device:
         weights = {name: await device.put(w, sealed=True) for name, w in make_weights(size)}

@@ -365,7 +365,7 @@ async def tune() -> None:
     _core.STAGING_BYTES = 1 << 28  # type: ignore[attr-defined]
     for copiers in (4, 6, 8, 10, 12, 16):
         _bulk.COPIERS = _copiers.COPIERS = copiers  # type: ignore[misc, attr-defined]
-        async with open_device(0, standby=False) as device:
+        async with open_device(0, standby=None) as device:
             await tune_chunks(device, host, out, copiers)
 
 

@@ -378,7 +378,7 @@ async def batches(device: Device) -> Iterator[Row]:
 async def strategies() -> None:
     """Each completion strategy."""
     for completion in get_args(Completion):
-        async with open_device(0, completion=completion, standby=False) as device:
+        async with open_device(0, completion=completion, standby=None) as device:
             host = np.random.default_rng(0).random((2, USUAL, USUAL), dtype=np.float32)
             a, b = await device.put(host[0]), await device.put(host[1])
             call = lambda a=a, b=b, on=device: on.blas.gemm(a, b)  # noqa: E731

@@ -9,7 +9,7 @@ of one device alone, of both, and of both while one is being killed.
     python tests/benchmarks/bench_replicas.py --seconds 10 --clients 64
 
 With one GPU both replicas are on it. This shows losses, but not the gain of a second device.
-``--standby`` as for ``open_device``.
+``--standby none``, ``warm`` or ``hot``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import time
 import warnings
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # two hosts' threads would fight for the cores
 
 import numpy as np
 import trio
 
-from atomr_accel import CpuFallbackWarning, DeviceUnavailable, open_device
+from atomr_accel import CpuFallbackWarning, DeviceUnavailable, Standby, open_device
 from atomr_accel.backends import cuda
 from atomr_accel.patterns import open_replica_pool
 from atomr_accel.testing import kill_host
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from atomr_accel import Device
 
     Array = np.ndarray[Any, np.dtype[np.float32]]
+
+STANDBYS: Final = {"none": None, "warm": Standby(warm=1), "hot": Standby(hot=1)}
 
 ROWS, SIDE, INPUTS = (512, 4096, 8) if cuda.why_absent() is None else (32, 256, 8)
 
@@ -63,7 +65,7 @@ class Load:
 
     @asynccontextmanager
     async def replica(
-        self, index: int, standby: Any
+        self, index: int, standby: Standby | None
     ) -> AsyncIterator[Callable[[int], Awaitable[Array]]]:
         """A device with the weights on it."""
         async with open_device(index, standby=standby, max_restarts=10**6) as device:
@@ -110,7 +112,7 @@ async def main(options: argparse.Namespace) -> None:
     rates = []
     for many in (1, 2):
         load.devices.clear()
-        makers = [partial(load.replica, index, options.standby) for index in on[:many]]
+        makers = [partial(load.replica, index, STANDBYS[options.standby]) for index in on[:many]]
         async with (
             open_replica_pool(makers, max_in_flight=options.clients) as pool,
             trio.open_nursery() as nursery,
@@ -159,7 +161,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each line")
-    parser.add_argument("--standby", default="hot")
+    parser.add_argument("--standby", choices=tuple(STANDBYS), default="hot")
     return parser.parse_args()
 
 

@@ -33,7 +33,7 @@ import numpy as np
 import trio
 from timeline import Timeline
 
-from atomr_accel import AccelError, CpuFallbackWarning, open_device
+from atomr_accel import AccelError, CpuFallbackWarning, Standby, open_device
 from atomr_accel.backends import cuda
 from atomr_accel.testing import poison, standby_ready
 
@@ -255,9 +255,8 @@ class Rehearsal:
 def opened(mode: StandbyMode, options: argparse.Namespace, rehearsal: Rehearsal) -> Any:
     """A device that is never lost."""
     warm_up = rehearsal if mode == "hot" and not options.cold else None
-    return open_device(
-        0, standby=mode, standbys=options.standbys, warm_up=warm_up, max_restarts=10**6
-    )
+    wanted = Standby(**{mode: options.standbys}, warm_up=warm_up)
+    return open_device(0, standby=wanted, max_restarts=10**6)
 
 
 async def measure(

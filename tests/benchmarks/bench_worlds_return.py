@@ -35,6 +35,7 @@ from atomr_accel import (
     DeviceUnavailable,
     GpuRefStale,
     KernelHung,
+    Standby,
     WorldBroken,
     open_device,
 )
@@ -45,6 +46,8 @@ from atomr_accel.worlds import open_world
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
     from atomr_accel.worlds import World
+
+STANDBYS: Final = {"none": None, "warm": Standby(warm=1), "hot": Standby(hot=1)}
 
 RANKS: Final = 2
 CALLERS: Final = 2
@@ -159,7 +162,7 @@ async def main(arguments: argparse.Namespace) -> int:
         "backoff": Backoff(initial=0.0, base=0.0, maximum=0.0),
         "max_restarts": 10_000,
         "op_deadline": DEADLINE,
-        "standby": None if arguments.standby == "none" else arguments.standby,
+        "standby": STANDBYS[arguments.standby],
     }
     async with AsyncExitStack() as stack:
         try:
@@ -208,5 +211,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--deaths", type=int, default=0)
     parser.add_argument("--on-break", choices=("wait", "shrink"), default="wait")
-    parser.add_argument("--standby", choices=("none", "warm", "hot"), default="none")
+    parser.add_argument("--standby", choices=tuple(STANDBYS), default="none")
     sys.exit(trio.run(main, parser.parse_args()))

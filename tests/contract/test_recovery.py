@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, KernelHung, Unsupported
+from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, KernelHung, Standby, Unsupported
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import FAULTS, hang, kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
@@ -296,7 +296,7 @@ async def test_calls_made_during_a_rebuild_wait_for_it() -> None:
 @pytest.mark.slow
 @program
 async def test_a_standby_takes_over() -> None:
-    async with opened(standby=True, max_restarts=OFTEN) as device:
+    async with opened(standby=Standby(warm=1), max_restarts=OFTEN) as device:
         sealed = await device.put(EYE, sealed=True)
         for _ in range(3):
             await poison(device)
@@ -308,7 +308,7 @@ async def test_a_standby_takes_over() -> None:
 @cpu_only
 @program
 async def test_a_standby_that_dies_is_no_loss() -> None:
-    async with opened(standby=True, max_restarts=OFTEN) as device:
+    async with opened(standby=Standby(warm=1), max_restarts=OFTEN) as device:
         standby = device.core.standby
         assert standby is not None
         for _ in range(2):

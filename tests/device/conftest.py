@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atomr_accel.device.contexts import context as _context
-from atomr_accel.device.standby import _standby
+from atomr_accel.device.standby import _keeper
 from tests.harness import AT_ONCE
 
 
@@ -18,5 +18,5 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for hosts only."""
-    monkeypatch.setattr(_standby, "_RETRY", AT_ONCE)
-    monkeypatch.setattr(_standby, "_BREATH_SECONDS", 0.0)
+    monkeypatch.setattr(_keeper, "_RETRY", AT_ONCE)
+    monkeypatch.setattr(_keeper, "_BREATH_SECONDS", 0.0)

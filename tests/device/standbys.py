@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from atomr_accel import Standby
 from tests.harness import opened
 
 from .in_host import multiply
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from atomr_accel import Device
-    from atomr_accel.device.standby._standby import Standby
+    from atomr_accel.device.standby._keeper import StandbyKeeper
 
 EYE: Final = np.eye(3)
 OFTEN: Final = 10**6
-hot: Final = functools.partial(opened, standby="hot", max_restarts=OFTEN)
+hot: Final = functools.partial(opened, standby=Standby(hot=1), max_restarts=OFTEN)
 
 
-def standby_of(device: Device) -> Standby:
+def standby_of(device: Device) -> StandbyKeeper:
     standby: Any = device.core.standby
     assert standby is not None
     return standby  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import open_system
+from atomr_accel import Standby, open_system
 from atomr_accel.actors import (
     Actor,
     ActorRestarted,
@@ -90,7 +90,9 @@ async def test_whichever_box_fails_the_others_go_on(
 ) -> None:
     reports = Reports()
     async with open_system("boxes", instruments=[reports]) as system, AsyncExitStack() as stack:
-        device = await system.spawn_device(0, backend="cpu", standby="warm", backoff=AT_ONCE)
+        device = await system.spawn_device(
+            0, backend="cpu", standby=Standby(warm=1), backoff=AT_ONCE
+        )
         ranks = [
             await system.spawn_device(number, backend="cpu", name=f"rank-{number}", backoff=AT_ONCE)
             for number in range(2)

@@ -24,10 +24,11 @@ from atomr_accel import (
     DeviceUnavailable,
     GpuRefStale,
     OutOfMemory,
+    Standby,
 )
 from atomr_accel.actors import Backoff
 from atomr_accel.device.contexts import context as _context
-from atomr_accel.device.standby import _spare, _standby
+from atomr_accel.device.standby import _keeper, _spare
 from atomr_accel.lanes import HostHandle, _spawn, start_host
 from atomr_accel.testing import kill_host, poison
 from tests import seeds
@@ -123,7 +124,7 @@ async def test_opening_and_recovery_need_no_worker_thread_of_trios() -> None:
     for holder in taken:
         limiter.acquire_on_behalf_of_nowait(holder)
     try:
-        async with opened(standby=True) as device:
+        async with opened(standby=Standby(warm=1)) as device:
             await kill_host(device)
             await works(device)
         async with opened(isolation="thread") as device:
@@ -224,7 +225,7 @@ async def test_a_host_that_is_stopped_as_it_starts_can_be_cancelled(
 @pytest.mark.usefixtures("brief")
 @program
 async def test_a_stopped_standby_is_not_taken() -> None:
-    async with opened(standby=True) as device:
+    async with opened(standby=Standby(warm=1)) as device:
         await works(device)
         standby = device.core.standby
         assert standby is not None
@@ -237,7 +238,7 @@ async def test_a_stopped_standby_is_not_taken() -> None:
 @pytest.mark.usefixtures("brief")
 @program
 async def test_a_standby_that_is_stopped_as_it_loads_holds_nobody_up() -> None:
-    async with opened(standby=True) as device:
+    async with opened(standby=Standby(warm=1)) as device:
         standby = device.core.standby
         assert standby is not None
         await standby.wait_ready()
@@ -279,7 +280,7 @@ async def test_a_process_forked_in_a_host_does_not_hide_its_end() -> None:
 
 @pytest.fixture
 def retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_standby, "_RETRY", AT_ONCE)
+    monkeypatch.setattr(_keeper, "_RETRY", AT_ONCE)
 
 
 @pytest.mark.slow
@@ -298,7 +299,7 @@ async def test_a_standby_that_cannot_start_is_tried_again(
         return await start_host(isolation)
 
     monkeypatch.setattr(_spare, "start_host", sometimes)
-    async with opened(standby=True, max_restarts=1) as device:
+    async with opened(standby=Standby(warm=1), max_restarts=1) as device:
         assert device.core.standby is not None
         await device.core.standby.wait_ready()
         await poison(device)
@@ -310,7 +311,7 @@ async def test_a_standby_that_cannot_start_is_tried_again(
 @pytest.mark.usefixtures("retried")
 @program
 async def test_a_standby_that_ends_is_replaced() -> None:
-    async with opened(standby=True) as device:
+    async with opened(standby=Standby(warm=1)) as device:
         standby = device.core.standby
         assert standby is not None
         await standby.wait_ready()
@@ -365,7 +366,7 @@ async def test_a_device_whose_context_does_not_start_ten_times_in_a_row_is_lost(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("standby", [None, "warm"])
+@pytest.mark.parametrize("standby", [None, Standby(warm=1)])
 @program
 async def test_faults_that_follow_each_other_are_survived_and_waited_for(standby: Any) -> None:
     async with opened(backoff=None, standby=standby) as device:
@@ -506,16 +507,16 @@ async def _cancelled_at(step: int, *, fault: bool, **options: Any) -> bool:
 @pytest.mark.parametrize(
     ("isolation", "standby", "fault", "stride"),
     [
-        ("thread", False, False, 1),
-        pytest.param("process", False, False, sized(8, 3), marks=pytest.mark.slow),
-        pytest.param("process", True, False, sized(10, 4), marks=pytest.mark.slow),
-        pytest.param("process", False, True, sized(40, 17), marks=pytest.mark.slow),
-        pytest.param("process", True, True, sized(55, 23), marks=pytest.mark.slow),
+        ("thread", None, False, 1),
+        pytest.param("process", None, False, sized(8, 3), marks=pytest.mark.slow),
+        pytest.param("process", Standby(warm=1), False, sized(10, 4), marks=pytest.mark.slow),
+        pytest.param("process", None, True, sized(40, 17), marks=pytest.mark.slow),
+        pytest.param("process", Standby(warm=1), True, sized(55, 23), marks=pytest.mark.slow),
     ],
 )
 @program
 async def test_cancelled_anywhere_it_leaves_nothing(
-    others: set[int], isolation: Isolation, standby: bool, fault: bool, stride: int
+    others: set[int], isolation: Isolation, standby: Standby | None, fault: bool, stride: int
 ) -> None:
     async with opened(isolation=isolation):  # the thread that starts hosts stays
         pass

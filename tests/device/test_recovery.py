@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale
+from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, Standby
 from atomr_accel.testing import FAULTS, kill_host, poison
 from atomr_accel.testing._faults import sleep_for_ever, source_of
 from tests.harness import cpu_only, no_descriptors, opened, program, same_bits
@@ -131,7 +131,7 @@ async def test_a_fault_in_a_thread_is_final() -> None:
 @pytest.mark.slow
 @program
 async def test_the_standby_takes_over() -> None:
-    async with opened(standby=True, max_restarts=3) as device:
+    async with opened(standby=Standby(warm=1), max_restarts=3) as device:
         standby = device.core.standby
         assert standby is not None
         for generation in (2, 3):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atomr_accel import DeviceUnavailable, open_device
+from atomr_accel import Device, DeviceUnavailable, Standby, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.backends import registry
 from atomr_accel.device._settings import lane_names
@@ -98,13 +98,16 @@ async def an_index() -> int:
         ({"isolation": True}, TypeError, "isolation must be 'process' or 'thread', not True"),
         ({"op_deadline": 1.0, "isolation": "thread"}, ValueError, "needs isolation='process'"),
         ({"backoff": 1.0}, TypeError, "backoff must be a Backoff, not 1.0"),
-        ({"standby": "yes"}, ValueError, "standby must be 'auto', 'hot', 'warm', a bool or None"),
-        ({"standby": 1}, TypeError, "a bool or None, not 1, of type int"),
-        ({"standby": "hot", "isolation": "thread"}, ValueError, "so it needs isolation='process'"),
-        ({"standbys": 0}, ValueError, "standbys must be a whole number of at least 1, not 0"),
-        ({"standbys": True}, TypeError, "standbys must be a whole number of at least 1, not True"),
-        ({"warm_up": 1, "standby": "hot"}, TypeError, "must be an async function of a device"),
-        ({"warm_up": an_index}, ValueError, "it needs standby='hot'"),
+        ({"standby": "yes"}, TypeError, r"not 'yes', of type str, as in standby=Standby\(hot=1\)"),
+        ({"standby": 1}, TypeError, "standby must be a Standby or None, not 1, of type int, as in"),
+        ({"standby": "hot"}, TypeError, r"not 'hot', .*; write standby=Standby\(hot=1\)"),
+        ({"standby": "warm"}, TypeError, r"; write standby=Standby\(warm=1\)"),
+        ({"standby": "auto"}, TypeError, r"; write standby=Standby\(\)"),
+        ({"standby": True}, TypeError, r"; write standby=Standby\(warm=1\)"),
+        ({"standby": False}, TypeError, "; write standby=None"),
+        ({"standbys": 2}, TypeError, r"argument 'standbys'; write standby=Standby\(hot=\.\.\.\)"),
+        ({"warm_up": an_index}, TypeError, r"write standby=Standby\(hot=1, warm_up=\.\.\.\)"),
+        ({"standby": Standby(hot=1), "isolation": "thread"}, ValueError, "so it needs isolation"),
         (
             {"streams": "many"},
             ValueError,
@@ -141,15 +144,22 @@ async def test_settings_refuse_invalid_values_at_once(
             pytest.fail("opened")
 
 
+async def rehearse(device: Device) -> None:
+    await device.zeros(1)
+
+
 @program
 async def test_settings_accept_valid_values() -> None:
     """All of it reaches the search for a backend."""
+    numpys: Any = np.int8(2)
     for settings in (
         {"index": np.int32(1), "max_restarts": 0, "restart_period": 5, "op_deadline": 0.25},
         {"memory_limit": np.int64(1 << 30), "pinned_limit": 1, "stream_pool": np.uint8(2)},
-        {"restart_period": np.float32(1), "standby": False, "backoff": Backoff()},
-        {"standby": "hot", "standbys": np.int8(2), "warm_up": an_index},
-        {"standby": "warm"},
+        {"restart_period": np.float32(1), "standby": None, "backoff": Backoff()},
+        {"standby": Standby(hot=numpys, warm_up=rehearse)},
+        {"standby": Standby(warm=1)},
+        {"standby": Standby(), "isolation": "thread"},
+        {"standby": Standby(hot=0, warm=0), "isolation": "thread"},
         {"affinity": None, "isolation": "thread"},
         {"affinity": {np.int8(0), 1}},
         {"priorities": {"memory": -1, "run.mine": np.int8(2), "dnn-plans": 0}},
@@ -186,3 +196,35 @@ async def test_backends_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(DeviceUnavailable) as info:
         registry.find_backend("tpu")
     assert str(info.value).endswith("expected one of 'auto', 'cpu', 'cuda', 'abacus'")
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"hot": -1}, ValueError, "hot must be a whole number from 0 to 1024, not -1"),
+        ({"hot": math.nan}, TypeError, "hot must be a whole number from 0 to 1024, not nan"),
+        ({"hot": True}, TypeError, "hot must be a whole number from 0 to 1024, not True"),
+        ({"warm": "1"}, TypeError, "warm must be a whole number from 0 to 1024, not '1'"),
+        ({"hot": 1, "warm_up": 1}, TypeError, "warm_up must be an async function of a device"),
+        ({"warm": 1, "warm_up": an_index}, ValueError, "warm_up is for hot standbys: write"),
+    ],
+)
+def test_a_standby_refuses_invalid_values(
+    fields: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Standby(**fields)
+
+
+@pytest.mark.parametrize(
+    ("standby", "slow_start", "warm"),
+    [
+        (Standby(), False, 0),
+        (Standby(), True, 1),
+        (Standby(hot=2), False, 1),
+        (Standby(hot=2, warm=0), True, 0),
+        (Standby(warm=3), False, 3),
+    ],
+)
+def test_warm_standbys_by_default(standby: Standby, slow_start: bool, warm: int) -> None:
+    assert standby.warm_on(slow_start=slow_start) == warm

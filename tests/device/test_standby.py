@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import DeviceLost, GpuRefStale, OutOfMemory, StandbyWarning, Unsupported
+from atomr_accel import DeviceLost, GpuRefStale, OutOfMemory, Standby, StandbyWarning, Unsupported
 from atomr_accel.actors import Backoff
 from atomr_accel.device import _open
 from atomr_accel.device._growth import SlabGrowth
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device, GpuRef
     from atomr_accel.device.core import DeviceCore
-    from atomr_accel.device.standby._standby import Standby
+    from atomr_accel.device.standby._keeper import StandbyKeeper
     from atomr_accel.lanes import HostHandle, Isolation
 
 pytestmark = [  # each starts hosts, and most several
@@ -54,7 +54,7 @@ pytestmark = [  # each starts hosts, and most several
 ]
 
 
-def mapped_by(standby: Standby) -> set[int]:
+def mapped_by(standby: StandbyKeeper) -> set[int]:
     """The slabs that the best one has."""
     prepared = standby._best_first()[0].prepared
     return set() if prepared is None else prepared.mapped
@@ -132,7 +132,7 @@ async def test_plans_and_kernels_are_made_there() -> None:
 
 @program
 async def test_plans_are_made_again_in_a_warm_one_before_the_program_asks() -> None:
-    async with opened(standby="warm", max_restarts=OFTEN) as device:
+    async with opened(standby=Standby(warm=1), max_restarts=OFTEN) as device:
         weight = await device.put(np.ones(4, np.float32), sealed=True)
         await device.dnn.layer_norm(await device.put(np.ones((2, 4), np.float32)), weight, weight)
         await standby_ready(device)
@@ -300,7 +300,7 @@ async def test_warm_up_gets_a_device_that_nothing_is_left_of() -> None:
         devices.append(rehearsal)
 
     shared: dict[str, Any] = {}
-    async with hot(warm_up=warm_up) as device:
+    async with hot(standby=Standby(hot=1, warm_up=warm_up)) as device:
         shared["sealed"] = await device.put(EYE, sealed=True)
         for _ in range(2):
             await standby_of(device).wait_ready()
@@ -330,7 +330,7 @@ async def test_a_state_is_made_once_in_each_host_however_often_it_warms_up(tmp_p
             rehearsals += 1
 
     init: Callable[[], Any] | None = None
-    async with hot(warm_up=warm_up) as device:
+    async with hot(standby=Standby(hot=1, warm_up=warm_up)) as device:
         init = functools.partial(load_and_note, str(log), await device.put(EYE, sealed=True))
         for _ in range(2):
             await answer(device, init)
@@ -373,7 +373,7 @@ async def test_warm_up_buffers_are_not_taken_for_the_programs_own() -> None:
     async def warm_up(rehearsal: Device) -> None:
         await use(rehearsal, (5, 6, 7, 8), 1)
 
-    async with hot(warm_up=warm_up) as device:
+    async with hot(standby=Standby(hot=1, warm_up=warm_up)) as device:
         (again,) = await use(device, (8, 5, 9), 2)
         for _ in range(2):
             await standby_ready(device)
@@ -391,15 +391,19 @@ async def test_a_warm_up_that_fails_is_told_and_no_loss(caplog: pytest.LogCaptur
             await rehearsal.put(EYE, sealed=True)
         raise ZeroDivisionError("once more")
 
-    async with hot(warm_up=warm_up) as device:
+    async with hot(standby=Standby(hot=1, warm_up=warm_up)) as device:
         await standby_of(device).wait_ready()
         assert "ZeroDivisionError('once more')" in caplog.text
+        seen = standby_of(device).statistics()
+        assert seen.problem == "warm_up of a standby failed: ZeroDivisionError('once more')"
+        assert not seen.degraded
         await poison(device)
         await works(device)
 
 
 @program
-async def test_standby_is_used_while_it_warms_up() -> None:
+async def test_standby_is_used_while_it_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_spare, "LONG_SECONDS", -1.0)
     begun = trio.Event()
 
     async def warm_up(rehearsal: Device) -> None:
@@ -407,9 +411,13 @@ async def test_standby_is_used_while_it_warms_up() -> None:
         begun.set()
         await trio.sleep_forever()
 
-    async with hot(warm_up=warm_up) as device:
+    async with hot(standby=Standby(hot=1, warm_up=warm_up)) as device:
         await begun.wait()
         host = standby_of(device).hosts[0]
+        seen = standby_of(device).statistics()
+        assert seen.state == "warming up"
+        assert seen.degraded
+        assert "warm_up of a standby has not returned for" in str(seen.problem)
         await poison(device)
         await works(device)
         assert device.statistics().host_pid == host.pid
@@ -423,7 +431,7 @@ async def test_a_fault_while_it_warms_up_is_the_standbys_own() -> None:
         if faults:
             await faults.pop()(rehearsal)
 
-    async with hot(warm_up=warm_up, max_restarts=0) as device:
+    async with hot(standby=Standby(hot=1, warm_up=warm_up), max_restarts=0) as device:
         await standby_of(device).wait_ready()
         assert device.generation == 1
         assert device.statistics().faults == 0
@@ -447,7 +455,7 @@ async def test_a_fault_is_not_waited_for_but_a_restart_that_fails_is(
         return 0.5
 
     monkeypatch.setattr(_open, "_RESTART_BACKOFF", Backoff(base=1e-3, jitter=0.5, rng=rng))
-    async with opened(standby="warm", backoff=None, max_restarts=OFTEN) as device:
+    async with opened(standby=Standby(warm=1), backoff=None, max_restarts=OFTEN) as device:
         for _ in range(3):
             await standby_ready(device)
             await poison(device)
@@ -472,7 +480,7 @@ async def test_a_fault_is_not_waited_for_but_a_restart_that_fails_is(
 
 @program
 async def test_standby_count_matches_the_option() -> None:
-    async with hot(standbys=2) as device:
+    async with hot(standby=Standby(hot=2)) as device:
         init = functools.partial(load, await device.put(EYE, sealed=True))
         await answer(device, init)
         await standby_of(device).wait_ready()
@@ -572,6 +580,8 @@ async def test_a_second_context_that_cannot_be_had_leaves_a_warm_one(
             statistics = device.statistics().standby
             assert statistics is not None
             assert (statistics.mode, statistics.died) == ("warm", 0)
+            assert statistics.degraded
+            assert "a second context cannot be had: all but" in str(statistics.problem)
             host = standby_of(device).hosts[0]
             await poison(device)
             await works(device)
@@ -642,7 +652,7 @@ async def test_memory_of_a_host_that_is_ending_is_waited_for(
         assert standby_of(device).statistics().mode == "hot"
 
 
-@pytest.mark.parametrize("standby", ["hot", "warm"])
+@pytest.mark.parametrize("standby", [Standby(hot=1), Standby(warm=1)])
 @program
 async def test_a_lane_gets_the_descriptors_of_standbys(standby: Any) -> None:
     async with opened(standby=standby, max_restarts=OFTEN) as device:
@@ -667,7 +677,7 @@ async def test_a_host_gets_the_descriptors_of_standbys(monkeypatch: pytest.Monke
             raise OSError(errno.EMFILE, "too many open files")
         return await usual(*args)
 
-    async def nothing(_: Standby) -> None:
+    async def nothing(_: StandbyKeeper) -> None:
         await trio.lowlevel.checkpoint()
 
     async with hot() as device:
@@ -694,7 +704,7 @@ async def test_without_a_standby_nobody_waits_for_one() -> None:
 
 @program
 async def test_a_warm_one_has_imported_what_functions_have() -> None:
-    async with opened(standby="warm", max_restarts=OFTEN) as device:
+    async with opened(standby=Standby(warm=1), max_restarts=OFTEN) as device:
         assert not await device.run(has_imported, "wave")
         assert await device.run(import_rare)
         await standby_of(device).wait_ready()
@@ -708,7 +718,7 @@ async def test_a_warm_one_has_imported_what_functions_have() -> None:
 async def test_standby_works_without_memory_that_it_cannot_import(tmp_path: Path) -> None:
     """A module that is not there any more, or ends its process's life with an exception."""
     (tmp_path / "only_once.py").write_text("x = 1\n")
-    async with opened(standby="warm", max_restarts=OFTEN) as device:
+    async with opened(standby=Standby(warm=1), max_restarts=OFTEN) as device:
         await device.run(import_from, str(tmp_path), "only_once")
         (tmp_path / "only_once.py").unlink()
         await standby_of(device).wait_ready()
@@ -723,7 +733,7 @@ async def test_standby_works_without_memory_that_it_cannot_import(tmp_path: Path
 async def test_standbys_leave_nothing_behind() -> None:
     before = descriptors()
     pids = []
-    async with hot(standbys=2) as device:
+    async with hot(standby=Standby(hot=2)) as device:
         init = functools.partial(load, await device.put(EYE, sealed=True))
         await answer(device, init)
         await standby_of(device).wait_ready()
@@ -757,7 +767,7 @@ async def test_a_host_that_cannot_say_what_it_imported_ends_as_any_other(
         raise HostDied("it has ended")
 
     monkeypatch.setattr(_spare, "learn", learn)
-    async with opened(standby="warm", max_restarts=OFTEN) as device:
+    async with opened(standby=Standby(warm=1), max_restarts=OFTEN) as device:
         await device.run(has_imported, "wave")
         await standby_of(device).wait_ready()
 

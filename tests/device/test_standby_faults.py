@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, GpuRefStale
+from atomr_accel import ContextPoisoned, GpuRefStale, Standby
 from atomr_accel.device.contexts import context as _context
-from atomr_accel.device.standby import _spare, _standby
+from atomr_accel.device.standby import _keeper, _spare
 from atomr_accel.lanes import start_host
 from atomr_accel.testing import kill_host, poison
 from tests.harness import AT_ONCE, cpu_only, descriptors, opened, program, settled, used_by
@@ -47,8 +47,8 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> list[HostHandle]:
 
     monkeypatch.setattr(_spare, "start_host", start)
     monkeypatch.setattr(_context, "start_host", start)
-    monkeypatch.setattr(_standby, "_RETRY", AT_ONCE)
-    monkeypatch.setattr(_standby, "_BREATH_SECONDS", 0.0)
+    monkeypatch.setattr(_keeper, "_RETRY", AT_ONCE)
+    monkeypatch.setattr(_keeper, "_BREATH_SECONDS", 0.0)
     return started
 
 
@@ -161,8 +161,8 @@ async def test_faults_lose_and_change_no_results(
 
     doomed = rng.integers(4, size=100) == 0
     doomed = doomed.tolist()
-    settings: dict[str, Any] = {"standby": "hot", "standbys": kept, "max_restarts": OFTEN}
-    async with opened(warm_up=warm_up if number % 2 else None, **settings) as device:
+    wanted = Standby(hot=kept, warm_up=warm_up if number % 2 else None)
+    async with opened(standby=wanted, max_restarts=OFTEN) as device:
         standby = device.core.standby
         assert standby is not None
         ours = _Program(device, rng)

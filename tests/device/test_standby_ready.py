@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import trio
 
+from atomr_accel import Standby
 from atomr_accel.device.standby import _spare
 from tests.harness import cpu_only, opened, program
 
@@ -20,7 +21,7 @@ async def test_one_that_captures_is_not_ready(monkeypatch: pytest.MonkeyPatch) -
         begun.set()
         await go_on.wait()
 
-    async with opened(standby="hot") as device:
+    async with opened(standby=Standby(hot=1)) as device:
         standby = device.core.standby
         assert standby is not None
         x = await device.put(np.eye(3), sealed=True)

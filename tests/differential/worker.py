@@ -133,7 +133,7 @@ async def serve(answers: Any, backend: str) -> None:
         backend=backend,
         max_restarts=10**9,
         backoff=Backoff(initial=0.0, base=0.0, maximum=0.0),
-        standby=False,
+        standby=None,
     ) as device:
         say(backend=device.backend)
         while line := await trio.to_thread.run_sync(sys.stdin.readline):

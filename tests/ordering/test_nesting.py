@@ -165,7 +165,7 @@ async def test_a_recording_of_recordings_is_what_its_parts_are(
 def test_the_same_as_graphs(tree: Tree, seeds: list[int]) -> None:
     @program
     async def run() -> None:
-        async with opened(isolation="thread", standby=False) as device:
+        async with opened(isolation="thread", standby=None) as device:
             await check(device, tree, seeds)
 
     with graphs() as driver:

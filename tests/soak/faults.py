@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import trio
 
-from atomr_accel import GpuRefStale
+from atomr_accel import GpuRefStale, Standby
 from atomr_accel.testing import hang, kill_host, poison
 from atomr_accel.testing._faults import FaultName
 
@@ -116,7 +116,8 @@ async def settled() -> None:
 async def check(seconds: float, tasks: int, seed: int, backend: str, turns: int) -> Report:
     """Soak for a number of seconds, and look for leftovers."""
     # What the first device loads stays, so it is not counted: imports, contexts' own threads.
-    await soak(2, 4, seed=seed, backend=backend, standby="hot", turns=turns, op_deadline=DEADLINE)
+    hot = Standby(hot=1)
+    await soak(2, 4, seed=seed, backend=backend, standby=hot, turns=turns, op_deadline=DEADLINE)
     await settled()
     before = {"shared files": shared(), "threads": threads(), "locked KiB": locked()}
     memory = await used(backend)
@@ -127,7 +128,7 @@ async def check(seconds: float, tasks: int, seed: int, backend: str, turns: int)
         backend=backend,
         seconds=seconds,
         turns=turns,
-        standby="hot",
+        standby=hot,
         harm=Harm(),
         op_deadline=DEADLINE,
     )

@@ -35,14 +35,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import trio
 
-from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, open_device
+from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, Standby, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
-    from atomr_accel.device.standby._statistics import StandbyMode
     from atomr_accel.lanes import Isolation
 
 SIDE: Final = 16
@@ -51,6 +50,8 @@ PATIENCE: Final = 60
 
 PROGRESS: Final = 60
 """Seconds after which a line says how it goes."""
+
+_WARM: Final = Standby(warm=1)
 
 FAULTS: Final = (ContextPoisoned, GpuRefStale)
 
@@ -441,7 +442,7 @@ async def soak(
     isolation: Isolation = "process",
     seconds: float = math.inf,
     turns: int = 200,
-    standby: StandbyMode = "warm",
+    standby: Standby = _WARM,
     harm: Harm = kill,
     **options: Any,
 ) -> Report:
@@ -492,7 +493,7 @@ def main() -> None:
             isolation=words.isolation,
             seconds=words.seconds,
             turns=words.turns,
-            standby=words.standby,
+            standby=_WARM if words.standby == "warm" else Standby(hot=1),
         )
     )
     print(report)

@@ -212,7 +212,7 @@ def test_deaths_of_hosts_leave_nothing(times: int, monkeypatch: pytest.MonkeyPat
 async def deaths(times: int) -> None:
     sealed_array = np.arange(1 << 18)
     with trio.fail_after(SECONDS + 3 * times):
-        async with opened(max_restarts=10**6, standby=False) as device:
+        async with opened(max_restarts=10**6, standby=None) as device:
             sealed = await device.put(sealed_array, sealed=True)
 
             async def die(times: int) -> None:

@@ -36,6 +36,7 @@ class Room:
     Attributes:
         wanted: the mode that is wanted.
         mode: the present mode, which is warm if hot ones have no room.
+        why: the reason why it is not the mode that is wanted.
         spares: the standbys.
     """
 
@@ -44,11 +45,12 @@ class Room:
         self._warned = False
         self.wanted: Final = wanted
         self.mode = wanted
+        self.why: str | None = None
         self.spares: Final[list[Spare]] = []
 
     def be_warm(self, why: str) -> None:
         """Keep warm standbys, because hot ones have no room, and warn once."""
-        self.mode = "warm"
+        self.mode, self.why = "warm", why
         if not self._warned:
             self._warned = True
             told = StandbyWarning(f"{self._core.name} keeps a warm standby, not a hot one: {why}")
@@ -56,6 +58,10 @@ class Room:
                 warnings.warn(told, stacklevel=2)
             except StandbyWarning:  # the program wants errors, and this is a task of its own
                 _log.warning("%s", told, extra=self._core.log_fields())
+
+    def be_as_wanted(self) -> None:
+        """Try the wanted mode again."""
+        self.mode, self.why = self.wanted, None
 
     async def left(self) -> int:
         """Return the free bytes of the device's memory, and the bytes of the program."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, final
 
@@ -42,6 +43,10 @@ STEPS: Final = (
     "warming up",
     "ready",
 )
+
+
+LONG_SECONDS: Final = 10.0
+"""Time after which a ``warm_up`` that has not returned counts as a problem."""
 
 
 @final
@@ -104,7 +109,17 @@ class Spare:
         self.behind = True
         self.noted: set[tuple[str, Message]] = set()
         self.taken = self.given_up = False
+        self._called_at = math.inf  # when ``warm_up`` was called, while it runs
+        self._warm_up_failure: str | None = None
         self.over: Final = trio.Event()
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with its ``warm_up``, or None."""
+        since = trio.current_time() - self._called_at
+        if since > LONG_SECONDS:
+            return f"warm_up of a standby has not returned for {since:.1f} s"
+        return self._warm_up_failure
 
     @property
     def step(self) -> str:
@@ -295,11 +310,20 @@ class Spare:
         warm_up: Callable[[DeviceCore, ActorRef], Awaitable[object]],
     ) -> None:
         """Call the program's ``warm_up``, and leave none of its memory."""
+        self._called_at = trio.current_time()
         try:
             await warm_up(shadow, self._ref)
+            self._warm_up_failure = None
         except Exception as error:  # noqa: BLE001 (the program's)
-            text, core = "%s: warm_up of a standby failed: %s", self._core
-            _log.warning(text, core.name, repr(error), extra=core.log_fields(error))
+            self._warm_up_failure = f"warm_up of a standby failed: {error!r}"
+            _log.warning(
+                "%s: %s",
+                self._core.name,
+                self._warm_up_failure,
+                extra=self._core.log_fields(error),
+            )
+        finally:
+            self._called_at = math.inf
         await self._give_back(shadow, prepared)
 
     async def _give_back(self, shadow: DeviceCore, prepared: PreparedHost) -> None:

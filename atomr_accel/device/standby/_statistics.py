@@ -21,6 +21,9 @@ class StandbyStatistics:
             taken, or before another attempt.
         kept: number of standbys that are wanted.
         ready: number of standbys that are ready.
+        degraded: whether fewer are ready than are wanted, or less far prepared ones.
+        problem: the reason why fewer are ready, or why ``warm_up`` failed, in words. None if all is
+            well, or if they are just getting ready.
         nbytes: bytes of the device's memory that they take, if the driver reports that.
         seconds: time that the last one took to become ready; None before the first.
         used: number of standbys that have taken over.
@@ -31,6 +34,8 @@ class StandbyStatistics:
     state: str
     kept: int
     ready: int
+    degraded: bool
+    problem: str | None
     nbytes: int
     seconds: float | None
     used: int

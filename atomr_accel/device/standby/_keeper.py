@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from ..batches.record import Recording
     from ..contexts._prepared import PreparedHost
     from ..core import DeviceCore
-    from ._statistics import StandbyMode
 
 _log = logging.getLogger("atomr_accel.device")
 
@@ -74,27 +73,30 @@ Taken = tuple["PreparedHost", "DeviceCore | None", bool]
 
 @final
 @uninterrupted
-class Standby:
+class StandbyKeeper:
     """Keeps hosts prepared while a context is up; the next context takes one.
 
     Args:
         core: the device.
-        mode: how far they are prepared.
-        kept: how many.
+        hot: number of hot ones.
+        warm: number of warm ones; next to hot ones they are in reserve.
         warm_up: called with the device of a hot one.
     """
 
     def __init__(
         self,
         core: DeviceCore,
-        mode: StandbyMode,
-        kept: int,
+        hot: int,
+        warm: int,
         warm_up: Callable[[DeviceCore, ActorRef], Awaitable[object]] | None,
     ) -> None:
         self._core = core
-        self._room: Final = Room(core, mode)
+        self._room: Final = Room(core, "hot" if hot else "warm")
         self._history: Final = PreparationHistory()
-        self._kept: Final = kept
+        self._hot: Final = hot
+        self._warm: Final = warm
+        self._kept: Final = hot or warm
+        self._failure: str | None = None
         self._warm_up: Final = warm_up
         self._spares: Final = self._room.spares
         self._became_ready = trio.Event()
@@ -108,7 +110,7 @@ class Standby:
         """Keep as many as are wanted, whenever there is a context."""
         task_status.started()
         async with trio.open_nursery() as nursery:
-            for _ in range(self._kept + (self._room.wanted == "hot")):
+            for _ in range(self._hot + self._warm):
                 nursery.start_soon(self._keep)
             nursery.start_soon(self._promote)
 
@@ -186,16 +188,26 @@ class Standby:
         warm = self._room.mode == "warm"
         wanted = [spare for spare in self._best_first() if warm or spare.hot]
         ready = [s for s in wanted if s.step == "ready" and (warm or s.shadow is not None)]
+        degraded = len(ready) < self._kept or self._room.mode != self._room.wanted
         return StandbyStatistics(
             mode=self._room.mode,
             state=wanted[0].step if wanted else "waiting",
             kept=self._kept,
             ready=min(self._kept, len(ready)),
+            degraded=degraded,
+            problem=self._problem(degraded=degraded),
             nbytes=self._core.memory.reserved,
             seconds=self._seconds,
             used=self._used,
             died=self._died,
         )
+
+    def _problem(self, *, degraded: bool) -> str | None:
+        """Return why fewer are ready than asked for, or what is wrong with those that are."""
+        problems = [spare.problem for spare in self._best_first()]
+        if degraded:
+            problems += [self._room.why, self._failure]
+        return next(filter(None, problems), None)
 
     async def take(self) -> Taken | None:
         """Take over the host that is farthest prepared; None if there is none."""
@@ -221,7 +233,7 @@ class Standby:
                 for name, port in list(prepared.ports.items()):
                     if self._closed_meanwhile(spare, port):
                         _end_lane(prepared, spare.shadow, name)
-            self._room.mode = self._room.wanted
+            self._room.be_as_wanted()
             self._used += 1
             return prepared, spare.shadow, ready
         await trio.lowlevel.checkpoint()
@@ -290,6 +302,7 @@ class Standby:
 
     def _note_ready(self, spare: Spare) -> None:
         self._seconds = spare.seconds or self._seconds
+        self._failure = None
         self._became_ready.set()
         self._became_ready = trio.Event()
 
@@ -306,7 +319,7 @@ class Standby:
                 await trio.sleep(_BREATH_SECONDS)
             if self._room.mode == "warm":
                 continue
-            wanting = self._kept - sum(spare.hot for spare in self._spares)
+            wanting = self._hot - sum(spare.hot for spare in self._spares)
             others = [spare for spare in self._best_first() if not spare.hot]
             for spare in others[: max(0, wanting)]:
                 spare.hot = True
@@ -337,7 +350,7 @@ class Standby:
                     delay = _RETRY.delay(failures)
                     # As text, because a record that is kept would keep the frames of the error
                     # alive.
-                    told = repr(error)
+                    self._failure = told = repr(error)
                     text, extra = (
                         "%s: no standby host: %s; trying again",
                         self._core.log_fields(error),

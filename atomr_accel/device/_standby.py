@@ -1,0 +1,76 @@
+"""The setting of ``open_device`` that asks for standbys."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from .._errors import said_of
+from ..wire.options import count
+
+if TYPE_CHECKING:
+    from ._device import Device
+
+_MOST: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standby:
+    """The standbys that a device keeps: hosts prepared for the next rebuild.
+
+    ``Standby()``, the default of ``open_device``, keeps one warm standby where hosts are slow to
+    start: on CUDA, under ``isolation="process"``.
+
+    Args:
+        hot: number of hosts that have the device open, the sealed buffers mapped and the lanes in
+            use running, and have called the ``init`` of each lane of ``device.run``. A fault then
+            costs little more than an op. Each takes a second context's memory on the device, which
+            ``memory_limit`` counts. If that memory is not available, or the program needs it, warm
+            ones are kept instead, with a ``StandbyWarning``.
+        warm: number of hosts that have done their imports and touch no device. By default one in
+            reserve next to hot ones, and otherwise one where hosts are slow to start.
+        warm_up: an async function that prepares a hot standby. It is called with a device like the
+            one that ``open_device`` returns, but on the standby. It should make the calls that the
+            program makes, with the program's sealed buffers, so that libraries load and plan in
+            advance. It is called for each standby, and again when the device uses more. Its buffers
+            are freed when it returns. It cannot seal buffers. If it raises, the error is logged,
+            and `StandbyStatistics.problem` has it.
+
+    Raises:
+        TypeError: a number that is no whole number, or a ``warm_up`` that is no function.
+        ValueError: a number out of its range, or a ``warm_up`` without a standby that calls it.
+    """
+
+    hot: int = 0
+    warm: int | None = None
+    warm_up: Callable[[Device], Awaitable[object]] | None = None
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__  # the object is frozen, and NumPy's numbers become ints
+        set_field(self, "hot", count(self.hot, "hot", 0, _MOST))
+        if self.warm is not None:
+            set_field(self, "warm", count(self.warm, "warm", 0, _MOST))
+        if self.warm_up is not None:
+            if not callable(self.warm_up):
+                raise TypeError(
+                    "warm_up must be an async function of a device, not "
+                    f"{self.warm_up!r}, of type {said_of(self.warm_up)}"
+                )
+            if not self.hot:
+                raise ValueError("warm_up is for hot standbys: write Standby(hot=1, warm_up=...)")
+
+    @property
+    def explicit(self) -> bool:
+        """True if it asks for some, whatever the device."""
+        return bool(self.hot or self.warm)
+
+    def warm_on(self, *, slow_start: bool) -> int:
+        """Return the number of warm ones on a backend.
+
+        Args:
+            slow_start: whether the backend's hosts are slow to start.
+        """
+        if self.warm is not None:
+            return self.warm
+        return int(slow_start or self.hot > 0)
