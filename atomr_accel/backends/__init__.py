@@ -18,6 +18,7 @@ from ..wire.interface import (
     Fusion,
     HostContext,
     Later,
+    Parker,
     Stopwatch,
     Stream,
     StreamAllocator,
@@ -37,6 +38,7 @@ __all__ = [
     "HostContext",
     "Later",
     "OpenLane",
+    "Parker",
     "Stopwatch",
     "Stream",
     "StreamAllocator",
@@ -80,6 +82,7 @@ class Backend:
         capabilities: the capabilities of its devices.
         executors: ``module:class`` of executors that come with the backend, by the name of the
             lane. They take priority over a library's executors for it.
+        parker: ``module:class`` of its ``Parker``; None if its hosts cannot be parked.
         like: the name of another backend whose executors it runs if a library has none for it. Its
             context then has all methods of that backend's.
     """
@@ -91,4 +94,5 @@ class Backend:
     slow_start: bool = False
     capabilities: Capabilities = Capabilities()
     executors: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    parker: str | None = None
     like: str | None = None

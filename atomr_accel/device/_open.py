@@ -52,6 +52,7 @@ from .batches.record import Recording
 from .calls._requests import Requests
 from .core import DeviceCore
 from .standby._keeper import StandbyKeeper
+from .standby._parking import check_parking
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -267,7 +268,8 @@ async def open_device(
         TypeError: an argument of a wrong type, such as a number as text.
         ValueError: an argument out of its range, a priority for an unknown lane, or two libraries
             of one name.
-        Unsupported: a class that ``streams`` or ``completion`` names cannot be loaded or made in
+        Unsupported: parked standbys, which this driver or backend does not support. Or a class that
+            ``streams`` or ``completion`` names cannot be loaded or made in
             the host.
         DeviceLost: the device was lost.
         OSError: descriptors, processes or memory are short, so it cannot be opened.
@@ -482,7 +484,7 @@ async def _spawn(
     keeper: StandbyKeeper | None = None
     wanted: Standby | None = given["standby"]
     if wanted is not None and isolation == "process":
-        keeper = _keeper(core, wanted)
+        keeper = await _keeper(core, wanted)
     backoff: Backoff | None = given["backoff"]
     if backoff is None:
         backoff = _RESTART_BACKOFF
@@ -514,14 +516,20 @@ async def _spawn(
     return device
 
 
-def _keeper(core: DeviceCore, wanted: Standby) -> StandbyKeeper | None:
-    """Return what keeps the standbys of a device, or None if none are wanted."""
+async def _keeper(core: DeviceCore, wanted: Standby) -> StandbyKeeper | None:
+    """Return what keeps the standbys of a device, or None if none are wanted.
+
+    Raises:
+        Unsupported: hosts cannot be parked here.
+    """
     warm = wanted.warm_on(slow_start=core.backend_description.slow_start)
-    if not (wanted.hot or warm):
+    if not (wanted.hot or wanted.parked or warm):
         return None
+    if wanted.parked:
+        await check_parking(core)
     warm_up = wanted.warm_up
     called = None if warm_up is None else lambda shadow, ref: warm_up(Device(shadow, ref))
-    return StandbyKeeper(core, wanted.hot, warm, called)
+    return StandbyKeeper(core, wanted.hot, wanted.parked, warm, called, wanted.host_memory)
 
 
 def _sanitizer_of(backend: Backend, tool: SanitizerTool | None) -> Sanitizer | None:

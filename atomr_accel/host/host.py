@@ -35,6 +35,7 @@ from ..wire import (
     Failure,
     Fault,
     Free,
+    HoldSlabs,
     Import,
     Imported,
     LanesOpened,
@@ -43,6 +44,7 @@ from ..wire import (
     MapSlab,
     Message,
     Modules,
+    MoveProcess,
     Open,
     Opened,
     OpenLane,
@@ -69,7 +71,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from ..wire import Affinity, HostClass
-    from ..wire.interface import CompletionStrategy, Executor, HostContext, StreamAllocator
+    from ..wire.interface import CompletionStrategy, Executor, HostContext, Parker, StreamAllocator
 
 _log = logging.getLogger("atomr_accel.hosts")
 
@@ -107,6 +109,7 @@ class Host:
         self._lanes: dict[int, Lane] = {}
         self._launchers: dict[str, Launcher] = {}
         self._staging: _ThreadedWork | None = None
+        self._parker: Parker | None = None
         self._threads: list[threading.Thread] = []
         self._decode = msgspec.msgpack.Decoder(ControlRequest).decode
 
@@ -239,7 +242,26 @@ class Host:
             case UnmapSlabs():
                 for slab in request.ids:
                     self._context.unmap_slab(slab)
+            case HoldSlabs():
+                holding: Any = self._context  # only backends with a parker have it
+                for slab in request.ids:
+                    holding.hold_slab(slab)
+            case MoveProcess():
+                return Free(self._move(request))
         return Done()
+
+    def _move(self, request: MoveProcess) -> int:
+        """Park another host or restore it; return the bytes of device memory that this freed."""
+        if self._parker is None:
+            self._parker = find_class("the backend's parker", request.parker)()
+        match request.step:
+            case "check":
+                self._parker.check()
+            case "park":
+                return self._parker.park(request.pid, request.uuid)
+            case "restore":
+                self._parker.restore(request.pid, request.uuid, request.nbytes)
+        return 0
 
     def _with_strategies(self, plan: StreamPlan) -> StreamPlan:
         """Make the objects that a plan names, and return the plan with ``sleeps``.

@@ -67,6 +67,8 @@ class LaneSpec:
             compiler takes what time it takes, and the watchdog leaves it alone.
         own_thread: whether its ops may hold the thread that launches them for longer than it takes
             to queue work on the device. Such a lane has its own thread.
+        parkable: whether a host with the lane can be parked. Communicators with other devices do
+            not survive that.
     """
 
     name: str
@@ -74,6 +76,7 @@ class LaneSpec:
     max_streams: int = 1
     watched: bool = True
     own_thread: bool = False
+    parkable: bool = True
 
     def executor_on(self, backend: Backend) -> str:
         """``module:class`` of what executes this lane's messages on a backend.

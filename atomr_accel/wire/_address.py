@@ -6,6 +6,7 @@ at which it has mapped the slab.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import math
@@ -22,6 +23,9 @@ SLAB_SHIFT: Final = 40
 OFFSET_MASK: Final = (1 << SLAB_SHIFT) - 1
 
 _EXHAUSTED: Final = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN})
+
+_PROT_NONE: Final = 0
+_MAP_FIXED: Final = 0x10  # on Linux and macOS; the standard library does not name it
 
 _HAS_SEALS: Final = hasattr(fcntl, "F_ADD_SEALS")
 _F_SEAL_FUTURE_WRITE: Final = 0x10  # which the standard library does not name everywhere
@@ -98,6 +102,39 @@ def map_file(fd: int, nbytes: int, *, writable: bool = True) -> mmap.mmap:
                 f"{nbytes} bytes of shared memory cannot be mapped: {error}", requested=nbytes
             ) from error
         raise
+
+
+def unmap_file(start: int, nbytes: int) -> None:
+    """Release the pages of a mapping, but keep its addresses. Touching them ends the process.
+
+    Args:
+        start: where ``map_file`` has mapped a file.
+        nbytes: the length of that mapping.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    _map_over(start, nbytes, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
+
+
+def remap_file(fd: int, start: int, nbytes: int) -> None:
+    """Map a file read-only where ``unmap_file`` has kept addresses for it.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    arrived(fd, "shared memory", nbytes)
+    _map_over(start, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd)
+
+
+def _map_over(start: int, nbytes: int, protection: int, flags: int, fd: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    at, size = ctypes.c_void_p(start), ctypes.c_size_t(nbytes)
+    libc.mmap.restype = ctypes.c_void_p
+    found = libc.mmap(at, size, protection, flags | _MAP_FIXED, fd, ctypes.c_long(0))
+    if found != start:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{nbytes} bytes cannot be mapped at {start:#x}: {os.strerror(code)}")
 
 
 def _seals_of(fd: int) -> int:

@@ -302,6 +302,30 @@ class UnmapSlabs(msgspec.Struct, frozen=True, tag=True):
     ids: list[int]
 
 
+class HoldSlabs(msgspec.Struct, frozen=True, tag=True):
+    """Unmap slabs, but keep their addresses: ``MapSlab`` maps them at the same place again."""
+
+    ids: list[int]
+
+
+class MoveProcess(msgspec.Struct, frozen=True, tag=True):
+    """Park another host, or have it run again.
+
+    Attributes:
+        parker: ``module:class`` of the backend's ``Parker``.
+        step: ``"check"`` only says whether this machine can park processes.
+        pid: the other host's process id.
+        uuid: the device's ``DeviceInfo.uuid``.
+        nbytes: bytes of device memory that its return takes.
+    """
+
+    parker: str
+    step: Literal["check", "park", "restore"]
+    pid: int = 0
+    uuid: str = ""
+    nbytes: int = 0
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The reply to a control request without a value."""
 
@@ -364,6 +388,8 @@ ControlRequest = (
     | MapPinned
     | MapPointer
     | UnmapSlabs
+    | HoldSlabs
+    | MoveProcess
     | Import
     | Imported
     | AskFree

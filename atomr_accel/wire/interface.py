@@ -116,6 +116,9 @@ class HostContext(Protocol):
     def unmap_slab(self, slab: int) -> None:
         """Unmap a slab, or memory shared with the program."""
 
+    # A context whose backend has a ``Parker`` has ``hold_slab(slab)``, too, which unmaps a slab but
+    # keeps its address for the next ``map_slab``.
+
     # A context that reaches memory of other devices has ``peer(index)``, too, which returns a
     # ``Peer``. One whose kernels print has ``flush()``, which writes their output after a failure.
 
@@ -138,6 +141,35 @@ class HostContext(Protocol):
 
     def synchronize(self) -> None:
         """Wait for all that this process has queued on the device."""
+
+
+class Parker(Protocol):
+    """Parks hosts: they keep all that they have prepared, and take nothing of the device.
+
+    It is made, without arguments, in a process of its own, which has no device open.
+    """
+
+    def check(self) -> None:
+        """Raise Unsupported if this machine cannot park processes."""
+
+    def park(self, pid: int, uuid: str) -> int:
+        """Stop a process, and release its memory on the device.
+
+        Args:
+            pid: a host without slabs.
+            uuid: its device.
+
+        Returns:
+            The bytes of device memory that this released, or 0 if they are unknown.
+        """
+
+    def restore(self, pid: int, uuid: str, nbytes: int) -> None:
+        """Have a parked process run again.
+
+        Raises:
+            OutOfMemory: the device has no room for it. It is parked as before.
+            Exception: it is lost, and must be killed.
+        """
 
 
 @dataclass(frozen=True, slots=True)

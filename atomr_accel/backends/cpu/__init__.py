@@ -14,5 +14,6 @@ BACKEND: Final = Backend(
     context="atomr_accel.backends.cpu.host.context:CpuContext",
     memory="atomr_accel.backends.cpu.host.memory:CpuMemory",
     why_absent=why_absent,
+    parker="atomr_accel.backends.cpu.host.parking:CpuParker",
     capabilities=Capabilities(host_memory=True, python_kernels=True),
 )

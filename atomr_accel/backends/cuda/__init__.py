@@ -22,5 +22,6 @@ BACKEND: Final = Backend(
     memory="atomr_accel.backends.cuda.host.memory:CudaMemory",
     why_absent=why_absent,
     slow_start=True,
+    parker="atomr_accel.backends.cuda.host.parking:CudaParker",
     capabilities=Capabilities(needs_scratch=True, counts_in_int32=True, asynchronous=True),
 )

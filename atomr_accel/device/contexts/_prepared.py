@@ -19,6 +19,7 @@ from ...lanes import HostDied, Port, uninterrupted
 from ...wire import (
     AskFree,
     Free,
+    HoldSlabs,
     Import,
     Imported,
     LanesOpened,
@@ -56,6 +57,7 @@ class PreparedHost:
         host: the host.
         info: the device's properties, once it is opened.
         mapped: the sealed slabs that it has mapped.
+        held: the sealed slabs that it has unmapped, and whose addresses it keeps.
         ports: its lanes by name.
         captured: numbers of the recordings that the host has captured in advance.
         starting: the lanes that it is starting. They are kept if the host does not survive the
@@ -67,6 +69,7 @@ class PreparedHost:
         self.host: Final = host
         self.info: DeviceInfo | None = None
         self.mapped: Final[set[int]] = set()
+        self.held: Final[set[int]] = set()
         self.ports: Final[dict[str, Port]] = {}
         self.captured: Final[set[int]] = set()
         self.starting: tuple[str, ...] = ()
@@ -119,7 +122,7 @@ class PreparedHost:
         nbytes = 0
         while True:
             sealed = core.memory.sealed_slabs()
-            await self.unmap(self.mapped - {slab.id for slab in sealed})
+            await self.unmap((self.mapped | self.held) - {slab.id for slab in sealed})
             missing = [slab for slab in sealed if slab.id not in self.mapped]
             if not missing:
                 return nbytes
@@ -129,15 +132,26 @@ class PreparedHost:
                 request = MapSlab(slab.id, slab.nbytes, sealed=True)
                 await core.reaper.with_room(partial(self.host.request, request, slab.fd))
                 self.mapped.add(slab.id)
+                self.held.discard(slab.id)
                 nbytes += slab.nbytes
 
     async def unmap(self, slabs: Iterable[int]) -> None:
-        """Unmap those of ``slabs`` that the host has mapped."""
-        gone = sorted(self.mapped.intersection(slabs))
+        """Unmap those of ``slabs`` that the host has mapped, and give addresses of others up."""
+        gone = sorted((self.mapped | self.held).intersection(slabs))
         for start in range(0, len(gone), MOST_UNMAPPED):
             some = gone[start : start + MOST_UNMAPPED]
             await self.host.request(UnmapSlabs(some))
             self.mapped.difference_update(some)
+            self.held.difference_update(some)
+
+    async def hold(self) -> None:
+        """Unmap all slabs, but keep their addresses: ``map`` maps them there again."""
+        mapped = sorted(self.mapped)
+        for start in range(0, len(mapped), MOST_UNMAPPED):
+            some = mapped[start : start + MOST_UNMAPPED]
+            await self.host.request(HoldSlabs(some))
+            self.mapped.difference_update(some)
+            self.held.update(some)
 
     async def start_lanes(self, core: DeviceCore, specs: list[LaneSpec]) -> dict[str, Exception]:
         """Start lanes in parallel, without running them yet.

@@ -10,6 +10,10 @@ shadow (``DeviceCore.shadow``), until another context takes the host over.
     starting, loading, importing, ready                                            (warm)
     starting, loading, opening, mapping, lanes, importing, init, warming up, ready  (hot)
 
+A **parked** one is prepared like a hot one. Then its memory is unmapped, and its process is parked,
+which releases all that it has on the device: ``parking, parked``. It returns by ``restoring`` when
+it is taken, is to be hot, or the device has changed. Then it is ``ready``, or parked again.
+
 A warm one is kept in reserve next to the hot ones. It becomes hot when one of them is taken, and
 takes over itself when faults follow each other faster than hosts become hot.
 
@@ -21,6 +25,7 @@ growing back-offs.
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, final
 
@@ -35,6 +40,7 @@ from ..batches._in_advance import own
 from ..batches.record import RECORDINGS
 from ._budget import NoRoomError, Room
 from ._history import PreparationHistory
+from ._parking import NotParkedError, Parking
 from ._spare import Spare
 from ._statistics import StandbyStatistics
 
@@ -47,6 +53,8 @@ if TYPE_CHECKING:
     from ..batches.record import Recording
     from ..contexts._prepared import PreparedHost
     from ..core import DeviceCore
+    from ._spare import Role
+    from ._statistics import StandbyMode
 
 _log = logging.getLogger("atomr_accel.device")
 
@@ -79,23 +87,30 @@ class StandbyKeeper:
     Args:
         core: the device.
         hot: number of hot ones.
-        warm: number of warm ones; next to hot ones they are in reserve.
+        parked: number of parked ones.
+        warm: number of warm ones; next to others they are in reserve.
         warm_up: called with the device of a hot one.
+        host_memory: bytes of host memory that parked ones may take; None: any number.
     """
 
     def __init__(
         self,
         core: DeviceCore,
         hot: int,
+        parked: int,
         warm: int,
         warm_up: Callable[[DeviceCore, ActorRef], Awaitable[object]] | None,
+        host_memory: int | None,
     ) -> None:
         self._core = core
-        self._room: Final = Room(core, "hot" if hot else "warm")
+        mode: StandbyMode = "hot" if hot else "parked" if parked else "warm"
+        self._room: Final = Room(core, mode, host_memory)
+        self._parking: Final = Parking(core)
         self._history: Final = PreparationHistory()
         self._hot: Final = hot
-        self._warm: Final = warm
-        self._kept: Final = hot or warm
+        self._parked: Final = parked
+        self._number: Final = hot + parked + warm
+        self._kept: Final = hot + parked or warm
         self._failure: str | None = None
         self._warm_up: Final = warm_up
         self._spares: Final = self._room.spares
@@ -110,9 +125,12 @@ class StandbyKeeper:
         """Keep as many as are wanted, whenever there is a context."""
         task_status.started()
         async with trio.open_nursery() as nursery:
-            for _ in range(self._hot + self._warm):
-                nursery.start_soon(self._keep)
-            nursery.start_soon(self._promote)
+            try:
+                for _ in range(self._number):
+                    nursery.start_soon(self._keep)
+                await self._promote()
+            finally:
+                self._parking.close()
 
     # --- for the device -------------------------------------------------------------------
 
@@ -186,17 +204,23 @@ class StandbyKeeper:
     def statistics(self) -> StandbyStatistics:
         """A snapshot."""
         warm = self._room.mode == "warm"
-        wanted = [spare for spare in self._best_first() if warm or spare.hot]
-        ready = [s for s in wanted if s.step == "ready" and (warm or s.shadow is not None)]
-        degraded = len(ready) < self._kept or self._room.mode != self._room.wanted
+        wanted = [spare for spare in self._best_first() if warm or spare.role != "warm"]
+        parked = sum(spare.current for spare in wanted)
+        ready = sum(s.step == "ready" and (warm or s.shadow is not None) for s in wanted)
+        if not warm:
+            ready = min(ready, self._hot)
+        ready = min(ready + parked, self._kept)
+        degraded = ready < self._kept or self._room.mode != self._room.wanted
         return StandbyStatistics(
             mode=self._room.mode,
             state=wanted[0].step if wanted else "waiting",
             kept=self._kept,
-            ready=min(self._kept, len(ready)),
+            ready=ready,
             degraded=degraded,
             problem=self._problem(degraded=degraded),
+            parked=parked,
             nbytes=self._core.memory.reserved,
+            host_bytes=self._room.host_bytes,
             seconds=self._seconds,
             used=self._used,
             died=self._died,
@@ -216,13 +240,17 @@ class StandbyKeeper:
             if prepared is None:
                 continue
             with trio.move_on_after(_STEP_SECONDS):  # nothing that is being made is lost
-                async with prepared.host.quiet():
-                    if spare.prepared is not None:  # it has not ended meanwhile
-                        ready = spare.step == "ready"
-                        spare.prepared, spare.taken = None, True
-                        if spare.context is not None:
-                            spare.context.hand_over()
-                        spare.scope.cancel()
+                async with spare.moving:
+                    was_ready = spare.parked or spare.step == "ready"
+                    if not await _running(spare):
+                        continue
+                    async with prepared.host.quiet():
+                        if spare.prepared is not None:  # it has not ended meanwhile
+                            ready = was_ready
+                            spare.prepared, spare.taken = None, True
+                            if spare.context is not None:
+                                spare.context.hand_over()
+                            spare.scope.cancel()
             if not spare.taken:
                 continue
             with trio.CancelScope(shield=True):
@@ -269,7 +297,8 @@ class StandbyKeeper:
         given_up = [
             spare
             for spare in self._spares
-            if spare.prepared is not None and (descriptors or spare.shadow is not None)
+            if spare.prepared is not None
+            and (descriptors or (spare.shadow is not None and not spare.parked))
         ]
         if not given_up:
             return False
@@ -319,20 +348,36 @@ class StandbyKeeper:
                 await trio.sleep(_BREATH_SECONDS)
             if self._room.mode == "warm":
                 continue
-            wanting = self._hot - sum(spare.hot for spare in self._spares)
-            others = [spare for spare in self._best_first() if not spare.hot]
-            for spare in others[: max(0, wanting)]:
-                spare.hot = True
+            for spare in self._wanting("hot", self._hot):
+                spare.role = "hot"
+                spare.promoted.set()
+                spare.wake.set()
+            for spare in self._wanting("parked", min(self._parked, self._room.most_parked)):
+                spare.role = "parked"
             for spare in self._spares:
-                if spare.hot and spare.shadow is None:
+                if spare.role != "warm" and spare.shadow is None:
                     spare.wake.set()
+
+    def _wanting(self, role: Role, number: float) -> list[Spare]:
+        """Return the standbys that are to have a role next, the furthest ones first."""
+        missing = number - sum(spare.role == role for spare in self._spares)
+        below = ("warm",) if role == "parked" else ("warm", "parked")
+        others = [spare for spare in self._best_first() if spare.role in below]
+        return others[: int(max(0, missing))] if missing < math.inf else others
 
     async def _keep(self) -> None:
         """Keep one."""
         failures = 0
         while True:
             await self._core.ready()
-            spare = Spare(self._core, self._room, self._history, self._warm_up, self._note_ready)
+            spare = Spare(
+                self._core,
+                self._room,
+                self._history,
+                self._warm_up,
+                self._note_ready,
+                self._parking,
+            )
             self._spares.append(spare)
             self.tell()
             self._vacant.set()
@@ -342,6 +387,8 @@ class StandbyKeeper:
                 failures = self._gave_up = 0
             except NoRoomError as error:
                 self._room.be_warm(str(error))
+            except NotParkedError as error:
+                self._room.park_fewer(str(error), error.most)
             except Exception as error:  # noqa: BLE001 (whatever it is, the device has a host)
                 if not spare.given_up:
                     # Nothing is lost: a rebuild that comes before the next try starts its own.
@@ -367,6 +414,16 @@ class StandbyKeeper:
             if spare.given_up and self._gave_up:
                 delay = _RETRY.delay(self._gave_up)
             await trio.sleep(delay)
+
+
+async def _running(spare: Spare) -> bool:
+    """Return whether a standby's process can answer; a parked one is restored."""
+    if spare.prepared is None:
+        return False
+    try:
+        return not spare.parked or await spare.restore()
+    except (AccelError, OSError, StickyFault):
+        return False  # it was killed, and its own task replaces it
 
 
 def _end_lane(prepared: PreparedHost, shadow: DeviceCore, name: str) -> None:

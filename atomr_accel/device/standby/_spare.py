@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, final
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal, final
 
 import trio
 
-from ..._errors import AccelError
+from ..._errors import AccelError, OutOfMemory
+from ...actors import Backoff
 from ...lanes import HostDied, start_host, uninterrupted
 from ...libraries.recordings.wire.messages import ForgetRecording
 from ...wire import Preload, StickyFault, UnmapSlabs
@@ -19,6 +21,7 @@ from ..batches.record import RECORDINGS
 from ..contexts._prepared import PreparedHost, learn
 from ..contexts.context import Context
 from ._budget import NoRoomError
+from ._parking import NotParkedError, host_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,10 +32,14 @@ if TYPE_CHECKING:
     from ..core import DeviceCore
     from ._budget import Room
     from ._history import PreparationHistory
+    from ._parking import Parking
 
 _log = logging.getLogger("atomr_accel.device")
 
+Role = Literal["warm", "parked", "hot"]
+
 STEPS: Final = (
+    "lost",
     "starting",
     "loading",
     "opening",
@@ -41,9 +48,15 @@ STEPS: Final = (
     "importing",
     "init",
     "warming up",
+    "parking",
+    "restoring",
     "ready",
+    "parked",
 )
 
+
+SETTLE: Final = Backoff(initial=1.0, base=2.0, factor=2.0, maximum=60.0)
+"""Back-off before a parked one that is behind returns for what is missing, which takes memory."""
 
 LONG_SECONDS: Final = 10.0
 """Time after which a ``warm_up`` that has not returned counts as a problem."""
@@ -60,20 +73,25 @@ class Spare:
         history: the objects that the device has prepared in its own host.
         warm_up: called with the device here, if this is hot.
         told: called when it is ready.
+        parking: parks hosts.
 
     Attributes:
         host: the host.
         prepared: the state of its preparation, until it is taken.
         shadow: the device there, if it is hot.
         context: the context that serves the shadow.
-        hot: whether it should become hot, if it has room.
+        role: how far it should be prepared, if it has room.
+        parked: whether its process is parked, so that it answers nothing.
+        moving: held while it is parked, restored or taken.
+        promoted: set when a parked one is to be hot.
         wake: set when it may have to prepare more.
         scope: the cancel scope of its task.
         begun: the time when it was started, until it is ready.
         seconds: the time that it took to become ready.
         lanes: its lanes that are, or were, the device's.
         left: bytes of free device memory that it has found; 0 if unknown.
-        nbytes: bytes of the device's memory that it takes.
+        nbytes: bytes of the device's memory that it takes, unless it is parked.
+        host_bytes: bytes of host memory that it takes, if it is parked.
         behind: whether the device has changed since its last update.
         noted: the device's objects that it has prepared.
         taken: whether it has taken over.
@@ -88,24 +106,31 @@ class Spare:
         history: PreparationHistory,
         warm_up: Callable[[DeviceCore, ActorRef], Awaitable[object]] | None,
         told: Callable[[Spare], None],
+        parking: Parking,
     ) -> None:
         self._core = core
         self._room = room
         self._history = history
         self._warm_up: Final = warm_up
         self._told: Final = told
+        self._parking: Final = parking
         self.host: HostHandle | None = None
         self.prepared: PreparedHost | None = None
         self.shadow: DeviceCore | None = None
         self.context: Context | None = None
-        self.hot = False
+        self.role: Role = "warm"
+        self.parked = False
+        self.moving: Final = trio.Lock()
+        self.promoted = trio.Event()
+        self._returns = 0  # in a row
+        self._no_return: str | None = None
         self._step = "starting"
         self.wake = trio.Event()
         self.scope = trio.CancelScope()
         self.begun: float | None = trio.current_time()
         self.seconds: float | None = None
         self.lanes: set[str] = set()
-        self.left = self.nbytes = 0
+        self.left = self.nbytes = self.host_bytes = 0
         self.behind = True
         self.noted: set[tuple[str, Message]] = set()
         self.taken = self.given_up = False
@@ -115,11 +140,11 @@ class Spare:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with its ``warm_up``, or None."""
+        """Problem with its ``warm_up`` or with its return, or None."""
         since = trio.current_time() - self._called_at
         if since > LONG_SECONDS:
             return f"warm_up of a standby has not returned for {since:.1f} s"
-        return self._warm_up_failure
+        return self._no_return or self._warm_up_failure
 
     @property
     def step(self) -> str:
@@ -133,9 +158,20 @@ class Spare:
             self._core.standby.tell()
 
     @property
-    def rank(self) -> tuple[bool, int]:
+    def rank(self) -> tuple[int, int]:
         """Progress, to be compared with other standbys."""
-        return self.shadow is not None, STEPS.index(self.step)
+        best = 0
+        if self.shadow is not None:
+            away = self.parked or self.step in ("parking", "restoring")
+            best = 2 if away else 3 if self.begun is None else 1
+        return best, STEPS.index(self.step)
+
+    @property
+    def current(self) -> bool:
+        """True if it is parked, and the device has not changed since."""
+        if not self.parked or self.prepared is None or self.prepared.host.ended:
+            return False
+        return not self.behind and not self.wake.is_set()
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
@@ -168,7 +204,8 @@ class Spare:
         finally:
             problem = None
             if not self.taken:
-                self.prepared = None
+                self.prepared, self.parked = None, False
+                self.step = "lost"
                 self._core.lifecycle.discard(prepared.host, prepared.ports, self.shadow)
 
     async def _watch(self, host: HostHandle) -> None:
@@ -182,19 +219,29 @@ class Spare:
         while True:
             # The event that woke this may also have had it taken. All of it then has another owner.
             await trio.lowlevel.checkpoint_if_cancelled()
+            if self.parked:
+                await self._settle()
             wake = self.wake = trio.Event()
+            returned = self.parked
+            if returned and not await self._return():
+                continue
             behind, self.behind = self.behind, False
             if behind:
                 if self.context is None:
                     self.step = "loading"
                 await prepared.load(self._core)
                 await self._learn()
-            if self.hot and self._room.mode == "hot" and self.shadow is None:
+            if self.role == "parked" and self.shadow is None:
+                self._check_parkable()
+            if self.role != "warm" and self._room.mode != "warm" and self.shadow is None:
                 await self._open(prepared, nursery)
                 behind = True
             if self.context is not None:
                 if behind:
                     await self._follow(prepared, self.context)
+                elif returned and self.shadow is not None:
+                    self.step = "mapping"
+                    await prepared.map(self.shadow)
                 await self._prepare_noted()
                 await self._capture(prepared)
             elif behind:
@@ -206,9 +253,93 @@ class Spare:
             if not wake.is_set():  # the device may have changed meanwhile
                 if first and self.begun is not None:
                     self.seconds, self.begun = trio.current_time() - self.begun, None
-                self.step = "ready"
+                if self.role == "parked" and self.context is not None:
+                    await self._park(prepared)
+                else:
+                    self._returns = 0
+                    self.step = "ready"
                 self._told(self)
                 await wake.wait()
+
+    def _check_parkable(self) -> None:
+        """Refuse what a parked host cannot have.
+
+        Raises:
+            NotParkedError: the device uses that.
+        """
+        for name, (spec, _) in self._core.lanes.items():
+            if not spec.parkable:
+                raise NotParkedError(f"a host with lane {name!r} cannot be parked", 0)
+        if self.prepared is not None and self.prepared.info is not None and self.prepared.info.mig:
+            raise NotParkedError("the room on an instance of a card (MIG) is not known", 0)
+
+    async def _park(self, prepared: PreparedHost) -> None:
+        """Park the process, which releases all that it has on the device."""
+        assert prepared.info is not None
+        self._check_parkable()
+        host = prepared.host
+        async with self.moving:
+            self.step = "parking"
+            try:
+                await prepared.hold()
+                nbytes = await self._parking.park(host, prepared.info)
+            except BaseException:
+                host.kill()  # nobody knows what it can do
+                raise
+            self.nbytes = max(self.nbytes, nbytes)
+            self.host_bytes = host_bytes(host.pid or 0)
+            self.parked = True
+            self.step = "parked"
+            self._room.account()
+        self._room.check_host_memory()
+
+    async def _settle(self) -> None:
+        """Wait until the device has not changed for a while, or this is to be hot."""
+        if self.role == "parked" or self._no_return is not None:
+            self._returns += 1
+            with trio.move_on_after(SETTLE.delay(self._returns)):
+                await self.promoted.wait()
+
+    async def _return(self) -> bool:
+        """Have a parked process run again, in the background; return whether it does."""
+        async with self.moving:
+            if self._core.memory.affordable([self.nbytes]):
+                return await self.restore()
+            self._no_return = f"memory_limit leaves no room for the {self.nbytes} bytes of a host"
+            self.promoted = trio.Event()
+            self.wake.set()
+            return False
+
+    async def restore(self) -> bool:
+        """Have a parked process run again. The caller holds ``moving``.
+
+        Returns:
+            Whether there was room. Otherwise it is parked as before.
+
+        Raises:
+            Exception: it is lost, and was killed.
+        """
+        prepared = self.prepared
+        assert prepared is not None
+        assert prepared.info is not None
+        host = prepared.host
+        self.step = "restoring"
+        call = partial(self._parking.restore, host, prepared.info, self.nbytes)
+        try:
+            await self._core.reaper.with_room(call)
+        except OutOfMemory as error:
+            self._no_return = str(error)
+            self.promoted = trio.Event()
+            self.step = "parked"
+            self.wake.set()
+            return False
+        except BaseException:
+            host.kill()  # nobody knows what it can do
+            raise
+        self._no_return = None
+        self.parked = False
+        self._room.account()
+        return True
 
     async def _learn(self) -> None:
         """Ask the running host what the program's functions have imported there."""

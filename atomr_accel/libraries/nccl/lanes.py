@@ -15,6 +15,7 @@ COLLECTIVES: Final = LaneSpec(
     {"cpu": f"{_HOST}._cpu:CpuCollectives", "cuda": f"{_HOST}._cuda:CudaCollectives"},
     watched=False,
     own_thread=True,
+    parkable=False,
 )
 """Lane on which ranks join communicators and take part in collectives."""
 
@@ -23,5 +24,6 @@ ABORTS: Final = LaneSpec(
     {"cpu": f"{_HOST}._cpu:CpuAborts", "cuda": f"{_HOST}._cuda:CudaAborts"},
     watched=False,
     own_thread=True,
+    parkable=False,
 )
 """Lane that answers at once, also while the other waits for a rank that is gone."""

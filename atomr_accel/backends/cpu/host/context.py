@@ -26,7 +26,9 @@ from ....wire import (
     StreamPlan,
     map_file,
     numpy_at,
+    remap_file,
     shared_fd,
+    unmap_file,
 )
 from ....wire.blackbox import CURRENT, SEQ
 
@@ -123,6 +125,7 @@ class CpuContext:
         self._slabs: dict[int, _Bytes] = {}
         self._writable: dict[int, tuple[_Bytes, int]] = {}
         self._fds: dict[int, int] = {}
+        self._held: dict[int, _Bytes] = {}
         self._fault: StickyFault | None = None
         self.events: dict[int, float] = {}
         self.info: Final = DeviceInfo(
@@ -191,16 +194,31 @@ class CpuContext:
 
     def map_slab(self, slab: int, fd: int, nbytes: int, *, sealed: bool) -> None:
         """Map a slab, without write permission if it is sealed."""
-        view = _map(fd, nbytes, writable=not sealed)
+        held = self._held.get(slab)
+        if held is None:
+            view = _map(fd, nbytes, writable=not sealed)
+        else:  # read-only, as only sealed ones are held
+            view = held
+            remap_file(fd, _start(view), len(view))
         if sealed:
             self._fds[slab] = os.dup(fd)
         self._slabs[slab] = view
+        self._held.pop(slab, None)
 
     def unmap_slab(self, slab: int) -> None:
         """Forget a slab, if it is here; the mapping ends with the last view."""
         self._slabs.pop(slab, None)
+        self._held.pop(slab, None)
         if slab in self._fds:
             os.close(self._fds.pop(slab))
+
+    def hold_slab(self, slab: int) -> None:
+        """Unmap a sealed slab, but keep its address, which views of it have."""
+        view = self._slabs[slab]
+        unmap_file(_start(view), len(view))
+        self._held[slab] = view
+        del self._slabs[slab]
+        os.close(self._fds.pop(slab))
 
     def unprotect(self, slab: int) -> None:
         """Map a sealed slab a second time, writable."""
@@ -253,8 +271,7 @@ class CpuContext:
 
     def pointer(self, address: int) -> int:
         """The pointer that an address is here."""
-        base: int = self._slabs[address >> SLAB_SHIFT].__array_interface__["data"][0]
-        return base + (address & OFFSET_MASK)
+        return _start(self._slabs[address >> SLAB_SHIFT]) + (address & OFFSET_MASK)
 
     def take(self, address: int, pointer: int, nbytes: int) -> None:
         """Copy from memory of this process."""
@@ -280,11 +297,17 @@ class CpuContext:
     def close(self) -> None:
         """Unmap everything."""
         self._slabs.clear()
+        self._held.clear()
         self._writable.clear()
         for fd in self._fds.values():
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._fds.clear()
+
+
+def _start(view: _Bytes) -> int:
+    start: int = view.__array_interface__["data"][0]
+    return start
 
 
 def _map(fd: int, nbytes: int, *, writable: bool = True) -> _Bytes:

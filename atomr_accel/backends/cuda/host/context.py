@@ -263,6 +263,7 @@ class CudaContext:
         )
         self._slabs: dict[int, _Mapping] = {}
         self._bases: dict[int, int] = {}
+        self._held: dict[int, tuple[int, int]] = {}  # addresses of slabs that are not mapped
         self._writable: dict[int, tuple[int, int]] = {}  # slab -> base, users
         self._pinned: dict[int, mmap.mmap] = {}
         self._managed: dict[int, int] = {}  # slab -> bytes
@@ -497,6 +498,9 @@ class CudaContext:
 
     def unmap_slab(self, slab: int) -> None:
         """Unmap a slab, if it is here, and release its allocation, or unlock shared memory."""
+        held = self._held.pop(slab, None)
+        if held is not None:
+            check("cuMemAddressFree", driver.cuMemAddressFree(*held))
         base = self._bases.pop(slab, None)
         if base is None:
             return
@@ -511,6 +515,17 @@ class CudaContext:
             mapping = self._slabs.pop(slab)
             self._unmap(mapping.base, mapping.nbytes)
             check("cuMemRelease", driver.cuMemRelease(mapping.allocation))
+
+    def hold_slab(self, slab: int) -> None:
+        """Unmap a slab and release its allocation, but keep its address.
+
+        A process with imported memory, mapped or not, does not return once it was parked.
+        """
+        mapping = self._slabs.pop(slab)
+        del self._bases[slab]
+        check("cuMemUnmap", driver.cuMemUnmap(mapping.base, mapping.nbytes))
+        self._held[slab] = (mapping.base, mapping.nbytes)
+        check("cuMemRelease", driver.cuMemRelease(mapping.allocation))
 
     def unprotect(self, slab: int) -> None:
         """Map a sealed slab a second time, writable, until every caller has called ``protect``."""
@@ -583,11 +598,16 @@ class CudaContext:
         return properties
 
     def _map(self, slab: int, allocation: Any, nbytes: int, *, sealed: bool) -> None:
-        base = self._map_at(allocation, nbytes, writable=not sealed)
+        held, _ = self._held.get(slab, (None, 0))
+        base = self._map_at(allocation, nbytes, writable=not sealed, at=held)
+        self._held.pop(slab, None)
         self._slabs[slab] = _Mapping(base, nbytes, allocation)
         self._bases[slab] = base
 
-    def _map_at(self, allocation: Any, nbytes: int, *, writable: bool) -> int:
+    def _map_at(
+        self, allocation: Any, nbytes: int, *, writable: bool, at: int | None = None
+    ) -> int:
+        """Map an allocation, by default at an address that is reserved for it."""
         access = driver.CUmemAccessDesc()
         access.location = self.location()
         flags = driver.CUmemAccess_flags
@@ -596,7 +616,9 @@ class CudaContext:
             if writable
             else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
         )
-        base = check("cuMemAddressReserve", driver.cuMemAddressReserve(nbytes, 0, 0, 0))
+        base = at
+        if base is None:
+            base = check("cuMemAddressReserve", driver.cuMemAddressReserve(nbytes, 0, 0, 0))
         mapped = False
         try:
             check("cuMemMap", driver.cuMemMap(base, nbytes, 0, allocation, 0))
@@ -605,7 +627,8 @@ class CudaContext:
         except BaseException:
             if mapped:
                 driver.cuMemUnmap(base, nbytes)
-            driver.cuMemAddressFree(base, nbytes)
+            if at is None:
+                driver.cuMemAddressFree(base, nbytes)
             raise
         return int(base)
 

@@ -1,0 +1,148 @@
+"""Parking standbys, by a process that calls the backend's ``Parker``.
+
+The program loads no driver, and a host that is parked cannot ask for its own return.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from mmap import PAGESIZE
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, final
+
+import trio
+
+from ..._errors import Unsupported
+from ...lanes import HostDied, HostHandle, start_host, uninterrupted
+from ...wire import Free, MoveProcess
+
+if TYPE_CHECKING:
+    from ...wire import DeviceInfo
+    from ..core import DeviceCore
+
+PARK_SECONDS: Final = 30.0
+"""Time within which a host has to be parked."""
+
+RESTORE_SECONDS: Final = 10.0
+"""Time within which a parked host has to return."""
+
+
+class NotParkedError(Exception):
+    """A host cannot be parked, although it is as good as others.
+
+    Args:
+        why: the reason.
+        most: the number of hosts that can be parked; None: those that are.
+    """
+
+    def __init__(self, why: str, most: int | None = None) -> None:
+        super().__init__(why)
+        self.most: Final = most
+
+
+@final
+@uninterrupted
+class Parking:
+    """Parks hosts of a device and restores them.
+
+    Args:
+        core: the device.
+    """
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core = core
+        self._helper: HostHandle | None = None
+        self._starting = trio.Lock()
+
+    async def park(self, host: HostHandle, info: DeviceInfo) -> int:
+        """Park a host, which has no slabs mapped.
+
+        Returns:
+            Bytes of device memory that this has released, or 0 if they are unknown.
+
+        Raises:
+            Exception: it is not known to be parked, and must be killed.
+        """
+        with trio.move_on_after(PARK_SECONDS):
+            return await self._ask("park", host, info)
+        raise HostDied(f"it was not parked within {PARK_SECONDS:g} s")
+
+    async def restore(self, host: HostHandle, info: DeviceInfo, nbytes: int) -> None:
+        """Have a parked host run again.
+
+        Args:
+            host: the host.
+            info: its device.
+            nbytes: bytes of device memory that it takes.
+
+        Raises:
+            OutOfMemory: there is no room, and it is parked as before.
+            Exception: it is lost, and must be killed.
+        """
+        with trio.move_on_after(RESTORE_SECONDS):
+            await self._ask("restore", host, info, nbytes)
+            return
+        raise HostDied(f"it was parked, and did not return within {RESTORE_SECONDS:g} s")
+
+    async def check(self) -> None:
+        """Raise Unsupported if hosts cannot be parked here."""
+        await self._ask("check")
+
+    def close(self) -> None:
+        """End the process. Parked hosts stay parked."""
+        helper, self._helper = self._helper, None
+        if helper is not None:
+            self._core.lifecycle.discard(helper, {})
+
+    async def _ask(
+        self,
+        step: Literal["check", "park", "restore"],
+        host: HostHandle | None = None,
+        info: DeviceInfo | None = None,
+        nbytes: int = 0,
+    ) -> int:
+        parker = self._core.backend_description.parker
+        if parker is None:
+            raise Unsupported(
+                f"backend {self._core.backend!r} cannot park hosts; ask for hot ones: "
+                "Standby(hot=1)"
+            )
+        async with self._starting:
+            if self._helper is None or not self._helper.alive:
+                self.close()
+                self._helper = await start_host("process")
+        helper = self._helper
+        pid = 0 if host is None or host.pid is None else host.pid
+        if host is not None and not host.alive:
+            raise HostDied("it has ended")
+        request = MoveProcess(parker, step, pid, "" if info is None else info.uuid, nbytes)
+        try:
+            reply, _ = await helper.request(request)
+        finally:
+            if helper.output is not None:
+                helper.output.glance()
+        assert isinstance(reply, Free)
+        return reply.nbytes
+
+
+async def check_parking(core: DeviceCore) -> None:
+    """Find out whether hosts can be parked, before a device promises that.
+
+    Raises:
+        Unsupported: they cannot.
+        OSError: no process or descriptor is available.
+    """
+    parking = Parking(core)
+    try:
+        await parking.check()
+    finally:
+        parking.close()
+        await core.reaper.reap_all()
+
+
+def host_bytes(pid: int) -> int:
+    """Return the bytes of host memory that a process shares with no other; 0 if unknown."""
+    with suppress(OSError, ValueError, IndexError):
+        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text("ascii").split()
+        return (int(resident) - int(shared)) * PAGESIZE
+    return 0
