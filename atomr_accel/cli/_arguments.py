@@ -295,7 +295,7 @@ def _stress(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-faults", action="store_true", help="load alone")
     parser.add_argument(
-        "--standby", choices=("auto", "none", "warm", "hot"), default="auto", help="auto"
+        "--standby", choices=("auto", "none", "warm", "hot", "parked"), default="auto", help="auto"
     )
 
 

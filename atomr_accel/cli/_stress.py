@@ -61,6 +61,7 @@ _STANDBYS: Final = {
     "none": None,
     "warm": Standby(warm=1),
     "hot": Standby(hot=1),
+    "parked": Standby(parked=1),
 }
 
 

@@ -144,7 +144,7 @@ class HostContext(Protocol):
 
 
 class Parker(Protocol):
-    """Parks hosts: they keep all that they have prepared, and take nothing of the device.
+    """Parks hosts, which keep their state and release the device.
 
     It is made, without arguments, in a process of its own, which has no device open.
     """

@@ -151,6 +151,33 @@ def test_sealed_memory_is_mapped_a_second_time_to_be_written(gpu: FakeGpu) -> No
     assert gpu.alive == {}
 
 
+def test_a_slab_that_is_held_comes_back_where_it_was(gpu: FakeGpu) -> None:
+    context = CudaContext(0, StreamPlan())
+    before = len(gpu.alive)
+    fd = context.create_slab(5, GRANULARITY, sealed=True)
+    at = context.pointer(5 << SLAB_SHIFT)
+    context.hold_slab(5)
+    assert len(gpu.alive) == before + 1  # the address, and no allocation
+    with pytest.raises(KeyError):
+        context.pointer(5 << SLAB_SHIFT)
+    usual = gpu.cuMemSetAccess
+    gpu.change(cuMemSetAccess=lambda *_: (2,))
+    with pytest.raises(OutOfMemory):
+        context.map_slab(5, fd, GRANULARITY, sealed=True)
+    assert len(gpu.alive) == before + 1
+    gpu.change(cuMemSetAccess=usual)
+    context.map_slab(5, fd, GRANULARITY, sealed=True)
+    assert context.pointer(5 << SLAB_SHIFT) == at
+    context.hold_slab(5)
+    context.unmap_slab(5)
+    assert len(gpu.alive) == before
+    context.map_slab(5, fd, GRANULARITY, sealed=True)
+    context.hold_slab(5)
+    os.close(fd)
+    context.close()
+    assert gpu.alive == {}
+
+
 @pytest.mark.parametrize("failing", ["cuMemMap", "cuMemSetAccess", "cuMemExportToShareableHandle"])
 def test_memory_that_cannot_be_mapped_is_returned(gpu: FakeGpu, failing: str) -> None:
     context = CudaContext(0, StreamPlan())

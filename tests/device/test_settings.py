@@ -206,7 +206,11 @@ async def test_backends_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None
         ({"hot": True}, TypeError, "hot must be a whole number from 0 to 1024, not True"),
         ({"warm": "1"}, TypeError, "warm must be a whole number from 0 to 1024, not '1'"),
         ({"hot": 1, "warm_up": 1}, TypeError, "warm_up must be an async function of a device"),
-        ({"warm": 1, "warm_up": an_index}, ValueError, "warm_up is for hot standbys: write"),
+        ({"warm": 1, "warm_up": an_index}, ValueError, "warm_up is for hot and parked"),
+        ({"parked": -1}, ValueError, "parked must be a whole number from 0 to 1024, not -1"),
+        ({"parked": 1, "host_memory": 1}, ValueError, "host_memory must be .* at least 16777216"),
+        ({"parked": 1, "host_memory": math.nan}, TypeError, "host_memory must be a whole number"),
+        ({"hot": 1, "host_memory": 1 << 30}, ValueError, "host_memory is for parked standbys"),
     ],
 )
 def test_a_standby_refuses_invalid_values(
@@ -222,6 +226,7 @@ def test_a_standby_refuses_invalid_values(
         (Standby(), False, 0),
         (Standby(), True, 1),
         (Standby(hot=2), False, 1),
+        (Standby(parked=3), False, 1),
         (Standby(hot=2, warm=0), True, 0),
         (Standby(warm=3), False, 3),
     ],

@@ -73,6 +73,25 @@ def test_unmapping_what_was_not_mapped_is_nothing(context: CpuContext) -> None:
     context.unmap_slab(7)
 
 
+def test_views_of_a_slab_that_is_held_are_valid_again(context: CpuContext) -> None:
+    fd = context.create_slab(7, PAGE, sealed=True)
+    os.pwrite(fd, b"here", 0)
+    view = context.bytes_at(7 << SLAB_SHIFT, 4)
+    assert bytes(view) == b"here"
+    context.hold_slab(7)
+    with pytest.raises(KeyError):
+        context.bytes_at(7 << SLAB_SHIFT, 4)
+    os.pwrite(fd, b"back", 0)
+    context.map_slab(7, fd, PAGE, sealed=True)
+    assert bytes(view) == b"back"
+    assert context.bytes_at(7 << SLAB_SHIFT, 4).ctypes.data == view.ctypes.data
+    context.hold_slab(7)
+    context.unmap_slab(7)
+    context.map_slab(7, fd, PAGE, sealed=True)
+    os.close(fd)
+    assert bytes(context.bytes_at(7 << SLAB_SHIFT, 4)) == b"back"
+
+
 @given(size=st.integers(1, 5), wanted=st.integers(1, 5), writable=st.booleans())
 def test_only_what_is_there_is_mapped(size: int, wanted: int, writable: bool) -> None:
     fd = shared_fd(size * PAGE, "test")

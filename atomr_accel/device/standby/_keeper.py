@@ -227,7 +227,7 @@ class StandbyKeeper:
         )
 
     def _problem(self, *, degraded: bool) -> str | None:
-        """Return why fewer are ready than asked for, or what is wrong with those that are."""
+        """Return the reason why fewer are ready than asked for, or a problem of those that are."""
         problems = [spare.problem for spare in self._best_first()]
         if degraded:
             problems += [self._room.why, self._failure]

@@ -76,7 +76,7 @@ class Parking:
             nbytes: bytes of device memory that it takes.
 
         Raises:
-            OutOfMemory: there is no room, and it is parked as before.
+            OutOfMemory: no room; the host is parked as before.
             Exception: it is lost, and must be killed.
         """
         with trio.move_on_after(RESTORE_SECONDS):

@@ -56,7 +56,7 @@ STEPS: Final = (
 
 
 SETTLE: Final = Backoff(initial=1.0, base=2.0, factor=2.0, maximum=60.0)
-"""Back-off before a parked one that is behind returns for what is missing, which takes memory."""
+"""Back-off before a parked one returns to follow the device, because that takes memory."""
 
 LONG_SECONDS: Final = 10.0
 """Time after which a ``warm_up`` that has not returned counts as a problem."""

@@ -571,7 +571,7 @@ class CudaContext:
     def close(self) -> None:
         """Release everything (thread isolation; a host process just ends)."""
         self.make_current()
-        for slab in list(self._bases):
+        for slab in [*self._bases, *self._held]:
             self.unmap_slab(slab)
         if self._clock is not None:
             self._clock.close()

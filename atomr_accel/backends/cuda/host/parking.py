@@ -26,7 +26,7 @@ PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
 """The driver's functions, with the types of their parameters. All return a status."""
 
 NVML_PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
-    "nvmlInit_v2": (),
+    "nvmlInitWithFlags": (c_uint,),
     "nvmlDeviceGetHandleByUUID": (c_char_p, POINTER(c_void_p)),
     "nvmlDeviceGetMemoryInfo": (c_void_p, c_void_p),
 }
@@ -74,8 +74,8 @@ def bound(library: Any, prototypes: dict[str, tuple[Any, ...]]) -> dict[str, Any
             function = getattr(library, name)
         except AttributeError:
             raise Unsupported(
-                f"this driver has no {name}, so it cannot park hosts; update NVIDIA's driver to "
-                "580 or newer, or ask for hot standbys: Standby(hot=1)"
+                f"parking hosts needs {name} of the driver; update NVIDIA's driver to 580 or newer, "
+                "or ask for hot standbys: Standby(hot=1)"
             ) from None
         function.restype, function.argtypes = c_int, types
         functions[name] = function
@@ -110,7 +110,7 @@ class CudaParker:
         self._driver: Final = bound(driver or loaded("libcuda.so.1"), PROTOTYPES)
         self._nvml: Final = bound(nvml or loaded("libnvidia-ml.so.1"), NVML_PROTOTYPES)
         self._call("cuInit", 0)
-        self._ask("nvmlInit_v2")
+        self._ask("nvmlInitWithFlags", 0)
 
     def check(self) -> None:
         """Return, because both libraries have all functions."""
