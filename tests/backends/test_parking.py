@@ -105,7 +105,7 @@ def test_a_machine_without_the_driver_has_advice(monkeypatch: pytest.MonkeyPatch
     def missing(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(parking.ctypes, "CDLL", missing)
+    monkeypatch.setattr(ctypes, "CDLL", missing)
     with pytest.raises(
         Unsupported, match=r"needs libcuda\.so\.1 of NVIDIA's driver, which cannot be"
     ):

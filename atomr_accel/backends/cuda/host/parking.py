@@ -74,8 +74,8 @@ def bound(library: Any, prototypes: dict[str, tuple[Any, ...]]) -> dict[str, Any
             function = getattr(library, name)
         except AttributeError:
             raise Unsupported(
-                f"parking hosts needs {name} of the driver; update NVIDIA's driver to 580 or newer, "
-                "or ask for hot standbys: Standby(hot=1)"
+                f"parking hosts needs {name} of the driver; update NVIDIA's driver to 580 or "
+                "newer, or ask for hot standbys: Standby(hot=1)"
             ) from None
         function.restype, function.argtypes = c_int, types
         functions[name] = function
