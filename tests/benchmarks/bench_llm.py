@@ -1,10 +1,10 @@
 """The front end of the language model server: events per second with many streams.
 
-A stand-in for a model has its pieces ready, so that the rows show what HTTP costs: translation, JSON,
-server-sent events, h11 and sockets. Clients are in a process of their own and read bytes, since a
-client's package would be slower than the server. Ratios are to sending the same bytes in the same
-number of pieces through trio's sockets, without HTTP and without a model. The last row has Hypercorn and
-Starlette with the same events, if they are installed.
+A stand-in for a model has its pieces ready, so that the rows show what HTTP costs: translation,
+JSON, server-sent events, h11 and sockets. Clients are in a process of their own and read bytes,
+since a client's package would be slower than the server. Ratios are to sending the same bytes in
+the same number of pieces through trio's sockets, without HTTP and without a model. The last row
+has Hypercorn and Starlette with the same events, if they are installed.
 
 Each row is the best of three rounds, which take turns. ``--streams 256 --pieces 400`` are sizes.
 """
