@@ -122,7 +122,7 @@ class _StepInputs(NamedTuple):
         return self.total, self.samples, self.columns, len(self.numbers)
 
 
-class _RecordedStep(NamedTuple):
+class _StepRecording(NamedTuple):
     """A recording of a step.
 
     Attributes:
@@ -211,7 +211,7 @@ class LlamaModel:
         self._gate: Final[Any] = device.fuse(_gated)
         self._cache: tuple[GpuRef, GpuRef] | None = None
         self._filled: Final = np.zeros(pages, np.int32)
-        self._recorded: Final[Recent[tuple[int, ...], _RecordedStep]] = Recent(_MOST_RECORDINGS)
+        self._recorded: Final[Recent[tuple[int, ...], _StepRecording]] = Recent(_MOST_RECORDINGS)
         self._seen: Final[Recent[tuple[int, ...], list[int]]] = Recent(_MOST_SEEN)
         self._replayed = 0
         self._lost = self._steps = self._rows = self._padding = 0
@@ -380,7 +380,7 @@ class LlamaModel:
             async with device.record(numbers) as recording:
                 x = self._forward(recording, cache, numbers, inputs)
                 logits = self._logits(recording, x, numbers, inputs)
-            kept = self._recorded.keep(shape, _RecordedStep(recording, numbers, logits))
+            kept = self._recorded.keep(shape, _StepRecording(recording, numbers, logits))
         if kept is not None:
             await device.put(inputs.numbers, out=kept.numbers)
             await kept.recording.replay()
