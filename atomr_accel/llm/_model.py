@@ -15,6 +15,7 @@ from .._dtypes import as_dtype
 from .._errors import AccelError, GpuRefStale, OutOfMemory, said_of
 from ..device.data.transfer import in_worker
 from ..wire.options import count
+from ..wire.recent import Recent
 from ._folder import ModelFolder
 from ._steps import StepLogits, StepSlice, StepWork
 from .wire.kernels import SOURCE, THREADS, TWINS
@@ -22,7 +23,7 @@ from .wire.kernels import SOURCE, THREADS, TWINS
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from .. import Batch, Device, GpuRef, Kernel
+    from .. import Batch, Device, GpuRef, Kernel, Recording
     from ._config import LlamaConfig
 
     Array = np.ndarray[Any, Any]
@@ -44,6 +45,14 @@ _MOST_CONTEXTS: Final = 256
 _MOST_HEADS: Final = 8
 """Heads of queries that a block of the kernel for attention computes, at most."""
 
+_RECORDED_ROWS: Final = 256
+"""Rows of a step up to which it is recorded: decoding, where launches take longer than kernels."""
+
+_MOST_RECORDINGS: Final = 8
+_MOST_SEEN: Final = 256
+_REPEATS: Final = 2
+"""Steps of one shape after which the next one is recorded."""
+
 Progress = Callable[[int, int], None]
 """A function that takes the bytes of weights on the device, and the bytes of all weights."""
 
@@ -62,6 +71,7 @@ class LlamaStatistics:
         padding: rows without tokens that filled tiles.
         weight_bytes: bytes of weights, which are sealed.
         cache_bytes: bytes of the cache.
+        replayed: steps that were replays of a recording.
         caches_lost: how often the cache was lost by a fault, and made anew without content.
     """
 
@@ -70,6 +80,7 @@ class LlamaStatistics:
     padding: int
     weight_bytes: int
     cache_bytes: int
+    replayed: int
     caches_lost: int
 
 
@@ -104,6 +115,25 @@ class _StepInputs(NamedTuple):
     columns: int
     places: Array
     sampled: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of a step. Steps of one shape are the same ops on other numbers."""
+        return self.total, self.samples, self.columns, len(self.numbers)
+
+
+class _StepRecording(NamedTuple):
+    """A recording of a step.
+
+    Attributes:
+        recording: the recording.
+        numbers: its input, `_StepInputs.numbers`.
+        logits: its output.
+    """
+
+    recording: Recording
+    numbers: GpuRef
+    logits: GpuRef
 
 
 class _LayerWeights(NamedTuple):
@@ -181,6 +211,9 @@ class LlamaModel:
         self._gate: Final[Any] = device.fuse(_gated)
         self._cache: tuple[GpuRef, GpuRef] | None = None
         self._filled: Final = np.zeros(pages, np.int32)
+        self._recorded: Final[Recent[tuple[int, ...], _StepRecording]] = Recent(_MOST_RECORDINGS)
+        self._seen: Final[Recent[tuple[int, ...], list[int]]] = Recent(_MOST_SEEN)
+        self._replayed = 0
         self._lost = self._steps = self._rows = self._padding = 0
 
     @classmethod
@@ -257,6 +290,7 @@ class LlamaModel:
             padding=self._padding,
             weight_bytes=sum(ref.nbytes for ref in self._weights.values()),
             cache_bytes=_cache_bytes(self.config, self.page_size, self.dtype) * self.pages,
+            replayed=self._replayed,
             caches_lost=self._lost,
         )
 
@@ -314,35 +348,67 @@ class LlamaModel:
         inputs = self._inputs(work)
         for each in work.slices:
             self._touch(each, each.start)
-        states: list[Any] = []
-        found: Any = None
-        async with self.device.batch() as batch:
-            x = self._forward(batch, cache, inputs, states if trace else None)
-            if len(inputs.sampled):
-                found = batch.get(self._logits(batch, x, inputs))
-            states = [batch.get(each) for each in states]
-            last = batch.get(x) if found is None and not states else None
-        del last  # it was only waited for
+        logits: Array = np.empty((0, self.vocabulary), np.float32)
+        states: list[Array] = []
+        if trace or not len(inputs.sampled):
+            states = await self._traced(cache, inputs, trace=trace)
+        else:
+            logits = (await self._computed(cache, inputs))[inputs.sampled]
         for each in work.slices:
             self._touch(each, each.start + len(each.tokens))
         self._steps += 1
         self._rows += len(inputs.places)
         self._padding += inputs.total - len(inputs.places)
-        empty = np.empty((0, self.vocabulary), np.float32)
-        logits: StepLogits = empty if found is None else found.value[inputs.sampled]
-        return logits, [each.value[inputs.places] for each in states]
+        return logits, states
+
+    async def _traced(
+        self, cache: tuple[GpuRef, GpuRef], inputs: _StepInputs, *, trace: bool
+    ) -> list[Array]:
+        """Compute a step without logits, and return vectors of tokens, if they are wanted."""
+        states: list[GpuRef] = []
+        async with self.device.batch() as batch:
+            self._forward(batch, cache, batch.put(inputs.numbers), inputs, states)
+            found = [batch.get(each) for each in states] if trace else []
+        return [each.value[inputs.places] for each in found]
+
+    async def _computed(self, cache: tuple[GpuRef, GpuRef], inputs: _StepInputs) -> Array:
+        """Compute a step, and return the logits of rows to sample."""
+        device, shape = self.device, inputs.shape
+        kept = self._recorded.get(shape)
+        if kept is None and self._repeats(shape):
+            numbers = await device.put(inputs.numbers)
+            async with device.record(numbers) as recording:
+                x = self._forward(recording, cache, numbers, inputs)
+                logits = self._logits(recording, x, numbers, inputs)
+            kept = self._recorded.keep(shape, _StepRecording(recording, numbers, logits))
+        if kept is not None:
+            await device.put(inputs.numbers, out=kept.numbers)
+            await kept.recording.replay()
+            self._replayed += 1
+            return await device.get(kept.logits)
+        async with device.batch() as batch:
+            numbers = batch.put(inputs.numbers)
+            x = self._forward(batch, cache, numbers, inputs)
+            found = batch.get(self._logits(batch, x, numbers, inputs))
+        return found.value
+
+    def _repeats(self, shape: tuple[int, ...]) -> bool:
+        """Count a step, and return whether steps of its shape are worth a recording."""
+        seen = self._seen.get(shape) or self._seen.keep(shape, [0])
+        seen[0] += 1
+        return shape[0] <= _RECORDED_ROWS and seen[0] > _REPEATS
 
     def _forward(
         self,
-        batch: Batch,
+        batch: Batch | Recording,
         cache: tuple[GpuRef, GpuRef],
+        numbers: GpuRef,
         inputs: _StepInputs,
-        states: list[GpuRef] | None,
+        states: list[GpuRef] | None = None,
     ) -> GpuRef:
         """Compute all layers, and return the vectors of rows."""
         config, weights, total = self.config, self._weights, inputs.total
         heads, kv_heads, size = config.heads, config.kv_heads, config.head_size
-        numbers = batch.put(inputs.numbers)
         tokens, positions, slots, owners = (
             numbers[at * total : (at + 1) * total] for at in range(4)
         )
@@ -380,16 +446,18 @@ class LlamaModel:
                 states.append(x)
         return x
 
-    def _logits(self, batch: Batch, x: GpuRef, inputs: _StepInputs) -> GpuRef:
+    def _logits(
+        self, batch: Batch | Recording, x: GpuRef, numbers: GpuRef, inputs: _StepInputs
+    ) -> GpuRef:
         """Return float32 logits of the rows to sample."""
         weights = self._weights
-        rows = batch.put(inputs.numbers[4 * inputs.total : 4 * inputs.total + inputs.samples])
+        rows = numbers[4 * inputs.total : 4 * inputs.total + inputs.samples]
         h = batch.array.take(x, rows, axis=0, mode="clip")
         h = self._norm(batch, h, weights["final_norm"])
         head = weights["head" if "head" in weights else "embedding"]
         return self._product(batch, h, head, dtype=np.float32)
 
-    def _norm(self, batch: Batch, x: GpuRef, weight: GpuRef) -> GpuRef:
+    def _norm(self, batch: Batch | Recording, x: GpuRef, weight: GpuRef) -> GpuRef:
         out = batch.empty(x.shape, self.dtype)
         rows, size = x.shape
         kernel = self._kernels["norm"]
@@ -398,7 +466,7 @@ class LlamaModel:
 
     def _product(
         self,
-        batch: Batch,
+        batch: Batch | Recording,
         x: GpuRef,
         weight: GpuRef,
         bias: GpuRef | None = None,
@@ -491,8 +559,9 @@ class LlamaModel:
         owners = np.repeat(np.arange(len(slices)), lengths)
         columns = max(-(-(each.start + len(each.tokens)) // self.page_size) for each in slices)
         columns = 1 << (columns - 1).bit_length()
-        tables = np.zeros((len(slices), columns), np.int32)
-        for row, each in zip(tables, slices, strict=True):
+        sequences = 1 << (len(slices) - 1).bit_length()  # few sizes, so few recordings
+        tables = np.zeros((sequences, columns), np.int32)
+        for row, each in zip(tables, slices, strict=False):
             used = each.pages[:columns]
             row[: len(used)] = used
         total, places = self._placed(positions)
@@ -530,6 +599,7 @@ class LlamaModel:
             return cache
         self._lost += cache is not None
         self._cache = None
+        self._recorded.clear()
         self._filled[:] = 0
         config = self.config
         shape = (config.layers, self.pages, self.page_size, config.kv_heads, config.head_size)

@@ -248,6 +248,20 @@ async def test_without_invariance(device: Device) -> None:
 
 
 @on_shared
+async def test_steps_of_one_shape_are_replayed(device: Device) -> None:
+    """The third step of a shape is recorded; tables have 1, 2 and 4 columns here."""
+    model = TinyModel()
+    made = await loaded(device, model)
+    tokens = np.random.default_rng(5).integers(model.vocabulary, size=9)
+    logits = await alone(made, tokens)
+    found = made.statistics()
+    assert (found.steps, found.replayed, found.rows) == (9, 4, 9)
+    close(logits, reference(model, tokens)[1])
+    np.testing.assert_array_equal(await alone(made, tokens), logits)
+    assert made.statistics().replayed == 12  # the shape of position 8 came only twice
+
+
+@on_shared
 async def test_wrong_work_is_refused(device: Device) -> None:
     made = await loaded(device, TinyModel(), pages=8)
 
