@@ -358,7 +358,7 @@ async def test_logits_of_a_wrong_shape_are_an_error_of_the_request() -> None:
 
     async with opened(isolation="thread") as device:
         async with open_language_model(device, Wrong(device)) as model:
-            with pytest.raises(RequestAtFault, match="shape"):
+            with pytest.raises(RequestAtFault, match="a step must give logits of shape"):
                 await _all(model, _request(1))
         with pytest.raises(TypeError, match="Runner"):
             async with open_language_model(device, 3):  # type: ignore[arg-type]
