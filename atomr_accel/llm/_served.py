@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack, final
 
 import numpy as np
@@ -19,6 +20,8 @@ from ..actors.util import NoPublicConstructor, check_instance
 from ..device import Device
 from ..patterns import Closed, Overloaded, WrongResults, is_transient
 from ..wire.options import whole
+from ._folder import ModelFolder, load_folder
+from ._model import LlamaModel
 from ._request_errors import RequestAtFault
 from ._requests import FinishReason, TokenPiece, TokenRequest, TokenScore
 from ._sampler import GrammarCompiler, TokenSampler, check_sampling, score
@@ -26,8 +29,10 @@ from ._scheduler import Scheduler, SequenceState
 from ._token_stream import Detokenizer, StopTexts
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
     from tokenizers import Tokenizer
 
+    from ._model import Progress
     from ._scheduler import ScheduledSequence
     from ._steps import Runner, StepLogits, StepWork
 
@@ -288,9 +293,9 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
         check_instance("request", request, TokenRequest)
         check_instance("key", request.key, str)
         check_sampling(request.sampling, self.vocabulary, texts=self._tokenizer is not None)
-        prompt = tuple(
-            whole(token, "a token of prompt", 0, self.vocabulary - 1) for token in request.prompt
-        )
+        prompt, most = tuple(request.prompt), self.vocabulary
+        if not all(type(token) is int and 0 <= token < most for token in prompt):
+            prompt = tuple(whole(token, "a token of prompt", 0, most - 1) for token in prompt)
         grammar = None
         if request.sampling.grammar is not None:
             compiler = await self._grammars()
@@ -537,11 +542,16 @@ def _checked_runner(runner: Any) -> Runner:
 @opens
 async def open_language_model(
     device: Device,
-    folder_or_runner: Runner,
+    folder_or_runner: str | PathLike[str] | ModelFolder | Runner,
     *,
     model_name: str | None = None,
     tokenizer: Tokenizer | None = None,
     end_tokens: Sequence[int] | None = None,
+    pages: int | None = None,
+    page_size: int = 16,
+    dtype: DTypeLike | None = None,
+    invariant: bool = True,
+    progress: Progress | None = None,
     step_tokens: int = 2048,
     step_sequences: int = 256,
     most_waiting: int = 1024,
@@ -556,10 +566,15 @@ async def open_language_model(
 
     Args:
         device: the device of the model.
-        folder_or_runner: a model that does steps.
-        model_name: the model's name; ``"model"`` by default.
-        tokenizer: of the package ``tokenizers``; none by default.
-        end_tokens: tokens that end a text; none by default.
+        folder_or_runner: a folder in Hugging Face's form, or a model that does steps.
+        model_name: the model's name; by default the folder's.
+        tokenizer: of the package ``tokenizers``; by default the folder's.
+        end_tokens: tokens that end a text; by default the folder's.
+        pages: pages of a folder's cache; by default as many as there is room for.
+        page_size: tokens of a page of a folder's cache.
+        dtype: the dtype of a folder's weights and cache, see `LlamaModel.load`.
+        invariant: whether tokens of a folder's model are independent of the batch.
+        progress: called with the bytes that were loaded from a folder, and all.
         step_tokens: the most tokens of a step.
         step_sequences: the most sequences of a step; fewer than ``step_tokens``.
         most_waiting: the most requests that wait before their first step. More are refused.
@@ -569,10 +584,32 @@ async def open_language_model(
             with a `TokenRequest`, by all of its pieces.
 
     Raises:
+        ModelFolderBroken: the folder is damaged.
+        Unsupported: the folder's architecture is not supported.
+        OutOfMemory: no room for weights and cache.
         TypeError, ValueError: an argument is wrong.
     """
     check_instance("device", device, Device)
-    runner = _checked_runner(folder_or_runner)
+    folder: ModelFolder | None = None
+    if isinstance(folder_or_runner, (str, PathLike)):
+        folder = await trio.to_thread.run_sync(load_folder, folder_or_runner)
+    elif isinstance(folder_or_runner, ModelFolder):
+        folder = folder_or_runner
+    if folder is None:
+        runner = _checked_runner(folder_or_runner)
+    else:
+        runner = await LlamaModel.load(
+            device,
+            folder,
+            pages=pages,
+            page_size=page_size,
+            dtype=dtype,
+            invariant=invariant,
+            progress=progress,
+        )
+        model_name = folder.name if model_name is None else model_name
+        tokenizer = folder.tokenizer if tokenizer is None else tokenizer
+        end_tokens = folder.end_tokens if end_tokens is None else end_tokens
     scheduler = Scheduler(
         pages=runner.pages,
         page_size=runner.page_size,
@@ -593,7 +630,7 @@ async def open_language_model(
         name="model" if model_name is None else model_name,
         tokenizer=tokenizer,
         end_tokens=frozenset(ends),
-        folder=None,
+        folder=folder,
     )
     async with serving(model, **place):
         yield model
