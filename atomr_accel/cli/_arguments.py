@@ -319,6 +319,43 @@ def _node(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--days", type=_natural, default=365, help="until they expire; 365")
 
 
+def _serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", metavar="FOLDER", help="config.json, *.safetensors, tokenizer.json"
+    )
+    _add_device(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 127.0.0.1")
+    parser.add_argument("--port", type=_port, default=8000, help="8000; 0 for a free one")
+    parser.add_argument(
+        "--model-name", metavar="NAME", help="what clients ask for; the folder's name by default"
+    )
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        metavar="[NAME=]KEY",
+        help="a key that clients must have; repeatable, or in ATOMR_ACCEL_API_KEY",
+    )
+    parser.add_argument(
+        "--public", action="store_true", help="allow a host that others reach without keys"
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name that requests may use, without keys; repeatable",
+    )
+    parser.add_argument(
+        "--requests", type=_natural, default=1024, help="at a time, more get status 429; 1024"
+    )
+    parser.add_argument(
+        "--grace", type=_seconds, default=30.0, help="seconds for streams after SIGTERM; 30"
+    )
+    parser.add_argument(
+        "--demo-faults", action="store_true", help="a button on the page that faults the device"
+    )
+
+
 COMMANDS: Final = (
     Command(
         "probe",
@@ -421,6 +458,22 @@ COMMANDS: Final = (
             ("atomr-accel dashboard --port 8080 -m my.server", "a module, on one port"),
         ),
         _dashboard,
+    ),
+    Command(
+        "serve",
+        "a language model behind OpenAI's API, until SIGTERM",
+        "Serve the model of a folder as Hugging Face has them: chat completions, completions and "
+        "models below /v1, a page to chat with, /live, /ready and /metrics. Streams go on after "
+        "faults of the device; if it is lost, the command ends with 1.",
+        (
+            ("atomr-accel serve Llama-3.2-1B-Instruct", "on http://127.0.0.1:8000"),
+            (
+                "atomr-accel serve model --host 0.0.0.0 --api-key ann=sk-1 --api-key bob=sk-2",
+                "for others, who get fair shares",
+            ),
+            ("atomr-accel serve model --backend cpu --demo-faults", "a demonstration"),
+        ),
+        _serve,
     ),
     Command(
         "node",

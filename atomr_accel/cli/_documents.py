@@ -527,6 +527,29 @@ class NodeDocument(Document, frozen=True, kw_only=True, tag="node"):
     files: list[str]
 
 
+# --- serve ---------------------------------------------------------------------------------
+
+
+class ServeDocument(Document, frozen=True, kw_only=True, tag="serve"):
+    """Document of ``serve``, printed when it has ended.
+
+    Attributes:
+        name: the model's name.
+        url: the address that it had.
+        answered: requests for text that were answered.
+        failed: requests that failed by an error of the model or the device.
+        faults: steps of the model that failed.
+        lost: whether it ended because the device was lost.
+    """
+
+    name: str
+    url: str
+    answered: int
+    failed: int
+    faults: int
+    lost: bool
+
+
 DOCUMENTS: Final[dict[str, type[Document]]] = {
     "bench": BenchDocument,
     "cache": CacheDocument,
@@ -536,6 +559,7 @@ DOCUMENTS: Final[dict[str, type[Document]]] = {
     "libraries": LibrariesDocument,
     "node": NodeDocument,
     "probe": ProbeDocument,
+    "serve": ServeDocument,
     "stress": StressDocument,
     "top": TopDocument,
     "trace": TraceDocument,

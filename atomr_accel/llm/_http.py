@@ -7,6 +7,7 @@ for too long, the task that answers is cancelled at once.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -340,9 +341,18 @@ class _HttpConnection:
         Raises:
             ClientGone: the client does not take them.
         """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            sent = os.write(self._stream.socket.fileno(), data)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            raise ClientGone from error
+        if sent == len(data):  # as a rule: a deadline would cost more than the write
+            return
         with trio.move_on_after(self._limits.write_seconds) as scope:
             try:
-                await self._stream.send_all(data)
+                await self._stream.send_all(memoryview(data)[sent:])
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise ClientGone from error
         if scope.cancelled_caught:

@@ -1,10 +1,9 @@
 """The front end of the language model server: events per second with many streams.
 
-A stand-in for a model has its pieces ready, so that the rows show what HTTP costs: translation,
+A stand-in for a model has its pieces ready, so that the rows show the cost of HTTP: translation,
 JSON, server-sent events, h11 and sockets. Clients are in a process of their own and read bytes,
 since a client's package would be slower than the server. Ratios are to sending the same bytes in
-the same number of pieces through trio's sockets, without HTTP and without a model. The last row
-has Hypercorn and Starlette with the same events, if they are installed.
+the same number of pieces through trio's sockets, without HTTP and without a model.
 
 Each row is the best of three rounds, which take turns. ``--streams 256 --pieces 400`` are sizes.
 """
@@ -12,7 +11,6 @@ Each row is the best of three rounds, which take turns. ``--streams 256 --pieces
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -139,34 +137,6 @@ async def sockets(streams: int, pieces: int) -> float:
     return rate
 
 
-async def hypercorn(streams: int, pieces: int) -> float:
-    """Return events per second of Hypercorn and Starlette."""
-    from hypercorn.config import Config
-    from hypercorn.trio import serve
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import StreamingResponse
-    from starlette.routing import Route
-
-    async def events() -> AsyncIterator[bytes]:
-        for _ in range(pieces):
-            await trio.lowlevel.checkpoint()
-            yield EVENT
-
-    async def answer(_request: Request) -> StreamingResponse:
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-    app = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
-    config = Config()
-    config.bind = ["127.0.0.1:0"]
-    config.loglevel = "CRITICAL"
-    async with trio.open_nursery() as nursery:
-        (url,) = await nursery.start(serve, app, config)
-        rate = await ask(int(url.rpartition(":")[2]), streams)
-        nursery.cancel_scope.cancel()
-    return rate
-
-
 def main() -> None:
     """Take turns, and print the best of each."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -174,8 +144,6 @@ def main() -> None:
     parser.add_argument("--pieces", type=int, default=400)
     args = parser.parse_args()
     rows: dict[str, Callable[[int, int], Awaitable[float]]] = {"sockets": sockets, "ours": ours}
-    if all(map(importlib.util.find_spec, ("hypercorn", "starlette"))):
-        rows["hypercorn"] = hypercorn
     best = dict.fromkeys(rows, 0.0)
     for _ in range(ROUNDS):
         for name, function in rows.items():
@@ -183,8 +151,6 @@ def main() -> None:
     print(f"{args.streams} streams of {args.pieces} events")
     for name, rate in best.items():
         print(f"{name:10} {rate:10,.0f} events/s  {rate / best['sockets']:5.2f} of sockets")
-    if "hypercorn" in best:
-        print(f"ours by Hypercorn: {best['ours'] / best['hypercorn']:.2f}")
     print(f"goal of {GOAL:,} events/s: {'met' if best['ours'] >= GOAL else 'missed'}")
 
 

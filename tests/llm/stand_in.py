@@ -191,7 +191,7 @@ async def ask(
 
 async def raw(server: LanguageModelServer, sent: bytes) -> Reply:
     """Send bytes, and take the answer until the connection ends."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):  # a device may be rebuilt
         async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
             await stream.send_all(sent)
             answer = b"".join([part async for part in stream])

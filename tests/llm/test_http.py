@@ -1,4 +1,4 @@
-"""HTTP by hand: odd, slow or too large requests get an answer, and harm no other client."""
+"""HTTP by hand: odd, slow or large requests get an answer, and harm no other client."""
 
 from __future__ import annotations
 
