@@ -460,7 +460,7 @@ class LlamaModel:
     def _norm(self, batch: Batch | Recording, x: GpuRef, weight: GpuRef) -> GpuRef:
         out = batch.empty(x.shape, self.dtype)
         rows, size = x.shape
-        kernel = self._kernels["norm"]
+        kernel = self._kernels["norm_rows"]
         batch.launch(kernel, rows, THREADS, out, x, weight, rows, size, self.config.epsilon)
         return out
 

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from atomr_accel.executors.compiler import NvrtcProgram, toolkit_flags
 from atomr_accel.llm.wire.kernels import SOURCE, THREADS, TWINS
 
 from ..libraries.host_kernels import Launch, compile_bodies, needs_compiler
@@ -37,7 +38,7 @@ struct Arguments { long long which; void* p[8]; float f; int n[9]; };
 static void run(Arguments a) {
     void** p = a.p;
     int* n = a.n;
-    if (a.which == 0) norm((T*)p[0], (T*)p[1], (T*)p[2], n[0], n[1], a.f);
+    if (a.which == 0) norm_rows((T*)p[0], (T*)p[1], (T*)p[2], n[0], n[1], a.f);
     if (a.which == 1)
         turn((T*)p[0], (T*)p[1], (T*)p[2], (T*)p[3], (T*)p[4], (float*)p[5], (int*)p[6],
              (int*)p[7], n[0], n[1], n[2], n[3], n[4], n[5], a.f);
@@ -121,7 +122,7 @@ def test_norms(pairs: list[Pair], number: int) -> None:
         x = rng.normal(size=(4, size)).astype(pair.form.dtype)
         x[2] = 0
         weight = rng.normal(1, 0.5, size).astype(pair.form.dtype)
-        pair.run("norm", 5, [np.full_like(x, 7), x, weight], 4, size, 1e-5)
+        pair.run("norm_rows", 5, [np.full_like(x, 7), x, weight], 4, size, 1e-5)
 
 
 @needs_compiler
@@ -170,3 +171,16 @@ def test_attention(pairs: list[Pair], number: int) -> None:
         found = pair.run("attend", blocks, arrays, *numbers, form.size**-0.5)
         assert np.isfinite(found[0].astype(float)).all()
         assert (found[0][3] == 0).all()
+
+
+@pytest.mark.headers
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_nvrtc_compiles_every_kernel(kind: int, capability: tuple[int, int]) -> None:
+    for size, heads in ((64, 4), (80, 1), (128, 8)):
+        macros = f"#define KIND {kind}\n#define SIZE {size}\n#define HEADS {heads}\n"
+        with NvrtcProgram(macros + SOURCE, "kernel.cu") as program:
+            flag = f"--gpu-architecture={program.architecture(capability)}"
+            log = program.compile("the kernels", (flag, *toolkit_flags()))
+            assert "warning" not in log
+            assert program.output("CUBIN")[:4] == b"\x7fELF"

@@ -46,7 +46,7 @@ __device__ __forceinline__ float together(float x) {
 }
 
 // A block for each row: divide by the root of the mean square, and multiply by weights.
-extern "C" __global__ void __launch_bounds__(128) norm(
+extern "C" __global__ void __launch_bounds__(128) norm_rows(
     T* out, const T* x, const T* weight, int rows, int size, float epsilon
 ) {
     __shared__ float parts[WARPS];
@@ -212,7 +212,7 @@ def _normed(x: Array, weight: Array, epsilon: float) -> Array:
     return _single((_single(weight) * rounded).astype(x.dtype))
 
 
-def norm(out: Array, x: Array, weight: Array, rows: int, size: int, epsilon: float) -> None:
+def norm_rows(out: Array, x: Array, weight: Array, rows: int, size: int, epsilon: float) -> None:
     """Divide rows by the root of their mean square, and multiply by weights."""
     x, out = x.reshape(rows, size), out.reshape(rows, size)
     out[...] = _normed(x, weight, epsilon)
@@ -298,5 +298,9 @@ def attend(
             results[row] = (shares @ v[:, first:last]) / shares.sum(-1, keepdims=True)
 
 
-TWINS: Final[Mapping[str, Callable[..., None]]] = {"norm": norm, "turn": turn, "attend": attend}
+TWINS: Final[Mapping[str, Callable[..., None]]] = {
+    "norm_rows": norm_rows,
+    "turn": turn,
+    "attend": attend,
+}
 """Functions that do the same as the kernels, with NumPy arrays."""
