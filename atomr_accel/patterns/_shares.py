@@ -196,8 +196,8 @@ class Shares:
 
     def add(self, path: str, cost: float) -> WaitingRequest:
         """A request comes."""
-        leaf = self.leaf(path)
-        waiting = WaitingRequest(leaf, cost)
+        waiting = WaitingRequest(self.leaf(path), amount(cost, "cost"))
+        leaf = waiting.node
         leaf.queue[waiting] = None
         for node in leaf.up():
             if node.parent is not None:
@@ -248,6 +248,7 @@ class Shares:
 
     def next(self, now: float) -> WaitingRequest | None:
         """Begin the request whose turn it is, if there is one that may go."""
+        now = real(now, "now", least=-MOST, most=MOST)
         while self._throttled and self._throttled[0][0] <= now:
             _, ticket, node = heapq.heappop(self._throttled)
             if node.throttled and node.ticket == ticket:
@@ -275,6 +276,7 @@ class Shares:
 
     def charge(self, waiting: WaitingRequest, more: float) -> None:
         """Correct the cost of a request in service by ``more``, which may be negative."""
+        more = real(more, "more", least=-MOST, most=MOST)
         waiting.cost += more
         for node in waiting.node.up():
             node.work += more

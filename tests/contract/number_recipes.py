@@ -261,6 +261,22 @@ async def _(_bench: Bench, **numbers: Any) -> None:
         slot.charge(**numbers)
 
 
+@recipe("Shares")
+async def _(_bench: Bench, **numbers: Any) -> None:
+    patterns.Shares(**{"weights": {}, "budgets": {}, **numbers})
+
+
+@recipe("Shares.add", "Shares.weigh", "Shares.charge", "Shares.next")
+async def _(_bench: Bench, **numbers: Any) -> None:
+    shares = patterns.Shares({}, {})
+    if "weights" in numbers:
+        shares.weigh(numbers["weights"])
+    waiting = shares.add("a", numbers.get("cost", 1.0))
+    assert shares.next(numbers.get("now", 0.0)) is waiting
+    shares.charge(waiting, numbers.get("more", 1.0))
+    shares.end(waiting)
+
+
 @recipe("open_pipeline")
 async def _(_bench: Bench, **numbers: Any) -> None:
     async with patterns.open_pipeline(same, same, **numbers) as pipeline:
@@ -348,6 +364,16 @@ async def _(_bench: Bench, **numbers: Any) -> None:
         with suppress(IndexError):  # there is no such device
             await devices.drain(**numbers)
             devices.resume(**numbers)
+
+
+@recipe("Device.health")
+async def _(bench: Bench, **numbers: Any) -> None:
+    await (await bench.device()).health(**numbers)
+
+
+@recipe("Standby")
+async def _(_bench: Bench, **numbers: Any) -> None:
+    atomr_accel.Standby(**{**({"parked": 1} if "host_memory" in numbers else {}), **numbers})
 
 
 @recipe("Device.retry")
@@ -452,6 +478,9 @@ CONTAINERS: Final[dict[tuple[str, str], Callable[[Any], Any]]] = {
     ("DraftTree.add_chain", "tokens"): lambda value: [value],
     ("FairShare.tune", "weights"): lambda value: {"a": value},
     ("HotSwap.load", "canary"): lambda value: [value],
+    ("Shares", "budgets"): lambda value: {"a": patterns.Budget(value, 1.0)},
+    ("Shares", "weights"): lambda value: {"a": value},
+    ("Shares.weigh", "weights"): lambda value: {"a": value},
     ("SpeculativeDecoder.generate", "prompt"): lambda value: [value],
     ("SpeculativeDecoder.generate", "stop"): lambda value: [value],
     ("by_length", "bounds"): lambda value: [value],
@@ -483,7 +512,8 @@ EXCLUDED: Final[dict[str, str]] = {
         ("ActorTree", "CascadeAnswer", "Compared", "Comparison", "Deviation", "DeviceFault",
          "DeviceLoad", "Difference", "Explanation", "GpuClocks", "GpuEcc", "GpuMemory",
          "GpuNvLink", "GpuPcie", "GpuProcess", "GpuReading", "GpuUtilization", "Kernel", "Link",
-         "Metric", "MigInstance", "Point", "Report", "Routing", "SharedBuffer", "Skipped", "Xid"),
+         "Metric", "MigInstance", "Point", "Report", "Routing", "SharedBuffer", "Skipped",
+         "WaitingRequest", "Xid"),
         _BY_PACKAGE,
     ),
     **dict.fromkeys(

@@ -662,7 +662,7 @@ async def test_dir_tells_what_programs_call(device: Device) -> None:
         assert shown(batch) == {*libraries, *making, "get", "put", "run"}
         assert all(hasattr(batch, name) for name in dir(batch))
     async with device.record() as recording:
-        own = {"call", "dot", "loop", "replay", "statistics", "when"}
+        own = {"call", "dot", "loop", "replay", "statistics", "steps", "when"}
         assert shown(recording) == {*libraries, *making, *own}
 
 
