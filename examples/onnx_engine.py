@@ -103,7 +103,6 @@ class _Pictures(CalibrationDataReader):  # type: ignore[misc] # onnxruntime has 
 def in_int8(path: Path, batches: Iterable[NDArray[np.float32]]) -> Path:
     """Write the model of a file with nodes that quantize weights and activations."""
     to = path.with_suffix(".int8.onnx")
-    logging.getLogger().setLevel(logging.ERROR)  # it advises to prepare the model, which is
     quantize_static(path, to, _Pictures(batches), per_channel=True, activation_type=QuantType.QInt8)
     return to
 
@@ -137,6 +136,7 @@ async def main(width: int = 8, pixels: int = 64) -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.ERROR)  # onnxruntime advises to prepare the model, which is
     parser = argparse.ArgumentParser()
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--pixels", type=int, default=64)
