@@ -142,7 +142,7 @@ class EarlyFixtures:
                     box.send("failed", name)
                     raise
                 finally:
-                    spoiled = self._in_use() or _threads() > threads or not kept
+                    spoiled = self._in_use() or bool(_threads() - threads) or not kept
                     if not spoiled:
                         box.send("safe", name)
                 if spoiled:
@@ -180,8 +180,9 @@ def _set_up(item: pytest.Item, name: str) -> pytest.FixtureDef[Any]:
     return cast("pytest.FixtureDef[Any]", definition)
 
 
-def _threads() -> int:
-    return len([*Path("/proc/self/task").iterdir()])
+def _threads() -> set[str]:
+    """Return which threads there are: another one may end while a fixture starts its own."""
+    return {each.name for each in Path("/proc/self/task").iterdir()}
 
 
 def _write_again(stream: int, text: str) -> None:

@@ -98,6 +98,43 @@ def test_a_death_fails_one_test(alone: pytest.Pytester, statement: str) -> None:
     result.stdout.re_match_lines_random([DEATHS[statement], "out of it", "of its errors"])
 
 
+def test_a_thread_that_ends_does_not_hide_one_that_a_fixture_starts(
+    alone: pytest.Pytester,
+) -> None:
+    alone.makepyfile(
+        """
+        import os, threading, pytest
+
+        first, others = os.getpid(), []
+
+        def started():
+            end = threading.Event()
+            thread = threading.Thread(target=end.wait)
+            thread.start()
+            return end, thread
+
+        def ended(end, thread):
+            end.set()
+            thread.join()
+
+        os.register_at_fork(after_in_child=lambda: others.append(started()))
+
+        @pytest.fixture(scope="module")
+        def where():
+            while others:
+                ended(*others.pop())
+            mine = started()
+            yield os.getpid()
+            ended(*mine)
+
+        def test_it(where):
+            assert where != first
+        """
+    )
+    given = ("-p", PLUGIN, "-p", "no:cacheprovider", "--isolate", "-Wdefault")
+    alone.runpytest_subprocess(*given).assert_outcomes(passed=1)
+
+
 def test_a_watchdog_of_pytest_stays_behind(alone: pytest.Pytester) -> None:
     alone.makeini("[pytest]\nfaulthandler_timeout = 60")
     alone.makepyfile("def test_fails(): assert False\ndef test_after(): pass")
