@@ -264,6 +264,8 @@ class Context:
 
     def _conclude(self, failures: ExceptionGroup[Any], code: int | None, *, up: bool) -> Exception:
         """Return the one error that explains why the context ended."""
+        # An op keeps its buffers, so an ended context must not keep the op.
+        (op, certain), self._suspect = self._suspect, (None, False)
         if self._fault is not None:
             return self._fault
         errors = sorted(_leaves(failures), key=_is_echo)
@@ -289,7 +291,6 @@ class Context:
                 told = f"the host of {name} {how}"
                 if starting:
                     return self._poison(code or 0, how, told, where)
-                op, certain = self._suspect
                 named_op = "idle" if op is None else op.name
                 return self._poison(code or 0, how, told, named_op, op, certain=certain)
             return DeviceUnavailable(
