@@ -337,7 +337,11 @@ class Stepped(Generic[T]):
                 self._before()
             answer = yield trap
             if self.waits == self._step and self._after is not None:
-                yield from _shielded(self._after).__await__()
+                try:
+                    yield from _shielded(self._after).__await__()
+                except BaseException:
+                    self._inner.close()  # or it kept its locks, and all others waiting
+                    raise
 
 
 async def _shielded(function: Callable[[], Awaitable[object]]) -> None:
