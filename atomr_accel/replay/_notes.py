@@ -122,6 +122,7 @@ class Notes:
         # The methods that tasks are in, and the nurseries that they had open before.
         self._inside: Final[dict[trio.lowlevel.Task, tuple[_Note, list[trio.Nursery]]]] = {}
         self._collectors: Final[dict[object, int]] = {}  # those whose block is open
+        self._placing: Final[dict[object, dict[_Note, Callable[[], None]]]] = {}
         self._fetched: Final[
             dict[object, list[tuple[_Note, BatchResult[np.ndarray[Any, Any]]]]]
         ] = {}
@@ -306,6 +307,11 @@ class Notes:
         number = self._collectors.get(collector)
         if number is None or not self._notes_calls():
             return
+        placing = self._placing.pop(collector, {})
+        if error is not None and not body:
+            # Those from the one that failed on have no place: it fails again when all are made.
+            for placed in [*placing.values()]:
+                placed()
         note = _Note("leave", collector, 0)
         note.target = HandleValue(number)
         self._place(note)
@@ -537,12 +543,18 @@ class Notes:
         """Note a call of a batch or a recording once it has its place there."""
         self._number(result)
 
+        placing = self._placing.setdefault(collector, {})
+
         def placed(_given: Any = given) -> None:  # what it is given is not dropped before it
+            placing.pop(note, None)
+            if not placing:
+                self._placing.pop(collector, None)
             self._done(note, result, outcome="sent")
             if type(collector) is not Batch:
                 for _, ref in refs_in(result, "result"):
                     self._note_made(collector, ref)
 
+        placing[note] = placed
         collector.when_placed(placed)
 
     def _number(self, result: Any) -> None:

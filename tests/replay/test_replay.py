@@ -16,7 +16,7 @@ import pytest
 import scipy.sparse
 import trio
 import trio.testing
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
@@ -68,6 +68,7 @@ async def again(path: Path, **options: Any) -> Report:
         max_size=10,
     )
 )
+@example([("large", 0), ("get", 0), ("free", 0)])  # the batch ends with the error of a call
 @on_shared
 async def test_frees_and_seals_during_deferred_calls_are_repeated(
     device: Device, steps: list[tuple[str, int]]
