@@ -478,7 +478,7 @@ CONTAINERS: Final[dict[tuple[str, str], Callable[[Any], Any]]] = {
     ("DraftTree.add_chain", "tokens"): lambda value: [value],
     ("FairShare.tune", "weights"): lambda value: {"a": value},
     ("HotSwap.load", "canary"): lambda value: [value],
-    ("Shares", "budgets"): lambda value: {"a": patterns.Budget(value, 1.0)},
+    ("Shares", "budgets"): lambda value: {"a": patterns.Budget(rate=value, burst=1.0)},
     ("Shares", "weights"): lambda value: {"a": value},
     ("Shares.weigh", "weights"): lambda value: {"a": value},
     ("SpeculativeDecoder.generate", "prompt"): lambda value: [value],
