@@ -20,7 +20,7 @@ sys.path.insert(0, str(HERE.parent))
 import atomr_accel  # noqa: E402 - from this checkout, wherever another one is installed
 from atomr_accel.actors.blocks import opens  # noqa: E402
 from atomr_accel.libraries.registry import catalogue  # noqa: E402
-from atomr_accel.ops import Request, op  # noqa: E402
+from atomr_accel.ops import CallTemplate, Request, op  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,7 +240,8 @@ def _import_for_types(module: ModuleType) -> None:
             exec(compile(body, str(module.__file__), "exec"), vars(module))  # noqa: S102
 
 
-_import_for_types(import_module(Request.__module__))
+for each in (CallTemplate, Request):
+    _import_for_types(import_module(each.__module__))
 
 
 def setup(app: Sphinx) -> None:
