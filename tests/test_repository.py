@@ -428,6 +428,30 @@ def test_the_version_stands_in_one_place() -> None:
         assert {distribution.version for distribution in installed} == {module.__version__}
 
 
+@pytest.mark.style
+def test_the_root_has_what_people_look_for_there() -> None:
+    """A file that a test or program has left behind is not committed."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("git knows which files are part of this")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    assert {name for name in listed if "/" not in name} == {
+        ".gitignore",
+        ".pre-commit-config.yaml",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "README.md",
+        "noxfile.py",
+        "pyproject.toml",
+    }
+
+
 @pytest.mark.slow
 def test_installed_package_has_every_file(tmp_path: Path) -> None:
     """Sources of kernels and the marker of types are files beside the modules."""

@@ -69,6 +69,7 @@ class ParameterServer(Trainer):
         self._step = step
         self._staleness = staleness
         self._state: ModelState | None = None
+        self._made = 0  # steps; `_state` does not tell while it is being written
         self._snapshots: list[Snapshot] = []  # the newest last; two at most
         self._jobs: deque[_GradientJob] = deque()
         self._feeds: set[_BatchFeed] = set()
@@ -80,7 +81,7 @@ class ParameterServer(Trainer):
     @property
     def steps(self) -> int:
         """Number of steps that were made."""
-        return self._saved if self._state is None else self._state.step
+        return self._made
 
     async def run(
         self, data: Iterable[Any] | AsyncIterable[Any]
@@ -287,6 +288,7 @@ class ParameterServer(Trainer):
                 del self._batches[number]
                 raise
             self._state = state
+            self._made = state.step
             if state.step % self._options.snapshot_every == 0:
                 await self._save_state(state)
         self._last = loss, norm
@@ -319,6 +321,7 @@ class ParameterServer(Trainer):
         self.close()
         self._snapshots.append(made)
         self._state = state
+        self._made = step
         self._lives += 1
 
     async def _repair(self) -> None:
@@ -333,6 +336,7 @@ class ParameterServer(Trainer):
         device = self._server()
         buffers = await device.restore(self._snapshots[-1])
         self._state = ModelState(self._layout, device, buffers, self._saved)
+        self._made = self._saved
         self._lives += 1
         self._restored += 1
         again = [_GradientJob(batch, None) for _, batch in sorted(self._batches.items())]

@@ -48,11 +48,11 @@ def test_the_command_makes_certificates(tmp_path: Path, capsys: pytest.CaptureFi
     [
         ([], 2, "a node needs MODULE:NAME"),
         (["x:Y"], 2, "a node needs --name"),
-        (["x", "--name", "a", "--store", "s"], 2, "MODULE:NAME, not x"),
-        (["no_such_module:X", "--name", "a", "--store", "s"], 3, "there is no no_such_module:X"),
-        (["json:dumps", "--name", "a", "--store", "s"], 3, "no ClusterProgram"),
+        (["x", "--name", "a", "--store", "DB"], 2, "MODULE:NAME, not x"),
+        (["no_such_module:X", "--name", "a", "--store", "DB"], 3, "there is no no_such_module:X"),
+        (["json:dumps", "--name", "a", "--store", "DB"], 3, "no ClusterProgram"),
         (
-            ["tests.cluster.simulated:PROGRAM", "--name", "a", "--store", "s"],
+            ["tests.cluster.simulated:PROGRAM", "--name", "a", "--store", "DB"],
             3,
             "the node cannot run",
         ),
@@ -61,5 +61,6 @@ def test_the_command_makes_certificates(tmp_path: Path, capsys: pytest.CaptureFi
 def test_the_command_refuses_what_it_cannot_run(
     words: list[str], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    words = [str(tmp_path / "s") if word == "DB" else word for word in words]
     assert main(["node", "--json", "--certificates", str(tmp_path), *words]) == code
     assert said in json.loads(capsys.readouterr().out)["message"]

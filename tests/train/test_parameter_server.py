@@ -101,6 +101,44 @@ def test_staleness_is_bounded(bound: int) -> None:
     trio.run(bounded)
 
 
+def test_staleness_is_bounded_while_a_step_is_being_written() -> None:
+    """A worker that is free just then counts the steps that are made already."""
+
+    async def program() -> None:
+        slow = [300]
+
+        async def step(device: Any, refs: Any, batch: Any) -> Any:
+            for _ in range(slow.pop() if slow else 0):
+                await trio.lowlevel.checkpoint()
+            return await STEP(device, refs, batch)
+
+        async with (
+            devices_of(2) as devices,
+            train.open_parameter_server(
+                devices, step, start(), train.SGD(lr=0.02), staleness=1, snapshot_every=100
+            ) as server,
+            trio.open_nursery() as nursery,
+        ):
+            counts = [0]
+
+            async def count() -> None:
+                while True:
+                    await trio.lowlevel.checkpoint()
+                    counts.append(server.steps)
+
+            nursery.start_soon(count)
+            made = [each async for each in server.run(batches(30))]
+            nursery.cancel_scope.cancel()
+        assert max(each.staleness for each in made) <= 1
+        assert counts == sorted(counts)
+
+    async def bounded() -> None:
+        with trio.fail_after(60):
+            await program()
+
+    trio.run(bounded)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("hurt", [0, 1])
 def test_kills(hurt: int) -> None:
