@@ -652,7 +652,7 @@ async def test_memory_of_a_host_that_is_ending_is_waited_for(
         assert standby_of(device).statistics().mode == "hot"
 
 
-@pytest.mark.parametrize("standby", [Standby(hot=1, warm=0), Standby(warm=1)])
+@pytest.mark.parametrize("standby", [Standby(hot=1), Standby(warm=1)])
 @program
 async def test_a_lane_gets_the_descriptors_of_standbys(standby: Any) -> None:
     async with opened(standby=standby, max_restarts=OFTEN) as device:

@@ -119,6 +119,7 @@ class StandbyKeeper:
         self._seconds: float | None = None
         self._used = self._died = 0
         self._gave_up = 0  # for want of descriptors, in a row
+        self._not_before = -math.inf  # time from which hosts may be started again
         core.memory.sealed_changed = self.changed
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -288,8 +289,8 @@ class StandbyKeeper:
         """Give up hot standbys in this generation, because the program needs their memory.
 
         Args:
-            descriptors: give up warm ones, too, because the program needs their descriptors. Others
-                follow after a back-off.
+            descriptors: give up warm ones, too, and those that start, because the program needs
+                their descriptors. Others follow after a back-off.
 
         Returns:
             True if there were any.
@@ -297,18 +298,18 @@ class StandbyKeeper:
         given_up = [
             spare
             for spare in self._spares
-            if spare.prepared is not None
+            if not spare.taken
             and (descriptors or (spare.shadow is not None and not spare.parked))
         ]
         if not given_up:
             return False
         self._gave_up = self._gave_up + 1 if descriptors else 0
-        if not descriptors:
+        if descriptors:
+            self._not_before = trio.current_time() + _RETRY.delay(self._gave_up)
+        else:
             self._room.be_warm("the program needs its memory")
         for spare in given_up:
-            spare.given_up = True
-            assert spare.prepared is not None
-            spare.prepared.host.kill()
+            spare.give_up()
         for spare in given_up:
             with trio.move_on_after(END_SECONDS):
                 await spare.over.wait()
@@ -370,6 +371,9 @@ class StandbyKeeper:
         failures = 0
         while True:
             await self._core.ready()
+            while trio.current_time() < self._not_before:
+                await trio.sleep_until(self._not_before)
+                await self._core.ready()
             spare = Spare(
                 self._core,
                 self._room,
@@ -411,8 +415,6 @@ class StandbyKeeper:
                 with trio.move_on_after(END_SECONDS):
                     await self._core.reaper.reap(spare.host)
             spare.over.set()
-            if spare.given_up and self._gave_up:
-                delay = _RETRY.delay(self._gave_up)
             await trio.sleep(delay)
 
 

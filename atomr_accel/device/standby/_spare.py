@@ -127,6 +127,7 @@ class Spare:
         self._step = "starting"
         self.wake = trio.Event()
         self.scope = trio.CancelScope()
+        self._starting: Final = trio.CancelScope()
         self.begun: float | None = trio.current_time()
         self.seconds: float | None = None
         self.lanes: set[str] = set()
@@ -181,7 +182,10 @@ class Spare:
             HostDied: it ended before.
             Exception: it could not be started, or prepared.
         """
-        self.host = await start_host("process", self._core.sanitizer)
+        with self._starting:
+            self.host = await start_host("process", self._core.sanitizer)
+        if self.host is None:
+            raise HostDied("the standby host was given up before it had started")
         prepared = self.prepared = PreparedHost(self.host)
         problem: BaseException | None = None
         try:
@@ -207,6 +211,13 @@ class Spare:
                 self.prepared, self.parked = None, False
                 self.step = "lost"
                 self._core.lifecycle.discard(prepared.host, prepared.ports, self.shadow)
+
+    def give_up(self) -> None:
+        """Have it end, also while its host starts, and release what it has; see ``over``."""
+        self.given_up = True
+        self._starting.cancel()
+        if self.prepared is not None:
+            self.prepared.host.kill()
 
     async def _watch(self, host: HostHandle) -> None:
         await host.wait_ended()
