@@ -131,9 +131,12 @@ def tests(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """Run the tests that take about a second or more, those that are long by nature by samples.
 
-    Examples and the code in pages are among them.
+    Examples and the code in pages are among them. Many wait for processes, so there is one worker
+    more than there are cores.
     """
-    _run_tests(session, marked="slow and not headers and not style")
+    workers = str((os.cpu_count() or 1) + 1)
+    marked = "slow and not headers and not style"
+    _run_tests(session, marked=marked, PYTEST_XDIST_AUTO_NUM_WORKERS=workers)
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.headers
 def test_libraries_for_the_first_plan_are_loaded_in_advance() -> None:
     pytest.importorskip("cudnn")
     code = (
