@@ -90,8 +90,7 @@ class DataParallel(LockstepTrainer):
         self._snapshots: list[Snapshot] = []  # the newest last; two at most
 
     @property
-    def steps(self) -> int:
-        """Number of steps that were made."""
+    def _reached(self) -> int:
         return max((state.step for each in self._replicas if (state := each.valid)), default=0)
 
     def _ranks(self) -> list[tuple[int, Device]]:
@@ -177,7 +176,7 @@ class DataParallel(LockstepTrainer):
             try:
                 await each_rank([(update, each, ()) for each in live])
             except FAULTS:
-                if self.steps != number + 1:
+                if self._reached != number + 1:
                     raise
         return TrainStep(number, loss, norm, 0, skipped)
 
@@ -265,7 +264,7 @@ class DataParallel(LockstepTrainer):
         """Take a snapshot into the older of two places, and forget the batches before it."""
         for each in self._replicas:
             state = each.valid
-            if state is None or state.step != self.steps:
+            if state is None or state.step != self._reached:
                 continue
             older = self._snapshots.pop(0) if len(self._snapshots) == 2 else None
             made = await each.device.snapshot(state.buffers)

@@ -69,7 +69,6 @@ class ParameterServer(Trainer):
         self._step = step
         self._staleness = staleness
         self._state: ModelState | None = None
-        self._made = 0  # steps; `_state` does not tell while it is being written
         self._snapshots: list[Snapshot] = []  # the newest last; two at most
         self._jobs: deque[_GradientJob] = deque()
         self._feeds: set[_BatchFeed] = set()
@@ -77,11 +76,6 @@ class ParameterServer(Trainer):
         self._lives = 0  # of the model: each goes back to a snapshot, or comes from a file
         self._changed = trio.Event()
         self._end: BaseException | None = None
-
-    @property
-    def steps(self) -> int:
-        """Number of steps that were made."""
-        return self._made
 
     async def run(
         self, data: Iterable[Any] | AsyncIterable[Any]

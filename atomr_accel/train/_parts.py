@@ -60,8 +60,7 @@ class PartedTrainer(LockstepTrainer):
         self._snapshots: list[list[Snapshot]] = []  # of all parts, the newest last; two at most
 
     @property
-    def steps(self) -> int:
-        """Number of steps that were made."""
+    def _reached(self) -> int:
         found = {each.state.step if each.state and each.valid_at() else -1 for each in self._parts}
         return found.pop() if len(found) == 1 and -1 not in found else self._saved
 
@@ -105,7 +104,7 @@ class PartedTrainer(LockstepTrainer):
                 flat = await part.device.get(part.state.buffers[at])
                 trees.append(part.layout.tree(flat))
             flats.append(self._layout.flat(self._joined(trees)))
-        return flats, self.steps
+        return flats, self._reached
 
     async def _install(self, flats: Sequence[np.ndarray[Any, Any]], step: int) -> None:
         cuts = [self._cut(self._layout.tree(flat)) for flat in flats]
@@ -169,7 +168,7 @@ class PartedTrainer(LockstepTrainer):
 
     async def _repair(self) -> None:
         self._leave_out()
-        step = self.steps
+        step = self._reached
         if all(each.valid_at(step) and each.state.device is each.device for each in self._parts):  # type: ignore[union-attr]
             return
         for part, snapshot in zip(self._parts, self._snapshots[-1], strict=True):
@@ -185,7 +184,7 @@ class PartedTrainer(LockstepTrainer):
         try:
             if every is not None and steps % every == 0:
                 await self._compare(steps)
-            if steps % self._options.snapshot_every == 0 and self.steps == steps:
+            if steps % self._options.snapshot_every == 0 and self._reached == steps:
                 older = self._snapshots.pop(0) if len(self._snapshots) == 2 else []
                 try:
                     states = [each.state for each in self._parts if each.state is not None]

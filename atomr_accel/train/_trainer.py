@@ -124,6 +124,7 @@ class Trainer(Service, ABC):
         self._options = options
         self._batches: dict[int, Any] = {}  # of the steps since the snapshot
         self._saved = 0
+        self._made = 0
         self._repeats = self._restored = self._skipped = 0
         self._corrupt: list[int] = []
         self._scale = options.loss_scale
@@ -134,9 +135,9 @@ class Trainer(Service, ABC):
     # --- what a program does with it --------------------------------------------------------
 
     @property
-    @abstractmethod
     def steps(self) -> int:
-        """Number of steps that were made."""
+        """Number of steps that were made, also while the devices repeat some of them."""
+        return self._made
 
     async def run(
         self, data: Iterable[Any] | AsyncIterable[Any]
@@ -234,7 +235,7 @@ class Trainer(Service, ABC):
         )
         async with self._turn:
             await self._install(flats, about["step"])
-            self._saved = about["step"]
+            self._saved = self._made = about["step"]
             self._batches.clear()
             self._scales.clear()
             if self._scale is not None and "scale" in about:
@@ -327,6 +328,11 @@ class Trainer(Service, ABC):
 class LockstepTrainer(Trainer):
     """A trainer whose ranks make each step together."""
 
+    @property
+    @abstractmethod
+    def _reached(self) -> int:
+        """Number of steps that the model on the devices has made, after a repair."""
+
     async def make_step(self, batch: Any) -> TrainStep:
         """Make one step; see ``Trainer.make_step``."""
         shards = self._split(batch)
@@ -346,14 +352,14 @@ class LockstepTrainer(Trainer):
         """Compare replicas and take a snapshot, if it is time; a fault waits for the next step."""
 
     async def _make(self, prepared: Any) -> TrainStep:
-        number, failures = max(self.steps, max(self._batches, default=-1) + 1), 0
+        number, failures = max(self._reached, max(self._batches, default=-1) + 1), 0
         self._batches[number] = prepared
         try:
             while True:
                 try:
                     await self._repair()
-                    self._note_scale(self.steps)
-                    made = await self._attempt(self.steps)
+                    self._note_scale(self._reached)
+                    made = await self._attempt(self._reached)
                 except FAULTS as error:
                     failures += 1
                     self._repeats += 1
@@ -368,6 +374,7 @@ class LockstepTrainer(Trainer):
         except BaseException:
             del self._batches[number]  # it was not made
             raise
+        self._made = number + 1
         self._last = made.loss, made.norm
         self._skipped += made.skipped
         await self._after(number + 1)

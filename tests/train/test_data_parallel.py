@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,46 @@ def test_all_ranks_lost() -> None:
     hurt = trio.run(trained, 1, {(0, 18)})  # in the fifth step; the snapshot has three
     same(calm, hurt)
     assert hurt[2].repeats == 1
+
+
+def test_steps_are_those_of_the_program() -> None:
+    """While a step is being written, or those since a snapshot are repeated, none is missing."""
+
+    async def program() -> None:
+        rng = np.random.default_rng(1)
+        params = model(rng)
+        data = train.TrainingData(batches(rng)[0], rows=2, epochs=2)
+        calm: list[float] = []
+        async with open_device(0, backend="cpu", isolation="process") as device:
+            step, sgd = train.gradient_step(loss), train.SGD(lr=0.1)
+            async with train.open_data_parallel([device], step, params, sgd) as trainer:
+                calm += [made.loss async for made in trainer.run(data)]
+
+            async with (
+                train.open_data_parallel([device], step, params, sgd) as trainer,
+                trio.open_nursery() as nursery,
+            ):
+                counts = [0]
+
+                async def count() -> None:
+                    while True:
+                        await trio.lowlevel.checkpoint()
+                        counts.append(trainer.steps)
+
+                nursery.start_soon(count)
+                losses = []
+                async with aclosing(trainer.run(data)) as begun:
+                    async for made in begun:
+                        losses.append(made.loss)
+                        if len(losses) == 2:
+                            break
+                await poison(device)
+                losses += [made.loss async for made in trainer.run(data)]
+                nursery.cancel_scope.cancel()
+        assert losses == calm
+        assert counts == sorted(counts)
+
+    trio.run(program)
 
 
 def test_learns() -> None:

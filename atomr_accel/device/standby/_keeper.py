@@ -298,8 +298,7 @@ class StandbyKeeper:
         given_up = [
             spare
             for spare in self._spares
-            if not spare.taken
-            and (descriptors or (spare.shadow is not None and not spare.parked))
+            if not spare.taken and (descriptors or (spare.shadow is not None and not spare.parked))
         ]
         if not given_up:
             return False
