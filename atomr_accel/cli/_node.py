@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import trio
 
 from .._errors import LibraryMissing
 from ..actors import NameTaken
-from ..cluster import (
-    Cluster,
-    ClusterProgram,
-    Credentials,
-    StoreUnavailable,
-    make_certificates,
-    run_node,
-)
+from ..cluster import Cluster, Credentials, StoreUnavailable, make_certificates, run_node
+from ..cluster.node import load_program
 from ._documents import NodeDocument
 from ._errors import ExitCode, Refusal
 
 if TYPE_CHECKING:
     import argparse
 
+    from ..cluster import ClusterProgram
     from ._output import CommandOutput
 
 
@@ -80,14 +74,9 @@ def run(args: argparse.Namespace, out: CommandOutput) -> int:
 
 
 def _program(words: str) -> ClusterProgram:
-    module, _, name = words.partition(":")
-    if not module or not name:
-        raise Refusal(f"the program must be MODULE:NAME, not {words}", ExitCode.USAGE)
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 (text, as Python itself puts it there)
     try:
-        program = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise Refusal(f"there is no {words}: {error}") from error
-    if not isinstance(program, ClusterProgram):
-        raise Refusal(f"{words} is a {type(program).__name__}, and no ClusterProgram")
-    return program
+        return load_program(words)
+    except (TypeError, ValueError) as error:
+        usage = not all(words.partition(":"))
+        raise Refusal(str(error), ExitCode.USAGE if usage else ExitCode.UNAVAILABLE) from error

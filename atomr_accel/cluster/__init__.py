@@ -15,11 +15,13 @@ from ._errors import (
     NodeUnreachable,
     PeerRefused,
     ProtocolViolated,
+    RayNodeLost,
     StoreUnavailable,
     VersionConflict,
 )
 from ._nodes import ClusterNode, ClusterStatistics
 from ._open import open_cluster
+from ._ray import RayNodes, open_ray_cluster
 from ._refs import EntityRef, RemoteRef
 from ._remote_devices import RemoteBuffer, RemoteDevice, RemoteRequest
 from ._remote_group import RemoteDeviceLoad, RemoteDevices
@@ -52,6 +54,8 @@ __all__ = [
     "PeerRefused",
     "PostgresStore",
     "ProtocolViolated",
+    "RayNodeLost",
+    "RayNodes",
     "RemoteBuffer",
     "RemoteDevice",
     "RemoteDeviceLoad",
@@ -69,6 +73,7 @@ __all__ = [
     "make_certificates",
     "open_cluster",
     "open_postgres_store",
+    "open_ray_cluster",
     "open_sqlite_store",
     "run_node",
 ]

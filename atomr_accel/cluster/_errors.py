@@ -8,6 +8,7 @@ AccelError
     ├── ProtocolViolated    bytes that are no frames of the protocol
     ├── EntityMoved         another node holds the entity now; the message had no effect
     ├── EpochOver           the store has refused an effect of an old epoch
+    ├── RayNodeLost         a node on Ray has ended, or does not live by its lease
     ├── VersionConflict     the value under a key is of another version
     └── StoreUnavailable    the store did not answer; it says whether the call may have happened
 """
@@ -52,6 +53,22 @@ class ConnectionLost(ClusterError):
         super().__init__(message)
         self.node = node
         self.maybe_handled = maybe_handled
+
+
+class RayNodeLost(ClusterError):
+    """A node on Ray has ended, was not there in time, or does not live by its lease.
+
+    `open_ray_cluster` raises it for a node that never joined, and starts later ones again.
+
+    Attributes:
+        node: the node's name.
+    """
+
+    _fields = ("node",)
+
+    def __init__(self, message: str, *, node: str) -> None:
+        super().__init__(message)
+        self.node = node
 
 
 class PeerRefused(ClusterError):
