@@ -10,6 +10,7 @@ certificate, and the certificate: neither is secret.
 from __future__ import annotations
 
 import logging
+import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -193,20 +194,22 @@ class RayAgent:
     """
 
     def __init__(self) -> None:
-        # Not there any longer than it takes to read the key, for nobody cleans up after a kill.
-        self._folder = tempfile.TemporaryDirectory(prefix="atomr-node-")
+        self._folder: Path | None = None
         self._asked = trio.Event()
         self._token: trio.lowlevel.TrioToken | None = None
 
     def request(self, node: str) -> bytes:
         """Return a request to sign the node's certificate."""
-        return request_certificate(self._folder.name, node)
+        self._folder = Path(tempfile.mkdtemp(prefix="atomr-node-"))
+        return request_certificate(self._folder, node)
 
     def serve(
         self, program: str, node: str, store: str, certificate: bytes, authority: bytes
     ) -> None:
         """Be the node, until `leave` is called."""
-        credentials = Credentials.in_folder(self._folder.name, node)
+        folder = self._folder
+        assert folder is not None
+        credentials = Credentials.in_folder(folder, node)
         Path(credentials.certificate).write_bytes(certificate)
         Path(credentials.authority).write_bytes(authority)
 
@@ -215,10 +218,13 @@ class RayAgent:
             host = _import_ray().util.get_node_ip_address()
             joining = joined_node(load_program(program), node, store, credentials, (host, 0))
             async with joining:
-                self._folder.cleanup()
+                shutil.rmtree(folder)  # it has been read, and nobody cleans up after a kill
                 await self._asked.wait()
 
-        trio.run(run)
+        try:
+            trio.run(run)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def leave(self) -> None:
         """Have the node drain, and `serve` return."""
@@ -408,9 +414,8 @@ class _RayFleet:
     def _create(self, place: str | None) -> Any:
         strategy: Any = "SPREAD"
         if place is not None:
-            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-            strategy = NodeAffinitySchedulingStrategy(place, soft=False)
+            strategies = self._ray.util.scheduling_strategies
+            strategy = strategies.NodeAffinitySchedulingStrategy(place, soft=False)
         made: Any = self._ray.remote(
             num_cpus=self._nodes.cpus,
             num_gpus=self._nodes.gpus,
@@ -429,7 +434,9 @@ class _RayFleet:
             error = failure
         process.ended.set()
         if not self._leaving:
-            why = "it left" if error is None else str(error).strip().rpartition("\n")[2]
+            # Ray's own text is a page. An error of the program's is the cause of one of its own.
+            cause = getattr(error, "cause", None)
+            why = "it left" if error is None else repr(cause) if cause else type(error).__name__
             raise RayNodeLost(f"node {name} on Ray has ended: {why}", node=name) from error
 
     async def _stay(self, name: str, life: str | None) -> None:

@@ -7,7 +7,8 @@ import random
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trio
@@ -20,7 +21,6 @@ from .simulated import Add, Log, Read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 KEYS = [f"log {number}" for number in range(12)]
 
@@ -48,6 +48,29 @@ def running(folder: Path, name: str, store: str | None = None) -> Iterator[subpr
                 process.send_signal(signal.SIGCONT)
                 process.kill()
             process.communicate()
+
+
+def listener_on(port: int) -> int:
+    """The number of the process that listens on a port of this machine."""
+    lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    (inode,) = (
+        words[9]
+        for words in map(str.split, lines)
+        if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port
+    )
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # one that is another's, or has ended
+            for file in (process / "fd").iterdir():
+                with suppress(OSError):
+                    if os.readlink(file) == f"socket:[{inode}]":  # noqa: PTH115 (no path)
+                        return int(process.name)
+    raise LookupError(f"no process listens on port {port}")
+
+
+async def until_alive(cluster: Cluster, name: str, before: str) -> None:
+    """Wait until a node lives, in another life than before."""
+    while name not in cluster.nodes or cluster.nodes[name].life == before:  # noqa: ASYNC110
+        await trio.sleep(0.01)  # processes have no events
 
 
 class Clients:

@@ -38,10 +38,9 @@ class World:
         made: AbstractAsyncContextManager[Cluster] = open_cluster(
             "test",
             node=name,
-            store=self.store,
             messages=[Add, Read, Fail],
             transport=self.network.transport(name),
-            **{"settings": SETTINGS, "entities": [Log], **options},
+            **{"store": self.store, "settings": SETTINGS, "entities": [Log], **options},
         )
         return made
 

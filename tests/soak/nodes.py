@@ -4,7 +4,8 @@
 PostgreSQL. 64 clients add numbers to entities. A node is killed by SIGKILL, or stopped by SIGSTOP
 until others have its entities, and goes on then with leases that are over. One that was killed is
 started again. With ``--store sqlite`` nodes are only killed: one that is stopped while it writes
-keeps the file's lock.
+keeps the file's lock. With ``--ray`` Ray starts the nodes, and `open_ray_cluster` starts again
+those that were killed, or stopped for too long.
 
 In the end no addition that was acknowledged may be missing, at another position, or there twice.
 Each harm also has a time: until all entities of that node answer again.
@@ -13,12 +14,14 @@ Each harm also has a time: until all entities of that node answer again.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import signal
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,22 +32,20 @@ from atomr_accel.cluster import (
     Cluster,
     ConnectionLost,
     Credentials,
-    FencingStore,
+    RayNodes,
     StoreUnavailable,
     make_certificates,
     open_postgres_store,
+    open_ray_cluster,
     open_sqlite_store,
 )
-from tests.cluster.processes import KEYS, Clients, running
+from tests.cluster.processes import KEYS, Clients, listener_on, running, until_alive
 from tests.cluster.simulated import PROGRAM, Log, Read
-from tests.harness import stop_process
+from tests.harness import ROOT, stop_process
 from tests.replay.servers import postgres_server
 
 if TYPE_CHECKING:
     import subprocess
-    from contextlib import AbstractAsyncContextManager
-
-NODES = ("node-1", "node-2", "node-3")
 
 PATIENCE = 60
 """Seconds after which entities count as lost."""
@@ -101,6 +102,8 @@ async def _until_back(cluster: Cluster, keys: list[str]) -> float:
 class _Machine:
     """Processes of nodes, by name."""
 
+    names = ("node-1", "node-2", "node-3")
+
     def __init__(self, folder: Path, store: str, stack: ExitStack) -> None:
         self.folder = folder
         self.store = store
@@ -109,38 +112,98 @@ class _Machine:
 
     def start(self, name: str) -> None:
         """Start a node, and return when it has joined."""
+        if name in self.processes:
+            self.processes[name].wait()
         self.processes[name] = self.stack.enter_context(running(self.folder, name, self.store))
+
+    async def join(self, stack: AsyncExitStack) -> Cluster:
+        """Start all nodes, and join them."""
+        make_certificates(self.folder, [*self.names, "client"])
+        for node in self.names:
+            await trio.to_thread.run_sync(self.start, node)
+        credentials = Credentials.in_folder(self.folder, "client")
+        server = "://" in self.store
+        fencing = await stack.enter_async_context(
+            open_postgres_store(self.store) if server else open_sqlite_store(self.store)
+        )
+        joining = PROGRAM.open("client", fencing, credentials, holds=False)
+        return await stack.enter_async_context(joining)
+
+    def process(self, name: str, cluster: Cluster) -> int:
+        """The number of a node's process."""
+        return self.processes[name].pid
+
+    async def again(self, name: str) -> None:
+        """Have a node that was killed be there again."""
+        await trio.to_thread.run_sync(self.start, name)
+
+    def spares(self, chance: random.Random) -> bool:
+        """Whether a node that was stopped goes on; otherwise it is replaced."""
+        return True
+
+
+class _RayMachine(_Machine):
+    """Nodes on Ray, which is this machine alone."""
+
+    names = ("ray-1", "ray-2", "ray-3")
+
+    async def join(self, stack: AsyncExitStack) -> Cluster:
+        return await stack.enter_async_context(
+            open_ray_cluster(
+                "tests.cluster.simulated:PROGRAM",
+                store=self.store,
+                nodes=RayNodes(count=len(self.names), patience=2.0),
+                node="client",
+            )
+        )
+
+    def process(self, name: str, cluster: Cluster) -> int:
+        return listener_on(int(cluster.nodes[name].address.rpartition(":")[2]))
+
+    async def again(self, name: str) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def spares(self, chance: random.Random) -> bool:
+        return chance.random() < 0.5
+
+
+async def _until_alive(cluster: Cluster, name: str, before: str) -> None:
+    """Wait until a node lives, in another life than before."""
+    while cluster.nodes[name].life == before if name in cluster.nodes else True:  # noqa: ASYNC110
+        await trio.sleep(0.01)
 
 
 async def _harm(
     machine: _Machine, cluster: Cluster, chance: random.Random, harms: int, report: NodesReport
 ) -> None:
     for _ in range(harms):
-        name = chance.choice(NODES)
-        process = machine.processes[name]
+        name = chance.choice(machine.names)
+        life = cluster.nodes[name].life
+        process = machine.process(name, cluster)
         keys = [key for key in KEYS if cluster.place_of(Log, key) == name]
         kill = chance.random() < 0.5 or "://" not in machine.store
         if kill:
-            process.kill()
+            os.kill(process, signal.SIGKILL)
             report.kills += 1
         else:
-            stop_process(process.pid)
+            stop_process(process)
             report.stops += 1
         report.back.append(await _until_back(cluster, keys))
         if kill:
-            await trio.to_thread.run_sync(process.wait)
-            await trio.to_thread.run_sync(machine.start, name)
-        else:
+            await machine.again(name)
+        elif machine.spares(chance):
             await trio.sleep(chance.uniform(0.0, 1.0))
-            process.send_signal(signal.SIGCONT)
+            os.kill(process, signal.SIGCONT)
+            life = ""
         with trio.fail_after(PATIENCE):
-            await cluster.wait_for(len(NODES) + 1)
+            await until_alive(cluster, name, life)
+            await cluster.wait_for(len(machine.names) + 1)
             # Not while shards move, so that the place of an entity is the one that is harmed.
             await _until_back(cluster, KEYS)
         await trio.sleep(chance.uniform(0.0, 0.5))
 
 
-async def soak(harms: int, clients: int, seed: int, store: str) -> NodesReport:
+async def soak(harms: int, clients: int, seed: int, store: str, *, ray: bool) -> NodesReport:
     """Harm nodes under load, and return what came of it.
 
     Args:
@@ -148,28 +211,19 @@ async def soak(harms: int, clients: int, seed: int, store: str) -> NodesReport:
         clients: tasks that add numbers.
         seed: of the choices.
         store: ``"sqlite"`` or ``"postgres"``.
+        ray: whether Ray starts the nodes.
     """
     report = NodesReport()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        make_certificates(folder, [*NODES, "client"])
         text = str(folder / "store")
-        opening: AbstractAsyncContextManager[FencingStore]
-        if store == "sqlite":
-            opening = open_sqlite_store(text)
-        else:
+        if store == "postgres":
             words = stack.enter_context(postgres_server()).split()
             text = f"postgresql:///?{'&'.join(words)}"
-            opening = open_postgres_store(text)
-        machine = _Machine(folder, text, stack)
-        for node in NODES:
-            await trio.to_thread.run_sync(machine.start, node)
-        credentials = Credentials.in_folder(folder, "client")
-        async with (
-            opening as fencing,
-            PROGRAM.open("client", fencing, credentials, holds=False) as cluster,
-        ):
-            await cluster.wait_for(len(NODES) + 1)
+        machine = (_RayMachine if ray else _Machine)(folder, text, stack)
+        async with AsyncExitStack() as blocks:
+            cluster = await machine.join(blocks)
+            await cluster.wait_for(len(machine.names) + 1)
             asking = Clients(cluster, seed)
             async with trio.open_nursery() as nursery:
                 for _ in range(clients):
@@ -194,8 +248,14 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", choices=["postgres", "sqlite"], default="postgres")
+    parser.add_argument("--ray", action="store_true", help="Ray starts the nodes")
     args = parser.parse_args()
-    report = trio.run(soak, args.harms, args.clients, args.seed, args.store)
+    if args.ray:
+        import ray
+
+        here = {"env_vars": {"PYTHONPATH": str(ROOT)}}
+        ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, runtime_env=here)
+    report = trio.run(partial(soak, ray=args.ray), args.harms, args.clients, args.seed, args.store)
     print(report)
     return 1 if report.wrong else 0
 
