@@ -379,9 +379,9 @@ def test_nodes_on_ray_itself_are_back_after_kill_and_stop(
         nodes = RayNodes(count=3, patience=1.0)
         async with open_ray_cluster(WORDS, store=tmp_path / "store", nodes=nodes) as cluster:
             for number, harm in enumerate([lambda pid: os.kill(pid, signal.SIGKILL), stop_process]):
-                before = cluster.nodes["ray-1"]
                 key = next(key for key in KEYS if cluster.place_of(Log, key) == "ray-1")
                 await cluster.entity(Log, key).ask(Add(number))
+                before = cluster.nodes["ray-1"]  # the answer came from the address in there
                 harm(listener_on(int(before.address.rpartition(":")[2])))
                 with trio.fail_after(30):
                     while True:
