@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
@@ -146,16 +146,6 @@ class Manipulation(ArrayPart[D]):
             equal_nan: whether NaN are equal.
         """
         return self._evaluated(self._made(np.isclose, a, b, rtol, atol, equal_nan))
-
-    def _made(self, function: Any, *args: Any) -> Operand:
-        """An expression of NumPy's function."""
-        if not any(isinstance(arg, Operand) for arg in args):
-            raise TypeError(
-                f"{function.__name__} is computed of refs and expressions, and none of the "
-                "arguments is one; put it on the device first: await device.put(array)"
-            )
-        made: Operand = function(*args)
-        return made
 
     # --- joining ----------------------------------------------------------------------------
 

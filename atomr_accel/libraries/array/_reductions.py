@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._dtypes import is_float, is_inexact
+from ..._dtypes import is_inexact
 from ...arrays.expressions import Operand, constant
 from ...arrays.expressions.expression import ufunc
 from ...arrays.expressions.expression import where as choose
@@ -397,7 +397,7 @@ class ArrayReductions(ArrayPart[D]):
         A row of NaN alone, which is an error in NumPy, gives the first element's index. Arguments
         are those of ``argmax``.
         """
-        x = _instead_of_nan(a, -math.inf)
+        x = instead_of_nan(a, -math.inf)
         return self._reduced(np.argmax, x, out, axis=axis, keepdims=keepdims)
 
     @op
@@ -410,7 +410,7 @@ class ArrayReductions(ArrayPart[D]):
         keepdims: bool = False,
     ) -> Request[GpuRef]:
         """Find the index of the smallest element except NaN; as ``numpy.nanargmin``."""
-        x = _instead_of_nan(a, math.inf)
+        x = instead_of_nan(a, math.inf)
         return self._reduced(np.argmin, x, out, axis=axis, keepdims=keepdims)
 
 
@@ -420,7 +420,8 @@ def _not_nan(a: Any) -> Any:
     return ~ufunc("isnan", a)
 
 
-def _instead_of_nan(a: Any, value: float) -> Any:
-    if not isinstance(a, Operand) or not is_float(a.dtype):
+def instead_of_nan(a: Any, value: float) -> Any:
+    """Return an array with a number in place of each NaN."""
+    if not isinstance(a, Operand) or not is_inexact(a.dtype):
         return a
     return choose(ufunc("isnan", a), constant(value, a.dtype), a)
