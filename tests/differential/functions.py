@@ -141,7 +141,7 @@ def _gradient(random: Random) -> FunctionCall:
 def _trapezoid(random: Random) -> FunctionCall:
     y = _array(random, dtypes=(*SIGNED, *REAL, *COMPLEX))
     along = axis(random, y.ndim, none=False)
-    x = values(random, (y.shape[along],), "float64")
+    x = values(random, (y.shape[along],), "float32" if y.dtype in ("f4", "c8") else "float64")
     return FunctionCall((y,), {"axis": along, **_option(random, x=x, dx=0.25)}, 16.0 * y.size)
 
 
@@ -188,9 +188,8 @@ def _append(random: Random) -> FunctionCall:
 def _places(random: Random, n: int, past: int) -> Any:
     whole = int(random.integers(-n, n + past))
     several = [int(each) for each in random.integers(-n, n + past, int(random.integers(0, 5)))]
-    steps = slice(
-        *(int(each) for each in random.integers(-n, n + 1, 2)), choose(random, (1, 2, -1))
-    )
+    start, stop = (int(each) for each in random.integers(-n, n + 1, 2))
+    steps = slice(start, stop, choose(random, (1, 2, -1)))
     mask = random.random(n) < 0.5
     return choose(random, (whole, [whole], several, np.array(several, np.int64), steps, mask))
 
@@ -451,9 +450,44 @@ def _histogram2d(random: Random) -> FunctionCall:
         "bins": bins,
         **_option(random, range=_Here([[-1.1, 1.3], [-2, 1.7]]), density=True),
     }
+    if "density" in options:  # of edges in single precision it is less exact
+        x, y = x.astype(np.float64), y.astype(np.float64)
     if chance(random, 0.4):
         options["weights"] = values(random, (n,), choose(random, REAL))
     return FunctionCall((x, y), options, 2.0 * n**0.5, 64.0)
+
+
+def _pad(random: Random) -> FunctionCall:
+    x = _array(random, empty=False)
+    widths = random.integers(0, 5, choose(random, ((), (2,), (x.ndim, 2)))).tolist()
+    modes = ["constant", "edge", "reflect", "symmetric", "wrap", "linear_ramp", "mean"]
+    modes += [] if x.dtype.kind == "c" else ["maximum", "minimum", "median"]
+    mode = choose(random, modes)
+    options: dict[str, Any] = {"mode": mode}
+    if mode in ("mean", "maximum", "minimum", "median"):
+        options |= _option(random, stat_length=choose(random, (1, 2, (1, 3))))
+    elif mode == "linear_ramp":
+        options |= _option(random, end_values=3)
+    return FunctionCall((x, _Here(widths)), options, 8.0)
+
+
+def _unique(random: Random) -> FunctionCall:
+    x = values(random, drawn_shape(random, 1, 3, empty=False)[:3], "bool")
+    x = x[..., :3].astype(choose(random, ORDERED))
+    along = axis(random, x.ndim, none=False)
+    flags = _option(random, return_index=True, return_inverse=True, return_counts=True)
+    return FunctionCall((x,), {"axis": along, **flags})
+
+
+def _stable(random: Random) -> FunctionCall:
+    x = _array(random, dtypes=ORDERED)
+    return FunctionCall((x,), {"axis": axis(random, x.ndim), "stable": True})
+
+
+def _spread(random: Random) -> FunctionCall:
+    x = _array(random, dtypes=("int16", *REAL, *COMPLEX), empty=False)
+    along = axis(random, x.ndim, several=True)
+    return FunctionCall((x,), {"axis": along, "correction": choose(random, (0, 0.5))}, 8.0, 32.0)
 
 
 @dataclass
@@ -470,15 +504,16 @@ CALLS: Final[dict[str, Callable[[Random], FunctionCall]]] = {
     "gradient": _gradient, "trapezoid": _trapezoid, "interp": _interp, "convolve": _convolve,
     "correlate": _convolve, "column_stack": _stacked, "dstack": _dstacked, "append": _append,
     "delete": _delete, "insert": _insert, "select": _select, "apply_along_axis": _applied,
-    "hsplit": _split, "vsplit": _split, "dsplit": _split, "atleast_1d": _several,
+    "hsplit": _split, "vsplit": _split, "atleast_1d": _several,
     "atleast_2d": _several, "atleast_3d": _several, "broadcast_arrays": _broadcast,
     "array_equal": _equal, "allclose": _close, "isin": _isin, "union1d": _set,
     "intersect1d": _common, "setdiff1d": _difference, "lexsort": _lexsort,
     "unravel_index": _unravel,
     "ravel_multi_index": _ravel, "average": _average, "cov": _cov, "corrcoef": _corrcoef,
     "nanmedian": _without_nan("nanmedian"), "nanquantile": _without_nan("nanquantile"),
-    "nanpercentile": _without_nan("nanpercentile"), "quantile": _weighted,
-    "nancumsum": _nancum, "nancumprod": _nancum, "histogram2d": _histogram2d,
+    "quantile": _weighted,
+    "pad": _pad, "unique": _unique, "sort": _stable, "argsort": _stable, "var": _spread,
+    "std": _spread, "nanvar": _spread, "nancumsum": _nancum, "histogram2d": _histogram2d,
 }  # fmt: skip
 
 

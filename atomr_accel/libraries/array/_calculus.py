@@ -161,19 +161,11 @@ class Calculus(Sorting[D]):
 
     @op
     def trapezoid(
-        self,
-        y: Operand,
-        x: Operand | None = None,
-        dx: Value = 1.0,
-        axis: SupportsIndex = -1,
+        self, y: Operand, x: Operand | None = None, dx: Value = 1.0, axis: SupportsIndex = -1
     ) -> Request[GpuRef]:
         """Integrate along an axis by trapezoids; as ``numpy.trapezoid``.
 
-        Args:
-            y: a ref or an expression.
-            x: the coordinates: in one dimension, or in a shape that broadcasts.
-            dx: the distance of elements, without ``x``.
-            axis: the axis.
+        ``x`` are coordinates in one dimension, or in a shape that broadcasts.
 
         Raises:
             ValueError: shapes that do not fit.
@@ -207,13 +199,7 @@ class Calculus(Sorting[D]):
     ) -> Request[GpuRef]:
         """Interpolate linearly between points; as ``numpy.interp``, in float64 or complex128.
 
-        Args:
-            x: where; a ref or an expression of real numbers.
-            xp: the points' coordinates, in one dimension, increasing.
-            fp: the points' values.
-            left: the result below the first point; its value by default.
-            right: the result above the last point; its value by default.
-            period: the period of the coordinates, which need no order then.
+        ``xp`` and ``fp`` have one dimension; ``xp`` increases, unless there is a ``period``.
 
         Raises:
             ValueError: no points, other dimensions, several lengths, or a period of 0.
@@ -297,11 +283,6 @@ class Calculus(Sorting[D]):
     @op
     def correlate(self, a: Operand, v: Operand, mode: ConvolveMode = "valid") -> Request[GpuRef]:
         """Correlate two rows, with the conjugates of ``v``; as ``numpy.correlate``.
-
-        Args:
-            a: as for ``convolve``.
-            v: as for ``convolve``.
-            mode: as for ``convolve``.
 
         Raises:
             ValueError: as ``convolve``.

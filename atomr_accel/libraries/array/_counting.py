@@ -206,13 +206,7 @@ class Counting(ArrayPart[D]):
     ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
         """Count points in each of some rectangles; as ``numpy.histogram2d``.
 
-        Args:
-            x: the points' first coordinates, real numbers in one dimension.
-            y: the second ones.
-            bins: as for ``histogram``, for both; or a pair of these. A list of two is a pair.
-            range: a pair of lowest and highest edge for each, or None for the extremes.
-            density: whether to return densities, whose integral is 1.
-            weights: the weight of each point, real.
+        ``bins`` are as for ``histogram``, for both coordinates, or a pair of these.
 
         Returns:
             The counts, float64, and the edges of ``x`` and of ``y``.
@@ -235,7 +229,7 @@ class Counting(ArrayPart[D]):
         bounds = [None if each is None else _bounds(*each) for each in ranges]
 
         kind = common((given[0].dtype, given[1].dtype))
-        kind = kind if is_float(kind) else _FLOAT64
+        kind = kind if is_float(kind) and size[0] else _FLOAT64
 
         def build(steps: CallSteps) -> tuple[GpuRef, GpuRef, GpuRef]:
             def numbered(each: Operand, edge: Any, bound: Any) -> tuple[GpuRef, GpuRef, int]:

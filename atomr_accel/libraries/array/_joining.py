@@ -74,12 +74,7 @@ class Joining(Manipulation[D]):
         return self._several("append", build)
 
     def _stacked(
-        self,
-        name: str,
-        refs: list[GpuRef],
-        axis: int,
-        dtype: DTypeLike | None,
-        casting: Casting,
+        self, name: str, refs: list[GpuRef], axis: int, dtype: DTypeLike | None, casting: Casting
     ) -> Request[GpuRef]:
         if not refs:
             raise ValueError("need at least one array to concatenate")
@@ -291,12 +286,6 @@ class Joining(Manipulation[D]):
         if self._ref(ary, "ary").ndim < 2:
             raise ValueError("vsplit only works on arrays of 2 or more dimensions")
         return self.split(ary, indices_or_sections, 0)
-
-    def dsplit(self, ary: GpuRef, indices_or_sections: int | Sequence[int]) -> list[GpuRef]:
-        """Divide an array along its third axis, as views; as ``numpy.dsplit``. Not awaited."""
-        if self._ref(ary, "ary").ndim < 3:
-            raise ValueError("dsplit only works on arrays of 3 or more dimensions")
-        return self.split(ary, indices_or_sections, 2)
 
     def atleast_1d(self, *arys: GpuRef) -> GpuRef | tuple[GpuRef, ...]:
         """Views of at least one dimension; as ``numpy.atleast_1d``. It is not awaited."""

@@ -48,13 +48,6 @@ class Moments(Quantiles[D], Counting[D]):
 
         Weights whose sum is 0, an error in NumPy, give NaN or infinities.
 
-        Args:
-            a: a ref or an expression.
-            axis: the axes to reduce; all by default.
-            weights: of the shape of ``a``, or of that of ``axis``.
-            returned: whether to return the sums of weights, too.
-            keepdims: whether these axes stay, with one element.
-
         Raises:
             TypeError: weights of another shape, and no ``axis``.
             ValueError: weights of another shape.
@@ -96,16 +89,6 @@ class Moments(Quantiles[D], Counting[D]):
         dtype: DTypeLike | None = None,
     ) -> Request[GpuRef]:
         """Compute covariances of variables; as ``numpy.cov``.
-
-        Args:
-            m: one variable, or a row for each.
-            y: further variables, of the same form.
-            rowvar: whether a row is a variable; otherwise a column is.
-            bias: whether to divide by the number of observations rather than one less.
-            ddof: is subtracted from that number, whatever ``bias`` says.
-            fweights: how often each observation is repeated, whole numbers.
-            aweights: weights of observations.
-            dtype: the dtype of the result; float64 or complex128 by default.
 
         Raises:
             ValueError: more than two dimensions, or other numbers of observations.
@@ -199,12 +182,7 @@ class Moments(Quantiles[D], Counting[D]):
 
     @op
     def nanmedian(
-        self,
-        a: Operand,
-        axis: Axis = None,
-        out: GpuRef | None = None,
-        *,
-        keepdims: bool = False,
+        self, a: Operand, axis: Axis = None, out: GpuRef | None = None, *, keepdims: bool = False
     ) -> Request[GpuRef]:
         """Medians without NaN; as ``numpy.nanmedian``. Arguments and errors are ``median``'s."""
         options: Any = {"keepdims": keepdims, "skips": True}
@@ -228,23 +206,6 @@ class Moments(Quantiles[D], Counting[D]):
         """
         options: Any = {"keepdims": keepdims, "skips": True}
         return self._quantiles("nanquantile", a, q, axis, out, method, weights, **options)
-
-    @op
-    def nanpercentile(
-        self,
-        a: Operand,
-        q: float | Sequence[float],
-        axis: Axis = None,
-        out: GpuRef | None = None,
-        *,
-        method: Method = "linear",
-        keepdims: bool = False,
-        weights: Operand | None = None,
-    ) -> Request[GpuRef]:
-        """Percentiles without NaN; as ``numpy.nanpercentile``, ``percentile``, ``nanquantile``."""
-        shares = self._shares(a, q)
-        options: Any = {"keepdims": keepdims, "skips": True}
-        return self._quantiles("nanpercentile", a, shares, axis, out, method, weights, **options)
 
 
 def _variables(x: Operand, rowvar: bool) -> Operand:

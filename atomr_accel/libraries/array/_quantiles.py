@@ -237,8 +237,14 @@ class Quantiles(Sorting[D]):
         return self._several(name, build)
 
 
-def _place(n: int, share: float, method: Method) -> tuple[int, float]:
-    """Return the index before a quantile of ``n`` sorted elements, and the fraction after it."""
+def _place(n: Any, share: float, method: Method) -> tuple[Any, Any]:
+    """Return the index before a quantile of sorted elements, and the fraction after it.
+
+    Args:
+        n: how many elements there are, as a float; or an expression of such numbers.
+        share: the quantile.
+        method: NumPy's name of the interpolation.
+    """
     match method:
         case "inverted_cdf" | "averaged_inverted_cdf":
             place = n * share - 1
@@ -249,59 +255,24 @@ def _place(n: int, share: float, method: Method) -> tuple[int, float]:
         case _:
             alpha, beta = _CONSTANTS[method]
             place = n * share + (alpha + share * (1 - alpha - beta)) - 1
-    if place < 0:
-        return 0, 0.0
-    if place >= n - 1:
-        return n - 1, 0.0
-    low = math.floor(place)
+    low = np.floor(place)
     part = place - low
     match method:
         case "lower":
-            part = 0.0
+            part = part * 0.0
         case "higher" | "inverted_cdf":
-            part = float(part > 0)
+            part = np.where(part > 0, 1.0, 0.0)
         case "nearest":
-            low, part = round(place), 0.0
+            low, part = np.rint(place), part * 0.0
         case "midpoint":
-            part = 0.5 if part else 0.0
+            part = np.where(part > 0, 0.5, 0.0)
         case "averaged_inverted_cdf":
-            part = 1.0 if part else 0.5
+            part = np.where(part > 0, 1.0, 0.5)
         case "closest_observation":
-            part = float(part > 0 or low % 2 == 0)
-    return low, part
-
-
-def _place_of(n: Operand, share: float, method: Method) -> tuple[Operand, Operand]:
-    """Return what ``_place`` does, for numbers of elements on the device."""
-    count = cast(n, _FLOAT64)
-    match method:
-        case "inverted_cdf" | "averaged_inverted_cdf":
-            place = count * share - 1
-        case "closest_observation":
-            place = count * share - 1.5
-        case "linear" | "lower" | "higher" | "nearest" | "midpoint":
-            place = (count - 1) * share
-        case _:
-            alpha, beta = _CONSTANTS[method]
-            place = count * share + (alpha + share * (1 - alpha - beta)) - 1
-    low: Operand = ufunc("floor", place)
-    part: Operand = place - low
-    match method:
-        case "lower":
-            part = constant(0.0, _FLOAT64)
-        case "higher" | "inverted_cdf":
-            part = cast(part > 0, _FLOAT64)
-        case "nearest":
-            low, part = ufunc("rint", place), constant(0.0, _FLOAT64)
-        case "midpoint":
-            part = where(part > 0, 0.5, 0.0)
-        case "averaged_inverted_cdf":
-            part = where(part > 0, 1.0, 0.5)
-        case "closest_observation":
-            part = cast((part > 0) | (ufunc("remainder", low, 2.0) == 0), _FLOAT64)
-    inside = (place >= 0) & (place < count - 1)
-    ends = where(place < 0, 0.0, ufunc("maximum", count - 1, 0.0))
-    return cast(where(inside, low, ends), INT64), where(inside, part, 0.0)
+            part = np.where((part > 0) | (low % 2 == 0), 1.0, 0.0)
+    inside = (place >= 0) & (place < n - 1)
+    ends = np.where(place < 0, 0.0, np.maximum(n - 1, 0.0))
+    return np.where(inside, low, ends), np.where(inside, part, 0.0)
 
 
 def _at_counted(
@@ -314,9 +285,9 @@ def _at_counted(
 ) -> Operand:
     """A quantile of the first elements of each row, which are sorted."""
     wide = FLOAT32 if dtype in HALVES else dtype
-    low, part = _place_of(counts, share, method)
-    high = ufunc("minimum", low + 1, rows.shape[-1] - 1)
-    places = [steps.evaluate(each)[..., None] for each in (low, high)]
+    low, part = _place(cast(counts, _FLOAT64), share, method)
+    high = ufunc("minimum", low + 1, rows.shape[-1] - 1.0)
+    places = [steps.evaluate(cast(each, INT64))[..., None] for each in (low, high)]
     first, second = (cast(_along(steps, rows, each)[..., 0], wide) for each in places)
     weight = cast(part, wide)
     apart = second - first
@@ -372,7 +343,8 @@ def weights_like(w: Operand, shape: tuple[int, ...], axes: tuple[int, ...] | Non
 def _at(rows: GpuRef, share: float, method: Method, dtype: np.dtype[Any]) -> Operand:
     """A quantile of each row, which are sorted."""
     n = rows.shape[-1]
-    low, part = _place(n, share, method)
+    place, fraction = _place(float(n), share, method)
+    low, part = int(place), float(fraction)
     high = min(low + 1, n - 1)
     wide = FLOAT32 if dtype in HALVES else dtype
     first: Operand = cast(rows[..., low], wide)

@@ -79,17 +79,6 @@ class Scans(ArrayPart[D]):
         """Add up all elements up to each, NaN as 0; as ``numpy.nancumsum``, and as ``cumsum``."""
         return self._scan("nancumsum", "add", instead_of_nan(a, 0), axis, dtype, out)
 
-    @op
-    def nancumprod(
-        self,
-        a: Operand,
-        axis: int | None = None,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
-        """Products of all elements up to each, NaN as 1; as ``numpy.nancumprod``."""
-        return self._scan("nancumprod", "multiply", instead_of_nan(a, 1), axis, dtype, out)
-
     def _scan(
         self,
         name: str,

@@ -81,12 +81,8 @@ class Sets(Unique[D], Indexing[D]):
     ) -> Request[GpuRef]:
         """Test of each element whether it is among others; as ``numpy.isin``. NaN is not.
 
-        Args:
-            element: a ref or an expression.
-            test_elements: the others: a ref, an expression, or up to 64 KiB of the program's.
-            assume_unique: as in NumPy; it changes nothing here.
-            invert: whether to test that it is not.
-            kind: as in NumPy; it changes nothing here.
+        The others are a ref, an expression, or up to 64 KiB of the program's. ``assume_unique`` and
+        ``kind`` change nothing here.
 
         Raises:
             ValueError: another ``kind``.
@@ -195,9 +191,7 @@ class Sets(Unique[D], Indexing[D]):
     def lexsort(self, keys: Sequence[GpuRef] | GpuRef, axis: SupportsIndex = -1) -> Request[GpuRef]:
         """Return the indices that sort by several keys, int64; as ``numpy.lexsort``.
 
-        Args:
-            keys: refs of one shape; the last one counts most. Of a ref its rows are the keys.
-            axis: the axis to sort.
+        The last one of the keys, which are refs of one shape or the rows of a ref, counts most.
 
         Raises:
             ValueError: several shapes.
@@ -233,10 +227,7 @@ class Sets(Unique[D], Indexing[D]):
     ) -> Request[tuple[GpuRef, ...]]:
         """Return the indices along each axis of flat ones, int64; as ``numpy.unravel_index``.
 
-        Args:
-            indices: whole numbers. Those out of bounds are not found out: they wrap around.
-            shape: the shape that they are of.
-            order: whether the last axis comes first, ``"C"``, or the first one, ``"F"``.
+        Indices out of bounds are not found out: they wrap around.
 
         Raises:
             TypeError: no whole numbers.
