@@ -44,12 +44,8 @@ class Calculus(Sorting[D]):
     ) -> Request[GpuRef]:
         """Subtract each element from the next one; as ``numpy.diff``.
 
-        Args:
-            a: a ref or an expression; of bools the result says which neighbours differ.
-            n: how many times.
-            axis: the axis.
-            prepend: a number, or an array, to be put before the elements first.
-            append: the same after them.
+        ``prepend`` and ``append`` are numbers or arrays. Of bools the result says which neighbours
+        differ.
 
         Raises:
             ValueError: ``n`` is negative, or there are no dimensions.
@@ -100,15 +96,8 @@ class Calculus(Sorting[D]):
     ) -> Request[GpuRef | tuple[GpuRef, ...]]:
         """Central differences, and differences to one side at the edges; as ``numpy.gradient``.
 
-        Args:
-            f: a ref or an expression.
-            *varargs: the distance of elements, 1 by default; one for all axes or one for each: a
-                number, or their coordinates in one dimension.
-            axis: the axes; all by default.
-            edge_order: the order of accuracy at the edges, 1 or 2.
-
-        Returns:
-            The gradient; a tuple of one for each axis if there are several.
+        ``varargs`` are the distance of elements, one for all axes or for each: a number, or the
+        coordinates in one dimension. The result is a tuple if there are several axes.
 
         Raises:
             ValueError: too few elements, or coordinates of another length.
@@ -265,12 +254,6 @@ class Calculus(Sorting[D]):
         Each element is one sum of products, so integers are exact. For two long rows,
         ``device.fft.convolve`` takes fewer steps.
 
-        Args:
-            a: one dimension.
-            v: another, which may be longer.
-            mode: ``"full"``, ``"same"`` (as long as the longer one) or ``"valid"`` (where they
-                overlap completely).
-
         Raises:
             ValueError: other dimensions, no elements, or another mode.
         """
@@ -315,15 +298,9 @@ class Calculus(Sorting[D]):
         turned: bool = False,
         swapped: bool = False,
     ) -> Request[GpuRef]:
-        """Return sums of products of one row and each window of another, which is padded.
+        """Return sums of products of one row and each window of a longer one, which is padded.
 
-        Args:
-            name: the name of the op.
-            long: the longer row, of which there are windows.
-            short: the shorter one.
-            mode: NumPy's name of the windows that count.
-            turned: whether the shorter one is taken backwards.
-            swapped: whether the windows are.
+        The row is taken backwards if ``turned``, and the windows if ``swapped``.
         """
         n, m = long.shape[0], short.shape[0]
         dtype = resolve("multiply", (long.dtype, short.dtype))[2]
@@ -364,11 +341,7 @@ def _difference(x: GpuRef, axis: int) -> Operand:
 def _slopes(x: GpuRef, to: GpuRef, apart: Any, edge_order: int) -> list[tuple[Operand, GpuRef]]:
     """Return slopes along the last axis, and where they go: inside, and at both ends.
 
-    Args:
-        x: the values.
-        to: the buffer for all slopes.
-        apart: the distance of elements, or a buffer of all distances.
-        edge_order: the order of accuracy at the ends.
+    ``apart`` is the distance of elements, or a buffer of all distances.
     """
     even = not (isinstance(apart, Operand) and apart.shape)
     y: list[Any] = [x[..., :-2], x[..., 1:-1], x[..., 2:]]

@@ -88,11 +88,7 @@ class Contractions(ArrayPart[D]):
     def tensordot(self, a: Operand, b: Operand, axes: Axes = 2) -> Request[GpuRef]:
         """Sum products over several axes of two arrays; as ``numpy.tensordot``.
 
-        Args:
-            a: a ref or an expression.
-            b: another.
-            axes: how many axes at the end of ``a`` and at the beginning of ``b``; or the axes of
-                each. With 0, each element is multiplied by each.
+        ``axes`` are how many at the end of ``a`` and at the beginning of ``b``, or which of each.
 
         Raises:
             ValueError: axes of different numbers or lengths.

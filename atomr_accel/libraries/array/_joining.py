@@ -16,14 +16,11 @@ from ...arrays.expressions.expression import converted, values_of, where
 from ...arrays.expressions.promotion import common, kind_of
 from ...ops import D, Request, op
 from ._creation import _number
-from ._manipulation import Manipulation, _at_least_2d
+from ._manipulation import Manipulation, at_least_2d
 from .steps import CallSteps
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
-
     from ...arrays.expressions import Value
-    from ._manipulation import Casting
 
 _NUMPY: Final[Any] = np
 """NumPy, whose functions make expressions of refs."""
@@ -42,14 +39,14 @@ class Joining(Manipulation[D]):
         Raises:
             ValueError, TypeError: as ``concatenate``.
         """
-        refs = [_at_least_2d(ref).T if ref.ndim < 2 else ref for ref in self._refs(tup, "tup")]
-        return self._stacked("column_stack", refs, 1, None, "same_kind")
+        refs = [at_least_2d(ref).T if ref.ndim < 2 else ref for ref in self._refs(tup, "tup")]
+        return self._joined("column_stack", refs, 1, None, None, "same_kind")
 
     @op
     def dstack(self, tup: Sequence[GpuRef]) -> Request[GpuRef]:
         """Stack arrays along their third axis; as ``numpy.dstack``. Errors: ``concatenate``'s."""
         refs = [_at_least_3d(ref) for ref in self._refs(tup, "tup")]
-        return self._stacked("dstack", refs, 2, None, "same_kind")
+        return self._joined("dstack", refs, 2, None, None, "same_kind")
 
     @op
     def append(
@@ -73,22 +70,11 @@ class Joining(Manipulation[D]):
 
         return self._several("append", build)
 
-    def _stacked(
-        self, name: str, refs: list[GpuRef], axis: int, dtype: DTypeLike | None, casting: Casting
-    ) -> Request[GpuRef]:
-        if not refs:
-            raise ValueError("need at least one array to concatenate")
-        return self._joined(name, refs, axis, None, dtype, casting)
-
     @op
     def delete(self, arr: GpuRef, obj: Places, axis: int | None = None) -> Request[GpuRef]:
         """Leave out elements along an axis; as ``numpy.delete``.
 
-        Args:
-            arr: an array.
-            obj: their positions: a number, a slice, or numbers of the program's; or a mask of the
-                axis, which may be on the device.
-            axis: the axis; None flattens the array first.
+        ``obj`` is a number, a slice, or numbers of the program's; or a mask, also on the device.
 
         Raises:
             IndexError: a position is out of bounds.
@@ -135,12 +121,8 @@ class Joining(Manipulation[D]):
     ) -> Request[GpuRef]:
         """Put elements between those of an array; as ``numpy.insert``.
 
-        Args:
-            arr: an array.
-            obj: the positions before which they come: a number, a slice, numbers or a mask, all of
-                the program's.
-            values: a number, a ref or an expression, cast to the dtype of ``arr``.
-            axis: the axis; None flattens the array first.
+        ``obj`` is a number, a slice, numbers or a mask of the program's. ``values`` are cast to the
+        dtype of ``arr``.
 
         Raises:
             IndexError: a position is out of bounds.
@@ -234,12 +216,7 @@ class Joining(Manipulation[D]):
 
         Each row is computed by a kernel of its own, so a function with ``axis=`` is quicker.
 
-        Args:
-            func1d: returns a ref or an expression, given a view of one row.
-            axis: the axis of the rows.
-            arr: an array.
-            *args: further arguments for it.
-            **kwargs: further arguments for it, by name.
+        ``func1d`` gets a view of one row, and the other arguments, and returns an expression.
 
         Raises:
             ValueError: no rows, or results of several shapes.
@@ -289,15 +266,17 @@ class Joining(Manipulation[D]):
 
     def atleast_1d(self, *arys: GpuRef) -> GpuRef | tuple[GpuRef, ...]:
         """Views of at least one dimension; as ``numpy.atleast_1d``. It is not awaited."""
-        return _one_or_all([ref if ref.ndim else ref.reshape(1) for ref in self._given(arys)])
+        return _one_or_all(
+            [ref if ref.ndim else ref.reshape(1) for ref in self._refs(arys, "arys")]
+        )
 
     def atleast_2d(self, *arys: GpuRef) -> GpuRef | tuple[GpuRef, ...]:
         """Views of at least two dimensions; as ``numpy.atleast_2d``. It is not awaited."""
-        return _one_or_all([_at_least_2d(ref) for ref in self._given(arys)])
+        return _one_or_all([at_least_2d(ref) for ref in self._refs(arys, "arys")])
 
     def atleast_3d(self, *arys: GpuRef) -> GpuRef | tuple[GpuRef, ...]:
         """Views of at least three dimensions; as ``numpy.atleast_3d``. It is not awaited."""
-        return _one_or_all([_at_least_3d(ref) for ref in self._given(arys)])
+        return _one_or_all([_at_least_3d(ref) for ref in self._refs(arys, "arys")])
 
     def broadcast_arrays(self, *args: GpuRef) -> tuple[GpuRef, ...]:
         """Views in one shape; as ``numpy.broadcast_arrays``. It is not awaited.
@@ -305,12 +284,9 @@ class Joining(Manipulation[D]):
         Raises:
             ValueError: shapes that do not fit.
         """
-        refs = self._given(args)
+        refs = self._refs(args, "args")
         shape = np.broadcast_shapes(*(ref.shape for ref in refs))
         return tuple([ref.broadcast_to(shape) for ref in refs])
-
-    def _given(self, refs: tuple[GpuRef, ...]) -> list[GpuRef]:
-        return self._refs(refs, "arys")
 
 
 def _one_or_all(refs: list[GpuRef]) -> GpuRef | tuple[GpuRef, ...]:
@@ -318,7 +294,7 @@ def _one_or_all(refs: list[GpuRef]) -> GpuRef | tuple[GpuRef, ...]:
 
 
 def _at_least_3d(ref: GpuRef) -> GpuRef:
-    return ref if ref.ndim > 2 else _at_least_2d(ref)[..., None]
+    return ref if ref.ndim > 2 else at_least_2d(ref)[..., None]
 
 
 def _positions(obj: Any, n: int, axis: int) -> Any:

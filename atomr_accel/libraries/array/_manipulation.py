@@ -172,10 +172,7 @@ class Manipulation(ArrayPart[D]):
             ValueError: no arrays, or shapes that do not fit.
             TypeError: a conversion that ``casting`` does not allow.
         """
-        refs = self._refs(arrays)
-        if not refs:
-            raise ValueError("need at least one array to concatenate")
-        return self._joined("concatenate", refs, axis, out, dtype, casting)
+        return self._joined("concatenate", self._refs(arrays), axis, out, dtype, casting)
 
     @op
     def stack(
@@ -211,18 +208,15 @@ class Manipulation(ArrayPart[D]):
     @op
     def vstack(self, tup: Sequence[GpuRef], *, dtype: DTypeLike | None = None) -> Request[GpuRef]:
         """Stack arrays one below the other; as ``numpy.vstack``. Errors as for ``concatenate``."""
-        refs = [_at_least_2d(ref) for ref in self._refs(tup, "tup")]
-        if not refs:
-            raise ValueError("need at least one array to concatenate")
+        refs = [at_least_2d(ref) for ref in self._refs(tup, "tup")]
         return self._joined("vstack", refs, 0, None, dtype, "same_kind")
 
     @op
     def hstack(self, tup: Sequence[GpuRef], *, dtype: DTypeLike | None = None) -> Request[GpuRef]:
         """Stack arrays side by side; as ``numpy.hstack``. Errors are those of ``concatenate``."""
         refs = [ref if ref.ndim else ref.reshape(1) for ref in self._refs(tup, "tup")]
-        if not refs:
-            raise ValueError("need at least one array to concatenate")
-        return self._joined("hstack", refs, int(refs[0].ndim > 1), None, dtype, "same_kind")
+        first = int(bool(refs) and refs[0].ndim > 1)
+        return self._joined("hstack", refs, first, None, dtype, "same_kind")
 
     def _joined(
         self,
@@ -233,6 +227,8 @@ class Manipulation(ArrayPart[D]):
         dtype: DTypeLike | None,
         casting: Casting,
     ) -> Request[GpuRef]:
+        if not refs:
+            raise ValueError("need at least one array to concatenate")
         if out is not None and dtype is not None:
             raise TypeError(f"{name}() must be given `out` or `dtype`, not both")
         kind = common(tuple(ref.dtype for ref in refs)) if dtype is None else as_dtype(dtype)
@@ -385,7 +381,7 @@ def _copied(steps: CallSteps, x: Operand, out: GpuRef | None) -> GpuRef:
     return steps.evaluate(x, out)
 
 
-def _at_least_2d(ref: GpuRef) -> GpuRef:
+def at_least_2d(ref: GpuRef) -> GpuRef:
     return ref if ref.ndim > 1 else ref[None] if ref.ndim else ref.reshape(1, 1)
 
 

@@ -238,12 +238,9 @@ class Quantiles(Sorting[D]):
 
 
 def _place(n: Any, share: float, method: Method) -> tuple[Any, Any]:
-    """Return the index before a quantile of sorted elements, and the fraction after it.
+    """Return the index before a quantile of ``n`` sorted elements, and the fraction after it.
 
-    Args:
-        n: how many elements there are, as a float; or an expression of such numbers.
-        share: the quantile.
-        method: NumPy's name of the interpolation.
+    ``n`` is a float, or an expression of such numbers.
     """
     match method:
         case "inverted_cdf" | "averaged_inverted_cdf":

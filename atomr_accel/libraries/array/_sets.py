@@ -33,7 +33,7 @@ Order = Literal["C", "F"]
 
 _BOOL: Final = as_dtype(np.bool_)
 _FEW: Final = 16
-"""As many elements are compared one by one, without sorting them."""
+"""Number of elements that are compared one by one, without sorting them."""
 
 
 class Sets(Unique[D], Indexing[D]):
@@ -41,11 +41,7 @@ class Sets(Unique[D], Indexing[D]):
 
     @op
     def array_equal(self, a1: Operand, a2: Operand, equal_nan: bool = False) -> Request[GpuRef]:
-        """Test whether shapes and all elements are equal; as ``numpy.array_equal``.
-
-        Returns:
-            A bool without dimensions, on the device.
-        """
+        """Test whether shapes and elements are equal, a bool there; as ``numpy.array_equal``."""
         x, y = self._operand(a1, "a1"), self._operand(a2, "a2")
         if x.shape != y.shape:
             return self._evaluated(broadcast_constant((), _BOOL))
@@ -238,7 +234,7 @@ class Sets(Unique[D], Indexing[D]):
         if given.dtype.kind not in "iu":
             raise TypeError("only int indices permitted")
         if 0 in sizes and 0 not in given.shape:
-            raise ValueError("dimensions must not be 0, as they have no elements")
+            raise ValueError(f"shape must have elements, as indices are given, not be {sizes}")
 
         def build(steps: CallSteps) -> tuple[GpuRef, ...]:
             flat = steps.cast(steps.ref(given, "indices"), INT64)
@@ -257,12 +253,8 @@ class Sets(Unique[D], Indexing[D]):
     ) -> Request[GpuRef]:
         """Return the flat indices of those along each axis, int64; ``numpy.ravel_multi_index``.
 
-        Args:
-            multi_index: whole numbers, for each axis.
-            dims: the shape that they are of.
-            mode: the meaning of an index out of bounds, as for ``take``, also for each axis:
-                ``"wrap"``, the default, ``"clip"``, or ``"raise"``, which is NumPy's default.
-            order: as for ``unravel_index``.
+        ``mode`` says what indices out of bounds mean, as for ``take``: they wrap around by default,
+        where NumPy raises an error.
 
         Raises:
             ValueError: an index is out of bounds, with ``"raise"``; another number of axes.

@@ -1,4 +1,4 @@
-"""Functions made of others: in batches and recordings, of expressions, and what they refuse."""
+"""Functions that are made of others: in batches and recordings, of expressions, refusals."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda on, x: on.quantile(x, 0.5, weights=x), ValueError, "inverted_cdf"),
     (lambda on, x: on.average(x, weights=x[:2]), TypeError, "Axis must be"),
     (lambda on, x: on.cov(x, fweights=x[:2]), ValueError, "fweights must have"),
-    (lambda on, x: on.unravel_index(x, (0, 3)), ValueError, "must not be 0"),
+    (lambda on, x: on.unravel_index(x, (0, 3)), ValueError, "must have elements"),
     (lambda on, x: on.ravel_multi_index((x,), (2,), "raise"), ValueError, "invalid entry"),
     (lambda on, x: on.histogram2d(x, x[:2]), ValueError, "as long as x"),
 ]
