@@ -25,7 +25,7 @@ _NUMPY: Final[Any] = np
 """NumPy, whose functions make expressions of refs."""
 
 Axes = int | tuple[int | Sequence[int], int | Sequence[int]]
-"""How many last and first axes are summed over, or which axes of each array."""
+"""Number of last and first axes that are summed over, or these axes of each array."""
 
 
 class Contractions(ArrayPart[D]):
