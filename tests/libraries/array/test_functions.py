@@ -1,4 +1,4 @@
-"""Functions that are made of others: in batches and recordings, of expressions, refusals."""
+"""Composed functions of ``device.array`` in batches and recordings, and their errors."""
 
 from __future__ import annotations
 
