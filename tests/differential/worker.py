@@ -37,7 +37,7 @@ EVERY: Final = 8
 """Period of garbage fills for blocks of these sizes, including scratch memory."""
 
 
-POOLS: Final = {"array": 1500, "expressions": 1500, "sorting": 1500}
+POOLS: Final = {"array": 1500, "expressions": 1500, "functions": 1500, "sorting": 1500}
 """Number of structures that the cases of a library have.
 
 A device compiles a kernel for each, which takes longer than the case. Workers share compiled

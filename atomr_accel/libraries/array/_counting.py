@@ -13,7 +13,7 @@ from ..._dtypes import NAMES, as_dtype, is_added, is_float, number_kind
 from ..._errors import said_of
 from ...arrays.expressions import Operand, cast, constant, index
 from ...arrays.expressions.expression import broadcast_constant, where
-from ...arrays.expressions.promotion import FLOAT32, reduced
+from ...arrays.expressions.promotion import FLOAT32, common, reduced
 from ...ops import D, Request, op
 from ._keys import Chosen, taken
 from ._searching import require_order, search
@@ -171,8 +171,6 @@ class Counting(ArrayPart[D]):
             raise ValueError("weights should have the same shape as a.")
         bounds = None if range is None else _bounds(*range)
         edges = _edges(bins)
-        if isinstance(edges, int) and edges < 1:
-            raise ValueError("`bins` must be positive, when an integer")
 
         def build(steps: CallSteps) -> tuple[GpuRef, GpuRef]:
             x = steps.flat(steps.ref(given, "a"))
@@ -180,21 +178,7 @@ class Counting(ArrayPart[D]):
             if isinstance(edges, int) and weights is None and not half:
                 made, ends = _binned(steps, x, edges, bounds)
                 return (_densities(steps, made, ends) if density else made), ends
-            if isinstance(edges, int):
-                numbers, ends = _places(steps, x, edges, bounds)
-                count = edges
-            else:
-                if isinstance(edges, np.ndarray):
-                    ends = steps.upload(edges, as_dtype(edges.dtype))
-                else:
-                    ends = edges
-                count = ends.size - 1
-                if edges is ends and ends.size > 1 and ends.dtype.kind != "c":
-                    require_order(steps, ends, "histogram", falls=False)
-                numbers = search(steps, ends, x, "right", None)
-                last = ends[-1:]
-                inside = where(x == last, constant(count - 1, INT64), numbers - 1)
-                numbers = steps.evaluate(inside)
+            numbers, ends, count = _numbered(steps, x, edges, bounds, "histogram")
             flat = None if weights is None else steps.flat(steps.ref(weights, "weights"))
             kind = "" if weights is None else weights.dtype.kind
             whole = weights is not None and kind in "biu"
@@ -210,6 +194,88 @@ class Counting(ArrayPart[D]):
 
         return self._several("histogram", build)
 
+    @op
+    def histogram2d(
+        self,
+        x: Operand,
+        y: Operand,
+        bins: SupportsIndex | Sequence[Any] | GpuRef = 10,
+        range: Sequence[tuple[float, float] | None] | None = None,  # noqa: A002 - NumPy's name
+        density: bool = False,
+        weights: Operand | None = None,
+    ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
+        """Count points in each of some rectangles; as ``numpy.histogram2d``.
+
+        ``bins`` are as for ``histogram``, for both coordinates, or a pair of these.
+
+        Returns:
+            The counts, float64, and the edges of ``x`` and of ``y``.
+
+        Raises:
+            ValueError, TypeError, Unsupported: as ``histogram``.
+        """
+        given = self._operand(x), self._operand(y, "y")
+        size = given[0].shape
+        for name, each in zip(("x", "y", "weights"), (*given, weights), strict=True):
+            if each is None:
+                continue
+            if self._operand(each, name).dtype.kind == "c":
+                raise TypeError(f"{name} of a histogram must be real numbers, not complex ones")
+            if len(size) != 1 or each.shape != size:
+                raise ValueError(f"{name} must have one dimension, as long as x, not {each.shape}")
+        pair = bins if isinstance(bins, Sequence) and len(bins) == 2 else (bins, bins)
+        edges = [_edges(each) for each in pair]
+        ranges = (None, None) if range is None else range
+        bounds = [None if each is None else _bounds(*each) for each in ranges]
+
+        kind = common((given[0].dtype, given[1].dtype))
+        kind = kind if is_float(kind) and size[0] else _FLOAT64
+
+        def build(steps: CallSteps) -> tuple[GpuRef, GpuRef, GpuRef]:
+            def numbered(each: Operand, edge: Any, bound: Any) -> tuple[GpuRef, GpuRef, int]:
+                narrow = steps.cast(steps.ref(each), kind if bound is None else _FLOAT64)
+                return _numbered(steps, narrow, edge, bound, "histogram2d")
+
+            found = [
+                numbered(each, edge, bound)
+                for each, edge, bound in zip(given, edges, bounds, strict=True)
+            ]
+            (rows, x_ends, n), (columns, y_ends, m) = found
+            outside = (rows < 0) | (rows >= n) | (columns < 0) | (columns >= m)
+            numbers = steps.evaluate(where(outside, -1, cast(rows, INT64) * m + columns))
+            w = None if weights is None else steps.ref(weights, "weights")
+            counts = steps.cast(self._counted(steps, numbers, w, n * m, _FLOAT64), _FLOAT64)
+            counts = counts.reshape(n, m)
+            if density:
+                wide = [steps.cast(each, _FLOAT64) for each in (x_ends, y_ends)]
+                sides = [each[1:] - each[:-1] for each in wide]
+                area = sides[0][:, None] * sides[1][None, :]
+                counts = steps.evaluate(counts / area / counts.sum())
+            return counts, x_ends, y_ends
+
+        return self._several("histogram2d", build)
+
+
+def _numbered(
+    steps: CallSteps,
+    x: GpuRef,
+    edges: int | np.ndarray[Any, Any] | GpuRef,
+    bounds: tuple[float, float] | None,
+    name: str,
+) -> tuple[GpuRef, GpuRef, int]:
+    """Return the interval of each element, out of bounds for none, the edges, and their number."""
+    if isinstance(edges, int):
+        return *_places(steps, x, edges, bounds), edges
+    known = isinstance(edges, np.ndarray)  # which rise
+    ends = steps.upload(edges, as_dtype(edges.dtype)) if isinstance(edges, np.ndarray) else edges
+    count = ends.size - 1
+    if not known and ends.size > 1 and ends.dtype.kind != "c":
+        require_order(steps, ends, name, falls=False)
+    numbers: Operand = search(steps, ends, x, "right", None)
+    last = ends[-1:]
+    inside = where(x == last, constant(count - 1, INT64), numbers - 1)
+    return steps.evaluate(inside), ends, count
+
 
 def _bounds(low: Any, high: Any) -> tuple[float, float]:
     if not (math.isfinite(low) and math.isfinite(high)):
@@ -222,7 +288,10 @@ def _bounds(low: Any, high: Any) -> tuple[float, float]:
 def _edges(bins: Any) -> int | np.ndarray[Any, Any] | GpuRef:
     several = isinstance(bins, Operand) or (isinstance(bins, np.ndarray) and bins.ndim)
     if isinstance(bins, SupportsIndex) and not several:
-        return operator.index(bins)
+        count = operator.index(bins)
+        if count < 1:
+            raise ValueError("`bins` must be positive, when an integer")
+        return count
     if isinstance(bins, str):
         raise TypeError(f"bins must be a number or edges, not {bins!r}")
     if isinstance(bins, Operand):

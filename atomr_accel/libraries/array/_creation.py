@@ -187,6 +187,15 @@ class Creation(ArrayPart[D]):
         return where(inside, m, constant(0, m.dtype))
 
     @op
+    def ones(self, shape: Shape, dtype: DTypeLike = np.float64) -> Request[GpuRef]:
+        """Make ones; as ``numpy.ones``.
+
+        Raises:
+            ValueError: a negative size.
+        """
+        return self._evaluated(broadcast_constant(as_shape(shape), as_dtype(dtype), 1))
+
+    @op
     def full(
         self, shape: Shape, fill_value: Number, dtype: DTypeLike | None = None
     ) -> Request[GpuRef]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
@@ -147,16 +147,6 @@ class Manipulation(ArrayPart[D]):
         """
         return self._evaluated(self._made(np.isclose, a, b, rtol, atol, equal_nan))
 
-    def _made(self, function: Any, *args: Any) -> Operand:
-        """An expression of NumPy's function."""
-        if not any(isinstance(arg, Operand) for arg in args):
-            raise TypeError(
-                f"{function.__name__} is computed of refs and expressions, and none of the "
-                "arguments is one; put it on the device first: await device.put(array)"
-            )
-        made: Operand = function(*args)
-        return made
-
     # --- joining ----------------------------------------------------------------------------
 
     @op
@@ -182,10 +172,7 @@ class Manipulation(ArrayPart[D]):
             ValueError: no arrays, or shapes that do not fit.
             TypeError: a conversion that ``casting`` does not allow.
         """
-        refs = self._refs(arrays)
-        if not refs:
-            raise ValueError("need at least one array to concatenate")
-        return self._joined("concatenate", refs, axis, out, dtype, casting)
+        return self._joined("concatenate", self._refs(arrays), axis, out, dtype, casting)
 
     @op
     def stack(
@@ -221,18 +208,15 @@ class Manipulation(ArrayPart[D]):
     @op
     def vstack(self, tup: Sequence[GpuRef], *, dtype: DTypeLike | None = None) -> Request[GpuRef]:
         """Stack arrays one below the other; as ``numpy.vstack``. Errors as for ``concatenate``."""
-        refs = [_at_least_2d(ref) for ref in self._refs(tup, "tup")]
-        if not refs:
-            raise ValueError("need at least one array to concatenate")
+        refs = [at_least_2d(ref) for ref in self._refs(tup, "tup")]
         return self._joined("vstack", refs, 0, None, dtype, "same_kind")
 
     @op
     def hstack(self, tup: Sequence[GpuRef], *, dtype: DTypeLike | None = None) -> Request[GpuRef]:
         """Stack arrays side by side; as ``numpy.hstack``. Errors are those of ``concatenate``."""
         refs = [ref if ref.ndim else ref.reshape(1) for ref in self._refs(tup, "tup")]
-        if not refs:
-            raise ValueError("need at least one array to concatenate")
-        return self._joined("hstack", refs, int(refs[0].ndim > 1), None, dtype, "same_kind")
+        first = int(bool(refs) and refs[0].ndim > 1)
+        return self._joined("hstack", refs, first, None, dtype, "same_kind")
 
     def _joined(
         self,
@@ -243,6 +227,8 @@ class Manipulation(ArrayPart[D]):
         dtype: DTypeLike | None,
         casting: Casting,
     ) -> Request[GpuRef]:
+        if not refs:
+            raise ValueError("need at least one array to concatenate")
         if out is not None and dtype is not None:
             raise TypeError(f"{name}() must be given `out` or `dtype`, not both")
         kind = common(tuple(ref.dtype for ref in refs)) if dtype is None else as_dtype(dtype)
@@ -395,7 +381,7 @@ def _copied(steps: CallSteps, x: Operand, out: GpuRef | None) -> GpuRef:
     return steps.evaluate(x, out)
 
 
-def _at_least_2d(ref: GpuRef) -> GpuRef:
+def at_least_2d(ref: GpuRef) -> GpuRef:
     return ref if ref.ndim > 1 else ref[None] if ref.ndim else ref.reshape(1, 1)
 
 

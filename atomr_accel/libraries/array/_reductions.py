@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._dtypes import is_float, is_inexact
+from ..._dtypes import is_inexact
 from ...arrays.expressions import Operand, constant
 from ...arrays.expressions.expression import ufunc
 from ...arrays.expressions.expression import where as choose
@@ -166,6 +166,7 @@ class ArrayReductions(ArrayPart[D]):
         keepdims: bool = False,
         *,
         where: Value = True,
+        correction: float | None = None,
     ) -> Request[GpuRef]:
         """Compute variances; as ``numpy.var``.
 
@@ -177,8 +178,17 @@ class ArrayReductions(ArrayPart[D]):
             ddof: is subtracted from the number of elements to get the divisor.
             keepdims: whether these axes stay, with one element.
             where: the elements that count.
+            correction: as ``ddof``.
+
+        Raises:
+            ValueError: both ``ddof`` and ``correction``.
         """
-        options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": where}
+        options = {
+            "dtype": dtype,
+            "ddof": _less(ddof, correction),
+            "keepdims": keepdims,
+            "where": where,
+        }
         return self._reduced(np.var, a, out, axis=axis, **options)
 
     @op
@@ -192,9 +202,15 @@ class ArrayReductions(ArrayPart[D]):
         keepdims: bool = False,
         *,
         where: Value = True,
+        correction: float | None = None,
     ) -> Request[GpuRef]:
         """Compute standard deviations; as ``numpy.std``. Arguments are those of ``var``."""
-        options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": where}
+        options = {
+            "dtype": dtype,
+            "ddof": _less(ddof, correction),
+            "keepdims": keepdims,
+            "where": where,
+        }
         return self._reduced(np.std, a, out, axis=axis, **options)
 
     @op
@@ -358,6 +374,8 @@ class ArrayReductions(ArrayPart[D]):
         out: GpuRef | None = None,
         ddof: float = 0,
         keepdims: bool = False,
+        *,
+        correction: float | None = None,
     ) -> Request[GpuRef]:
         """Compute variances without NaN; as ``numpy.nanvar``. Arguments as for ``var``.
 
@@ -365,7 +383,12 @@ class ArrayReductions(ArrayPart[D]):
         equal, as for ``var``; NumPy's is NaN.
         """
         require_inexact(self._operand(a), dtype)
-        options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": _not_nan(a)}
+        options = {
+            "dtype": dtype,
+            "ddof": _less(ddof, correction),
+            "keepdims": keepdims,
+            "where": _not_nan(a),
+        }
         return self._reduced(np.var, a, out, axis=axis, **options)
 
     @op
@@ -377,10 +400,17 @@ class ArrayReductions(ArrayPart[D]):
         out: GpuRef | None = None,
         ddof: float = 0,
         keepdims: bool = False,
+        *,
+        correction: float | None = None,
     ) -> Request[GpuRef]:
         """Compute standard deviations without NaN; as ``numpy.nanstd``, and as ``nanvar``."""
         require_inexact(self._operand(a), dtype)
-        options = {"dtype": dtype, "ddof": ddof, "keepdims": keepdims, "where": _not_nan(a)}
+        options = {
+            "dtype": dtype,
+            "ddof": _less(ddof, correction),
+            "keepdims": keepdims,
+            "where": _not_nan(a),
+        }
         return self._reduced(np.std, a, out, axis=axis, **options)
 
     @op
@@ -397,7 +427,7 @@ class ArrayReductions(ArrayPart[D]):
         A row of NaN alone, which is an error in NumPy, gives the first element's index. Arguments
         are those of ``argmax``.
         """
-        x = _instead_of_nan(a, -math.inf)
+        x = instead_of_nan(a, -math.inf)
         return self._reduced(np.argmax, x, out, axis=axis, keepdims=keepdims)
 
     @op
@@ -410,8 +440,14 @@ class ArrayReductions(ArrayPart[D]):
         keepdims: bool = False,
     ) -> Request[GpuRef]:
         """Find the index of the smallest element except NaN; as ``numpy.nanargmin``."""
-        x = _instead_of_nan(a, math.inf)
+        x = instead_of_nan(a, math.inf)
         return self._reduced(np.argmin, x, out, axis=axis, keepdims=keepdims)
+
+
+def _less(ddof: float, correction: float | None) -> float:
+    if correction is not None and ddof:
+        raise ValueError("ddof must be 0 where correction is given; use only one of them")
+    return ddof if correction is None else correction
 
 
 def _not_nan(a: Any) -> Any:
@@ -420,7 +456,8 @@ def _not_nan(a: Any) -> Any:
     return ~ufunc("isnan", a)
 
 
-def _instead_of_nan(a: Any, value: float) -> Any:
-    if not isinstance(a, Operand) or not is_float(a.dtype):
+def instead_of_nan(a: Any, value: float) -> Any:
+    """Return an array with a number in place of each NaN."""
+    if not isinstance(a, Operand) or not is_inexact(a.dtype):
         return a
     return choose(ufunc("isnan", a), constant(value, a.dtype), a)

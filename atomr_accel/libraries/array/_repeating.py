@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, get_args
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
+from ..._dtypes import as_dtype
 from ...arrays.expressions import Operand, broadcast, cast, constant, index
+from ...arrays.expressions.expression import ufunc
 from ...ops import D, Request, op
 from ._creation import Number, _number
 from ._keys import Chosen, gather
@@ -21,9 +23,14 @@ from .steps import ArrayPart, CallSteps
 if TYPE_CHECKING:
     from ...arrays import GpuRef
 
-PadMode = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
+PadMode = (
+    Literal["constant", "edge", "reflect", "symmetric", "wrap", "linear_ramp", "empty"]
+    | Literal["maximum", "mean", "median", "minimum"]
+)
 
-_PAD_MODES: Final = ("constant", "edge", "reflect", "symmetric", "wrap")
+_PAD_MODES: Final = tuple(mode for part in get_args(PadMode) for mode in get_args(part))
+_STATISTICS: Final = {"maximum": "max", "minimum": "min", "mean": "mean", "median": "median"}
+"""Functions of which elements make new ones, by the mode."""
 
 
 class Repeating(ArrayPart[D]):
@@ -214,7 +221,9 @@ class Repeating(ArrayPart[D]):
         pad_width: int | Sequence[int] | Sequence[Sequence[int]],
         mode: PadMode = "constant",
         *,
+        stat_length: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         constant_values: Number = 0,
+        end_values: Number = 0,
     ) -> Request[GpuRef]:
         """Add elements around an array; as ``numpy.pad``.
 
@@ -222,13 +231,16 @@ class Repeating(ArrayPart[D]):
             array: an array.
             pad_width: the numbers of elements before and after each axis; one number, one pair, or
                 a pair for each axis.
-            mode: the content of the new elements: ``"constant"``, ``"edge"``, ``"reflect"``,
-                ``"symmetric"`` or ``"wrap"``.
+            mode: NumPy's name of the content of the new elements.
+            stat_length: how many elements at each end make the new ones with ``"maximum"``,
+                ``"mean"``, ``"median"`` and ``"minimum"``, in the form of ``pad_width``; by default
+                all.
             constant_values: the new elements with ``"constant"``.
+            end_values: the outermost elements with ``"linear_ramp"``.
 
         Raises:
-            ValueError: a negative width, an empty axis, which has no element to repeat, or NaN for
-                integers.
+            ValueError: a negative width, a ``stat_length`` of less than 1, an empty axis, which has
+                no element to repeat, or NaN for integers.
             OverflowError: ``constant_values`` that the array's integers do not hold.
             TypeError: widths that are not whole numbers.
         """
@@ -238,7 +250,11 @@ class Repeating(ArrayPart[D]):
         widths = _widths(pad_width, ref.ndim)
         value = _number(constant_values, "constant_values")
         filler = constant(value, ref.dtype) if mode == "constant" else None
-        if mode != "constant":
+        stats = None if stat_length is None else _widths(stat_length, ref.ndim)
+        if stats is not None and any(min(each) < 1 for each in stats):
+            raise ValueError("stat_length must be at least 1, not less")
+        last = _number(end_values, "end_values")
+        if mode not in ("constant", "empty"):
             for at, (n, width) in enumerate(zip(ref.shape, widths, strict=True)):
                 if not n and any(width):
                     raise ValueError(
@@ -260,11 +276,23 @@ class Repeating(ArrayPart[D]):
                 steps.assign((source, made[inside]), *pairs)
                 return made
             steps.assign((source, made[inside]))
+            if mode == "empty":
+                return made
             for axis, (before, behind) in enumerate(widths):
                 # Axes before this one are whole already; those after it follow.
                 key = (*[slice(None)] * axis, slice(None), *inside[axis + 1 :])
                 whole = made[key]
                 n = ref.shape[axis]
+                if mode in _STATISTICS or mode == "linear_ramp":
+                    for at_end, width in enumerate((before, behind)):
+                        seen = (whole if not at_end else _turned(whole, axis)).moveaxis(axis, 0)
+                        most = n if stats is None else min(n, stats[axis][at_end])
+                        if width:
+                            kept = seen[width : width + (most if mode in _STATISTICS else 1)]
+                            steps.evaluate(
+                                self._beyond(steps, kept, width, mode, last), seen[:width]
+                            )
+                    continue
                 pairs = []
                 for target, of, length, step in _runs(n, before, behind, mode):
                     start, first = target + before, of + before
@@ -280,6 +308,26 @@ class Repeating(ArrayPart[D]):
             return made
 
         return self._several("pad", build)
+
+    def _beyond(
+        self, steps: CallSteps, kept: GpuRef, width: int, mode: PadMode, last: Number
+    ) -> Operand:
+        """Return elements before others along the first axis, made of these."""
+        shape = (width, *kept.shape[1:])
+        if mode != "linear_ramp":
+            own: Any = self.as_requests(steps.preparer.home)
+            made = steps.do(getattr(own, _STATISTICS[mode])(kept, axis=0, keepdims=True))
+            whole = made.dtype is not kept.dtype
+            return cast(broadcast(ufunc("rint", made) if whole else made, shape), kept.dtype)
+        wide = as_dtype(np.result_type(kept.dtype, np.float64))
+        first = constant(wide.type(last), wide)
+        step = (cast(kept, wide) - first) / constant(width, wide)
+        line = cast(index(shape, 0), wide) * step + first
+        return cast(ufunc("floor", line) if kept.dtype.kind in "iu" else line, kept.dtype)
+
+
+def _turned(ref: GpuRef, axis: int) -> GpuRef:
+    return ref[(*[slice(None)] * axis, slice(None, None, -1))]
 
 
 def _whole(value: Any, name: str) -> int:
@@ -353,7 +401,7 @@ def _runs(n: int, before: int, behind: int, mode: PadMode) -> Iterator[tuple[int
         if mode == "edge" or n == 1:
             yield at, (0 if at < 0 else n - 1), end - at, 0
             continue
-        period = {"wrap": n, "symmetric": 2 * n, "reflect": 2 * (n - 1)}[mode]
+        period = {"wrap": n, "symmetric": 2 * n}.get(mode, 2 * (n - 1))
         turn = n - 1 if mode == "reflect" else n
         while at < end:
             place = at % period

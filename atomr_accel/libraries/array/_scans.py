@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 
+from ._reductions import instead_of_nan
 from ._sorting import flattening
 
 _UINT8: Final = as_dtype(np.uint8)
@@ -66,6 +67,17 @@ class Scans(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Products of all elements up to each; as ``numpy.cumprod``, and as ``cumsum``."""
         return self._scan("cumprod", "multiply", a, axis, dtype, out)
+
+    @op
+    def nancumsum(
+        self,
+        a: Operand,
+        axis: int | None = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
+        """Add up all elements up to each, NaN as 0; as ``numpy.nancumsum``, and as ``cumsum``."""
+        return self._scan("nancumsum", "add", instead_of_nan(a, 0), axis, dtype, out)
 
     def _scan(
         self,

@@ -46,6 +46,7 @@ class Sorting(ArrayPart[D]):
         axis: int | None = -1,
         kind: SortKind | None = None,
         *,
+        stable: bool | None = None,
         descending: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
@@ -55,6 +56,7 @@ class Sorting(ArrayPart[D]):
             a: a ref or an expression, of real numbers; complex numbers only in one row.
             axis: the axis to sort; None flattens ``a`` first.
             kind: as in NumPy; all kinds are stable here.
+            stable: as in NumPy, in the place of ``kind``.
             descending: whether the order is descending; NaN then come first.
             out: the buffer for the result.
 
@@ -63,7 +65,7 @@ class Sorting(ArrayPart[D]):
             Unsupported: several rows of more than 2048 elements in a recording; or, for rows of
                 more than 2048 elements, CUB is not installed.
         """
-        _require_kind(kind)
+        _require_kind(kind, stable)
         return self._sorted("sort", a, axis, descending, out, order=False)
 
     @op
@@ -73,6 +75,7 @@ class Sorting(ArrayPart[D]):
         axis: int | None = -1,
         kind: SortKind | None = None,
         *,
+        stable: bool | None = None,
         descending: bool = False,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
@@ -82,13 +85,14 @@ class Sorting(ArrayPart[D]):
             a: as for ``sort``.
             axis: as for ``sort``.
             kind: as for ``sort``.
+            stable: as for ``sort``.
             descending: as for ``sort``.
             out: the buffer for the result.
 
         Raises:
             TypeError, Unsupported: as ``sort``.
         """
-        _require_kind(kind)
+        _require_kind(kind, stable)
         return self._sorted("argsort", a, axis, descending, out, order=True)
 
     @op
@@ -276,7 +280,9 @@ class Sorting(ArrayPart[D]):
         return pair
 
 
-def _require_kind(kind: object) -> None:
+def _require_kind(kind: object, stable: object) -> None:
+    if kind is not None and stable is not None:
+        raise ValueError("kind must be None where stable is given; use only one of them")
     if kind not in (None, "quicksort", "mergesort", "heapsort", "stable"):
         raise ValueError(f"sort kind must be one of 'quick', 'heap', or 'stable', not {kind!r}")
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
 
 from ..._dtypes import NAMES
 from ...arrays import GpuRef
 from ...arrays.expressions import Operand
 from ...ops import Answered, D, Request, Submission, op
+from ._sorting import Sorting
 from ._top import FP8
 from .choosing import INT64, asking, trimmed
 from .steps import CallSteps
 from .wire.indexing import PARTS, Distinct
-
-if TYPE_CHECKING:
-    pass
-
-from ._sorting import Sorting
 
 T = TypeVar("T")
 
@@ -33,20 +33,24 @@ class Unique(Sorting[D]):
         return_index: bool = False,
         return_inverse: bool = False,
         return_counts: bool = False,
+        axis: SupportsIndex | None = None,
         *,
         equal_nan: bool = True,
     ) -> Request[GpuRef | tuple[GpuRef, ...]]:
-        """Find the different elements, sorted; as ``numpy.unique`` without an axis.
+        """Find the different elements, sorted; as ``numpy.unique``.
 
         Args:
             ar: a ref or an expression.
             return_index: whether to return the first position of each.
             return_inverse: whether to return, for each element, its index in the result.
             return_counts: whether to return how often each occurs.
+            axis: the axis whose parts are compared as a whole, sorted by each of their elements in
+                turn; None flattens ``ar``. NaN in them are never equal.
             equal_nan: whether NaN are equal.
 
         Returns:
-            The elements. Further results, int64, follow in a tuple in the order of the arguments.
+            The elements, or parts. Further results, int64, follow in a tuple in the order of the
+            arguments.
 
         Raises:
             TypeError: a dtype without an order.
@@ -55,11 +59,42 @@ class Unique(Sorting[D]):
         """
         given = self._operand(ar, "ar")
         flags = return_index, return_inverse, return_counts
+        if axis is not None:
+            at = normalize_axis_index(operator.index(axis), len(given.shape))
+            return self._several("unique", lambda steps: self._parts(steps, given, at, flags))
 
         def made_of(found: tuple[GpuRef, ...]) -> GpuRef | tuple[GpuRef, ...]:
             return found if len(found) > 1 else found[0]
 
         return self._unique(given, flags, made_of, equal_nan=equal_nan)
+
+    def _parts(
+        self, steps: CallSteps, given: Operand, axis: int, flags: tuple[bool, bool, bool]
+    ) -> GpuRef | tuple[GpuRef, ...]:
+        """Return the different parts along an axis."""
+        own: Any = self.as_requests(steps.preparer.home)
+        ask: Any = steps.preparer.perform
+        moved = ask(own.ascontiguousarray(given)).moveaxis(axis, 0)
+        n, rest = moved.shape[0], moved.shape[1:]
+        if not n:
+            raise ValueError("ar must have at least one part along the axis, not none")
+        rows = ask(own.ascontiguousarray(moved)).reshape(n, math.prod(rest))
+        columns = [rows[:, at] for at in range(rows.shape[1])[::-1]]
+        order = ask(own.lexsort(columns) if columns else own.arange(n))
+        ordered = ask(own.take(rows, order, 0))
+        differ = ask(own.any(ordered[1:] != ordered[:-1], axis=1))
+        begins = ask(own.concatenate([ask(own.ones(1, np.bool_)), differ]))
+        places = ask(own.flatnonzero(begins))
+        parts = ask(own.take(ordered, places, 0)).reshape(places.size, *rest)
+        found = [ask(own.ascontiguousarray(parts.moveaxis(0, axis)))]
+        if flags[0]:
+            found.append(ask(own.take(order, places)))
+        if flags[1]:
+            numbers = ask(own.cumsum(begins, dtype=np.int64))
+            found.append(ask(own.setitem(ask(own.empty_like(order)), order, numbers - 1)))
+        if flags[2]:
+            found.append(ask(own.diff(places, append=n)))
+        return tuple(found) if len(found) > 1 else found[0]
 
     @op
     def unique_values(self, x: Operand) -> Request[GpuRef]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from ...ops import D
-from ._counting import Counting
+from ._calculus import Calculus
+from ._contractions import Contractions
 from ._creation import Creation
-from ._indexing import Indexing
-from ._manipulation import Manipulation
-from ._quantiles import Quantiles
+from ._joining import Joining
+from ._moments import Moments
 from ._reductions import ArrayReductions
 from ._repeating import Repeating
 from ._scans import Scans
 from ._searching import Searching
-from ._unique import Unique
+from ._sets import Sets
 from .evaluate import evaluator_of
 
 if TYPE_CHECKING:
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 @final
 class ArrayFunctions(
     Creation[D],
-    Manipulation[D],
+    Joining[D],
     Repeating[D],
-    Indexing[D],
     ArrayReductions[D],
-    Counting[D],
     Searching[D],
     Scans[D],
-    Unique[D],
-    Quantiles[D],
+    Contractions[D],
+    Sets[D],
+    Calculus[D],
+    Moments[D],
 ):
     """NumPy's functions for making, changing, choosing, sorting and reducing arrays.
 

@@ -323,6 +323,16 @@ class ArrayPart(Facade[D]):
         """Return a request that computes an expression."""
         return _evaluating(self.home, expression, out)
 
+    def _made(self, function: Any, *args: Any) -> Operand:
+        """An expression of NumPy's function."""
+        if not any(isinstance(arg, Operand) for arg in args):
+            raise TypeError(
+                f"{function.__name__} is computed of refs and expressions, and none of the "
+                "arguments is one; put it on the device first: await device.put(array)"
+            )
+        made: Operand = function(*args)
+        return made
+
     def _operand(self, x: Operand, name: str = "x") -> Operand:
         """Return an argument, which has to be a ref or an expression.
 

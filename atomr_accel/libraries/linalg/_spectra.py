@@ -405,7 +405,12 @@ class Spectra(LinalgPart[D]):
 
     @op
     def pinv(
-        self, a: Operand, rcond: float | None = None, hermitian: bool = False
+        self,
+        a: Operand,
+        rcond: float | None = None,
+        hermitian: bool = False,
+        *,
+        rtol: float | None = None,
     ) -> Request[GpuRef]:
         """Pseudo-inverses; as ``numpy.linalg.pinv``, by ``svd``, or by ``eigh``.
 
@@ -415,13 +420,18 @@ class Spectra(LinalgPart[D]):
                 by default ``max(m, n)`` times the dtype's eps, and half of that eps if it is
                 negative.
             hermitian: the matrices are.
+            rtol: as ``rcond``.
 
         Returns:
             Shape (..., n, m).
 
         Raises:
             LinAlgError: it did not converge, once that is known.
+            ValueError: both ``rcond`` and ``rtol``.
         """
+        if rcond is not None and rtol is not None:
+            raise ValueError("rcond must be None where rtol is given; use only one of them")
+        least = rcond if rtol is None else rtol
 
         def build(steps: LinalgSteps) -> GpuRef:
             stack = steps.stack(self._operand(a, "a"), square=hermitian)
@@ -431,7 +441,7 @@ class Spectra(LinalgPart[D]):
             else:
                 made = self._svd(steps, stack, full=False)
                 left, s, right = made
-            scaled = _inverted(s, rcond_of(stack, rcond))
+            scaled = _inverted(s, rcond_of(stack, least))
             u = steps.evaluate(_rows(scaled, stack) * _conjugate(left.mT))
             return steps.matmul(right, u, trans_a=2)
 
@@ -524,6 +534,8 @@ class Spectra(LinalgPart[D]):
         A: Operand,  # noqa: N803 - NumPy's name
         tol: float | None = None,
         hermitian: bool = False,
+        *,
+        rtol: float | None = None,
     ) -> Request[GpuRef]:
         """Count the singular values that are not zero; as ``numpy.linalg.matrix_rank``.
 
@@ -532,13 +544,17 @@ class Spectra(LinalgPart[D]):
             tol: one number: singular values up to it count as zero; by default the largest one
                 times ``max(m, n)`` times the dtype's eps.
             hermitian: the matrices are Hermitian, so ``eigvalsh`` replaces ``svdvals``.
+            rtol: the same as a part of the largest one.
 
         Returns:
             Shape (...), int64.
 
         Raises:
             LinAlgError: it did not converge, once that is known.
+            ValueError: both ``tol`` and ``rtol``.
         """
+        if tol is not None and rtol is not None:
+            raise ValueError("tol must be None where rtol is given; use only one of them")
         small = None if tol is None else _threshold(tol, "tol")
 
         given = self._operand(A, "A")
@@ -554,7 +570,7 @@ class Spectra(LinalgPart[D]):
                 s = self._values(steps, stack)
             if small is not None:
                 return steps.evaluate(cast(s > small, INT64).sum(-1))
-            return self._rank(steps, s, s, rcond_of(stack, None))
+            return self._rank(steps, s, s, rcond_of(stack, rtol))
 
         return self._calls("matrix_rank", build, LANE if len(given.shape) > 1 else ARRAY)
 

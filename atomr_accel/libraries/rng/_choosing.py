@@ -61,10 +61,12 @@ class Choosing(Drawing[D]):
         size: Size = None,
         replace: bool = True,
         p: ArrayLike | None = None,
+        axis: int = 0,
+        shuffle: bool = True,
         *,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Random items; as ``numpy.random.Generator.choice``, along the first axis.
+        """Random items; as ``numpy.random.Generator.choice``.
 
         Computed by kernels of this package, from words as ``integers`` draws them.
 
@@ -74,11 +76,13 @@ class Choosing(Drawing[D]):
             size: shape of the choice.
             replace: whether an item may be chosen again.
             p: probabilities of the items, on the host; by default all are equal.
+            axis: along which the items of an array are.
+            shuffle: as in NumPy; the order is random in any case.
             out: where to put the result.
 
         Returns:
             The items, in random order: of shape ``size`` and int64, or of shape
-            ``size + a.shape[1:]`` and ``a``'s dtype.
+            ``size + a.shape[1:]`` and ``a``'s dtype, ``size`` being in the place of ``axis``.
 
         Raises:
             TypeError: an array of the program's: put it on the device first.
@@ -87,6 +91,16 @@ class Choosing(Drawing[D]):
             Unsupported: ``replace=False`` from a quasi-random generator, or with ``p`` for
                 more than 131,072 items.
         """
+        flag(shuffle, "shuffle")
+        if isinstance(a, GpuRef) and a.ndim and normalize_axis_index(axis, a.ndim):
+            own = self.as_requests(self.home)
+
+            def build(steps: CallSteps) -> GpuRef:
+                index = steps.do(own.choice(a.shape[axis], size, replace, p))
+                made: GpuRef = steps.do(self._known.array.take(a, index, axis, out, "clip"))
+                return made
+
+            return self._several("choice", build)
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             again = flag(replace, "replace")

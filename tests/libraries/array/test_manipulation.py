@@ -311,7 +311,7 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ("pad", (F, -1), {}, ValueError, "index can't contain negative values"),
     ("pad", (F, 1.5), {}, TypeError, "`pad_width` must be of integral type"),
     ("pad", (F[:0], 1, "edge"), {}, ValueError, "can't extend empty axis 0"),
-    ("pad", (F, 1, "mean"), {}, ValueError, "mode 'mean' is not supported"),
+    ("pad", (F, 1, "random"), {}, ValueError, "mode 'random' is not supported"),
     ("clip", ([1], 0, 1), {}, TypeError, "a must be a GpuRef"),
     ("where", (True, 1, 2), {}, TypeError, "none of the arguments is one"),
 ]

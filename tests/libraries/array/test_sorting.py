@@ -393,7 +393,8 @@ def test_places_of_quantiles(method: Method) -> None:
         rows = np.arange(n) ** 2.0
         for share in (*np.linspace(0, 1, 13), *(k / n for k in range(n + 1)), 0.5 / n, 1.5 / n):
             if share <= 1:
-                low, part = _place(n, float(share), method)
+                place, part = _place(float(n), float(share), method)
+                low = int(place)
                 high = rows[min(low + 1, n - 1)]
                 wanted = np.quantile(rows, share, method=method)
                 assert rows[low] + part * (high - rows[low]) == pytest.approx(wanted), (n, share)

@@ -102,6 +102,8 @@ WRONG: dict[str, tuple[type[Exception], Callable[[Any, Any], Any]]] = {
     "an axis": (TypeError, lambda linalg, a: linalg.norm(a, axis=1.5)),
     "several rcond": (TypeError, lambda linalg, a: linalg.pinv(a, rcond=np.ones(2))),
     "several tol": (TypeError, lambda linalg, a: linalg.matrix_rank(a, tol=np.ones(2))),
+    "both rcond and rtol": (ValueError, lambda linalg, a: linalg.pinv(a, 0.1, rtol=0.1)),
+    "both tol and rtol": (ValueError, lambda linalg, a: linalg.matrix_rank(a, 0.1, rtol=0.1)),
     "a tol that is none": (ValueError, lambda linalg, a: linalg.matrix_rank(a, tol=np.nan)),
     "an rcond that is none": (ValueError, lambda linalg, a: linalg.pinv(a, rcond=np.nan)),
     "an order": (ValueError, lambda linalg, a: linalg.norm(a, 3)),
@@ -253,6 +255,14 @@ async def test_norms_of_nothing_and_ranks_of_vectors_are_numpys(device: Device) 
     for vector in (np.zeros(3), np.ones(3), np.zeros(0), np.array(2.0)):
         found = await device.get(await linalg.matrix_rank(await device.put(vector)))
         assert found == np.linalg.matrix_rank(vector)
+    given = np.diag([4.0, 1.0, 0.5, 1e-3])
+    a = await device.put(given)
+    for least in (0.01, 0.2, 0.4):
+        numpys: Any = np.linalg
+        rank = numpys.matrix_rank(given, rtol=least)
+        assert await device.get(await linalg.matrix_rank(a, rtol=least)) == rank
+        found = await device.get(await linalg.pinv(a, rtol=least))
+        np.testing.assert_allclose(found, numpys.pinv(given, rtol=least), atol=1e-12)
     upper = await device.put(np.triu(np.ones((2, 2))))
     np.testing.assert_allclose(
         await device.get(await linalg.eigvalsh(upper, lower=False)), [0, 2], atol=1e-12

@@ -233,6 +233,20 @@ async def test_choice_of_rows(device: Device, seed: int, dtype: str) -> None:
     assert all((host == row).all(1).any() for row in got)
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+async def test_choice_along_an_axis(device: Device, seed: int, axis: int) -> None:
+    host = np.random.default_rng(seed).integers(0, 100, (4, 6, 5))
+    items = await device.put(host)
+    generator = device.rng.default_rng(seed)
+    before = generator.state
+    index = await device.get(await generator.choice(host.shape[axis], 3, False))
+    generator.state = before
+    chosen = await device.get(await generator.choice(items, 3, False, axis=axis, shuffle=False))
+    np.testing.assert_array_equal(chosen, np.take(host, index, axis))
+    with pytest.raises(np.exceptions.AxisError):
+        await generator.choice(items, 3, axis=3)
+
+
 # --- orders and counts -------------------------------------------------------------------
 
 

@@ -1,0 +1,147 @@
+"""Composed functions of ``device.array`` in batches and recordings, and their errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atomr_accel import Unsupported
+
+from ...harness import on_shared
+from ..conformance import MARKS
+from .calls import LAYOUTS, by_numpy, fetched, put, same, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from atomr_accel import Device
+
+pytestmark = MARKS
+
+COMPOSED: dict[str, tuple[Any, ...]] = {
+    "dot": (), "inner": (), "vdot": (), "outer": (), "kron": (), "tensordot": (1,),
+    "array_equal": (), "allclose": (), "isin": (), "append": (), "append to rows": (0,),
+    "column_stack": (), "dstack": (), "trapezoid": (), "lexsort": (),
+}  # fmt: skip
+"""Functions of two matrices, with further arguments."""
+TOGETHER = ("column_stack", "dstack", "lexsort")
+ALONE: dict[str, tuple[Any, ...]] = {
+    "trace": (1,), "diff": (2, 0), "gradient": (0.5,), "nancumsum": (1,), "nanmedian": (0,),
+    "cov": (), "corrcoef": (), "average": (0,), "delete": (1, 0), "insert": ([0, 2], 7, 1),
+    "delete every other": (slice(None, None, 2), 1), "nanquantile": (0.3,),
+}  # fmt: skip
+"""Functions of one matrix."""
+
+
+def called(on: Any, name: str, x: Any, y: Any) -> Any:
+    """Return what a call of the table gives, on NumPy or a library."""
+    function = getattr(on, name.split(maxsplit=1)[0])
+    if name in TOGETHER:
+        return function([x, y])
+    return function(x, y, *COMPOSED[name]) if name in COMPOSED else function(x, *ALONE[name])
+
+
+@pytest.mark.parametrize("name", [*COMPOSED, *ALONE])
+@settings(max_examples=4)
+@given(seed=st.integers(0, 99), layout=st.sampled_from(LAYOUTS))
+@on_shared
+async def test_functions_are_the_same_awaited_in_batches_and_in_recordings(
+    device: Device, name: str, seed: int, layout: str
+) -> None:
+    one, other = sample(seed, (4, 4), "float64"), sample(seed + 1, (4, 4), "float64")
+    with np.errstate(all="ignore"):
+        expected = called(np, name, one, other)
+    x, y = await put(device, one, layout), await put(device, other, layout)
+    for _ in range(3):  # by a template, where there is one
+        made = await called(device.array, name, x, y)
+        same(await fetched(device, made), expected, near=1e-9)
+    async with device.batch() as batch:
+        together = called(batch.array, name, x, y)
+    same(await fetched(device, together), expected, near=1e-9)
+    async with device.record() as recording:
+        later = called(recording.array, name, x, y)
+    for _ in range(2):
+        await recording.replay()
+        same(await fetched(device, later), expected, near=1e-9)
+
+
+@pytest.mark.parametrize("name", ["outer", "kron", "tensordot", "isin", "diff", "average", "cov"])
+@on_shared
+async def test_functions_take_expressions(device: Device, name: str) -> None:
+    one, other = sample(1, (3, 3), "float32"), sample(2, (3, 3), "float32")
+    x, y = await device.put(one), await device.put(other)
+    got = await fetched(device, await called(device.array, name, x * 2, y + 1))
+    same(got, called(np, name, one * 2, other + 1), near=1e-6)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda on, x, mask: on.union1d(x, x),
+        lambda on, x, mask: on.intersect1d(x, x),
+        lambda on, x, mask: on.setdiff1d(x, x),
+        lambda on, x, mask: on.delete(x, mask),
+        lambda on, x, mask: on.ravel_multi_index((x,), (9,), "raise"),
+    ],
+)
+@on_shared
+async def test_sizes_that_only_the_device_knows_are_not_in_batches(
+    device: Device, call: Callable[..., Any]
+) -> None:
+    x = await device.put(np.arange(4))
+    mask = await device.evaluate(x > 2)
+    async with device.batch() as batch:
+        with pytest.raises(Unsupported, match="await it before"):
+            call(batch.array, x, mask)
+    assert await call(device.array, x, mask) is not None
+
+
+REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
+    (lambda on, x: on.delete(x, x), TypeError, "await device.get"),
+    (lambda on, x: on.insert(x, x, 1), TypeError, "await device.get"),
+    (lambda on, x: on.delete(x, 9), IndexError, "out of bounds"),
+    (lambda on, x: on.insert(x, [0, 9], 1), IndexError, "out of bounds"),
+    (lambda on, x: on.cross(x[:2], x[:2]), ValueError, "device.array.pad"),
+    (lambda on, x: on.diff(x, -1), ValueError, "n must be"),
+    (lambda on, x: on.gradient(x[:1]), ValueError, "at least 2 elements"),
+    (lambda on, x: on.convolve(x, x[:0]), ValueError, "at least one element"),
+    (lambda on, x: on.convolve(x, x, "most"), ValueError, "mode must be"),
+    (lambda on, x: on.interp(x, x, x[:2]), ValueError, "the same length"),
+    (lambda on, x: on.tensordot(x, x, 2), ValueError, "axes must be"),
+    (lambda on, x: on.tensordot(x, x[:2], 1), ValueError, "axes of a must"),
+    (lambda on, x: on.vdot(x, x[:2]), ValueError, "as many elements"),
+    (lambda on, x: on.select([x], [x]), TypeError, "must be of bool"),
+    (lambda on, x: on.select([], []), ValueError, "as long as choicelist"),
+    (lambda on, x: on.apply_along_axis(lambda row: 3, 0, x), TypeError, "ref or an expression"),
+    (lambda on, x: on.quantile(x, 0.5, weights=x), ValueError, "inverted_cdf"),
+    (lambda on, x: on.average(x, weights=x[:2]), TypeError, "Axis must be"),
+    (lambda on, x: on.cov(x, fweights=x[:2]), ValueError, "fweights must have"),
+    (lambda on, x: on.unravel_index(x, (0, 3)), ValueError, "must have elements"),
+    (lambda on, x: on.ravel_multi_index((x,), (2,), "raise"), ValueError, "invalid entry"),
+    (lambda on, x: on.histogram2d(x, x[:2]), ValueError, "as long as x"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "words"), REFUSED)
+@on_shared
+async def test_bad_arguments(
+    device: Device, call: Callable[..., Any], error: type[Exception], words: str
+) -> None:
+    x = await device.put(np.arange(4))
+    with pytest.raises(error, match=words):
+        await call(device.array, x)
+
+
+@on_shared
+async def test_a_mask_is_read_before_the_call(device: Device) -> None:
+    x = await put(device, np.arange(12.0).reshape(3, 4), "transposed")
+    mask = await device.put(np.arange(12) % 3 == 0)
+    got = await fetched(device, await device.array.delete(x, mask))
+    same(got, by_numpy("delete", np.arange(12.0), np.arange(12) % 3 == 0))
+    row = (await device.put(np.arange(8)))[::-2]
+    got = await fetched(device, await device.array.setdiff1d(row, row[:1], True))
+    same(got, np.array([5, 3, 1]))
