@@ -15,7 +15,7 @@ from typing import Any
 
 
 class ActorDied(Exception):
-    """What calls of a process raise once it has ended."""
+    """The error of calls of a process once it has ended."""
 
 
 class FakeRef:
