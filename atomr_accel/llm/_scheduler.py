@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _CHARGED = 32
 """Generated tokens that a key is charged for at a time."""
 
+_SCORED = 256
+"""Tokens of prompts that a step scores, at most: each has as many logits as the vocabulary."""
+
 
 class SequenceState(enum.Enum):
     """State of a sequence."""
@@ -100,12 +103,14 @@ class ScheduledSequence:
         deadline: the time at which it is dropped.
         state: whether it waits or runs.
         computed: the number of its tokens that are in the cache.
+        scored: the number of tokens of the prompt after which logits are no longer needed; all of
+            them, unless scores were asked for.
     """
 
     __slots__ = (
         "charged", "computed", "deadline", "filled", "filling", "limit", "number", "order",
         "page_tuple", "pages", "prefix", "priority", "prompt", "proof", "queued", "reached",
-        "share", "state", "strikes", "tokens",
+        "scored", "share", "state", "strikes", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -119,6 +124,7 @@ class ScheduledSequence:
         self.deadline = deadline
         self.state = SequenceState.WAITING
         self.computed = 0
+        self.scored = len(prompt)
         self.reached = 0  # as far as it was ever computed
         self.order = -1
         self.queued = False  # in the heap of those that are ready, or were
@@ -171,7 +177,8 @@ class Scheduler:
     """Sequences that wait or are computed, and the pages of the cache.
 
     Call `plan`, do the step, then `computed` or `failed`; `append` a token to each sequence that
-    `computed` returns, or `finish` it. `abort` may be called at any time.
+    `computed` returns, or `finish` it; and tell by `score` which logits of prompts were taken.
+    `abort` may be called at any time.
 
     Args:
         pages: pages of the cache.
@@ -235,6 +242,7 @@ class Scheduler:
         priority: int = 0,
         key: str = "",
         deadline: float = math.inf,
+        scores: bool = False,
     ) -> ScheduledSequence:
         """Add a sequence.
 
@@ -244,6 +252,7 @@ class Scheduler:
             priority: sequences with a higher one go first.
             key: sequences of different keys get fair shares.
             deadline: the time at which it is dropped.
+            scores: whether steps give logits after each token of the prompt.
 
         Raises:
             PromptTooLong: it does not fit the context or the cache with one more token.
@@ -268,6 +277,8 @@ class Scheduler:
         limit = self.longest if most is None else min(self.longest, len(prompt) + most)
         self._numbers += 1
         made = ScheduledSequence(self._numbers, prompt, limit, priority, deadline)
+        if scores:
+            made.scored = 0
         kind = self._classes.get(-priority)
         if kind is None:
             kind = self._classes[-priority] = _PriorityClass(self._weights)
@@ -285,6 +296,13 @@ class Scheduler:
         sequence.tokens.append(token)
         if sequence.generated - sequence.charged >= _CHARGED:
             self._charge(sequence)
+
+    def score(self, sequence: ScheduledSequence, number: int) -> None:
+        """Take note that logits after the first tokens of a prompt, a number of them, were taken.
+
+        Until that is so for all of the prompt, they are computed, also if the cache has the tokens.
+        """
+        sequence.scored = max(sequence.scored, min(number, sequence.prompt))
 
     def finish(self, sequence: ScheduledSequence) -> None:
         """End a sequence: its pages are free, and their content may be reused."""
@@ -365,11 +383,17 @@ class Scheduler:
             elif left and self._grow(sequence, trial):
                 slices.append(self._slice(sequence, 1))
                 left -= 1
+        scored = _SCORED
         for sequence in prompts:
             if not left:
                 break
             if sequence.state is SequenceState.RUNNING:
                 number = min(left, len(sequence.tokens) - sequence.computed)
+                if sequence.scored < sequence.prompt:
+                    number = min(number, scored)
+                    scored -= number
+                    if not number:
+                        continue
                 slices.append(self._slice(sequence, number))
                 left -= number
         return StepWork(slices=tuple(slices)) if slices else None
@@ -526,7 +550,7 @@ class Scheduler:
 
         It can have that page after the step.
         """
-        if not self._filling:
+        if not self._filling or sequence.scored < sequence.prompt:
             return False
         pool, tokens = self._pool, sequence.tokens
         found, prefix = pool.match(tokens, len(tokens) - 1)
@@ -554,7 +578,10 @@ class Scheduler:
         """Give a sequence pages for all its tokens, if there are enough."""
         pool = self._pool
         tokens = sequence.tokens
-        found, prefix = pool.match(tokens, len(tokens) - 1)
+        most = len(tokens) - 1
+        if sequence.scored < sequence.prompt:
+            most = min(most, sequence.scored)
+        found, prefix = pool.match(tokens, most)
         missing = -(-len(tokens) // pool.page_size) - len(found)
         spare = len(self._running) // 4  # or the first to grow would take the pages back
         if missing + spare > pool.available:
@@ -595,6 +622,7 @@ class Scheduler:
             start=start,
             pages=sequence.page_tuple,
             sample=sample,
+            every=sequence.scored < sequence.prompt,
         )
 
     def _grow(self, sequence: ScheduledSequence, trial: set[ScheduledSequence] | None) -> bool:
