@@ -87,7 +87,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 MISSING = re.compile(r"not installed|could not import|here is no C|no Chromium|refuses to be run")
 """Reasons to skip that name a program or a package."""
 
-ELSEWHERE = re.compile(r"torch'|PyTorch|matplotlib'|OpenTelemetry collector|kubernetes-val")
+ELSEWHERE = re.compile(
+    r"torch'|transformers'|PyTorch|matplotlib'|OpenTelemetry collector|kubernetes-val"
+)
 """Programs and packages among them that neither ``.ci/run`` nor a session installs."""
 
 

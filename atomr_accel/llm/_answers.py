@@ -196,7 +196,12 @@ class ModelAnswer:
 
     def _told_message(self, choice: _Choice) -> dict[str, Any]:
         text = "".join(choice.text)
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text,
+            "refusal": None,
+            "annotations": [],
+        }
         if choice.calls:
             message["content"] = text or None
             # In a stream calls are numbered, in a message they are in order.

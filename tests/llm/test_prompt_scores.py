@@ -122,11 +122,12 @@ async def test_requests_of_harnesses_get_the_scores_of_the_logits(tmp_path: Path
         assert answer["usage"]["completion_tokens"] == len(prompts)
         # In chunks, with what the cache has, and without a token after the prompt.
         text = "".join(tokenizer().decode([token]) for token in prompts[3])
-        for prompt in (prompts[3], text):
+        several: tuple[str | tuple[int, ...], ...] = (prompts[3], text)
+        for given in several:
             (choice,) = (
-                await posted(server, prompt=prompt, max_tokens=0, logprobs=3, stop="\n")
+                await posted(server, prompt=given, max_tokens=0, logprobs=3, stop="\n")
             ).json()["choices"]
-            tokens = prompts[3] if isinstance(prompt, tuple) else tokenizer().encode(text).ids
+            tokens = given if isinstance(given, tuple) else tokenizer().encode(text).ids
             check(choice["logprobs"], tuple(tokens), 3)
             assert (choice["text"], choice["finish_reason"]) == (text, "length")
         assert model.statistics().pages_used == 0
