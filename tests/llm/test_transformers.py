@@ -1,11 +1,12 @@
 """Models beside transformers': vectors after every layer, and logits, in float32.
 
 Neither torch nor transformers is one of this repository's packages, so that this is skipped unless
-an environment has both. ``-rP`` shows the largest differences.
+an environment has both. The logs, by ``-rP --log-level INFO``, have the differences of each layer.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from .tiny import TinyModel, make_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_log = logging.getLogger(__name__)
 
 LONG_CONTEXT = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -93,5 +96,5 @@ async def test_each_layer_is_transformers(name: str, tmp_path: Path) -> None:
         float(np.abs(found - known).max() / np.abs(known).max())
         for found, known in zip([*states, logits], [*expected, expected_logits], strict=True)
     ]
-    print(f"{name}: " + ", ".join(f"{each:.1e}" for each in differences))
+    _log.info("%s: %s", name, ", ".join(f"{each:.1e}" for each in differences))
     assert max(differences) < CLOSE
