@@ -294,7 +294,7 @@ class Scheduler:
     def append(self, sequence: ScheduledSequence, token: int) -> None:
         """Add a token that was generated."""
         sequence.tokens.append(token)
-        if sequence.generated - sequence.charged >= _CHARGED:
+        if len(sequence.tokens) - sequence.prompt - sequence.charged >= _CHARGED:
             self._charge(sequence)
 
     def score(self, sequence: ScheduledSequence, number: int) -> None:
@@ -373,14 +373,16 @@ class Scheduler:
         slices: list[StepSlice] = []
         left = self._room
         prompts = []
+        size, running = self._pool.page_size, SequenceState.RUNNING
         for sequence in list(self._running):
             if trial is not None and sequence not in trial:
                 continue
-            if sequence.state is not SequenceState.RUNNING:
+            if sequence.state is not running:
                 continue  # preempted by one before it
-            if len(sequence.tokens) - sequence.computed > 1:
+            length = len(sequence.tokens)
+            if length - sequence.computed > 1:
                 prompts.append(sequence)
-            elif left and self._grow(sequence, trial):
+            elif left and (length <= len(sequence.pages) * size or self._grow(sequence, trial)):
                 slices.append(self._slice(sequence, 1))
                 left -= 1
         scored = _SCORED
@@ -406,6 +408,7 @@ class Scheduler:
             have ended meanwhile.
         """
         sampled = []
+        size, running = self._pool.page_size, SequenceState.RUNNING
         flight, self._flight = self._flight, []
         self._steps += 1
         self._room = min(self._step_tokens, self._room + max(1, self._room // 8))
@@ -413,7 +416,7 @@ class Scheduler:
             self._computed += number
             if sample:
                 sampled.append(sequence)
-            if sequence.state is not SequenceState.RUNNING:
+            if sequence.state is not running:
                 continue
             end = sequence.computed + number
             if sequence.reached > sequence.computed:
@@ -423,7 +426,8 @@ class Scheduler:
             if sequence.strikes and end >= sequence.proof:
                 sequence.strikes = 0
                 self._suspects.discard(sequence)
-            self._fill(sequence)
+            if (sequence.filled + 1) * size <= end or sequence.filling is not None:
+                self._fill(sequence)
         return sampled
 
     def failed(
@@ -612,13 +616,13 @@ class Scheduler:
     # --- pages
 
     def _slice(self, sequence: ScheduledSequence, number: int) -> StepSlice:
-        start = sequence.computed
+        start, tokens = sequence.computed, sequence.tokens
         end = start + number
-        sample = end == len(sequence.tokens)
+        sample = end == len(tokens)
         self._flight.append((sequence, number, sample))
         return StepSlice(
             sequence=sequence.number,
-            tokens=tuple(sequence.tokens[start:end]),
+            tokens=(tokens[start],) if number == 1 else tuple(tokens[start:end]),
             start=start,
             pages=sequence.page_tuple,
             sample=sample,
@@ -626,10 +630,8 @@ class Scheduler:
         )
 
     def _grow(self, sequence: ScheduledSequence, trial: set[ScheduledSequence] | None) -> bool:
-        """Give a sequence a page for its last token if it needs one; False if it was preempted."""
+        """Give a sequence a page for its last token; False if it was preempted."""
         pool = self._pool
-        if len(sequence.tokens) <= len(sequence.pages) * pool.page_size:
-            return True
         while not pool.available:
             last = self._running[-1]
             if trial is not None:

@@ -204,16 +204,15 @@ class _TokenStream:
         return self
 
     async def __anext__(self) -> TokenPiece:
+        if self._pieces or self.over:
+            await trio.lowlevel.checkpoint()
         while not self._pieces:
             if self._error is not None:
-                await trio.lowlevel.checkpoint()
                 raise self._error
             if self.finish is not None:
-                await trio.lowlevel.checkpoint()
                 raise StopAsyncIteration
             self._news = trio.Event()
             await self._news.wait()
-        await trio.lowlevel.checkpoint()
         return self._pieces.popleft()
 
 
@@ -482,8 +481,10 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
         else:
             taken = _take_all(parts)
             await trio.lowlevel.checkpoint()
+        before = self._counts["tokens"]
         for (stream, piece, _), chosen in zip(parts, taken, strict=True):
             self._add(stream, piece, chosen)
+        self._count_lately(self._counts["tokens"] - before)
 
     def _checked(self, work: StepWork, logits: StepLogits) -> StepLogits:
         wanted = sum(piece.rows for piece in work.slices), self.vocabulary
@@ -514,7 +515,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             self._end(stream, "failed")
             return
         if choice is not None:
-            self._count_token()
+            self._counts["tokens"] += 1
             self._scheduler.append(sequence, choice[0])
         if stream.finish is not None:
             self._scheduler.finish(sequence)
@@ -551,13 +552,12 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
 
     # --- counts
 
-    def _count_token(self) -> None:
-        self._counts["tokens"] += 1
+    def _count_lately(self, tokens: int) -> None:
         now = int(trio.current_time())
         if not self._lately or self._lately[-1][0] != now:
             self._forget_seconds()
             self._lately.append([now, 0])
-        self._lately[-1][1] += 1
+        self._lately[-1][1] += tokens
 
     def _forget_seconds(self) -> None:
         now = trio.current_time()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -12,8 +13,7 @@ StepLogits: TypeAlias = npt.NDArray[np.float32]
 """Logits of a step: rows of the vocabulary's length, `StepSlice.rows` for each slice, in order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSlice:
+class StepSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Consecutive tokens of one sequence, whose keys and values a step adds to the cache.
 
     Attributes:
