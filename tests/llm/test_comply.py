@@ -1,4 +1,4 @@
-"""The package `llm-comply` checks a server: all it misses is what is refused on purpose."""
+"""Checks of a server by the package `llm-comply`: it passes, apart from pictures."""
 
 from __future__ import annotations
 
