@@ -87,7 +87,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 MISSING = re.compile(r"not installed|could not import|here is no C|no Chromium|refuses to be run")
 """Reasons to skip that name a program or a package."""
 
-ELSEWHERE = re.compile(r"torch'|PyTorch|matplotlib'|'ray'|OpenTelemetry collector|kubernetes-val")
+ELSEWHERE = re.compile(
+    r"torch'|PyTorch|transformers'|matplotlib'|'ray'|OpenTelemetry collector|kubernetes-validate"
+)
 """Programs and packages among them that neither ``.ci/run`` nor a session installs."""
 
 

@@ -32,6 +32,7 @@ class _Choice:
         self.finder: Final = ToolCallFinder(asked.tools) if asked.tools else None
         self.text: list[str] = []
         self.calls: list[dict[str, Any]] = []
+        self.prompt = len(asked.requests[index].prompt)  # pieces of it that are still to come
         self.scores: list[dict[str, Any]] = []
         self.offset = 0
         self.begun = False
@@ -88,6 +89,8 @@ class ModelAnswer:
     def events(self, index: int, piece: TokenPiece) -> bytes:
         """Return events for a piece of a choice; none while there is nothing to tell."""
         choice = self._choices[index]
+        if piece.prompt:
+            return self._prompt_events(choice, piece)
         choice.pieces += 1
         begun, choice.begun = choice.begun, True
         plain = choice.finder is None and self._asked.logprobs is None
@@ -131,6 +134,26 @@ class ModelAnswer:
             return [self._event(index, {"content": self._asked.echo[index]})]
         return []
 
+    def _prompt_events(self, choice: _Choice, piece: TokenPiece) -> bytes:
+        """Return the echo with its scores after the last piece of the prompt."""
+        self._take_prompt(choice, piece)
+        told: list[bytes] = []
+        if not choice.prompt and self._asked.echo:
+            choice.begun = True
+            scores = self._merged(choice)
+            told.append(
+                self._event(choice.index, {"content": self._asked.echo[choice.index]}, scores)
+            )
+        if piece.finish is not None:
+            told.append(self._event(choice.index, {}, None, piece.finish))
+        return b"".join(told)
+
+    def _take_prompt(self, choice: _Choice, piece: TokenPiece) -> None:
+        choice.prompt -= 1
+        choice.finish = piece.finish
+        if self._asked.echo and self._asked.logprobs is not None:
+            choice.scores.append(self._text_scores(choice, piece))
+
     def _event(
         self, index: int, delta: dict[str, Any], scores: Any = None, finish: str | None = None
     ) -> bytes:
@@ -150,6 +173,9 @@ class ModelAnswer:
     def take(self, index: int, piece: TokenPiece) -> None:
         """Keep a piece of a choice, for the whole answer."""
         choice = self._choices[index]
+        if piece.prompt:
+            self._take_prompt(choice, piece)
+            return
         choice.pieces += 1
         scores = self._scores(choice, piece)
         if scores is not None:
@@ -170,7 +196,12 @@ class ModelAnswer:
 
     def _told_message(self, choice: _Choice) -> dict[str, Any]:
         text = "".join(choice.text)
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text,
+            "refusal": None,
+            "annotations": [],
+        }
         if choice.calls:
             message["content"] = text or None
             # In a stream calls are numbered, in a message they are in order.
@@ -190,16 +221,19 @@ class ModelAnswer:
 
     def _told_text(self, choice: _Choice) -> dict[str, Any]:
         echo = self._asked.echo[choice.index] if self._asked.echo else ""
-        scores = None
-        if self._asked.logprobs is not None:
-            names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-            scores = {n: [one for each in choice.scores for one in each[n]] for n in names}
         return {
             "index": choice.index,
             "text": echo + "".join(choice.text),
-            "logprobs": scores,
+            "logprobs": self._merged(choice),
             "finish_reason": choice.finish,
         }
+
+    def _merged(self, choice: _Choice) -> dict[str, Any] | None:
+        """Return the scores of a text so far."""
+        if self._asked.logprobs is None:
+            return None
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        return {name: [one for each in choice.scores for one in each[name]] for name in names}
 
     # --- of both ---------------------------------------------------------------------------
 
@@ -241,12 +275,23 @@ class ModelAnswer:
                 for top in piece.top[: self._asked.logprobs]
             ]
             return {"content": [{**_score(text, content, piece.logprob), "top_logprobs": tops}]}
+        return self._text_scores(choice, piece)
+
+    def _text_scores(self, choice: _Choice, piece: TokenPiece) -> dict[str, Any]:
+        """Return a token's scores in the form of completions: none for a prompt's first token."""
+        text, _ = self._token_text(piece.token)
         offset, choice.offset = choice.offset, choice.offset + len(text)
-        tops_by_text = {self._token_text(top.token)[0]: _finite(top.logprob) for top in piece.top}
+        logprob: float | None = None
+        tops: dict[str, float] | None = None
+        if piece.logprob is not None:
+            logprob, tops = _finite(piece.logprob), {}
+            for top in piece.top:  # the likeliest of tokens that have one text
+                tops.setdefault(self._token_text(top.token)[0], _finite(top.logprob))
+            tops.setdefault(text, logprob)
         return {
             "tokens": [text],
-            "token_logprobs": [_finite(piece.logprob)],
-            "top_logprobs": [tops_by_text],
+            "token_logprobs": [logprob],
+            "top_logprobs": [tops],
             "text_offset": [offset],
         }
 

@@ -106,7 +106,7 @@ class _StepInputs(NamedTuple):
         samples: number of rows to sample, with padding.
         columns: pages of a slice.
         places: the row of each token.
-        sampled: for each slice that is sampled, its row among those.
+        sampled: for each row of logits that is wanted, its row among those.
     """
 
     numbers: Array
@@ -315,7 +315,8 @@ class LlamaModel:
             work: the slices. No slice reads a page that another one writes.
 
         Returns:
-            float32 logits of shape (slices with ``sample``, vocabulary), in their order.
+            float32 logits of shape (rows of all slices, vocabulary): for each slice, in order, one
+            row for each token with ``every``, else one with ``sample``.
 
         Raises:
             ValueError: tokens, positions or pages that do not exist, or pages that two slices
@@ -572,8 +573,9 @@ class LlamaModel:
         rows[1, places] = positions
         rows[2, places] = pages * self.page_size + positions % self.page_size
         rows[3, places] = owners
-        ends = np.cumsum(lengths) - 1
-        ends = ends[[each.sample for each in slices]]
+        wanted = np.repeat([each.every for each in slices], lengths)
+        wanted[np.cumsum(lengths) - 1] |= [each.sample for each in slices]
+        ends = np.flatnonzero(wanted)
         samples, sampled = self._placed(positions[ends])
         chosen = np.zeros(samples, np.int32)
         chosen[sampled] = places[ends]

@@ -77,6 +77,9 @@ class PromptMaker(Protocol):
     def encode(self, text: str) -> Sequence[int]:
         """Return the tokens of a text."""
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included."""
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> Sequence[int]:
@@ -198,7 +201,6 @@ class _Asked(_RequestPart, frozen=True, kw_only=True):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     logit_bias: dict[int, Annotated[float, msgspec.Meta(ge=-100, le=100)]] | None = None
-    max_tokens: _Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -221,6 +223,7 @@ class ChatRequest(_Asked, frozen=True, kw_only=True):
     """A request for the next message of a chat."""
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
+    max_tokens: _Count | None = None
     max_completion_tokens: _Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
@@ -234,6 +237,7 @@ class CompletionRequest(_Asked, frozen=True, kw_only=True):
     """A request for text that continues a prompt."""
 
     prompt: str | list[str | int | list[int]]
+    max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
 
@@ -307,15 +311,21 @@ def completion_requests(body: bytes, maker: PromptMaker, key: str) -> Translated
     """
     asked = _decoded(body, CompletionRequest, maker)
     several = _several(asked.prompt)
-    if asked.echo and (asked.logprobs is not None or not isinstance(several[0], str)):
-        _refuse("echo must be false with logprobs, and with prompts of tokens", "echo")
     prompts = [_prompt(each, maker) for each in several]
     for prompt in prompts:
         _check_length(prompt, asked.max_tokens, maker, "prompt", "max_tokens")
     # As OpenAI's own: 16 tokens, unless something else is asked for.
     limit = 16 if asked.max_tokens is None else asked.max_tokens
-    options = replace(_options(asked, maker, limit, _grammar(asked, None)), logprobs=asked.logprobs)
-    echo = tuple(str(each) for each in several for _ in range(asked.n or 1)) if asked.echo else ()
+    scored = asked.logprobs if asked.echo else None
+    options = replace(
+        _options(asked, maker, limit, _grammar(asked, None)),
+        logprobs=asked.logprobs,
+        prompt_logprobs=0 if scored is None and not limit else scored,
+    )
+    echo: tuple[str, ...] = ()
+    if asked.echo:
+        texts = [each if isinstance(each, str) else maker.decode(each) for each in several]
+        echo = tuple(text for text in texts for _ in range(asked.n or 1))
     return _translated(
         asked, prompts, options, key, chat=False, logprobs=asked.logprobs, tools=(), echo=echo
     )

@@ -28,8 +28,11 @@ class SamplingOptions:
         seed: the source of the choices. A seed gives the same tokens in any batch, and after a
             fault.
         stop: texts that end the stream, and are not part of it.
-        max_tokens: the most tokens to generate; None leaves it to the context.
+        max_tokens: the most tokens to generate; None leaves it to the context. 0 needs
+            ``prompt_logprobs``.
         logprobs: the number of most likely tokens beside each one; None gives no logprobs.
+        prompt_logprobs: the same for the tokens of the prompt: the stream begins with a piece for
+            each of them. None gives no such pieces.
         ignore_eos: generate further after the model's end of text.
         grammar: a grammar of llguidance that the text follows, such as one of a JSON schema.
     """
@@ -46,6 +49,7 @@ class SamplingOptions:
     stop: tuple[str, ...] = ()
     max_tokens: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     ignore_eos: bool = False
     grammar: str | None = None
 
@@ -83,9 +87,11 @@ class TokenPiece:
         token: the token.
         text: characters that the token adds, empty while a character is incomplete or a stop text
             may have begun.
-        logprob: the logarithm of its probability before sampling, if asked for.
+        logprob: the logarithm of its probability before sampling, if asked for. The first token
+            of a prompt has none.
         top: the most likely tokens, if asked for.
         finish: the reason why the stream ends with this piece, or None.
+        prompt: True if the token is one of the prompt. Its text is empty.
     """
 
     token: int
@@ -93,3 +99,4 @@ class TokenPiece:
     logprob: float | None = None
     top: tuple[TokenScore, ...] = ()
     finish: FinishReason | None = None
+    prompt: bool = False

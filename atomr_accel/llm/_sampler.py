@@ -66,9 +66,11 @@ def check_sampling(options: SamplingOptions, vocabulary: int, *, texts: bool) ->
         if not text:
             raise ValueError("stop must have no empty text; leave it out")
     if options.max_tokens is not None:
-        whole(options.max_tokens, "max_tokens", least=1)
-    if options.logprobs is not None:
-        whole(options.logprobs, "logprobs", least=0, most=min(vocabulary, _MOST_LOGPROBS))
+        whole(options.max_tokens, "max_tokens", least=int(options.prompt_logprobs is None))
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(options, name) is not None:
+            most = min(vocabulary, _MOST_LOGPROBS)
+            whole(getattr(options, name), name, least=0, most=most)
     flag(options.ignore_eos, "ignore_eos")
     if options.grammar is not None:
         check_instance("grammar", options.grammar, str)
@@ -198,10 +200,7 @@ class TokenSampler:
             RequestAtFault: the logits have NaN or infinity, or all tokens are excluded.
         """
         options = self._options
-        if not np.isfinite(logits.max()):  # NaN is the largest
-            raise RequestAtFault(
-                f"logits for position {position} must be finite, not NaN or infinity"
-            )
+        check_logits(logits, position)
         if options.temperature == 0 and not self._changes:
             return int(logits.argmax())
         changed = self._changed(logits)
@@ -291,6 +290,12 @@ def _largest(values: Floats, number: int) -> npt.NDArray[np.intp]:
         least = np.partition(values, len(values) - number)[len(values) - number]
         found = np.flatnonzero(values >= least)
     return found[np.argsort(-values[found], kind="stable")][:number]
+
+
+def check_logits(logits: npt.NDArray[np.float32], position: int) -> None:
+    """Raise `RequestAtFault` if logits for a position have NaN or infinity."""
+    if not np.isfinite(logits.max()):  # NaN is the largest
+        raise RequestAtFault(f"logits for position {position} must be finite, not NaN or infinity")
 
 
 def score(

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _CHARGED = 32
 """Generated tokens that a key is charged for at a time."""
 
+_SCORED = 256
+"""Tokens of prompts that a step scores, at most: each has as many logits as the vocabulary."""
+
 
 class SequenceState(enum.Enum):
     """State of a sequence."""
@@ -100,12 +103,14 @@ class ScheduledSequence:
         deadline: the time at which it is dropped.
         state: whether it waits or runs.
         computed: the number of its tokens that are in the cache.
+        scored: the number of tokens of the prompt after which logits are no longer needed; all of
+            them, unless scores were asked for.
     """
 
     __slots__ = (
         "charged", "computed", "deadline", "filled", "filling", "limit", "number", "order",
         "page_tuple", "pages", "prefix", "priority", "prompt", "proof", "queued", "reached",
-        "share", "state", "strikes", "tokens",
+        "scored", "share", "state", "strikes", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -119,6 +124,7 @@ class ScheduledSequence:
         self.deadline = deadline
         self.state = SequenceState.WAITING
         self.computed = 0
+        self.scored = len(prompt)
         self.reached = 0  # as far as it was ever computed
         self.order = -1
         self.queued = False  # in the heap of those that are ready, or were
@@ -171,7 +177,8 @@ class Scheduler:
     """Sequences that wait or are computed, and the pages of the cache.
 
     Call `plan`, do the step, then `computed` or `failed`; `append` a token to each sequence that
-    `computed` returns, or `finish` it. `abort` may be called at any time.
+    `computed` returns, or `finish` it; and tell by `score` which logits of prompts were taken.
+    `abort` may be called at any time.
 
     Args:
         pages: pages of the cache.
@@ -235,6 +242,7 @@ class Scheduler:
         priority: int = 0,
         key: str = "",
         deadline: float = math.inf,
+        scores: bool = False,
     ) -> ScheduledSequence:
         """Add a sequence.
 
@@ -244,6 +252,7 @@ class Scheduler:
             priority: sequences with a higher one go first.
             key: sequences of different keys get fair shares.
             deadline: the time at which it is dropped.
+            scores: whether steps give logits after each token of the prompt.
 
         Raises:
             PromptTooLong: it does not fit the context or the cache with one more token.
@@ -268,6 +277,8 @@ class Scheduler:
         limit = self.longest if most is None else min(self.longest, len(prompt) + most)
         self._numbers += 1
         made = ScheduledSequence(self._numbers, prompt, limit, priority, deadline)
+        if scores:
+            made.scored = 0
         kind = self._classes.get(-priority)
         if kind is None:
             kind = self._classes[-priority] = _PriorityClass(self._weights)
@@ -283,8 +294,15 @@ class Scheduler:
     def append(self, sequence: ScheduledSequence, token: int) -> None:
         """Add a token that was generated."""
         sequence.tokens.append(token)
-        if sequence.generated - sequence.charged >= _CHARGED:
+        if len(sequence.tokens) - sequence.prompt - sequence.charged >= _CHARGED:
             self._charge(sequence)
+
+    def score(self, sequence: ScheduledSequence, number: int) -> None:
+        """Take note that logits after the first tokens of a prompt, a number of them, were taken.
+
+        Until that is so for all of the prompt, they are computed, also if the cache has the tokens.
+        """
+        sequence.scored = max(sequence.scored, min(number, sequence.prompt))
 
     def finish(self, sequence: ScheduledSequence) -> None:
         """End a sequence: its pages are free, and their content may be reused."""
@@ -355,21 +373,29 @@ class Scheduler:
         slices: list[StepSlice] = []
         left = self._room
         prompts = []
+        size, running = self._pool.page_size, SequenceState.RUNNING
         for sequence in list(self._running):
             if trial is not None and sequence not in trial:
                 continue
-            if sequence.state is not SequenceState.RUNNING:
+            if sequence.state is not running:
                 continue  # preempted by one before it
-            if len(sequence.tokens) - sequence.computed > 1:
+            length = len(sequence.tokens)
+            if length - sequence.computed > 1:
                 prompts.append(sequence)
-            elif left and self._grow(sequence, trial):
+            elif left and (length <= len(sequence.pages) * size or self._grow(sequence, trial)):
                 slices.append(self._slice(sequence, 1))
                 left -= 1
+        scored = _SCORED
         for sequence in prompts:
             if not left:
                 break
             if sequence.state is SequenceState.RUNNING:
                 number = min(left, len(sequence.tokens) - sequence.computed)
+                if sequence.scored < sequence.prompt:
+                    number = min(number, scored)
+                    scored -= number
+                    if not number:
+                        continue
                 slices.append(self._slice(sequence, number))
                 left -= number
         return StepWork(slices=tuple(slices)) if slices else None
@@ -382,6 +408,7 @@ class Scheduler:
             have ended meanwhile.
         """
         sampled = []
+        size, running = self._pool.page_size, SequenceState.RUNNING
         flight, self._flight = self._flight, []
         self._steps += 1
         self._room = min(self._step_tokens, self._room + max(1, self._room // 8))
@@ -389,7 +416,7 @@ class Scheduler:
             self._computed += number
             if sample:
                 sampled.append(sequence)
-            if sequence.state is not SequenceState.RUNNING:
+            if sequence.state is not running:
                 continue
             end = sequence.computed + number
             if sequence.reached > sequence.computed:
@@ -399,7 +426,8 @@ class Scheduler:
             if sequence.strikes and end >= sequence.proof:
                 sequence.strikes = 0
                 self._suspects.discard(sequence)
-            self._fill(sequence)
+            if (sequence.filled + 1) * size <= end or sequence.filling is not None:
+                self._fill(sequence)
         return sampled
 
     def failed(
@@ -526,7 +554,7 @@ class Scheduler:
 
         It can have that page after the step.
         """
-        if not self._filling:
+        if not self._filling or sequence.scored < sequence.prompt:
             return False
         pool, tokens = self._pool, sequence.tokens
         found, prefix = pool.match(tokens, len(tokens) - 1)
@@ -554,7 +582,10 @@ class Scheduler:
         """Give a sequence pages for all its tokens, if there are enough."""
         pool = self._pool
         tokens = sequence.tokens
-        found, prefix = pool.match(tokens, len(tokens) - 1)
+        most = len(tokens) - 1
+        if sequence.scored < sequence.prompt:
+            most = min(most, sequence.scored)
+        found, prefix = pool.match(tokens, most)
         missing = -(-len(tokens) // pool.page_size) - len(found)
         spare = len(self._running) // 4  # or the first to grow would take the pages back
         if missing + spare > pool.available:
@@ -585,23 +616,22 @@ class Scheduler:
     # --- pages
 
     def _slice(self, sequence: ScheduledSequence, number: int) -> StepSlice:
-        start = sequence.computed
+        start, tokens = sequence.computed, sequence.tokens
         end = start + number
-        sample = end == len(sequence.tokens)
+        sample = end == len(tokens)
         self._flight.append((sequence, number, sample))
         return StepSlice(
             sequence=sequence.number,
-            tokens=tuple(sequence.tokens[start:end]),
+            tokens=(tokens[start],) if number == 1 else tuple(tokens[start:end]),
             start=start,
             pages=sequence.page_tuple,
             sample=sample,
+            every=sequence.scored < sequence.prompt,
         )
 
     def _grow(self, sequence: ScheduledSequence, trial: set[ScheduledSequence] | None) -> bool:
-        """Give a sequence a page for its last token if it needs one; False if it was preempted."""
+        """Give a sequence a page for its last token; False if it was preempted."""
         pool = self._pool
-        if len(sequence.tokens) <= len(sequence.pages) * pool.page_size:
-            return True
         while not pool.available:
             last = self._running[-1]
             if trial is not None:

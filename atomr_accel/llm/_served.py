@@ -6,7 +6,7 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack, final
 
@@ -24,7 +24,7 @@ from ._folder import ModelFolder, load_folder
 from ._model import LlamaModel
 from ._request_errors import RequestAtFault
 from ._requests import FinishReason, TokenPiece, TokenRequest, TokenScore
-from ._sampler import GrammarCompiler, TokenSampler, check_sampling, score
+from ._sampler import GrammarCompiler, TokenSampler, check_logits, check_sampling, score
 from ._scheduler import Scheduler, SequenceState
 from ._token_stream import Detokenizer, StopTexts
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from ._model import Progress
     from ._scheduler import ScheduledSequence
-    from ._steps import Runner, StepLogits, StepWork
+    from ._steps import Runner, StepLogits, StepSlice, StepWork
 
 _IN_THREAD: Final = 1 << 16
 """Logits of a step beyond which tokens are chosen in a thread."""
@@ -105,6 +105,9 @@ class LanguageModelStatistics:
 _Choice: TypeAlias = tuple[int, float | None, tuple[TokenScore, ...]]
 """A token, and the logarithms of probabilities that were asked for."""
 
+_Chosen: TypeAlias = tuple[list[TokenPiece], _Choice | None]
+"""Pieces of the prompt, and the next token if there is one."""
+
 
 class _TokenStream:
     """Pieces of one request, from the model's task to the caller's."""
@@ -131,16 +134,45 @@ class _TokenStream:
         """True if no more pieces come."""
         return self.finish is not None or self._error is not None
 
-    def choose(self, logits: Any) -> _Choice | Exception:
-        """Return the next token. It changes nothing, and may run in a thread."""
-        sequence, number = self.sequence, self.request.sampling.logprobs
+    def take(self, piece: StepSlice, logits: Any) -> _Chosen | Exception:
+        """Return what logits of a slice say. It changes nothing, and may run in a thread."""
         try:
-            token = self.sampler.choose(logits, len(sequence.tokens))
-            if number is None:
-                return token, None, ()
-            return (token, *score(logits, token, number))
+            scores = self._scores(logits, piece.start) if piece.every else []
+            wanted = piece.sample and self.request.sampling.max_tokens != 0
+            return scores, self._choose(logits[-1]) if wanted else None
         except Exception as error:  # noqa: BLE001 (it is the request's answer)
             return error
+
+    def _choose(self, logits: Any) -> _Choice:
+        sequence, number = self.sequence, self.request.sampling.logprobs
+        token = self.sampler.choose(logits, len(sequence.tokens))
+        if number is None:
+            return token, None, ()
+        return (token, *score(logits, token, number))
+
+    def _scores(self, logits: Any, start: int) -> list[TokenPiece]:
+        """Return pieces of the prompt, of logits after its tokens from ``start`` on."""
+        number, sequence = self.request.sampling.prompt_logprobs, self.sequence
+        assert number is not None
+        tokens = sequence.tokens
+        found = [] if sequence.scored else [TokenPiece(token=tokens[0], text="", prompt=True)]
+        for at, row in enumerate(logits, start + 1):
+            if sequence.scored < at < sequence.prompt:
+                check_logits(row, at)
+                logprob, top = score(row, tokens[at], number)
+                found.append(
+                    TokenPiece(token=tokens[at], text="", logprob=logprob, top=top, prompt=True)
+                )
+        if self.request.sampling.max_tokens == 0 and start + len(logits) >= sequence.prompt - 1:
+            found[-1] = replace(found[-1], finish="length")
+        return found
+
+    def add_scores(self, pieces: list[TokenPiece]) -> None:
+        """Add pieces of the prompt. The stream ends with them if no token is to follow."""
+        if pieces:
+            self.finish = pieces[-1].finish
+            self._pieces.extend(pieces)
+            self._news.set()
 
     def add(self, choice: _Choice, end_tokens: frozenset[int]) -> None:
         """Add a token that was chosen."""
@@ -172,16 +204,15 @@ class _TokenStream:
         return self
 
     async def __anext__(self) -> TokenPiece:
+        if self._pieces or self.over:
+            await trio.lowlevel.checkpoint()
         while not self._pieces:
             if self._error is not None:
-                await trio.lowlevel.checkpoint()
                 raise self._error
             if self.finish is not None:
-                await trio.lowlevel.checkpoint()
                 raise StopAsyncIteration
             self._news = trio.Event()
             await self._news.wait()
-        await trio.lowlevel.checkpoint()
         return self._pieces.popleft()
 
 
@@ -312,6 +343,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
                 priority=whole(request.priority, "priority"),
                 key=request.key,
                 deadline=trio.current_effective_deadline(),
+                scores=sampling.prompt_logprobs is not None,
             )
         except Overloaded:
             self._counts["refused"] += 1
@@ -434,24 +466,28 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             self._failed(error)
             await trio.lowlevel.checkpoint()
             return
-        sampled = self._scheduler.computed()
+        self._scheduler.computed()
         self._recovering = False
         self._empty_caches = 0
-        rows = [
-            (self._streams[sequence.number], row)
-            for sequence, row in zip(sampled, logits, strict=True)
-            if sequence.state is not SequenceState.ENDED
-        ]
+        parts = []
+        at = 0
+        for piece in work.slices:
+            rows = logits[at : at + piece.rows]
+            at += piece.rows
+            if piece.rows and (stream := self._streams.get(piece.sequence)) is not None:
+                parts.append((stream, piece, rows))
         if logits.size > _IN_THREAD:
-            choices = await trio.to_thread.run_sync(_choose_all, rows)
+            taken = await trio.to_thread.run_sync(_take_all, parts)
         else:
-            choices = _choose_all(rows)
+            taken = _take_all(parts)
             await trio.lowlevel.checkpoint()
-        for (stream, _), choice in zip(rows, choices, strict=True):
-            self._add(stream, choice)
+        before = self._counts["tokens"]
+        for (stream, piece, _), chosen in zip(parts, taken, strict=True):
+            self._add(stream, piece, chosen)
+        self._count_lately(self._counts["tokens"] - before)
 
     def _checked(self, work: StepWork, logits: StepLogits) -> StepLogits:
-        wanted = sum(piece.sample for piece in work.slices), self.vocabulary
+        wanted = sum(piece.rows for piece in work.slices), self.vocabulary
         if np.shape(logits) != wanted:
             raise WrongResults(
                 f"a step must give logits of shape {wanted}, not {np.shape(logits)}",
@@ -460,21 +496,27 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             )
         return logits
 
-    def _add(self, stream: _TokenStream, choice: _Choice | Exception) -> None:
+    def _add(self, stream: _TokenStream, piece: StepSlice, chosen: _Chosen | Exception) -> None:
         sequence = stream.sequence
         if sequence.state is SequenceState.ENDED:  # while tokens were chosen
             return
         try:
-            if isinstance(choice, Exception):
-                raise choice
-            stream.add(choice, self.end_tokens)
+            if isinstance(chosen, Exception):
+                raise chosen
+            scores, choice = chosen
+            if piece.every:
+                stream.add_scores(scores)
+                self._scheduler.score(sequence, piece.start + len(piece.tokens))
+            if choice is not None:
+                stream.add(choice, self.end_tokens)
         except Exception as error:  # noqa: BLE001 (it is the request's answer)
             self._scheduler.abort(sequence)
             stream.fail(error)
             self._end(stream, "failed")
             return
-        self._count_token()
-        self._scheduler.append(sequence, choice[0])
+        if choice is not None:
+            self._counts["tokens"] += 1
+            self._scheduler.append(sequence, choice[0])
         if stream.finish is not None:
             self._scheduler.finish(sequence)
             self._end(stream, "finished")
@@ -510,13 +552,12 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
 
     # --- counts
 
-    def _count_token(self) -> None:
-        self._counts["tokens"] += 1
+    def _count_lately(self, tokens: int) -> None:
         now = int(trio.current_time())
         if not self._lately or self._lately[-1][0] != now:
             self._forget_seconds()
             self._lately.append([now, 0])
-        self._lately[-1][1] += 1
+        self._lately[-1][1] += tokens
 
     def _forget_seconds(self) -> None:
         now = trio.current_time()
@@ -524,8 +565,8 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             self._lately.popleft()
 
 
-def _choose_all(rows: list[tuple[_TokenStream, Any]]) -> list[_Choice | Exception]:
-    return [stream.choose(row) for stream, row in rows]
+def _take_all(parts: list[tuple[_TokenStream, StepSlice, Any]]) -> list[_Chosen | Exception]:
+    return [stream.take(piece, rows) for stream, piece, rows in parts]
 
 
 def _checked_runner(runner: Any) -> Runner:

@@ -84,6 +84,11 @@ class _Prompts:
         """Return the tokens of a text."""
         return list(self._model.tokenizer.encode(text).ids)
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included."""
+        text: str = self._model.tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> Sequence[int]:
@@ -399,12 +404,13 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
                 except (TypeError, ValueError) as error:
                     raise refused_options(error) from error
                 async for piece in pieces:
-                    now = trio.current_time()
-                    if last is None:
-                        self._metrics.first_token.add(now - began)
-                    else:
-                        self._metrics.between_tokens.add(now - last)
-                    last = now
+                    if not piece.prompt:
+                        now = trio.current_time()
+                        if last is None:
+                            self._metrics.first_token.add(now - began)
+                        else:
+                            self._metrics.between_tokens.add(now - last)
+                        last = now
                     await take(piece)
         except Exception as error:
             raise api_error(gravest(error)) from error

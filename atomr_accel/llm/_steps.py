@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 StepLogits: TypeAlias = npt.NDArray[np.float32]
-"""Logits of a step: a row of the vocabulary's length for each slice that is sampled, in order."""
+"""Logits of a step: rows of the vocabulary's length, `StepSlice.rows` for each slice, in order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSlice:
+class StepSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Consecutive tokens of one sequence, whose keys and values a step adds to the cache.
 
     Attributes:
@@ -24,6 +24,7 @@ class StepSlice:
             ``pages[p // page_size]``, row ``p % page_size``. Those of earlier positions may belong
             to other sequences as well, and are only read.
         sample: True if logits are needed after the last of the tokens.
+        every: True if logits are needed after each of the tokens.
     """
 
     sequence: int
@@ -31,6 +32,12 @@ class StepSlice:
     start: int
     pages: tuple[int, ...]
     sample: bool
+    every: bool = False
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of logits that the slice gives."""
+        return len(self.tokens) if self.every else int(self.sample)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,4 +75,4 @@ class Runner(Protocol):
         """The most positions of a sequence."""
 
     async def step(self, work: StepWork) -> StepLogits:
-        """Do a step, and return float32 logits of shape (sampled slices, vocabulary)."""
+        """Do a step, and return float32 logits of shape (rows of all slices, vocabulary)."""

@@ -1,18 +1,23 @@
-"""The front end of the language model server: events per second with many streams.
+"""The language model server without a model: events per second of HTTP, and the scheduler's steps.
 
 A stand-in for a model has its pieces ready, so that the rows show the cost of HTTP: translation,
 JSON, server-sent events, h11 and sockets. Clients are in a process of their own and read bytes,
 since a client's package would be slower than the server. Ratios are to sending the same bytes in
-the same number of pieces through trio's sockets, without HTTP and without a model.
+the same number of pieces through trio's sockets, without HTTP and without a model. Times of the
+CPU are the server's alone.
 
 Each row is the best of three rounds, which take turns. ``--streams 256 --pieces 400`` are sizes.
+
+A step of the scheduler is a plan, its end, and a token for each sequence, without a device.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,8 +27,10 @@ import trio
 from tokenizers import Tokenizer, models
 
 from atomr_accel.llm import ServerLimits, TokenPiece, TokenRequest, serve_language_model
+from atomr_accel.llm._scheduler import Scheduler
 
 ROUNDS = 3
+STEPS = 200
 GOAL = 60_000
 TEXT = " word"
 EVENT = (
@@ -137,6 +144,35 @@ async def sockets(streams: int, pieces: int) -> float:
     return rate
 
 
+def scheduling(streams: int, prompt: int, waiting: int) -> float:
+    """Return milliseconds of the CPU for a step in which all streams get a token."""
+    scheduler = Scheduler(
+        pages=1 << 18,
+        page_size=16,
+        context=1 << 14,
+        step_sequences=streams,
+        step_tokens=2048 + streams,
+        most_waiting=streams + waiting,
+    )
+    chance = random.Random(0)
+    for _ in range(streams + waiting):
+        scheduler.submit(tuple(chance.choices(range(1000), k=prompt)), most=10_000)
+
+    def step() -> int:
+        work = scheduler.plan()
+        assert work is not None
+        for sequence in scheduler.computed():
+            scheduler.append(sequence, 7)
+        return len(work.slices)
+
+    while step() < streams or scheduler.statistics().computed < streams * prompt:
+        pass
+    began = time.process_time()
+    for _ in range(STEPS):
+        step()
+    return (time.process_time() - began) / STEPS * 1e3
+
+
 def main() -> None:
     """Take turns, and print the best of each."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -145,12 +181,22 @@ def main() -> None:
     args = parser.parse_args()
     rows: dict[str, Callable[[int, int], Awaitable[float]]] = {"sockets": sockets, "ours": ours}
     best = dict.fromkeys(rows, 0.0)
+    least = dict.fromkeys(rows, float("inf"))
     for _ in range(ROUNDS):
         for name, function in rows.items():
+            began = time.process_time()
             best[name] = max(best[name], trio.run(function, args.streams, args.pieces))
+            taken = (time.process_time() - began) / args.streams / args.pieces
+            least[name] = min(least[name], taken * 1e6)
     print(f"{args.streams} streams of {args.pieces} events")
     for name, rate in best.items():
-        print(f"{name:10} {rate:10,.0f} events/s  {rate / best['sockets']:5.2f} of sockets")
+        print(
+            f"{name:10} {rate:10,.0f} events/s  {rate / best['sockets']:5.2f} of sockets"
+            f"  {least[name]:6.1f} us of the CPU for each"
+        )
+    for prompt, waiting in ((64, 0), (64, 1000), (4096, 0)):
+        taken = min(scheduling(args.streams, prompt, waiting) for _ in range(ROUNDS))
+        print(f"step of {args.streams} after {prompt} tokens, {waiting} waiting: {taken:.2f} ms")
     print(f"goal of {GOAL:,} events/s: {'met' if best['ours'] >= GOAL else 'missed'}")
 
 

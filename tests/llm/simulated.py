@@ -63,7 +63,7 @@ class SimulatedDevice:
                 row[:] = [-1] * self.page_size
 
     def step(self, work: StepWork) -> list[int]:
-        """Compute slices, and return the states of the prefixes that are sampled."""
+        """Compute slices, and return the states of the prefixes whose logits are wanted."""
         size = self.page_size
         readers: Counter[int] = Counter()
         for piece in work.slices:
@@ -86,8 +86,8 @@ class SimulatedDevice:
                 page, row = piece.pages[at // size], at % size
                 self.before[page][row] = state
                 state = self.after[page][row] = advance(state, token)
-            if piece.sample:
-                found.append(state)
+                if piece.every or (piece.sample and at == end - 1):
+                    found.append(state)
         return found
 
 
@@ -107,6 +107,7 @@ class Load:
         abort: chance that a sequence is aborted, before each step and while it is in flight.
         poisoned: chance that a prompt has a token that faults the device.
         deadline: chance that a request has a deadline.
+        scores: chance that a request wants the logits of its prompt.
     """
 
     requests: int = 200
@@ -124,6 +125,7 @@ class Load:
     abort: float = 0.01
     poisoned: float = 0.01
     deadline: float = 0.1
+    scores: float = 0.2
     prefix_cache: bool = True
 
 
@@ -159,6 +161,7 @@ def simulate(seed: int, load: Load) -> Outcome:
     came = 0
     now = 0.0
     begun: dict[tuple[int, str], list[ScheduledSequence]] = defaultdict(list)
+    scores: dict[int, list[int]] = {}  # states after tokens of prompts, by sequence
 
     def ended(sequence: ScheduledSequence, how: str) -> None:
         del alive[sequence.number]
@@ -168,7 +171,11 @@ def simulate(seed: int, load: Load) -> Outcome:
         tokens = sequence.tokens[sequence.prompt :]
         assert tokens == reference(prompt, len(tokens))
         assert sequence.state is SequenceState.ENDED
+        states = scores.pop(sequence.number, None)
         if how == "finished":
+            assert states is None or [following(each) for each in states] == [
+                reference(prompt[: at + 1], 1)[0] for at in range(len(prompt))
+            ]
             assert POISON not in prompt
             assert len(sequence.tokens) == sequence.limit
         if how == "at fault":
@@ -191,6 +198,7 @@ def simulate(seed: int, load: Load) -> Outcome:
                 at = rng.randrange(len(prompt))
                 prompt = (*prompt[:at], POISON, *prompt[at + 1 :])
             key = rng.choice("abc")
+            scored = rng.random() < load.scores
             try:
                 sequence = scheduler.submit(
                     prompt,
@@ -198,11 +206,14 @@ def simulate(seed: int, load: Load) -> Outcome:
                     priority=rng.choice((0, 0, 0, 1)),
                     key=key,
                     deadline=now + rng.randint(1, 60) if rng.random() < load.deadline else 1e9,
+                    scores=scored,
                 )
             except Overloaded:
                 counts["refused"] += 1
             else:
                 alive[sequence.number] = sequence
+                if scored:
+                    scores[sequence.number] = []
                 begun[sequence.priority, key].append(sequence)
         abort_some()
         for sequence in scheduler.expire(now):
@@ -226,7 +237,7 @@ def simulate(seed: int, load: Load) -> Outcome:
                     raise StepFault("error")
             if number > 1 and rng.random() < load.shortage:
                 raise StepFault("shortage")
-            tokens = [following(state) for state in device.step(work)]
+            states = device.step(work)
         except StepFault as fault:
             counts[fault.kind] += 1
             if fault.kind == "fault":
@@ -237,12 +248,23 @@ def simulate(seed: int, load: Load) -> Outcome:
                 ended(guilty, "at fault")
             continue
         abort_some()
-        sampled = scheduler.computed()
-        assert len(sampled) == len(tokens)
-        for sequence, token in zip(sampled, tokens, strict=True):
-            if sequence.state is SequenceState.ENDED:
+        sampled = [sequence.number for sequence in scheduler.computed()]
+        assert sampled == [piece.sequence for piece in work.slices if piece.sample]
+        at = 0
+        for piece in work.slices:
+            rows = states[at : at + piece.rows]
+            at += piece.rows
+            if piece.sequence not in alive:
                 continue
-            scheduler.append(sequence, token)
+            sequence = alive[piece.sequence]
+            if piece.every:
+                known = scores[piece.sequence]
+                assert len(known) == sequence.scored >= piece.start
+                known += rows[sequence.scored - piece.start :]
+                scheduler.score(sequence, piece.start + len(piece.tokens))
+            if not piece.sample:
+                continue
+            scheduler.append(sequence, following(rows[-1]))
             if sequence.full:
                 scheduler.finish(sequence)
                 ended(sequence, "finished")

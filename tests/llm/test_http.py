@@ -7,7 +7,7 @@ import json
 import pytest
 import trio
 import trio.testing
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.llm import ServerLimits
@@ -54,6 +54,7 @@ async def test_what_is_no_http_is_refused(sent: bytes) -> None:
 
 
 @given(st.lists(st.binary(max_size=30), max_size=3))
+@settings(max_examples=30)
 def test_any_bytes_leave_the_server_as_it_was(parts: list[bytes]) -> None:
     async def main() -> None:
         async with serving(saying("a")) as (server, _model):

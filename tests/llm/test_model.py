@@ -187,7 +187,7 @@ async def test_layers_of_many_models(device: Device, model: TinyModel, seed: int
     await check_layers(device, model, seed)
 
 
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(model=models(), seed=SEEDS, size=SIZES)
 @on_shared
 async def test_chunks_and_batches(device: Device, model: TinyModel, seed: int, size: int) -> None:
@@ -322,6 +322,7 @@ async def steps_until_a_fault(mine: Sequences, *slices: StepSlice) -> None:
             await mine.step(*slices)
 
 
+@pytest.mark.slow
 @program
 async def test_a_fault_takes_the_cache_and_leaves_the_weights() -> None:
     model, rng = TinyModel(), np.random.default_rng(7)

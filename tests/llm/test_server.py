@@ -21,6 +21,7 @@ from .stand_in import (
     chat,
     completion,
     failing,
+    raw,
     saying,
     serving,
 )
@@ -96,6 +97,20 @@ async def test_a_completion_whole_and_streamed_says_the_same() -> None:
         events = [event async for event in stream]
         assert "".join(event.choices[0].text for event in events) == "hiab"
         assert events[-1].choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_events_come_in_chunks_to_those_who_know_them(version: str) -> None:
+    texts = ("a", "\r\n0\r\n\r\n", "ö" * 5000, "b")
+    body = json.dumps(completion(stream=True)).encode()
+    head = (
+        f"POST /v1/completions HTTP/{version}\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    async with serving(saying(*texts)) as (server, _model):
+        reply = await raw(server, head.encode() + body)
+    assert (reply.headers.get("transfer-encoding") == "chunked") == (version == "1.1")
+    assert [event["choices"][0]["text"] for event in reply.events] == [*texts, ""]
 
 
 async def test_choices_are_told_apart() -> None:

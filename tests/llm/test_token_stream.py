@@ -37,7 +37,12 @@ def test_any_tokens_give_the_text_of_all(tokens: list[int]) -> None:
     assert "".join(pieces) + stream.flush() == byte_tokenizer().decode(tokens)
 
 
-@given(st.text(max_size=20))
+LETTERS = "ab \u0000\n\u00df\u0301\u20ac\u65e5\u200d\ufffd\U0001f469"
+"""Characters of one to four bytes, and those that join others."""
+
+
+@given(st.text(LETTERS, max_size=20))
+@settings(max_examples=60)
 @example("größer 日本語 👩‍👩‍👧")
 def test_characters_come_when_they_are_complete(text: str) -> None:
     stream = Detokenizer(byte_tokenizer())
@@ -47,6 +52,7 @@ def test_characters_come_when_they_are_complete(text: str) -> None:
 
 
 @given(st.lists(st.integers(0, 4), max_size=30))
+@settings(max_examples=60)
 def test_a_space_is_dropped_at_the_beginning_alone(tokens: list[int]) -> None:
     stream = Detokenizer(SPACED)
     pieces = [stream.add(token) for token in tokens]

@@ -165,7 +165,7 @@ def make_folder(path: Path, model: TinyModel | None = None, *, shards: int = 1) 
         write(path / "model.safetensors.index.json", {"metadata": {}, "weight_map": places})
     tokenizer().save(str(path / "tokenizer.json"))
     about = {
-        "bos_token": {"content": SPECIAL[0]},
+        "bos_token": {"__type": "AddedToken", "content": SPECIAL[0]},
         "eos_token": SPECIAL[1],
         "chat_template": TEMPLATE,
     }
