@@ -409,6 +409,7 @@ def test_the_extra_of_all_has_every_extra_of_its_cuda(major: int) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {each for each in project["optional-dependencies"] if not each.startswith("all")}
     extras -= {f"compile{major}"}  # of an older compiler; ``cuda12`` and ``cuda13`` have one
+    extras -= {"ray"}  # large, and of use to few
     wanted = {each for each in extras if not each.endswith(str(25 - major))}
     brought = [
         re.findall(r"^([\w-]+)\[(.*)\]$", need)

@@ -1,7 +1,7 @@
 """Nodes on Ray: it places processes, and this package supervises them.
 
-Ray says where there is room, starts a process there, and tells when it has ended. Whether a node
-lives is told by its lease alone, since a process of Ray's may be there and do nothing.
+Ray finds room for a process, starts it, and reports its end. Only its lease shows that a node
+lives, since a process of Ray's may exist and do nothing.
 
 A node makes its key where it runs and keeps it there. What goes through Ray is a request for a
 certificate, and the certificate: neither is secret.
@@ -143,7 +143,7 @@ async def open_ray_cluster(
         SupervisionFailed: nodes were started again too often.
         StoreUnavailable: the store does not answer.
         TypeError: an argument of a wrong type, or the program is none.
-        ValueError: a bad name, there is no such program, or no node of Ray's has what nodes need.
+        ValueError: a bad name, an unknown program, or no node of Ray's has the resources of one.
     """
     shared = load_program(program)
     nodes = RayNodes() if nodes is None else nodes
@@ -237,7 +237,7 @@ class RayAgent:
 
 
 async def answered(ref: Any) -> Any:
-    """Return what a call of Ray's returns, or raise what it raises.
+    """Return the result of a call of Ray's, or raise its error.
 
     To be cancelled while waiting leaves the call alone.
 

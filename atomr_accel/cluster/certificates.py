@@ -116,7 +116,12 @@ def sign_certificate(
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
 
-    asked = x509.load_pem_x509_csr(request)
+    try:
+        asked = x509.load_pem_x509_csr(request)
+    except ValueError as error:
+        raise ValueError(
+            "request must be what request_certificate has returned, not other bytes"
+        ) from error
     if not asked.is_signature_valid:
         raise ValueError("request must be signed by its own key, not by another one")
     authority, signer = _authority(Path(folder))

@@ -1,7 +1,7 @@
 """The few calls of Ray's that nodes of a cluster need.
 
 A process is an object whose methods run in threads. A test may also play a process itself: it
-settles `FakeProcess.serving`, and is told of what the program asks by `FakeProcess.on_call`.
+settles `FakeProcess.serving`, and hears of calls by `FakeProcess.on_call`.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class _Machine:
         await trio.to_thread.run_sync(self.start, name)
 
     def spares(self, chance: random.Random) -> bool:
-        """Whether a node that was stopped goes on; otherwise it is replaced."""
+        """Return whether a stopped node goes on; otherwise it is replaced."""
         return True
 
 

@@ -213,7 +213,7 @@ class Spare:
                 self._core.lifecycle.discard(prepared.host, prepared.ports, self.shadow)
 
     def give_up(self) -> None:
-        """Have it end, also while its host starts, and release what it has; see ``over``."""
+        """End it, also while its host starts; ``over`` is set once all it held is released."""
         self.given_up = True
         self._starting.cancel()
         if self.prepared is not None:
