@@ -37,9 +37,11 @@ from ._errors import (
     VersionConflict,
 )
 from ._frames import WATCH, AskFrame, HelloFrame, TellFrame
-from ._nodes import Announcement, ClusterNode, ClusterStatistics
+from ._neighbours import Neighbours
+from ._nodes import Announcement, ClusterNode, ClusterStatistics, read_announcement
 from ._peer import Holdings, MessageTurn, NodePeer, Visit
 from ._placement import placement, shard_of
+from ._processes import own_process
 from ._refs import EntityRef, RemoteRef
 from ._region import SINGLETON, Region
 from ._remote_devices import RemoteDevice, opened_device
@@ -102,6 +104,7 @@ class Cluster(Service):
         self._said = False
         self._peers: dict[str, NodePeer] = {}
         self._nodes: dict[str, ClusterNode] = {}
+        self._owners: tuple[str, ...] = ()
         self._changed = trio.Event()
         self._nudged = trio.Event()
         self._member: StoreLease | None = None
@@ -116,6 +119,7 @@ class Cluster(Service):
         self._moved = 0
         self._store_failures = 0
         self._nursery: trio.Nursery | None = None
+        self._neighbours = Neighbours(store, name, self._start)
         self._region = Region(
             store,
             name,
@@ -437,6 +441,7 @@ class Cluster(Service):
         finally:
             self._nursery = None
             self._region.reset()
+            self._neighbours.reset()
             self._peers.clear()
             self._shelf.clear()
             own, self._own = self._own, Holdings()
@@ -604,11 +609,13 @@ class Cluster(Service):
         key, fence = self._member.key, self._member
         value = msgspec.msgpack.encode(
             Announcement(
+                self._life,
                 self._address,
                 self._draining or not self._holds,
                 0 if self._draining else len(self._devices),
                 frozenset() if self._draining else frozenset(self._published),
                 frozenset() if self._draining else frozenset(self._shares),
+                own_process(),
             )
         )
         while True:
@@ -651,12 +658,14 @@ class Cluster(Service):
             await trio.sleep(self._pause())
 
     def _see(self, prefix: str, entries: Iterable[StoreEntry]) -> None:
-        nodes = {}
+        nodes, processes = {}, []
         for entry in entries:
             if entry.holder is None or entry.value is None:
                 continue
-            said = msgspec.msgpack.decode(entry.value, type=Announcement)
-            name = entry.key[len(prefix) :]
+            said, name = read_announcement(entry.value), entry.key[len(prefix) :]
+            processes.append((name, said.life, said.process))
+            if said.life != entry.holder:
+                continue  # another run of the node, which has the lease now, has said nothing yet
             nodes[name] = ClusterNode(
                 name,
                 said.address,
@@ -671,6 +680,10 @@ class Cluster(Service):
             if (now is None or now.life != before.life) and name in self._peers:
                 self._peers[name].hang_up()
         self._nodes = nodes
+        self._neighbours.see(processes)
+        settings = self._settings
+        holding = [each.name for each in nodes.values() if not each.draining]
+        self._owners = placement(holding, settings.shards, settings.load)
         self._assign()
         self._change()
         self._nudge()
@@ -680,20 +693,15 @@ class Cluster(Service):
         if mine is None or mine.life != self._life or self._draining or self._member is None:
             self._region.assign(())
         elif self._holds:
-            owners = self._owners()
-            self._region.assign(n for n, owner in enumerate(owners) if owner == self.node)
+            here = self.node
+            self._region.assign(n for n, owner in enumerate(self._owners) if owner == here)
 
     def _change(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
 
-    def _owners(self) -> tuple[str, ...]:
-        nodes = [each.name for each in self._nodes.values() if not each.draining]
-        return placement(nodes, self._settings.shards, self._settings.load)
-
     def _owner(self, shard: int) -> str | None:
-        owners = self._owners()
-        return owners[shard] if owners else None
+        return self._owners[shard] if self._owners else None
 
     # --- asking others
 

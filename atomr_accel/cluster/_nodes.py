@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """A node's own words in the store."""
+    """A node's own words in the store.
 
+    Attributes:
+        life: tells this run of the node from others.
+        process: the process in which it runs, for others on its machine.
+    """
+
+    life: str
     address: str
     draining: bool
     devices: int = 0
     published: frozenset[str] = frozenset()
     shares: frozenset[str] = frozenset()
+    process: str = ""
+
+
+@lru_cache(maxsize=1024)
+def read_announcement(value: bytes) -> Announcement:
+    """Return what a node has said."""
+    return msgspec.msgpack.decode(value, type=Announcement)
 
 
 @dataclass(frozen=True, slots=True)

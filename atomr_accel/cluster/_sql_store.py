@@ -5,12 +5,13 @@ Both calls wait, so they are made in worker threads, one after the other.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
@@ -22,7 +23,18 @@ from .._install import install_command
 from ..actors.blocks import opens
 from ..device.data.transfer import in_thread
 from ._errors import StoreUnavailable
-from ._store import Snapshots, StoreEntry, StoreLease, StoreRow, check_lease, extend, swap, take
+from ._processes import boot_id
+from ._store import (
+    Snapshots,
+    StoreEntry,
+    StoreLease,
+    StoreRow,
+    check_lease,
+    differs,
+    extend,
+    swap,
+    take,
+)
 
 if TYPE_CHECKING:
     import os
@@ -39,44 +51,73 @@ _COLUMNS: Final = "key, value, version, holder, epoch, expires"
 
 
 class _SqlRows:
-    """Rows of a table, inside of a transaction."""
+    """Rows of a table, inside of a transaction.
 
-    def __init__(self, execute: Callable[..., Any], mark: str, now: float) -> None:
-        self._execute = execute
+    Args:
+        cursor: what executes.
+        mark: placeholder of an argument.
+        among: condition of keys that are in a list, with the placeholder.
+        listed: makes the argument of that list.
+        now: time at which the transaction began.
+
+    Attributes:
+        changed: keys whose watchers have something to see.
+    """
+
+    def __init__(
+        self, cursor: Any, mark: str, among: str, listed: Callable[[list[str]], Any], now: float
+    ) -> None:
+        self._cursor = cursor
         self._mark = mark
+        self._among = among
+        self._listed = listed
         self._now = now
-        self.changed = False
+        self._found: dict[str, StoreRow] = {}
+        self.changed: list[str] = []
 
     def now(self) -> float:
         """Return the time at which the transaction began."""
         return self._now
 
-    def get(self, key: str) -> StoreRow | None:
-        """Return a row."""
-        row = self._execute(
-            f"SELECT {_COLUMNS} FROM atomr_accel_cluster WHERE key = {self._mark}",  # noqa: S608
-            (key,),
-        ).fetchone()
-        return None if row is None else StoreRow(*row)
+    def get(self, keys: Sequence[str]) -> dict[str, StoreRow]:
+        """Return the rows of those keys that have one."""
+        found = self._cursor.execute(
+            f"SELECT {_COLUMNS} FROM atomr_accel_cluster WHERE key {self._among}",  # noqa: S608
+            (self._listed([*keys]),),
+        ).fetchall()
+        self._found = {row[0]: StoreRow(*row) for row in found}
+        return dict(self._found)
 
-    def put(self, row: StoreRow) -> None:
-        """Write a row."""
+    def put(self, rows: Sequence[StoreRow]) -> None:
+        """Write rows of different keys, which ``get`` has looked for."""
+        self.changed += [row.key for row in rows if differs(self._found.get(row.key), row)]
         marks = ", ".join([self._mark] * 6)
-        self._execute(
+        written = [
+            (row.key, row.value, row.version, row.holder, row.epoch, row.expires) for row in rows
+        ]
+        statement = (
             f"INSERT INTO atomr_accel_cluster ({_COLUMNS}) VALUES ({marks})"  # noqa: S608
             " ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version,"
-            " holder = excluded.holder, epoch = excluded.epoch, expires = excluded.expires",
-            (row.key, row.value, row.version, row.holder, row.epoch, row.expires),
+            " holder = excluded.holder, epoch = excluded.epoch, expires = excluded.expires"
         )
+        if len(written) == 1:
+            self._cursor.execute(statement, written[0])
+        elif written:
+            self._cursor.executemany(statement, written)
 
     def scan(self, prefix: str) -> list[StoreRow]:
         """Return the rows whose keys begin with a prefix, in order."""
-        found = self._execute(
+        found = self._cursor.execute(
             f"SELECT {_COLUMNS} FROM atomr_accel_cluster"  # noqa: S608
             f" WHERE key >= {self._mark} AND key < {self._mark} ORDER BY key",
             (prefix, prefix + "\U0010ffff"),
         ).fetchall()
         return [StoreRow(*row) for row in found]
+
+
+def _scan(prefix: str) -> Callable[[_SqlRows], tuple[list[StoreRow], float]]:
+    """Return a function that reads the rows whose keys begin with a prefix, and the time."""
+    return lambda rows: (rows.scan(prefix), rows.now())
 
 
 class _ThreadedStore:
@@ -100,9 +141,6 @@ class _ThreadedStore:
     ) -> int:
         """Set a value; see `FencingStore`."""
         return await self._done(lambda rows: swap(rows, key, value, version, fence))
-
-    async def _read(self, prefix: str) -> tuple[list[StoreRow], float]:
-        return await self._done(lambda rows: (rows.scan(prefix), rows.now()), writes=False)
 
     async def _done(self, function: Callable[[_SqlRows], T], *, writes: bool = True) -> T:
         return await in_thread(partial(self._transact, function, writes), self._limiter)
@@ -144,7 +182,7 @@ class SqliteStore(_ThreadedStore):
                 " expires REAL NOT NULL)"
             )
             connection.execute("CREATE TABLE IF NOT EXISTS atomr_accel_boot (id TEXT NOT NULL)")
-            boot = _boot_id()
+            boot = boot_id()
             if connection.execute("SELECT id FROM atomr_accel_boot").fetchone() != (boot,):
                 connection.execute("DELETE FROM atomr_accel_boot")
                 connection.execute("INSERT INTO atomr_accel_boot VALUES (?)", (boot,))
@@ -170,7 +208,9 @@ class SqliteStore(_ThreadedStore):
         try:
             connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
             try:
-                rows = _SqlRows(connection.execute, "?", time.clock_gettime(time.CLOCK_MONOTONIC))
+                now = time.clock_gettime(time.CLOCK_MONOTONIC)
+                among = "IN (SELECT value FROM json_each(?))"
+                rows = _SqlRows(connection.cursor(), "?", among, json.dumps, now)
                 result = function(rows)
                 committing = writes
                 connection.execute("COMMIT")
@@ -199,22 +239,20 @@ class SqliteStore(_ThreadedStore):
                 raise StoreUnavailable(f"{self.path} does not answer: {error}") from error
             return int(other) + connection.total_changes
 
+        def look() -> tuple[int, tuple[list[StoreRow], float]]:
+            before = version()
+            return before, self._transact(_scan(prefix), writes=False)
+
         async def read() -> tuple[list[StoreRow], float]:
             nonlocal seen
-            seen = await in_thread(version, self._limiter)
-            return await self._read(prefix)
+            seen, found = await in_thread(look, self._limiter)
+            return found
 
         async def wait() -> None:
             while await in_thread(version, self._limiter) == seen:  # noqa: ASYNC110 (files are silent)
                 await trio.sleep(_POLL)
 
         yield Snapshots(read, wait)
-
-
-def _boot_id() -> str:
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ""
 
 
 @opens
@@ -249,6 +287,11 @@ It also ends that session: the next call makes another one.
 
 _LOCK: Final = 0x61746163
 """Key of the advisory lock of transactions that write."""
+
+_NOTICE: Final = 200
+"""First characters of a changed key that watchers are told."""
+
+_NOTIFY: Final = "SELECT pg_notify('atomr_accel_cluster', key) FROM unnest(%s::text[]) AS key"
 
 _NOW: Final = "SELECT extract(epoch FROM clock_timestamp())::double precision"
 
@@ -313,10 +356,12 @@ class PostgresStore(_ThreadedStore):
                 if writes:
                     cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
                 (now,) = cursor.execute(_NOW).fetchone()
-                result = function(_SqlRows(cursor.execute, "%s", now))
-                if writes:
-                    cursor.execute("NOTIFY atomr_accel_cluster")
-                    committing = True
+                rows = _SqlRows(cursor, "%s", "= ANY(%s)", list, now)
+                result = function(rows)
+                if rows.changed:
+                    names = [key[:_NOTICE] for key in rows.changed]
+                    cursor.execute(_NOTIFY, (names,))
+                committing = writes
         except psycopg.Error as error:
             raise StoreUnavailable(
                 f"PostgreSQL does not answer: {error}", maybe_done=committing
@@ -326,19 +371,27 @@ class PostgresStore(_ThreadedStore):
     @asynccontextmanager
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[tuple[StoreEntry, ...]]]:
         """Watch keys; see `FencingStore`."""
-        listener = await self._listening()
+        listener: Any = None
+        mine = trio.CapacityLimiter(1)
 
         async def read() -> tuple[list[StoreRow], float]:
-            return await self._read(prefix)
+            return await self._done(_scan(prefix), writes=False)
 
         async def wait() -> None:
-            await trio.lowlevel.wait_readable(listener.fileno())
-            await in_thread(partial(_drain, listener), trio.CapacityLimiter(1))
+            nonlocal listener
+            if listener is None:  # most reads are never followed by another one
+                listener = await self._listening()
+                return  # to read what has changed before
+            while True:
+                await trio.lowlevel.wait_readable(listener.fileno())
+                if await in_thread(partial(_drain, listener, prefix), mine):
+                    return
 
         try:
             yield Snapshots(read, wait)
         finally:
-            listener.close()
+            if listener is not None:
+                listener.close()
 
     async def _listening(self) -> Any:
         lock, wanted = threading.Lock(), True
@@ -368,15 +421,18 @@ class PostgresStore(_ThreadedStore):
         return made.pop()
 
 
-def _drain(listener: Any) -> None:
-    """Take what the server has sent."""
+def _drain(listener: Any, prefix: str) -> bool:
+    """Take what the server has sent, and return whether a key with the prefix has changed."""
     import psycopg
 
+    seen = False
     try:
-        for _ in listener.notifies(timeout=0):
-            pass
+        for notice in listener.notifies(timeout=0):
+            start = prefix[:_NOTICE]
+            seen = seen or notice.payload.startswith(start)
     except psycopg.Error as error:
         raise StoreUnavailable(f"PostgreSQL does not answer: {error}") from error
+    return seen
 
 
 @opens

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, final
 
 import trio
@@ -141,56 +141,72 @@ class StoreRow:
 
 
 class Rows(Protocol):
-    """Rows inside of one transaction."""
+    """Rows inside of one transaction. Many are read and written at once."""
 
     def now(self) -> float:
         """Return the store's time in seconds."""
 
-    def get(self, key: str) -> StoreRow | None:
-        """Return a row."""
+    def get(self, keys: Sequence[str]) -> dict[str, StoreRow]:
+        """Return the rows of those keys that have one."""
 
-    def put(self, row: StoreRow) -> None:
-        """Write a row."""
+    def put(self, rows: Sequence[StoreRow]) -> None:
+        """Write rows of different keys."""
 
 
 def take(rows: Rows, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
     """Do ``lease``."""
-    now, taken = rows.now(), []
+    now, found = rows.now(), rows.get(keys)
+    taken, written = [], {}
     for key in keys:
-        row = rows.get(key) or StoreRow(key)
+        row = found.get(key) or StoreRow(key)
         live = row.holder is not None and row.expires > now
         if not live or row.holder == holder:
             epoch = row.epoch if live else row.epoch + 1
             row = replace(row, holder=holder, epoch=epoch, expires=now + seconds)
-            rows.put(row)
+            found[key] = written[key] = row
         taken.append(StoreLease(key, row.holder, row.epoch, row.expires - now))
+    rows.put([*written.values()])
     return taken
 
 
 def extend(rows: Rows, leases: Sequence[StoreLease], seconds: float) -> list[bool]:
     """Do ``renew``."""
-    now, kept = rows.now(), []
+    now, found = rows.now(), rows.get([lease.key for lease in leases])
+    kept, written = [], {}
     for lease in leases:
-        row = rows.get(lease.key)
+        row = found.get(lease.key)
         held = stands(row, lease)
         kept.append(held)
         if row is not None and held:
             holder = lease.holder if seconds > 0 else None
-            rows.put(replace(row, holder=holder, expires=now + seconds))
+            row = replace(row, holder=holder, expires=now + seconds)
+            found[lease.key] = written[lease.key] = row
+    rows.put([*written.values()])
     return kept
 
 
 def swap(rows: Rows, key: str, value: bytes | None, version: int, fence: StoreLease | None) -> int:
     """Do ``compare_and_set``."""
-    if fence is not None and not stands(rows.get(fence.key), fence):
+    found = rows.get([key] if fence is None else [key, fence.key])
+    if fence is not None and not stands(found.get(fence.key), fence):
         raise EpochOver(f"epoch {fence.epoch} of {fence.key} is over: {fence.holder} lost it")
-    row = rows.get(key) or StoreRow(key)
+    row = found.get(key) or StoreRow(key)
     if row.version != version:
         raise VersionConflict(
             f"{key} has version {row.version} in place of {version}", version=row.version
         )
-    rows.put(replace(row, value=value, version=version + 1))
+    rows.put([replace(row, value=value, version=version + 1)])
     return version + 1
+
+
+def differs(before: StoreRow | None, row: StoreRow) -> bool:
+    """Return whether watchers see a row that was written: more has changed than its expiry."""
+    return (
+        before is None
+        or before.version != row.version
+        or before.epoch != row.epoch
+        or before.holder != row.holder
+    )
 
 
 def stands(row: StoreRow | None, lease: StoreLease) -> bool:
@@ -242,6 +258,12 @@ class Snapshots:
                 return entries
 
 
+@dataclass(eq=False)
+class _MemoryWatch:
+    prefix: str
+    changed: trio.Event = field(default_factory=trio.Event)
+
+
 @final
 class MemoryStore:
     """A fencing store inside of one program: for tests, and clusters of one program.
@@ -251,24 +273,23 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._rows: SortedDict[str, StoreRow] = SortedDict()
-        self._changed = trio.Event()
+        self._watches: set[_MemoryWatch] = set()
 
     def now(self) -> float:
         """Return the time in seconds, by trio's clock."""
         return trio.current_time()
 
-    def get(self, key: str) -> StoreRow | None:
-        """Return a row."""
-        row: StoreRow | None = self._rows.get(key)
-        return row
+    def get(self, keys: Sequence[str]) -> dict[str, StoreRow]:
+        """Return the rows of those keys that have one."""
+        return {key: self._rows[key] for key in keys if key in self._rows}
 
-    def put(self, row: StoreRow) -> None:
-        """Write a row, and wake watchers unless only its expiry has changed."""
-        before = self._rows.get(row.key)
-        self._rows[row.key] = row
-        if before is None or replace(before, expires=row.expires) != row:
-            self._changed.set()
-            self._changed = trio.Event()
+    def put(self, rows: Sequence[StoreRow]) -> None:
+        """Write rows, and wake watchers of those of which more has changed than the expiry."""
+        changed = [row.key for row in rows if differs(self._rows.get(row.key), row)]
+        self._rows.update((row.key, row) for row in rows)
+        for watch in self._watches if changed else ():
+            if any(key.startswith(watch.prefix) for key in changed):
+                watch.changed.set()
 
     async def lease(self, keys: Sequence[str], holder: str, seconds: float) -> list[StoreLease]:
         """Take leases; see `FencingStore`."""
@@ -292,19 +313,25 @@ class MemoryStore:
     @asynccontextmanager
     async def watch(self, prefix: str) -> AsyncIterator[AsyncIterator[tuple[StoreEntry, ...]]]:
         """Watch keys; see `FencingStore`."""
-        changed = self._changed
+        watch = _MemoryWatch(prefix)
 
         async def read() -> tuple[list[StoreRow], float]:
-            nonlocal changed
             await trio.lowlevel.checkpoint()
-            changed = self._changed
+            watch.changed = trio.Event()
             keys = [*self._rows.irange(prefix, prefix + "\U0010ffff")]
             return [self._rows[key] for key in keys], self.now()
 
         async def wait() -> None:
-            await changed.wait()
+            if watch in self._watches:
+                await watch.changed.wait()
+            else:  # most reads are never followed by another one
+                self._watches.add(watch)
+                await trio.lowlevel.checkpoint()
 
-        yield Snapshots(read, wait)
+        try:
+            yield Snapshots(read, wait)
+        finally:
+            self._watches.discard(watch)
 
 
 async def read_entries(store: FencingStore, prefix: str) -> tuple[StoreEntry, ...]:

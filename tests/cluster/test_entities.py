@@ -81,7 +81,7 @@ async def test_a_failure_of_one_message_is_not_that_of_the_next() -> None:
         assert await a.entity(Log, "x").ask(Add(1)) == 1
         (record,) = (key for key in here.store._rows if "/entity/" in key)
         row = here.store._rows[record]
-        here.store.put(replace(row, version=row.version + 1))  # an effect that arrives late
+        here.store.put([replace(row, version=row.version + 1)])  # an effect that arrives late
         places = []
 
         async def add(number: int) -> None:
