@@ -662,19 +662,11 @@ class Cluster(Service):
         for entry in entries:
             if entry.holder is None or entry.value is None:
                 continue
-            said, name = read_announcement(entry.value), entry.key[len(prefix) :]
-            processes.append((name, said.life, said.process))
-            if said.life != entry.holder:
-                continue  # another run of the node, which has the lease now, has said nothing yet
-            nodes[name] = ClusterNode(
-                name,
-                said.address,
-                entry.holder,
-                said.draining,
-                said.devices,
-                said.published,
-                said.shares,
-            )
+            node, process = read_announcement(entry.key[len(prefix) :], entry.value)
+            processes.append((node.name, node.life, process))
+            # Another run of the node may have the lease, and has said nothing yet.
+            if node.life == entry.holder:
+                nodes[node.name] = node
         for name, before in self._nodes.items():
             now = nodes.get(name)
             if (now is None or now.life != before.life) and name in self._peers:

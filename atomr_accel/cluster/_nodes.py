@@ -25,12 +25,6 @@ class Announcement(msgspec.Struct, frozen=True):
     process: str = ""
 
 
-@lru_cache(maxsize=1024)
-def read_announcement(value: bytes) -> Announcement:
-    """Return what a node has said."""
-    return msgspec.msgpack.decode(value, type=Announcement)
-
-
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
     """A node as this one knows it.
@@ -52,6 +46,22 @@ class ClusterNode:
     devices: int = 0
     published: frozenset[str] = frozenset()
     shares: frozenset[str] = frozenset()
+
+
+@lru_cache(maxsize=4096)
+def read_announcement(name: str, value: bytes) -> tuple[ClusterNode, str]:
+    """Return a node that has said this, and its process."""
+    said = msgspec.msgpack.decode(value, type=Announcement)
+    node = ClusterNode(
+        name,
+        said.address,
+        said.life,
+        said.draining,
+        said.devices,
+        said.published,
+        said.shares,
+    )
+    return node, said.process
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,6 +240,7 @@ class Snapshots:
         self._wait: Final = wait
         self._seen: tuple[StoreEntry, ...] | None = None
         self._expiry = math.inf
+        self._made: dict[str, tuple[StoreRow, bool, StoreEntry]] = {}
 
     def __aiter__(self) -> Snapshots:
         return self
@@ -250,9 +251,21 @@ class Snapshots:
                 with trio.move_on_after(self._expiry):
                     await self._wait()  # type: ignore[misc]
             rows, now = await self._read()  # type: ignore[misc]
-            ends = [row.expires - now for row in rows if row.holder and row.expires > now]
-            self._expiry = min(ends, default=math.inf) + 0.001
-            entries = tuple(row.entry(now) for row in rows)
+            before, self._made, first = self._made, {}, math.inf
+            for row in rows:
+                live = row.holder is not None and row.expires > now
+                if live and row.expires < first:
+                    first = row.expires
+                made = before.get(row.key)
+                if (
+                    made is None
+                    or made[1] is not live
+                    or (made[0] is not row and differs(made[0], row))
+                ):
+                    made = row, live, row.entry(now)
+                self._made[row.key] = made
+            self._expiry = first - now + 0.001
+            entries = tuple([made[2] for made in self._made.values()])
             if entries != self._seen:
                 self._seen = entries
                 return entries

@@ -56,29 +56,32 @@ class NodesReport:
     """Outcome of a soak.
 
     Attributes:
-        kills: nodes that were killed.
-        stops: nodes that were stopped.
         acknowledged: additions that were acknowledged.
         sent: additions that were sent.
-        back: seconds until all entities of a node answered again, for each harm.
+        killed: seconds until all entities of a node answered again, for each kill.
+        stopped: likewise, for each stop.
         wrong: faults that were found.
     """
 
-    kills: int = 0
-    stops: int = 0
     acknowledged: int = 0
     sent: int = 0
-    back: list[float] = field(default_factory=list)
+    killed: list[float] = field(default_factory=list)
+    stopped: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        times = sorted(self.back) or [0.0]
         return (
-            f"kills {self.kills}, stops {self.stops}, {self.acknowledged} of {self.sent} additions "
-            f"acknowledged; entities back after {times[len(times) // 2]:.2f} s (median), "
-            f"{times[-1]:.2f} s (most), {sum(each > 2 for each in times)} later than 2 s; "
+            f"{self.acknowledged} of {self.sent} additions acknowledged; entities back after "
+            f"{_summary(self.killed)} of kills, {_summary(self.stopped)} of stops; "
             f"{len(self.wrong)} wrong: {self.wrong}"
         )
+
+
+def _summary(times: list[float]) -> str:
+    ordered = sorted(times) or [0.0]
+    late = sum(each > 2 for each in ordered)
+    middle = ordered[len(ordered) // 2]
+    return f"{middle:.2f} s (median), {ordered[-1]:.2f} s (most), {late} of {len(times)} over 2 s"
 
 
 async def _until_back(cluster: Cluster, keys: list[str]) -> float:
@@ -184,11 +187,9 @@ async def _harm(
         kill = chance.random() < 0.5 or "://" not in machine.store
         if kill:
             os.kill(process, signal.SIGKILL)
-            report.kills += 1
         else:
             stop_process(process)
-            report.stops += 1
-        report.back.append(await _until_back(cluster, keys))
+        (report.killed if kill else report.stopped).append(await _until_back(cluster, keys))
         if kill:
             await machine.again(name)
         elif machine.spares(chance):
