@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from ..actors import MailboxFull
+from ..actors.deciders import leaves
 from ..actors.nursery import PlainNursery
 from ._errors import ConnectionLost, NodeUnreachable, PeerRefused, ProtocolViolated
 from ._frames import (
@@ -64,6 +65,21 @@ class _Question:
 
 class _HungUp(Exception):
     """The other side has closed the connection."""
+
+
+def _end_of(error: Exception) -> Exception:
+    """Return why a connection has ended. Several of its tasks may have found that at once.
+
+    Raises:
+        Exception: the error itself, if it is about anything else.
+    """
+    found = [*leaves(error)]
+    if not all(isinstance(each, (*_ENDS, _HungUp, PeerRefused)) for each in found):
+        raise error
+    refused = [each for each in found if isinstance(each, PeerRefused)]
+    end = (refused or found)[0]
+    assert isinstance(end, Exception)
+    return end
 
 
 class NodePeer:
@@ -177,21 +193,25 @@ class NodePeer:
 
     async def run(self) -> None:
         """Connect whenever there is something to send, until cancelled."""
-        while True:
-            if not self._outbox:
-                self._wake = trio.Event()
-                self._control.clear()
-                await self._wake.wait()
-            why: BaseException | None = None
-            with trio.CancelScope() as self._scope:
-                try:
-                    await self._converse()
-                except (*_ENDS, _HungUp, PeerRefused) as error:
-                    why = error
-            self._scope = None
-            self._lose(why)
+        try:
+            while True:
+                if not self._outbox:
+                    self._wake = trio.Event()
+                    self._control.clear()
+                    await self._wake.wait()
+                why: Exception | None = None
+                with trio.CancelScope() as self._scope:
+                    try:
+                        await self._converse()
+                    except Exception as error:  # noqa: BLE001 (what is not an end goes on)
+                        why = _end_of(error)
+                self._scope = None
+                self._lose(why)
+        finally:
+            self._lose(None)  # this node leaves, or starts again, and sends nothing any more
+            self._lose(None)
 
-    def _lose(self, why: BaseException | None) -> None:
+    def _lose(self, why: Exception | None) -> None:
         """Answer those whose messages went down with a connection, or could not be sent."""
         asked, self._sent = [*self._sent.values()], {}
         self.ended += self.connected
@@ -394,10 +414,12 @@ class Visit:
                 nursery.start_soon(self._write)
                 await self._read(nursery)
                 nursery.cancel_scope.cancel()
-        except _ENDS as error:
-            _log.debug("a connection has ended: %r", error)
-        except PeerRefused as error:
-            _log.warning("a connection was refused: %s", error)
+        except Exception as error:  # noqa: BLE001 (what is not an end goes on)
+            end = _end_of(error)
+            if isinstance(end, PeerRefused):
+                _log.warning("a connection was refused: %s", end)
+            else:
+                _log.debug("a connection has ended: %r", end)
         finally:
             await trio.aclose_forcefully(self._stream)
             await self.holdings.end()

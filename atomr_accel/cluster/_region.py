@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +12,7 @@ from urllib.parse import quote, unquote
 import trio
 
 from ..actors import ActorStopped, MailboxFull
+from ..actors.nursery import PlainNursery
 from ._entity import Delivery, Entity, EntityPlace, EntitySeat, delivery
 from ._errors import EntityMoved, EpochOver, StoreUnavailable, VersionConflict
 from ._placement import shard_of
@@ -29,11 +31,22 @@ SINGLETON: Final = "singleton"
 """Key of the only entity of a type."""
 
 
+_TURNS: Final = 4
+"""Shards that are handed over at a time."""
+
+_QUICK: Final = 0.25
+"""Seconds for which a shard with messages in progress holds up those behind it."""
+
+_SWEEP: Final = 1.0
+"""Seconds between looks for instances that had no message for long."""
+
+
 @dataclass(eq=False)
 class _Shard:
     number: int
     lease: StoreLease | None = None
     trusted: float = 0.0
+    moving: bool = False
     leaving: bool = False
     waiting: int = 0
     in_flight: int = 0
@@ -88,6 +101,8 @@ class Region:
         self._spawn = spawn
         self._clock = clock
         self._shards: dict[int, _Shard] = {}
+        self._turns: Final = trio.Semaphore(_TURNS)
+        self._swept = -math.inf
         self._orphans: list[ActorRef] = []  # instances whose lease was lost, to be stopped
 
     # --- what is there
@@ -134,11 +149,11 @@ class Region:
         return sorted(self.assigned - self.held.keys())
 
     def surplus(self) -> list[int]:
-        """Return the shards that are held, not assigned, and not being handed over."""
+        """Return the shards that are held, not assigned, and whose turn is not awaited."""
         return [
             shard.number
             for shard in self._shards.values()
-            if shard.lease is not None and not shard.leaving
+            if shard.lease is not None and not shard.moving
             if shard.number not in self.assigned
         ]
 
@@ -189,6 +204,9 @@ class Region:
         while self._orphans:
             await _stop(self._orphans.pop())
         now = trio.current_time()
+        if now - self._swept < _SWEEP:
+            return
+        self._swept = now
         for shard in [*self._shards.values()]:
             for name, place in [*shard.places.items()]:
                 limit = place.kind.passivate_after
@@ -202,27 +220,50 @@ class Region:
                         await _stop(place.ref)
 
     async def hand_over(self, number: int) -> None:
-        """Let a shard go: answer messages in progress, stop the instances, release the lease."""
+        """Let a shard go: answer messages in progress, stop the instances, release the lease.
+
+        Some shards at a time go, so that each is away for a short while, however many move.
+        """
         shard = self._shards.get(number)
-        if shard is None or shard.lease is None or shard.leaving:
+        if shard is None or shard.lease is None or shard.moving:
             return  # another task does it, or the lease was lost
-        lease = shard.lease
-        shard.leaving = True
-        with trio.move_on_after(self._settings.lease):
+        shard.moving = True
+        async with self._turns:
+            if shard.lease is None or number in self.assigned:
+                shard.moving = False
+                return
+            shard.leaving = True
+            idle = await self._idle(shard, min(_QUICK, self._settings.lease))
+            if idle:
+                await self._let_go(shard)
+        if not idle:  # one whose messages take long holds up no other
+            await self._idle(shard, self._settings.lease)
+            await self._let_go(shard)
+
+    async def _idle(self, shard: _Shard, seconds: float) -> bool:
+        """Wait until a shard has answered its messages; return whether it has."""
+        with trio.move_on_after(seconds):
             while shard.in_flight:
                 await shard.changed.wait()
-        for place in [*shard.places.values()]:
-            if place.ref is not None:
-                await _stop(place.ref)
-        if self._shards.get(number) is shard:
-            del self._shards[number]
+        return not shard.in_flight
+
+    async def _let_go(self, shard: _Shard) -> None:
+        lease = shard.lease
+        if lease is None:
+            return  # it was lost meanwhile
+        async with PlainNursery() as nursery:
+            for place in shard.places.values():
+                if place.ref is not None:
+                    nursery.start_soon(_stop, place.ref)
+        if self._shards.get(shard.number) is shard:
+            del self._shards[shard.number]
         shard.lease = None
         shard.change()
         self.handed += 1
         try:
             await self._store.renew([lease], 0.0)
         except StoreUnavailable:
-            _log.warning("shard %d was not released, and expires by itself", number)
+            _log.warning("shard %d was not released, and expires by itself", shard.number)
 
     def reset(self) -> None:
         """Forget all shards: their instances end with this life of the node."""

@@ -1,0 +1,96 @@
+"""A connection's ends: whatever they are, askers hear of them, and the node goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from atomr_accel.cluster import ClusterSettings, ConnectionLost, NodeUnreachable
+from atomr_accel.cluster._codec import MessageTable
+from atomr_accel.cluster._frames import HelloFrame, NodeConnection
+from atomr_accel.cluster._peer import NodePeer
+
+SETTINGS = ClusterSettings(heartbeat=0.5, silence=1.5)
+
+
+def hello(node: str) -> HelloFrame:
+    return HelloFrame("c", node, f"{node}#1", {}, 8)
+
+
+class _Silent(trio.abc.Stream):
+    """A node that says who it is, and nothing else until it closes the connection."""
+
+    def __init__(self, closes: float) -> None:
+        self.closes = closes
+        self.greeting = NodeConnection(hello("there"), asks=False).greeting()
+
+    async def send_all(self, data: Any) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        data, self.greeting = self.greeting, b""
+        if data:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.sleep_until(self.closes)
+        return data
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+def _peer(closes: float) -> NodePeer:
+    async def connect() -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        return _Silent(closes)
+
+    return NodePeer("there", connect, hello("here"), MessageTable([]), SETTINGS)
+
+
+def test_a_connection_that_ends_in_two_ways_at_once_has_ended() -> None:
+    """It is closed at the moment at which it counts as lost."""
+
+    async def main() -> None:
+        peer = _peer(trio.current_time() + 2.0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(peer.run)
+            for ended in (1, 2):
+                with pytest.raises(ConnectionLost, match="may have been handled"):
+                    await peer.ask("/a", None, "", b"")
+                assert peer.ended == ended
+                peer._connect = _peer(trio.current_time() + 2.0)._connect
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_who_asks_hears_that_this_node_has_ended(sent: bool) -> None:
+    async def main() -> None:
+        peer = _peer(trio.current_time() + 1000.0)
+        if not sent:
+            peer._connect = trio.sleep_forever  # type: ignore[assignment]
+        caught: list[Exception] = []
+
+        async def ask() -> None:
+            try:
+                await peer.ask("/a", None, "", b"")
+            except (ConnectionLost, NodeUnreachable) as error:
+                caught.append(error)
+
+        async with trio.open_nursery() as askers:
+            askers.cancel_scope.deadline = trio.current_time() + 10
+            askers.start_soon(ask)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(peer.run)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+        assert [type(each) for each in caught] == [ConnectionLost if sent else NodeUnreachable]
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=1))
