@@ -159,11 +159,11 @@ class NodeConnection:
             return 0
         return self.peer.window - len(self._open) - self._told
 
-    def greeting(self) -> bytes:
+    def greeting(self) -> bytearray:
         """Return the bytes to begin with."""
         return self._encoded(self._hello)
 
-    def send(self, frame: Frame) -> bytes:
+    def send(self, frame: Frame) -> bytearray:
         """Return the bytes of a frame.
 
         Raises:
@@ -183,15 +183,17 @@ class NodeConnection:
             self._told -= frame.count
         return data
 
-    def _encoded(self, frame: Frame) -> bytes:
-        body = _ENCODER.encode(frame)
-        if len(body) > self._limit:
+    def _encoded(self, frame: Frame) -> bytearray:
+        data = bytearray(HEADER.size)
+        _ENCODER.encode_into(frame, data, HEADER.size)
+        size = len(data) - HEADER.size
+        if size > self._limit:
             raise ValueError(
-                f"a frame must have at most {self._limit} bytes, not {len(body)}; send less at once"
+                f"a frame must have at most {self._limit} bytes, not {size}; send less at once"
             )
-        header = HEADER.pack(len(body), PROTOCOL, self._sent)
+        HEADER.pack_into(data, 0, size, PROTOCOL, self._sent)
         self._sent = (self._sent + 1) % _NUMBERS
-        return header + body
+        return data
 
     def receive(self, data: bytes | bytearray) -> list[Any]:
         """Take bytes, and return the frames that are complete.
@@ -226,11 +228,12 @@ class NodeConnection:
         end = HEADER.size + size
         if len(self._buffer) < end:
             return None
-        body = bytes(self._buffer[HEADER.size : end])
-        del self._buffer[:end]
         self._received = (self._received + 1) % _NUMBERS
         try:
-            return _DECODER.decode(body)
+            with memoryview(self._buffer) as view, view[HEADER.size : end] as body:
+                frame = _DECODER.decode(body)
+            del self._buffer[:end]
+            return frame
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolViolated(f"a frame cannot be read: {error}") from error
 

@@ -291,13 +291,17 @@ class NodePeer:
             while self._control and len(batch) < _BATCH:
                 batch += connection.send(self._control.popleft())
             while self._outbox and connection.room > 0 and len(batch) < _BATCH:
-                batch += self._encoded(connection, self._outbox.popleft())
+                data = self._encoded(connection, self._outbox.popleft())
+                if batch:
+                    batch += data
+                else:
+                    batch = data  # large ones are not copied
             if batch:
                 await stream.send_all(batch)
             elif not self._control and (not self._outbox or connection.room <= 0):
                 await self._wake.wait()
 
-    def _encoded(self, connection: NodeConnection, each: _Question | TellFrame) -> bytes:
+    def _encoded(self, connection: NodeConnection, each: _Question | TellFrame) -> bytearray:
         if isinstance(each, TellFrame):
             data = connection.send(each)
             self._sent_tells += 1
@@ -306,7 +310,7 @@ class NodePeer:
             data = connection.send(each.frame)
         except ValueError as error:
             each.fail(error)
-            return b""
+            return bytearray()
         each.sent = True
         self._sent[each.frame.id] = each
         return data
@@ -336,7 +340,7 @@ class MessageTurn:
         await self._taken.wait()
 
 
-Deliver = Callable[[AskFrame, "Visit", MessageTurn], Awaitable[bytes]]
+Deliver = Callable[[AskFrame, "Visit", MessageTurn], Awaitable[bytes | memoryview]]
 """Function that answers a message of another node."""
 
 
@@ -478,9 +482,13 @@ class Visit:
             while self._out and len(batch) < _BATCH:
                 frame = self._out.popleft()
                 try:
-                    batch += self._connection.send(frame)
+                    data = self._connection.send(frame)
                 except ValueError as error:
-                    batch += self._connection.send(self._table.failure(frame.id, error))
+                    data = self._connection.send(self._table.failure(frame.id, error))
+                if batch:
+                    batch += data
+                else:
+                    batch = data  # large ones are not copied
             if batch:
                 await self._stream.send_all(batch)
             else:

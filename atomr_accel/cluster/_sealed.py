@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("atomr_accel.cluster")
 
-CHUNK: Final = 1 << 20
+CHUNK: Final = 1 << 22
 """Bytes that are sent and checked at once."""
 
 _AHEAD: Final = 4
@@ -78,6 +78,14 @@ class _Download:
     def change(self) -> None:
         self.changed.set()
         self.changed = trio.Event()
+
+    def take(self, number: int, chunk: bytes) -> bool:
+        """Put a chunk into its place, if it is what the listing says; return whether it is."""
+        place = self.host[number * CHUNK : (number + 1) * CHUNK]
+        if len(chunk) != place.nbytes or _hash(chunk) != self.listing.hashes[number]:
+            return False
+        place[:] = np.frombuffer(chunk, np.uint8)
+        return True
 
 
 def check_digest(digest: object) -> str:
@@ -144,7 +152,7 @@ class SealedShelf:
         """Offer nothing."""
         self._offers.clear()
 
-    async def answer(self, digest: str, body: bytes) -> bytes:
+    async def answer(self, digest: str, body: bytes) -> bytes | memoryview:
         """Answer another node: the listing, or a chunk by its number."""
         offer = self._offers.get(digest)
         if offer is not None and offer.ref.is_stale:
@@ -158,7 +166,7 @@ class SealedShelf:
         if not 0 <= number < len(offer.listing.hashes):
             raise LookupError(f"the buffer has {len(offer.listing.hashes)} chunks, no {number}")
         part = offer.flat[number * CHUNK : (number + 1) * CHUNK]
-        return (await offer.device.get(part)).tobytes()
+        return memoryview(await offer.device.get(part))
 
     async def fetch(self, digest: str, device: Device) -> GpuRef:
         """Return a sealed buffer of a digest on a device of this node, and offer it."""
@@ -230,17 +238,12 @@ class SealedShelf:
             number = download.waiting.popleft()
             try:
                 chunk = await self._ask(node, target, msgspec.msgpack.encode(number))
-                known = download.listing.hashes[number]
-                size = min(CHUNK, download.host.nbytes - number * CHUNK)
-                good = len(chunk) == size
-                if not good or await in_thread(partial(_hash, chunk), self._limiter) != known:
+                if not await in_thread(partial(download.take, number, chunk), self._limiter):
                     raise ProtocolViolated(f"chunk {number} has another hash than listed")
             except BaseException:
                 download.waiting.append(number)
                 download.change()
                 raise
-            start = number * CHUNK
-            download.host[start : start + size] = np.frombuffer(chunk, np.uint8)
             download.missing -= 1
             if not download.missing:
                 done.cancel()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
@@ -21,6 +21,9 @@ Handle = Callable[[trio.abc.Stream, frozenset[str] | None], Awaitable[None]]
 
 _MOST: Final = 1 << 18
 """Bytes that are read or encrypted at once, between two turns of trio."""
+
+_RECORD: Final = 1 << 14
+"""Most bytes of a record of TLS. A shorter one is the last that has come, as a rule."""
 
 _HANDSHAKE: Final = 5.0
 """Seconds that a handshake may take."""
@@ -82,27 +85,51 @@ class Credentials:
 
 @final
 class TlsStream(trio.abc.Stream):
-    """TLS over a stream. It hands over all that has come at once, of many records.
+    """TLS over a connection. It hands over all that has come at once, of many records.
 
-    trio's own gives one record of 16 KiB at a time, which is slow for large frames. The end of the
-    stream may come without TLS saying so: frames tell whether they are complete.
+    trio's own gives one record of 16 KiB at a time, and copies each several times, which is slow
+    for large frames. The end of the stream may come without TLS saying so: frames tell whether
+    they are complete. After a cancelled ``send_all`` it can only be closed.
 
     Args:
-        stream: the stream below.
+        stream: the connection, which passes into this one.
         context: certificates.
         node: the name of the other side for a client; None for a server.
     """
 
     def __init__(
-        self, stream: trio.abc.Stream, context: ssl.SSLContext, node: str | None = None
+        self, stream: trio.SocketStream, context: ssl.SSLContext, node: str | None = None
     ) -> None:
-        self._stream = stream
-        self._incoming = ssl.MemoryBIO()
-        self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(
-            self._incoming, self._outgoing, server_side=node is None, server_hostname=node
-        )
-        self._sending = trio.StrictFIFOLock()
+        plain = socket.socket(fileno=stream.socket.detach())
+        try:
+            plain.setblocking(False)
+            self._tls = context.wrap_socket(
+                plain,
+                server_side=node is None,
+                server_hostname=node,
+                do_handshake_on_connect=False,
+            )
+        except BaseException:
+            plain.close()
+            raise
+        self._buffer: Final = bytearray(_MOST)
+        self._sending: Final = trio.StrictFIFOLock()
+
+    async def _wait(self, error: OSError) -> None:
+        """Wait until a call that has raised an error can be made again.
+
+        Raises:
+            trio.BrokenResourceError: it cannot.
+            trio.ClosedResourceError: the stream was closed here.
+        """
+        if isinstance(error, (ssl.SSLWantReadError, ssl.SSLWantWriteError)):
+            reads = isinstance(error, ssl.SSLWantReadError)
+            wait = trio.lowlevel.wait_readable if reads else trio.lowlevel.wait_writable
+            await wait(self._tls)
+        elif self._tls.fileno() < 0:
+            raise trio.ClosedResourceError from None
+        else:
+            raise trio.BrokenResourceError from error
 
     async def do_handshake(self) -> None:
         """Agree on keys, and check certificates.
@@ -110,20 +137,13 @@ class TlsStream(trio.abc.Stream):
         Raises:
             trio.BrokenResourceError: the other side has gone, or refuses this one, or is refused.
         """
-        done = False
-        while not done:
+        await trio.lowlevel.checkpoint()
+        while True:
             try:
                 self._tls.do_handshake()
-                done = True
-            except ssl.SSLWantReadError:
-                pass
-            except ssl.SSLError as error:
-                with suppress(trio.BrokenResourceError):
-                    await self._flush()  # it says why
-                raise trio.BrokenResourceError from error
-            await self._flush()
-            if not done and not await self._feed():
-                raise trio.BrokenResourceError("the connection ended during the handshake")
+                return
+            except OSError as error:
+                await self._wait(error)
 
     def names(self) -> frozenset[str]:
         """Return the names in the other side's certificate."""
@@ -133,56 +153,57 @@ class TlsStream(trio.abc.Stream):
         names: Any = found.get("subjectAltName", ())
         return frozenset(name for kind, name in names if kind == "DNS")
 
-    async def _flush(self) -> None:
-        async with self._sending:
-            while data := self._outgoing.read(_MOST):
-                await self._stream.send_all(data)
-
-    async def _feed(self) -> bool:
-        data = await self._stream.receive_some(_MOST)
-        self._incoming.write(data)
-        return bool(data)
-
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send bytes."""
-        with memoryview(data) as view:
-            for start in range(0, len(view), _MOST):
-                try:
-                    self._tls.write(view[start : start + _MOST])
-                except ssl.SSLError as error:
-                    raise trio.BrokenResourceError from error
-                await self._flush()
+        async with self._sending:
+            with memoryview(data) as view:
+                at, turn = 0, _MOST  # between two turns of trio
+                while at < len(view):
+                    try:
+                        at += self._tls.send(view[at : at + _MOST])
+                    except OSError as error:
+                        await self._wait(error)
+                        turn = at + _MOST
+                    else:
+                        if at >= turn:
+                            await trio.lowlevel.checkpoint()
+                            turn = at + _MOST
 
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until there may be room."""
-        await self._stream.wait_send_all_might_not_block()
+        await trio.lowlevel.wait_writable(self._tls)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return all bytes that have come, up to a number; none at the end."""
-        most = _MOST if max_bytes is None else max_bytes
-        while True:
-            parts: list[bytes] = []
-            size = 0
-            try:
-                while size < most and (part := self._tls.read(most - size)):
-                    parts.append(part)
-                    size += len(part)
-                ended = size < most
-            except ssl.SSLWantReadError:
-                ended = False
-            except ssl.SSLError as error:
-                raise trio.BrokenResourceError from error
-            if self._outgoing.pending:
-                await self._flush()
-            if parts or ended:
-                await trio.lowlevel.checkpoint()
-                return b"".join(parts)
-            if not await self._feed():
-                return b""
+        most = _MOST if max_bytes is None else min(max_bytes, _MOST)
+        size, waited = 0, False
+        with memoryview(self._buffer) as view:
+            while not size:
+                try:
+                    while size < most:
+                        came = self._tls.recv_into(view[size:most])
+                        size += came
+                        if not came or (came < _RECORD and not self._tls.pending()):
+                            break
+                    else:
+                        came = 1
+                    if not came and not size:
+                        break
+                except OSError as error:
+                    if not size:
+                        await self._wait(error)
+                        waited = True
+            data = bytes(view[:size])
+        if not waited:
+            await trio.lowlevel.checkpoint()
+        return data
 
     async def aclose(self) -> None:
-        """Close the stream below; frames need no farewell."""
-        await self._stream.aclose()
+        """Close the connection; frames need no farewell."""
+        if self._tls.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._tls)
+            self._tls.close()
+        await trio.lowlevel.checkpoint()
 
 
 @final
@@ -209,9 +230,15 @@ class TlsTransport:
                 with trio.fail_after(_HANDSHAKE):
                     await secure.do_handshake()
             except (trio.BrokenResourceError, trio.TooSlowError):
-                await trio.aclose_forcefully(stream)  # of somebody without a certificate
+                await trio.aclose_forcefully(secure)  # of somebody without a certificate
                 return
-            await handle(secure, secure.names())
+            except BaseException:
+                await trio.aclose_forcefully(secure)
+                raise
+            try:
+                await handle(secure, secure.names())
+            finally:
+                await trio.aclose_forcefully(secure)
 
         listeners = await trio.open_tcp_listeners(self._port, host=self._host)
         port = listeners[0].socket.getsockname()[1]
@@ -227,7 +254,7 @@ class TlsTransport:
         try:
             await secure.do_handshake()
         except BaseException as error:
-            await trio.aclose_forcefully(stream)
+            await trio.aclose_forcefully(secure)
             cause = error.__cause__
             if isinstance(error, trio.BrokenResourceError) and isinstance(cause, ssl.SSLError):
                 raise PeerRefused(f"{address} is not node {node!r}: {cause}") from error

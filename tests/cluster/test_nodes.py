@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -227,7 +227,9 @@ async def _refused(folder: Path) -> None:
         host, _, port = address.rpartition(":")
         async with await trio.open_tcp_stream(host, int(port)) as plain:  # no TLS at all
             await plain.send_all(bytes(100))
-            assert isinstance(await plain.receive_some(100), bytes)
+            with suppress(trio.BrokenResourceError):
+                while await plain.receive_some(100):
+                    pass
         b.publish("counter", await b.system.spawn(Counter))
         assert await a.actor("b", "counter").ask(Add(1)) == 1
 
