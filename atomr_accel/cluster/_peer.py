@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
@@ -67,6 +68,51 @@ class _HungUp(Exception):
     """The other side has closed the connection."""
 
 
+class _Outlet:
+    """The writing half of a connection. While it waits, what is to be sent needs no turn of trio.
+
+    Args:
+        stream: the connection.
+        take: returns bytes to send, or none.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, take: Callable[[], bytearray]) -> None:
+        self._stream = stream
+        self._take = take
+        self._send_nowait = getattr(stream, "send_nowait", None)
+        self._wake = trio.Event()
+        self._rest = bytearray()
+        self._waits = False
+
+    def push(self, *, now: bool = False) -> None:
+        """Have sent what there is, together with what others add in this turn of trio.
+
+        Args:
+            now: whether no others are expected to add anything, so that it is sent here.
+        """
+        if now and self._waits and self._send_nowait is not None:
+            data = self._take()
+            self._rest = data[self._send_nowait(data) :] if data else data
+            if not self._rest:
+                return
+        self._waits = False
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        while True:
+            data, self._rest = self._rest, bytearray()
+            if data or (data := self._take()):
+                await self._stream.send_all(data)
+                continue
+            self._wake = trio.Event()
+            self._waits = True
+            try:
+                await self._wake.wait()
+            finally:
+                self._waits = False
+
+
 def _end_of(error: Exception) -> Exception:
     """Return why a connection has ended. Several of its tasks may have found that at once.
 
@@ -122,11 +168,18 @@ class NodePeer:
         self._serial = 0
         self._heard = 0.0
         self._scope: trio.CancelScope | None = None
+        self._outlet: _Outlet | None = None
 
     @property
     def depth(self) -> int:
         """Messages that wait or are not answered."""
         return len(self._outbox) + len(self._sent)
+
+    def _push(self, *, now: bool = False) -> None:
+        if self._outlet is None:
+            self._wake.set()
+        else:
+            self._outlet.push(now=now)
 
     def _check_room(self) -> None:
         if len(self._outbox) >= self._settings.outbox:
@@ -149,7 +202,7 @@ class NodePeer:
         if not always:
             self._check_room()
         self._outbox.append(TellFrame(target, name, body))
-        self._wake.set()
+        self._push()
 
     async def ask(self, target: str, key: str | None, name: str, body: bytes) -> bytes:
         """Send a message, and return the bytes of its answer.
@@ -166,14 +219,14 @@ class NodePeer:
         self._serial += 1
         question = _Question(AskFrame(self._serial, target, key, name, body))
         self._outbox.append(question)
-        self._wake.set()
+        self._push(now=not self._sent)
         try:
             await question.done.wait()
         except trio.Cancelled:
             if question.sent:
                 if self._sent.pop(question.frame.id, None) is not None:
                     self._control.append(CancelFrame(question.frame.id))
-                    self._wake.set()
+                    self._push()
             else:
                 with suppress(ValueError):
                     self._outbox.remove(question)
@@ -262,9 +315,11 @@ class NodePeer:
                 if connection.peer.node != self.node:
                     raise PeerRefused(f"node {connection.peer.node!r} is not {self.node!r}")
                 self.connected = True
+                self._outlet = _Outlet(stream, partial(self._batch, connection))
                 nursery.start_soon(self._beat)
-                await self._write(stream, connection)
+                await self._outlet.run()
         finally:
+            self._outlet = None
             await trio.aclose_forcefully(stream)
 
     async def _read(self, stream: trio.abc.Stream, connection: NodeConnection) -> None:
@@ -281,25 +336,21 @@ class NodePeer:
                     elif question is not None:
                         assert isinstance(frame, FailedFrame)
                         question.fail(self._table.error(frame))
-            self._wake.set()
+            if self._outlet is None or self._outbox:  # the greeting has come, or there is room
+                self._push()
         raise _HungUp
 
-    async def _write(self, stream: trio.abc.Stream, connection: NodeConnection) -> None:
-        while True:
-            self._wake = trio.Event()
-            batch = bytearray()
-            while self._control and len(batch) < _BATCH:
-                batch += connection.send(self._control.popleft())
-            while self._outbox and connection.room > 0 and len(batch) < _BATCH:
-                data = self._encoded(connection, self._outbox.popleft())
-                if batch:
-                    batch += data
-                else:
-                    batch = data  # large ones are not copied
+    def _batch(self, connection: NodeConnection) -> bytearray:
+        batch = bytearray()
+        while self._control and len(batch) < _BATCH:
+            batch += connection.send(self._control.popleft())
+        while self._outbox and connection.room > 0 and len(batch) < _BATCH:
+            data = self._encoded(connection, self._outbox.popleft())
             if batch:
-                await stream.send_all(batch)
-            elif not self._control and (not self._outbox or connection.room <= 0):
-                await self._wake.wait()
+                batch += data
+            else:
+                batch = data  # large ones are not copied
+        return batch
 
     def _encoded(self, connection: NodeConnection, each: _Question | TellFrame) -> bytearray:
         if isinstance(each, TellFrame):
@@ -322,7 +373,7 @@ class NodePeer:
             if silent > self._settings.silence:
                 raise trio.TooSlowError(f"node {self.node!r} has been silent for {silent:.1f} s")
             self._control.append(PingFrame())
-            self._wake.set()
+            self._push()
 
 
 class MessageTurn:
@@ -340,7 +391,7 @@ class MessageTurn:
         await self._taken.wait()
 
 
-Deliver = Callable[[AskFrame, "Visit", MessageTurn], Awaitable[bytes | memoryview]]
+Deliver = Callable[[AskFrame, "Visit", MessageTurn], Awaitable[bytes]]
 """Function that answers a message of another node."""
 
 
@@ -407,7 +458,7 @@ class Visit:
         self._told = told
         self._connection = NodeConnection(hello, asks=False, limit=settings.frame)
         self._out: deque[Any] = deque()
-        self._wake = trio.Event()
+        self._outlet = _Outlet(stream, self._batch)
         self._answering: dict[int, trio.CancelScope] = {}
 
     async def run(self) -> None:
@@ -415,7 +466,7 @@ class Visit:
         try:
             async with PlainNursery() as nursery:
                 await self._stream.send_all(self._connection.greeting())
-                nursery.start_soon(self._write)
+                nursery.start_soon(self._outlet.run)
                 await self._read(nursery)
                 nursery.cancel_scope.cancel()
         except Exception as error:  # noqa: BLE001 (what is not an end goes on)
@@ -473,23 +524,18 @@ class Visit:
 
     def _post(self, frame: Any) -> None:
         self._out.append(frame)
-        self._wake.set()
+        self._outlet.push(now=not self._answering)
 
-    async def _write(self) -> None:
-        while True:
-            self._wake = trio.Event()
-            batch = bytearray()
-            while self._out and len(batch) < _BATCH:
-                frame = self._out.popleft()
-                try:
-                    data = self._connection.send(frame)
-                except ValueError as error:
-                    data = self._connection.send(self._table.failure(frame.id, error))
-                if batch:
-                    batch += data
-                else:
-                    batch = data  # large ones are not copied
+    def _batch(self) -> bytearray:
+        batch = bytearray()
+        while self._out and len(batch) < _BATCH:
+            frame = self._out.popleft()
+            try:
+                data = self._connection.send(frame)
+            except ValueError as error:
+                data = self._connection.send(self._table.failure(frame.id, error))
             if batch:
-                await self._stream.send_all(batch)
+                batch += data
             else:
-                await self._wake.wait()
+                batch = data  # large ones are not copied
+        return batch

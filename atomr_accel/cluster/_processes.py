@@ -74,24 +74,28 @@ async def process_ended(process: str) -> None:
         process: what ``own_process`` has returned there.
     """
     _, pid, started = process.split("/")
+    if await _told(int(pid), started):
+        return
+    await trio.sleep_forever()
+
+
+async def _told(pid: int, started: str) -> bool:
+    """Wait until a process has ended, and return True; or False if that cannot be told."""
+    await trio.lowlevel.checkpoint()
     if sys.platform == "linux":
         try:
-            descriptor = os.pidfd_open(int(pid))
+            descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
-            await trio.lowlevel.checkpoint()
-            return
+            return True
         except OSError:
-            await trio.sleep_forever()
-            return
+            return False
         try:
             # The descriptor is of the process that has the number now, perhaps another one.
-            if _started(int(pid)) == started:
+            if _started(pid) == started:
                 await trio.lowlevel.wait_readable(descriptor)
-            else:
-                await trio.lowlevel.checkpoint()
-            return
+            return True
         except (OSError, IndexError):  # its owner shows it to nobody
-            pass
+            return False
         finally:
             os.close(descriptor)
-    await trio.sleep_forever()
+    return False

@@ -229,8 +229,8 @@ class Region:
             return  # another task does it, or the lease was lost
         shard.moving = True
         async with self._turns:
-            if shard.lease is None or number in self.assigned:
-                shard.moving = False
+            if self._shards.get(number) is not shard or number in self.assigned:
+                shard.moving = False  # the lease was lost, or the shard is to stay
                 return
             shard.leaving = True
             idle = await self._idle(shard, min(_QUICK, self._settings.lease))

@@ -152,8 +152,8 @@ class SealedShelf:
         """Offer nothing."""
         self._offers.clear()
 
-    async def answer(self, digest: str, body: bytes) -> bytes | memoryview:
-        """Answer another node: the listing, or a chunk by its number."""
+    async def answer(self, digest: str, body: bytes) -> bytes:
+        """Answer another node: the listing, or a chunk by its number, which is not copied."""
         offer = self._offers.get(digest)
         if offer is not None and offer.ref.is_stale:
             del self._offers[digest]
@@ -166,7 +166,8 @@ class SealedShelf:
         if not 0 <= number < len(offer.listing.hashes):
             raise LookupError(f"the buffer has {len(offer.listing.hashes)} chunks, no {number}")
         part = offer.flat[number * CHUNK : (number + 1) * CHUNK]
-        return memoryview(await offer.device.get(part))
+        content: Any = await offer.device.get(part)
+        return memoryview(content)  # type: ignore[return-value]
 
     async def fetch(self, digest: str, device: Device) -> GpuRef:
         """Return a sealed buffer of a digest on a device of this node, and offer it."""

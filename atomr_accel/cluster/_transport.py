@@ -169,6 +169,17 @@ class TlsStream(trio.abc.Stream):
                             await trio.lowlevel.checkpoint()
                             turn = at + _MOST
 
+    def send_nowait(self, data: bytearray) -> int:
+        """Send as many bytes as there is room for, without a turn of trio; return their number.
+
+        Only for somebody who knows that ``send_all`` is not running, and has it send the rest.
+        """
+        with memoryview(data) as view:
+            try:
+                return self._tls.send(view[:_RECORD])
+            except OSError:
+                return 0  # send_all waits, or says what is wrong
+
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until there may be room."""
         await trio.lowlevel.wait_writable(self._tls)

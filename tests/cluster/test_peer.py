@@ -25,7 +25,7 @@ class _Silent(trio.abc.Stream):
 
     def __init__(self, closes: trio.Event) -> None:
         self.closes = closes
-        self.greeting = NodeConnection(hello("there"), asks=False).greeting()
+        self.greeting = bytes(NodeConnection(hello("there"), asks=False).greeting())
 
     async def send_all(self, data: Any) -> None:
         await trio.lowlevel.checkpoint()
@@ -86,7 +86,7 @@ def test_who_asks_hears_that_this_node_has_ended(sent: bool) -> None:
     async def main() -> None:
         peer = _peer(trio.Event())
         if not sent:
-            peer._connect = trio.sleep_forever  # type: ignore[assignment]
+            peer._connect = trio.sleep_forever
         caught: list[Exception] = []
 
         async def ask() -> None:
