@@ -726,7 +726,7 @@ class Cluster(Service):
             )
         return ref
 
-    async def _answer(self, frame: AskFrame, visit: Visit, turn: MessageTurn) -> bytes | memoryview:
+    async def _answer(self, frame: AskFrame, visit: Visit, turn: MessageTurn) -> bytes:
         if frame.target.startswith(WATCH):
             ref = self._local("/" + frame.target.removeprefix(WATCH))
             turn.taken()
