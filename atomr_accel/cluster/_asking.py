@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import trio
@@ -14,10 +14,10 @@ from ._frames import WATCH
 from ._peer import MessageTurn
 from ._placement import shard_of
 
-if TYPE_CHECKING:
-    from ._cluster import Cluster
-
 _log = logging.getLogger("atomr_accel.cluster")
+
+
+# Clusters are Any here: they know this module, which is not to know theirs.
 
 
 class RemoteTerminated(Message[None]):
@@ -37,7 +37,7 @@ class RemoteTerminated(Message[None]):
 
 
 async def ask_node(
-    cluster: Cluster, node: str, target: str, key: str | None, message: Message[Any]
+    cluster: Any, node: str, target: str, key: str | None, message: Message[Any]
 ) -> Any:
     name, body = cluster._table.encode(message)
     if node == cluster.node:
@@ -47,7 +47,7 @@ async def ask_node(
     return cluster._table.decode_reply(type(message), answer)
 
 
-def tell_node(cluster: Cluster, node: str, target: str, message: Message[Any]) -> None:
+def tell_node(cluster: Any, node: str, target: str, message: Message[Any]) -> None:
     name, body = cluster._table.encode(message)
     if node == cluster.node:
         cluster._check_running()
@@ -56,7 +56,7 @@ def tell_node(cluster: Cluster, node: str, target: str, message: Message[Any]) -
         cluster._peer(node).tell(target, name, body)
 
 
-async def watch_node(cluster: Cluster, node: str, name: str, watcher: ActorRef) -> None:
+async def watch_node(cluster: Any, node: str, name: str, watcher: ActorRef) -> None:
     cause, lost = None, False
     try:
         if node == cluster.node:
@@ -73,7 +73,7 @@ async def watch_node(cluster: Cluster, node: str, name: str, watcher: ActorRef) 
         cluster._lost += 1
 
 
-async def ask_entity(cluster: Cluster, kind: str, key: str, message: Message[Any]) -> Any:
+async def ask_entity(cluster: Any, kind: str, key: str, message: Message[Any]) -> Any:
     name, body = cluster._table.encode(message)
     shard = shard_of(kind, key, cluster._settings.shards)
     while True:
@@ -96,7 +96,7 @@ async def ask_entity(cluster: Cluster, kind: str, key: str, message: Message[Any
             await changed.wait()
 
 
-def tell_entity(cluster: Cluster, kind: str, key: str, message: Message[Any]) -> None:
+def tell_entity(cluster: Any, kind: str, key: str, message: Message[Any]) -> None:
     cluster._table.encode(message)
     if cluster._told >= cluster._settings.outbox:
         raise MailboxFull(f"{cluster._told} told messages are on their way", path=f"{kind}/{key}")
@@ -104,7 +104,7 @@ def tell_entity(cluster: Cluster, kind: str, key: str, message: Message[Any]) ->
     cluster._told += 1
 
 
-async def _deliver_told(cluster: Cluster, kind: str, key: str, message: Message[Any]) -> None:
+async def _deliver_told(cluster: Any, kind: str, key: str, message: Message[Any]) -> None:
     try:
         await ask_entity(cluster, kind, key, message)
     except Exception as error:  # noqa: BLE001 (the program's own handler may raise anything)

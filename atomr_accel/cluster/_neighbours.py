@@ -21,8 +21,8 @@ _log = logging.getLogger("atomr_accel.cluster")
 class Neighbours:
     """Nodes in other processes of this machine.
 
-    The kernel says when a process has ended. Then nothing acts under its leases, so they are
-    released in its place. Otherwise they expire.
+    The kernel says when a process has ended. Nothing acts under its leases from then on, and
+    this node releases them. Otherwise they expire.
 
     Args:
         store: the fencing store.

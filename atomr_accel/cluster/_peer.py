@@ -69,7 +69,7 @@ class _HungUp(Exception):
 
 
 class _Outlet:
-    """The writing half of a connection. While it waits, what is to be sent needs no turn of trio.
+    """The writing half of a connection. A single message is sent at once while it is idle.
 
     Args:
         stream: the connection.

@@ -1,7 +1,7 @@
 """Processes of this machine, of which the kernel says for certain that they have ended.
 
-A node that was killed keeps its leases until they expire. A node beside it on the same machine
-need not wait: once the process has ended, nothing acts under those leases any more.
+A node that was killed keeps its leases until they expire. Other nodes of the same machine do not
+wait for that: nothing acts under those leases after the process has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def boot_id() -> str:
 
 @lru_cache(maxsize=1)
 def _machine(pid: int) -> str:
-    """Return what processes have in common that can tell each other by number and start.
+    """Return the name of a machine on which processes know each other by number and start.
 
     Numbers are those of a namespace of processes, and times those of one of clocks. It is "" where
     /proc shows other ones, or the kernel has no descriptors of processes.
@@ -49,7 +49,7 @@ def _started(pid: int) -> str:
 
 
 def own_process() -> str:
-    """Return this process's identity for `process_ended`; "" if others could not tell its end."""
+    """Return this process's identity for `process_ended`; "" if it has none."""
     pid = os.getpid()
     with suppress(OSError, IndexError):
         if machine := _machine(pid):
@@ -58,7 +58,7 @@ def own_process() -> str:
 
 
 def is_neighbour(process: str) -> bool:
-    """Return whether a process is another one of this machine, whose end can be told."""
+    """Return whether a process is another one of this machine."""
     machine, _, rest = process.partition("/")
     pid = rest.partition("/")[0]
     own = os.getpid()
@@ -68,7 +68,7 @@ def is_neighbour(process: str) -> bool:
 async def process_ended(process: str) -> None:
     """Wait until a neighbour has ended: all its threads, for certain.
 
-    It waits for ever where that cannot be told.
+    It waits for ever if the kernel does not say.
 
     Args:
         process: what ``own_process`` has returned there.
@@ -80,7 +80,7 @@ async def process_ended(process: str) -> None:
 
 
 async def _told(pid: int, started: str) -> bool:
-    """Wait until a process has ended, and return True; or False if that cannot be told."""
+    """Wait until a process has ended, and return True; or False if the kernel does not say."""
     await trio.lowlevel.checkpoint()
     if sys.platform != "linux":
         return False

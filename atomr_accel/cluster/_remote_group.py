@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final, final
 
 import msgspec
 import trio
@@ -18,10 +18,10 @@ from ..wire.options import count
 from ._remote_devices import RemoteDevice, device_of
 from ._served_devices import DeviceReport
 
-if TYPE_CHECKING:
-    from ._cluster import Cluster
-
 _UNKNOWN: Final = DeviceReport(False, 0, 0)
+
+
+# Clusters are Any here: they know this module, which is not to know theirs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class RemoteDevices(metaclass=NoPublicConstructor):
     _made_by: ClassVar[str] = "cluster.open_devices()"
 
     def __init__(
-        self, cluster: Cluster, names: tuple[str, ...] | None, limit: int | None, policy: Any
+        self, cluster: Any, names: tuple[str, ...] | None, limit: int | None, policy: Any
     ) -> None:
         self._cluster = cluster
         self._names: Final = names
@@ -211,7 +211,7 @@ async def _closed(device: RemoteDevice) -> None:
 
 @asynccontextmanager
 async def opened_devices(
-    cluster: Cluster, names: Iterable[str] | None, limit: int | None, policy: Any
+    cluster: Any, names: Iterable[str] | None, limit: int | None, policy: Any
 ) -> AsyncIterator[RemoteDevices]:
     """Open devices of many nodes; see ``Cluster.open_devices``."""
     chosen = None if names is None else tuple(names)

@@ -23,7 +23,6 @@ from ._placement import hash_of
 
 if TYPE_CHECKING:
     from ..patterns import Slot
-    from ._cluster import Cluster
     from ._peer import Holdings, MessageTurn
 
 R = TypeVar("R")
@@ -32,6 +31,9 @@ SLOT: Final = "slot:"
 """First characters of the target of a request for a turn."""
 
 _numbers = itertools.count(1)
+
+
+# Clusters are Any here: they know this module, which is not to know theirs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class NodePool(metaclass=NoPublicConstructor):
     _made_by: ClassVar[str] = "cluster.open_pool(name)"
 
     def __init__(
-        self, cluster: Cluster, name: str, limit: int | None, attempts: int, policy: Any
+        self, cluster: Any, name: str, limit: int | None, attempts: int, policy: Any
     ) -> None:
         self.name: Final = name
         self._cluster = cluster
@@ -197,7 +199,7 @@ class NodePool(metaclass=NoPublicConstructor):
 
 @asynccontextmanager
 async def opened_pool(
-    cluster: Cluster, name: str, limit: int | None, attempts: int, policy: Any
+    cluster: Any, name: str, limit: int | None, attempts: int, policy: Any
 ) -> AsyncIterator[NodePool]:
     """Open a pool; see ``Cluster.open_pool``."""
     check_instance("name", name, str)
@@ -227,14 +229,14 @@ class SlotBody(msgspec.Struct, frozen=True, array_like=True):
     cost: float
 
 
-def _holder(cluster: Cluster, name: str) -> str | None:
+def _holder(cluster: Any, name: str) -> str | None:
     """Return the node that gives out the turns: the same for all who ask."""
     nodes = [each.name for each in cluster.nodes.values() if name in each.shares]
     return min(nodes, key=lambda node: hash_of(f"{name}@{node}"), default=None)
 
 
 @asynccontextmanager
-async def remote_slot(cluster: Cluster, name: str, tenant: str, cost: float) -> AsyncIterator[None]:
+async def remote_slot(cluster: Any, name: str, tenant: str, cost: float) -> AsyncIterator[None]:
     """Take a turn; see ``Cluster.slot``."""
     target = f"{SLOT}{name}"
     while True:
@@ -268,7 +270,7 @@ async def remote_slot(cluster: Cluster, name: str, tenant: str, cost: float) -> 
 
 
 async def give_slot(
-    cluster: Cluster, name: str, body: bytes, holdings: Holdings, turn: MessageTurn
+    cluster: Any, name: str, body: bytes, holdings: Holdings, turn: MessageTurn
 ) -> bytes:
     """Give another node a turn, when it comes."""
     asked = msgspec.msgpack.decode(body, type=SlotBody)
