@@ -289,7 +289,7 @@ _LOCK: Final = 0x61746163
 """Key of the advisory lock of transactions that write."""
 
 _NOTICE: Final = 200
-"""First characters of a changed key that watchers are told."""
+"""Length of the part of a changed key in a notice, in characters."""
 
 _NOTIFY: Final = "SELECT pg_notify('atomr_accel_cluster', key) FROM unnest(%s::text[]) AS key"
 

@@ -172,7 +172,7 @@ class TlsStream(trio.abc.Stream):
     def send_nowait(self, data: bytearray) -> int:
         """Send as many bytes as there is room for, without a turn of trio; return their number.
 
-        Only for somebody who knows that ``send_all`` is not running, and has it send the rest.
+        Call it only while ``send_all`` is not running, and send the rest by that.
         """
         with memoryview(data) as view:
             try:

@@ -54,7 +54,7 @@ def _peer(closes: trio.Event) -> NodePeer:
 
 
 def test_a_connection_that_ends_in_two_ways_at_once_has_ended() -> None:
-    """It is closed when it counts as lost, in either order."""
+    """The stream closes when the peer counts as lost, in either order."""
     clock = trio.testing.MockClock()
 
     async def ask(peer: NodePeer) -> None:
