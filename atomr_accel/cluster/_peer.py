@@ -460,6 +460,7 @@ class Visit:
         self._out: deque[Any] = deque()
         self._outlet = _Outlet(stream, self._batch)
         self._answering: dict[int, trio.CancelScope] = {}
+        self._more = False  # whether frames have come that nobody has looked at yet
 
     async def run(self) -> None:
         """Answer until the connection ends."""
@@ -486,7 +487,9 @@ class Visit:
             if not data:
                 return
             told = 0
-            for frame in self._connection.receive(data):
+            frames = self._connection.receive(data)
+            for number, frame in enumerate(frames, 1):
+                self._more = number < len(frames)
                 if isinstance(frame, AskFrame):
                     turn = MessageTurn()
                     nursery.start_soon(self._answer, frame, turn)
@@ -524,7 +527,7 @@ class Visit:
 
     def _post(self, frame: Any) -> None:
         self._out.append(frame)
-        self._outlet.push(now=not self._answering)
+        self._outlet.push(now=not self._answering and not self._more)
 
     def _batch(self) -> bytearray:
         batch = bytearray()
