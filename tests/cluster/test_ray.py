@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    Play = Callable[[Callable[["Stage"], Awaitable[None]]], None]
+
 WORDS = "tests.cluster.simulated:PROGRAM"
 
 AT_ONCE = Backoff(base=0.0)
@@ -50,7 +52,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 @pytest.fixture
-def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Stage], Awaitable[None]]], None]:
+def play(monkeypatch: pytest.MonkeyPatch) -> Play:
     """Run a test on a clock that jumps, which knows no threads."""
 
     async def inline(function: Any, *args: Any, **options: Any) -> Any:
@@ -132,7 +134,7 @@ def test_nodes_join_by_certificates_of_their_own_and_leave_with_the_block(
         assert process.options["max_restarts"] == 0
 
 
-def test_a_node_whose_process_ends_is_started_again(ray: FakeRay, play: Any) -> None:
+def test_a_node_whose_process_ends_is_started_again(ray: FakeRay, play: Play) -> None:
     @play
     async def run(stage: Stage) -> None:
         async with nodes_on_ray(stage.cluster, RayNodes(count=2), stage.serve):
@@ -143,7 +145,7 @@ def test_a_node_whose_process_ends_is_started_again(ray: FakeRay, play: Any) -> 
             assert len(stage.processes["ray-2"]) == 1
 
 
-def test_leases_decide_which_nodes_live_whatever_ray_says(ray: FakeRay, play: Any) -> None:
+def test_leases_decide_which_nodes_live_whatever_ray_says(ray: FakeRay, play: Play) -> None:
     @play
     async def run(stage: Stage) -> None:
         nodes = RayNodes(count=1, patience=5.0)
@@ -168,7 +170,7 @@ def test_leases_decide_which_nodes_live_whatever_ray_says(ray: FakeRay, play: An
             assert len(stage.processes["ray-1"]) == 2
 
 
-def test_each_of_rays_nodes_that_has_room_gets_one(ray: FakeRay, play: Any) -> None:
+def test_each_of_rays_nodes_that_has_room_gets_one(ray: FakeRay, play: Play) -> None:
     ray.there = {"a": {"CPU": 2.0}, "b": {"CPU": 2.0, "GPU": 1.0}, "c": {"CPU": 1.0, "GPU": 4.0}}
 
     @play
@@ -192,7 +194,9 @@ def test_each_of_rays_nodes_that_has_room_gets_one(ray: FakeRay, play: Any) -> N
             assert set(stage.cluster.nodes) == {"driver", "gpu-1", "gpu-2"}
 
 
-def test_nodes_are_asked_to_leave_and_those_that_do_not_are_killed(ray: FakeRay, play: Any) -> None:
+def test_nodes_are_asked_to_leave_and_those_that_do_not_are_killed(
+    ray: FakeRay, play: Play
+) -> None:
     @play
     async def run(stage: Stage) -> None:
         async with nodes_on_ray(stage.cluster, RayNodes(count=2), stage.serve):
@@ -207,7 +211,7 @@ def test_nodes_are_asked_to_leave_and_those_that_do_not_are_killed(ray: FakeRay,
 
 @pytest.mark.parametrize("how", ["cancelled", "failed"])
 def test_a_block_that_is_broken_off_kills_its_nodes_at_once(
-    how: str, ray: FakeRay, play: Any
+    how: str, ray: FakeRay, play: Play
 ) -> None:
     @play
     async def run(stage: Stage) -> None:
@@ -226,7 +230,7 @@ def test_a_block_that_is_broken_off_kills_its_nodes_at_once(
         assert [each.killed for each in ray.processes] == [True, True]
 
 
-def test_a_start_that_is_cancelled_leaves_no_process(ray: FakeRay, play: Any) -> None:
+def test_a_start_that_is_cancelled_leaves_no_process(ray: FakeRay, play: Play) -> None:
     @play
     async def run(stage: Stage) -> None:
         async def serve(name: str, process: FakeProcess) -> Any:
@@ -239,7 +243,7 @@ def test_a_start_that_is_cancelled_leaves_no_process(ray: FakeRay, play: Any) ->
         assert [each.killed for each in ray.processes] == [True] * 3
 
 
-def test_a_first_start_that_fails_fails_the_block(ray: FakeRay, play: Any) -> None:
+def test_a_first_start_that_fails_fails_the_block(ray: FakeRay, play: Play) -> None:
     @play
     async def run(stage: Stage) -> None:
         async def ends(name: str, process: FakeProcess) -> FakeRef:
@@ -266,7 +270,7 @@ def test_a_first_start_that_fails_fails_the_block(ray: FakeRay, play: Any) -> No
                 pytest.fail("there is no node")
 
 
-def test_nodes_that_end_all_the_time_fail_the_block(ray: FakeRay, play: Any) -> None:
+def test_nodes_that_end_all_the_time_fail_the_block(ray: FakeRay, play: Play) -> None:
     @play
     async def run(stage: Stage) -> None:
         nodes = RayNodes(count=1, intensity=Intensity(restarts=2, within=600), backoff=AT_ONCE)

@@ -19,7 +19,7 @@ import random
 import signal
 import sys
 import tempfile
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from atomr_accel.cluster import (
     Cluster,
     ConnectionLost,
     Credentials,
+    FencingStore,
     RayNodes,
     StoreUnavailable,
     make_certificates,
@@ -125,10 +126,12 @@ class _Machine:
         for node in self.names:
             await trio.to_thread.run_sync(self.start, node)
         credentials = Credentials.in_folder(self.folder, "client")
-        server = "://" in self.store
-        fencing = await stack.enter_async_context(
-            open_postgres_store(self.store) if server else open_sqlite_store(self.store)
+        opening: AbstractAsyncContextManager[FencingStore] = (
+            open_postgres_store(self.store)
+            if "://" in self.store
+            else open_sqlite_store(self.store)
         )
+        fencing = await stack.enter_async_context(opening)
         joining = PROGRAM.open("client", fencing, credentials, holds=False)
         return await stack.enter_async_context(joining)
 
