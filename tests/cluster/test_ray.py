@@ -194,7 +194,7 @@ def test_each_of_rays_nodes_that_has_room_gets_one(ray: FakeRay, play: Play) -> 
             assert set(stage.cluster.nodes) == {"driver", "gpu-1", "gpu-2"}
 
 
-def test_nodes_are_asked_to_leave_and_those_that_do_not_are_killed(
+def test_nodes_are_asked_to_leave_and_others_are_killed(
     ray: FakeRay, play: Play
 ) -> None:
     @play
