@@ -116,7 +116,7 @@ def read_snapshot(
             )
     flats = []
     for number in range(count):
-        flat = np.empty(layout.size, layout.master_dtype)
+        flat = np.zeros(layout.size, layout.master_dtype)
         for place in layout.places:
             part = tensors[_name_of(number, place.name)]
             flat[place.start : place.start + part.size] = part.ravel()

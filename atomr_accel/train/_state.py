@@ -20,6 +20,9 @@ from ._trees import optree
 if TYPE_CHECKING:
     from ..device import Device
 
+_ALIGNED: Final = 64
+"""Elements, a multiple of which each parameter begins at. Kernels want 16 bytes at least."""
+
 _HALVES: Final = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -44,8 +47,10 @@ class ModelLayout:
     Attributes:
         form: the form of the tree.
         places: the parameters, in the order of the tree.
-        size: number of all their elements.
+        size: number of elements of a flat buffer, those between parameters included.
         decayed: number of elements that weight decay shrinks; they come first.
+        gaps: first element and end of each part of a flat buffer that has elements between
+            parameters. They are always zero.
         dtype: the parameters' dtype.
         master_dtype: the dtype of the optimizer: float32 for parameters of 16 bits.
     """
@@ -72,19 +77,30 @@ class ModelLayout:
                 f"params must have one dtype, not {names}; bfloat16 parameters have masters of "
                 "float32 by themselves"
             )
+        if not sum(leaf.size for leaf in leaves):
+            raise ValueError("params must have at least one element, not none")
         starts = [0] * len(leaves)
+        ends: list[int] = []
+        gaps: list[tuple[int, int]] = []
         at = 0
         for flag in (True, False):
-            for number, leaf in enumerate(leaves):
-                if flags[number] is flag:
-                    starts[number] = at
-                    at += leaf.size
-        sizes = [leaf.size for leaf, flag in zip(leaves, flags, strict=True) if flag]
-        self.decayed: Final = sum(sizes)
+            mine = [number for number in range(len(leaves)) if flags[number] is flag]
+            # Those that leave a gap come last, so that the gaps of all are in one part.
+            mine.sort(key=lambda number: leaves[number].size % _ALIGNED > 0)
+            even = at
+            for number in mine:
+                size = leaves[number].size
+                starts[number] = at
+                at += -(-size // _ALIGNED) * _ALIGNED
+                if size % _ALIGNED == 0:
+                    even = at
+            ends.append(at)
+            if even < at:
+                gaps.append((even, at))
+        self.decayed: Final = ends[0]
         self.form: Final = form
         self.size: Final = at
-        if not at:
-            raise ValueError("params must have at least one element, not none")
+        self.gaps: Final = tuple(gaps)
         self.dtype: Final = kinds[0]
         self.master_dtype: Final = np.dtype(np.float32) if kinds[0] in _HALVES else kinds[0]
         self.places: Final = tuple(
@@ -94,7 +110,7 @@ class ModelLayout:
 
     def flat(self, params: Any) -> np.ndarray[Any, Any]:
         """Return a tree of arrays as one, in the dtype of the masters."""
-        made = np.empty(self.size, self.master_dtype)
+        made = np.zeros(self.size, self.master_dtype)
         for place, leaf in zip(self.places, optree.tree_leaves(params), strict=True):
             made[place.start : place.start + leaf.size] = leaf.ravel()
         return made
@@ -173,6 +189,8 @@ class ModelState:
                 )
         async with self.device.batch() as batch:
             flat = batch.empty(self.layout.size, self.layout.master_dtype)
+            for start, end in self.layout.gaps:
+                batch.fill(flat[start:end], 0)
             for place, leaf in zip(self.layout.places, leaves, strict=True):
                 there = flat[place.start : place.start + leaf.size].reshape(place.shape)
                 if leaf.dtype == flat.dtype:

@@ -194,9 +194,7 @@ def test_each_of_rays_nodes_that_has_room_gets_one(ray: FakeRay, play: Play) -> 
             assert set(stage.cluster.nodes) == {"driver", "gpu-1", "gpu-2"}
 
 
-def test_nodes_are_asked_to_leave_and_others_are_killed(
-    ray: FakeRay, play: Play
-) -> None:
+def test_nodes_are_asked_to_leave_and_others_are_killed(ray: FakeRay, play: Play) -> None:
     @play
     async def run(stage: Stage) -> None:
         async with nodes_on_ray(stage.cluster, RayNodes(count=2), stage.serve):
