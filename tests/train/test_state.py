@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from atomr_accel import train
 
-
 SHAPES = st.lists(st.lists(st.integers(1, 9), max_size=3).map(tuple), min_size=1, max_size=8)
 
 
@@ -19,7 +18,7 @@ SHAPES = st.lists(st.lists(st.integers(1, 9), max_size=3).map(tuple), min_size=1
 def test_parameters_begin_where_kernels_can_read_them(
     shapes: list[tuple[int, ...]], seed: int
 ) -> None:
-    """They do not overlap, matrices come first, and all else is zero."""
+    """Places do not overlap, matrices come first, and the rest is zero."""
     rng = np.random.default_rng(seed)
     params = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     how = train.AdamW(lr=0.1, decays=lambda _, shape: len(shape) > 1)

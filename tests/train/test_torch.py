@@ -28,7 +28,7 @@ MASK = np.where(np.tril(np.ones((LENGTH, LENGTH))), 0, -1e9).astype(np.float32)
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Any:
-    """Weights that keep the size of what they are multiplied by."""
+    """Weights by which products keep the size of inputs."""
     scale = np.sqrt(np.prod(shape[1:]) if len(shape) > 2 else shape[0])
     return (rng.standard_normal(shape) / scale).astype(np.float32)
 
