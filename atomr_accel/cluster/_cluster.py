@@ -431,15 +431,19 @@ class Cluster(Service):
         try:
             async with PlainNursery() as nursery:
                 self._nursery = nursery
-                self._address = await nursery.start(self._listen)
-                await self._agree()
-                await nursery.start(self._keep)
-                await nursery.start(self._follow_members)
-                nursery.start_soon(self._follow_shards)
-                task_status.started()
-                await trio.sleep_forever()
+                try:
+                    self._address = await nursery.start(self._listen)
+                    await self._agree()
+                    await nursery.start(self._keep)
+                    await nursery.start(self._follow_members)
+                    nursery.start_soon(self._follow_shards)
+                    task_status.started()
+                    await trio.sleep_forever()
+                finally:
+                    # Not after the block: once its last task has ended, and before this one goes
+                    # on, others may run, and a nursery refuses theirs then.
+                    self._nursery = None
         finally:
-            self._nursery = None
             self._region.reset()
             self._neighbours.reset()
             self._peers.clear()
