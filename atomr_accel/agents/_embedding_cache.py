@@ -321,12 +321,12 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Compute until the block is left."""
-        try:
-            async with PlainNursery() as self._nursery:
+        async with PlainNursery() as self._nursery:
+            try:
                 task_status.started()
                 await trio.sleep_forever()
-        finally:
-            self._nursery = None
+            finally:
+                self._nursery = None  # in the block: past its end the nursery refuses tasks
 
     async def call(self, item: Any, **options: Any) -> Any:
         """Return the value of the key of a `Call`."""

@@ -309,11 +309,13 @@ class Pipeline(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
                         nursery.start_soon(self._work, station, name=name)
                 self._nursery = nursery
                 task_status.started()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    self._nursery = None  # in the block: past its end the nursery refuses runs
         except Exception as error:
             self._fail_rest(error)
             raise
-        finally:
-            self._nursery = None
 
     def _fail_rest(self, cause: BaseException | None) -> None:
         """Fail the items that were in stages, and the runs, as the life of these has ended."""

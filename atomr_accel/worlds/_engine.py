@@ -358,16 +358,18 @@ class Engine(Generic[_M]):
                 if self.deadline is not None:
                     nursery.start_soon(self._watch_deadline, self.deadline)
                 task_status.started()
-                while True:
-                    await self._work.wait()
-                    self._work = trio.Event()
-                    while self._effects:
-                        self._do(self._effects.popleft(), nursery)
+                try:
+                    while True:
+                        await self._work.wait()
+                        self._work = trio.Event()
+                        while self._effects:
+                            self._do(self._effects.popleft(), nursery)
+                finally:
+                    self._nursery = None  # in the block: past its end the nursery refuses tasks
         except Exception as error:
             failure = error
             raise
         finally:
-            self._nursery = None
             try:
                 await self._leave_all(failure)
             finally:
