@@ -321,7 +321,8 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Compute until the block is left."""
-        async with PlainNursery() as self._nursery:
+        async with PlainNursery() as nursery:
+            self._nursery = nursery
             try:
                 task_status.started()
                 await trio.sleep_forever()
