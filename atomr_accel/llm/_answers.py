@@ -6,6 +6,7 @@ order.
 
 from __future__ import annotations
 
+import codecs
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +35,9 @@ class _Choice:
         self.calls: list[dict[str, Any]] = []
         self.prompt = len(asked.requests[index].prompt)  # pieces of it that are still to come
         self.scores: list[dict[str, Any]] = []
+        # Characters of tokens so far: a character's parts all stand at its place.
         self.offset = 0
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.begun = False
         self.finish: str | None = None
         self.pieces = 0
@@ -279,8 +282,9 @@ class ModelAnswer:
 
     def _text_scores(self, choice: _Choice, piece: TokenPiece) -> dict[str, Any]:
         """Return a token's scores in the form of completions: none for a prompt's first token."""
-        text, _ = self._token_text(piece.token)
-        offset, choice.offset = choice.offset, choice.offset + len(text)
+        text, content = self._token_text(piece.token)
+        offset = choice.offset
+        choice.offset += len(choice.decoder.decode(content))
         logprob: float | None = None
         tops: dict[str, float] | None = None
         if piece.logprob is not None:

@@ -15,6 +15,7 @@ from ._config import LlamaConfig, as_config
 from ._folder_errors import ModelFolderBroken
 from ._json_file import read_json
 from ._packages import package
+from ._token_text import tokens_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -76,7 +77,7 @@ class ModelFolder:
             add_generation_prompt=add_generation_prompt,
             options=options,
         )
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return tuple(tokens_of(self.tokenizer, text, special=False))
 
 
 def load_folder(path: str | PathLike[str]) -> ModelFolder:

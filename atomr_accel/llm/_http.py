@@ -280,19 +280,24 @@ class _HttpConnection:
         except self.h11.RemoteProtocolError as error:
             status = error.error_status_hint
             if status == 431:
-                message = f"headers must have at most {self._limits.headers} bytes"
-            else:
-                message = f"the request must be HTTP/1.1: {error}"
-            raise ApiError(status, message) from None
+                raise self._too_many() from None
+            raise ApiError(status, f"the request must be HTTP/1.1: {error}") from None
 
     def _check(self, head: Request) -> None:
         """Refuse a version, and a body by its length, before it is read."""
         if head.http_version not in (b"1.0", b"1.1"):
             version = head.http_version.decode("ascii")
             raise ApiError(505, f"the request must be HTTP/1.1, not {version}")
+        # The target's length counts too; h11 holds the limit where the end has not come yet.
+        size = len(head.target) + sum(len(name) + len(value) for name, value in head.headers)
+        if size > self._limits.headers:
+            raise self._too_many()
         for name, value in head.headers:
             if name == b"content-length" and int(value) > self._limits.body:
                 raise self._too_large(int(value))
+
+    def _too_many(self) -> ApiError:
+        return ApiError(431, f"headers must have at most {self._limits.headers} bytes")
 
     def _too_large(self, size: int) -> ApiError:
         return ApiError(

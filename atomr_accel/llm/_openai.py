@@ -18,6 +18,14 @@ from .._errors import AccelError
 from ._requests import SamplingOptions, TokenRequest
 from ._tool_calls import BEGIN, END
 
+_LONGEST_MESSAGE: Final = 2000
+_LONGEST_PARAM: Final = 200
+"""Characters of an error, which may name what a client has sent, of any length."""
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
 
 class ApiError(Exception):
     """A request is refused, or has failed; the client gets OpenAI's form of it.
@@ -41,9 +49,9 @@ class ApiError(Exception):
         kind: str = "invalid_request_error",
         retry_after: int | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(_cut(message, _LONGEST_MESSAGE))
         self.status: Final = status
-        self.param: Final = param
+        self.param: Final = None if param is None else _cut(param, _LONGEST_PARAM)
         self.code: Final = code
         self.kind: Final = kind
         self.retry_after: Final = retry_after
@@ -197,7 +205,7 @@ class _Asked(_RequestPart, frozen=True, kw_only=True):
     stop: str | Annotated[list[str], msgspec.Meta(max_length=4)] | None = None
     seed: _Seed | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    top_p: _Unit | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     logit_bias: dict[int, Annotated[float, msgspec.Meta(ge=-100, le=100)]] | None = None
@@ -255,6 +263,7 @@ class Translated:
         logprobs: the number of alternatives beside each token; None leaves logprobs out.
         tools: names of tools whose calls are found in the text.
         echo: the texts before each choice.
+        grammar_field: the field that the grammar is from; None if there is no grammar.
     """
 
     requests: tuple[TokenRequest, ...]
@@ -265,6 +274,7 @@ class Translated:
     logprobs: int | None
     tools: tuple[str, ...] = ()
     echo: tuple[str, ...] = ()
+    grammar_field: str | None = None
 
 
 def chat_requests(body: bytes, maker: PromptMaker, key: str) -> Translated:
@@ -482,7 +492,18 @@ def _translated(
         logprobs=logprobs,
         tools=tools,
         echo=echo,
+        grammar_field=_grammar_field(asked, options),
     )
+
+
+def _grammar_field(asked: _Asked, options: SamplingOptions) -> str | None:
+    if options.grammar is None:
+        return None
+    if (outputs := asked.structured_outputs) is not None:
+        names = ("regex", "choice", "grammar")
+        return f"structured_outputs.{next(name for name in names if getattr(outputs, name))}"
+    form = asked.response_format if isinstance(asked, ChatRequest) else None
+    return "tool_choice" if form is None or form.type == "text" else "response_format"
 
 
 def _seed(seed: int | None, number: int) -> int | None:

@@ -116,12 +116,21 @@ class GrammarCompiler:
                 ``grammar_from_json_schema`` and ``grammar_from_regex``.
 
         Raises:
-            GrammarInvalid: it is not a grammar, or too large.
+            GrammarInvalid: it is not a grammar, too large, or no text follows it.
         """
         matcher = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
-            raise GrammarInvalid(f"grammar must be one of llguidance: {matcher.get_error()}")
+            raise GrammarInvalid(f"grammar must be one of llguidance: {_said(matcher)}")
+        # The first tokens may take a second to find, which no step should wait for.
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            raise GrammarInvalid(f"grammar must be one that can be followed: {_said(matcher)}")
         return GrammarState(matcher, self._vocabulary)
+
+
+def _said(matcher: llguidance.LLMatcher) -> str:
+    """Return an error without the state of llguidance's parser, which follows it."""
+    return str(matcher.get_error()).partition("\n<state>")[0]
 
 
 class GrammarState:
@@ -149,7 +158,7 @@ class GrammarState:
         """
         matcher = self._matcher
         if not matcher.consume_token(token) or matcher.is_error():
-            raise GrammarInvalid(f"grammar cannot be followed: {matcher.get_error()}")
+            raise GrammarInvalid(f"grammar must be one that can be followed: {_said(matcher)}")
         return matcher.is_stopped()
 
 

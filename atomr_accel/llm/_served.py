@@ -22,7 +22,7 @@ from ..patterns import Closed, Overloaded, WrongResults, is_transient
 from ..wire.options import whole
 from ._folder import ModelFolder, load_folder
 from ._model import LlamaModel
-from ._request_errors import RequestAtFault
+from ._request_errors import GrammarInvalid, RequestAtFault
 from ._requests import FinishReason, TokenPiece, TokenRequest, TokenScore
 from ._sampler import GrammarCompiler, TokenSampler, check_logits, check_sampling, score
 from ._scheduler import Scheduler, SequenceState
@@ -313,7 +313,8 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
 
         Raises:
             PromptTooLong: the prompt has no room in the context or in the cache.
-            GrammarInvalid: the grammar does not compile.
+            GrammarInvalid: the grammar does not compile, or the model has no end tokens. From the
+                stream: it has become too large, or nothing can follow the text.
             Overloaded: too many requests wait.
             Closed: the model is drained, or its block was left.
             TypeError, ValueError: an argument is wrong; the message names the field.
@@ -366,7 +367,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
     async def _grammars(self) -> GrammarCompiler:
         if self._compiler is None:
             if not self.end_tokens:
-                raise ValueError(
+                raise GrammarInvalid(
                     "grammar must be left out for a model without end_tokens, not given"
                 )
             self._compiler = await trio.to_thread.run_sync(

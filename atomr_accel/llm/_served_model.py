@@ -111,18 +111,31 @@ def _gravity(error: Exception) -> int:
     return error.status if isinstance(error, ApiError) else 999
 
 
-def refused_options(error: TypeError | ValueError) -> ApiError:
-    """Return the API's form of an error that a model raises before a stream begins."""
+def refused_options(error: TypeError | ValueError, grammar_field: str | None) -> ApiError:
+    """Return the API's form of an error that a model raises before a stream begins.
+
+    Args:
+        error: the error.
+        grammar_field: the field that the grammar is from, if there is one.
+    """
     if isinstance(error, PromptTooLong):
         return ApiError(400, str(error), param="prompt", code="context_length_exceeded")
-    param = "response_format" if isinstance(error, GrammarInvalid) else None
-    return ApiError(400, str(error), param=param, code="invalid_value")
+    if isinstance(error, GrammarInvalid):
+        return _refused_grammar(error, grammar_field)
+    return ApiError(400, str(error), code="invalid_value")
 
 
-def api_error(error: Exception) -> ApiError | ClientGone:
+def _refused_grammar(error: GrammarInvalid, field: str | None) -> ApiError:
+    message = str(error) if field is None else f"{field} is refused: {error}"
+    return ApiError(400, message, param=field, code="invalid_value")
+
+
+def api_error(error: Exception, grammar_field: str | None = None) -> ApiError | ClientGone:
     """Return the API's form of an error of the model."""
     if isinstance(error, ApiError | ClientGone):
         return error
+    if isinstance(error, GrammarInvalid):  # it has become too large: another try will not help
+        return _refused_grammar(error, grammar_field)
     message = str(error)
     if isinstance(error, Overloaded):
         return ApiError(429, message, kind="requests", code="rate_limit_exceeded", retry_after=1)

@@ -30,7 +30,7 @@ from ._openai import ApiError, Translated, chat_requests, completion_requests
 from ._requests import TokenPiece, TokenRequest
 from ._served_model import Readiness, ServedModel, api_error, gravest, refused_options
 from ._server_metrics import CONTENT_TYPE, MetricsText, ServerMetrics, numbers
-from ._token_text import TokenText
+from ._token_text import TokenText, tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +41,10 @@ _log: Final = logging.getLogger("atomr_accel.llm")
 _JSON: Final = ("content-type", "application/json")
 _IN_A_THREAD: Final = 16 << 10
 """Bytes of a body from which on it is translated in a thread, while other streams go on."""
+_WITH_GRAMMARS: Final = (b'"response_format"', b'"structured_outputs"', b'"tools"')
+"""Fields whose grammars take long to look at, so that these bodies are translated there too."""
+_LARGE_AT_A_TIME: Final = 4
+"""Such bodies that are translated at a time; the others wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,7 @@ class _Prompts:
 
     def encode(self, text: str) -> Sequence[int]:
         """Return the tokens of a text."""
-        return list(self._model.tokenizer.encode(text).ids)
+        return tokens_of(self._model.tokenizer, text, special=True)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, special ones included."""
@@ -130,6 +134,8 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
         self._front: Final = HttpFront(self._handle, limits)
         self._metrics: Final = ServerMetrics()
         self._running: Final[Counter[str]] = Counter()
+        # A text of megabytes needs gigabytes while it is cut into tokens.
+        self._large: Final = trio.CapacityLimiter(_LARGE_AT_A_TIME)
         self._ready: Final = Readiness(model)
         self._created: Final = int(time.time())
         self._page: Final = chat_page(model.name, faults=cause_fault is not None)
@@ -217,6 +223,9 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
                 raise ApiError(
                     415, f"the content-type must be application/json, not {kind or 'nothing'}"
                 )
+            coding = request.headers.get("content-encoding", "identity").strip().lower()
+            if coding != "identity":
+                raise ApiError(415, f"the content-encoding must be absent, not {coding}")
         await handle(exchange)
 
     def _key(self, request: HttpRequest) -> str:
@@ -252,8 +261,12 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
     ) -> None:
         self._check_open()
         body = exchange.request.body
-        if len(body) > _IN_A_THREAD or b'"response_format"' in body or b'"tools"' in body:
-            asked = await trio.to_thread.run_sync(translate, body, self._prompts, exchange.key)
+        large = len(body) > _IN_A_THREAD
+        if large or any(each in body for each in _WITH_GRAMMARS):
+            limiter = self._large if large else None
+            asked = await trio.to_thread.run_sync(
+                translate, body, self._prompts, exchange.key, limiter=limiter
+            )
         else:
             asked = translate(body, self._prompts, exchange.key)
         with self._counted(exchange.key, len(asked.requests)):
@@ -302,10 +315,11 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
             ApiError: there are too many.
         """
         limits = self._limits
-        if count > limits.choices:
+        most = min(limits.choices, limits.requests, limits.requests_per_key or limits.requests)
+        if count > most:  # which waiting does not help
             raise ApiError(
                 400,
-                f"a request must have at most {limits.choices} choices, not {count}",
+                f"a request must have at most {most} choices, not {count}",
                 param="n",
                 code="invalid_value",
             )
@@ -344,7 +358,7 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
             async def take(piece: TokenPiece) -> None:
                 answer.take(index, piece)
 
-            await self._follow(request, began, take)
+            await self._follow(request, asked, began, take)
 
         await _each(choose, asked.requests)
         headers = [_JSON, ("x-request-id", exchange.id), *self._limit_headers()]
@@ -377,7 +391,7 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
                     await exchange.tell(events)
 
             alone = len(asked.requests) == 1
-            await self._follow(request, began, tell_alone if alone else tell)
+            await self._follow(request, asked, began, tell_alone if alone else tell)
 
         await _each(choose, asked.requests)
         await exchange.tell(answer.last_events())
@@ -386,6 +400,7 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
     async def _follow(
         self,
         request: TokenRequest,
+        asked: Translated,
         began: float,
         take: Callable[[TokenPiece], Awaitable[None]],
     ) -> None:
@@ -402,7 +417,7 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
                 try:
                     pieces = await stack.enter_async_context(opening)
                 except (TypeError, ValueError) as error:
-                    raise refused_options(error) from error
+                    raise refused_options(error, asked.grammar_field) from error
                 async for piece in pieces:
                     if not piece.prompt:
                         now = trio.current_time()
@@ -413,7 +428,7 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
                         last = now
                     await take(piece)
         except Exception as error:
-            raise api_error(gravest(error)) from error
+            raise api_error(gravest(error), asked.grammar_field) from error
 
     # --- what else there is --------------------------------------------------------------------
 

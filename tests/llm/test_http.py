@@ -29,6 +29,21 @@ async def test_bodies_and_headers_that_are_too_large_are_refused() -> None:
         assert reply.status == 413
         reply = await raw(server, POST + b"x: " + b"a" * 3000)
         assert reply.status == 431
+        whole = POST + b"x: " + b"a" * 3000 + b"\r\ncontent-length: 0\r\n\r\n"
+        reply = await raw(server, whole)  # at once, so that no end is waited for
+        assert (reply.status, reply.headers["connection"]) == (431, "close")
+        path = b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        assert (await raw(server, path)).status == 431
+        assert model.asked == []
+
+
+async def test_compressed_bodies_are_refused() -> None:
+    async with serving(saying("a")) as (server, model):
+        body = json.dumps(chat()).encode()
+        head = b"content-encoding: gzip\r\nconnection: close\r\n"
+        reply = await raw(server, POST + head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert reply.status == 415
+        assert "gzip" in reply.error["message"]
         assert model.asked == []
 
 

@@ -194,6 +194,7 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"temperature": 2.5}, "temperature", "invalid_value"),
     ({"temperature": "hot"}, "temperature", "invalid_value"),
     ({"top_p": -1}, "top_p", "invalid_value"),
+    ({"top_p": 0}, "top_p", "invalid_value"),
     ({"n": 0}, "n", "invalid_value"),
     ({"n": 1.5}, "n", "invalid_value"),
     ({"seed": 2**63}, "seed", "invalid_value"),

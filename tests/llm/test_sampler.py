@@ -240,3 +240,11 @@ def test_texts_follow_a_regex_and_a_lark_grammar(compiler: GrammarCompiler, seed
 def test_grammars_that_are_none_are_refused(compiler: GrammarCompiler, grammar: str) -> None:
     with pytest.raises(GrammarInvalid, match="grammar must be"):
         compiler.compile(grammar)
+
+
+def test_grammars_that_no_text_can_follow_are_refused_before_the_first_step(
+    compiler: GrammarCompiler,
+) -> None:
+    with pytest.raises(GrammarInvalid, match="grammar must be") as caught:
+        compiler.compile("start: start")
+    assert "<state>" not in str(caught.value)

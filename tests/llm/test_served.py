@@ -317,6 +317,14 @@ async def test_texts_follow_grammars_also_after_faults() -> None:
 
 @cpu_only
 @program
+async def test_grammars_need_end_tokens() -> None:
+    async with _opened(tokenizer=byte_tokenizer(), end_tokens=[]) as model:
+        with pytest.raises(GrammarInvalid, match="without end_tokens"):
+            await _all(model, _request(3, grammar='start: "a"'))
+
+
+@cpu_only
+@program
 async def test_a_model_has_a_place_in_the_tree() -> None:
     async with (
         open_actor_system("names") as system,

@@ -12,12 +12,19 @@ import pytest
 import trio
 
 from atomr_accel import ContextPoisoned, DeviceLost
-from atomr_accel.llm import ServerLimits, TokenPiece, TokenRequest, serve_language_model
+from atomr_accel.llm import (
+    GrammarInvalid,
+    ServerLimits,
+    TokenPiece,
+    TokenRequest,
+    serve_language_model,
+)
 from atomr_accel.patterns import Overloaded
 
 from .stand_in import (
     ScriptedModel,
     ask,
+    byte_tokenizer,
     chat,
     completion,
     failing,
@@ -360,6 +367,89 @@ async def test_more_requests_than_fit_get_429_and_later_ones_are_answered() -> N
             pass
         assert (await client.chat.completions.create(**ASKED, n=2)).choices
         assert server.statistics().refused == 2
+
+
+async def test_choices_that_never_fit_get_400() -> None:
+    for limits in (ServerLimits(requests=3), ServerLimits(requests_per_key=3)):
+        async with serving(saying("a"), limits=limits) as (server, model):
+            reply = await ask(server, "/v1/completions", completion(n=4))
+            assert (reply.status, reply.error["param"]) == (400, "n")
+            assert "at most 3" in reply.error["message"]
+            assert model.asked == []
+            assert (await ask(server, "/v1/completions", completion(n=3))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+    ],
+)
+async def test_a_grammar_that_cannot_be_followed_is_the_requests_fault(
+    fields: dict[str, Any], param: str
+) -> None:
+    async with serving(failing(GrammarInvalid("grammar must be small"))) as (server, _model):
+        reply = await ask(server, "/v1/chat/completions", chat(**fields))
+        assert (reply.status, reply.error["param"]) == (400, param)
+        assert reply.error["message"] == f"{param} is refused: grammar must be small"
+        assert server.statistics().failed == 0
+
+
+async def test_errors_do_not_repeat_all_that_was_sent() -> None:
+    async with serving(saying("a")) as (server, _model):
+        for more in ({"x" * 9000: 1}, {"model": "x" * 9000}):
+            reply = await ask(server, "/v1/completions", {**completion(), **more})
+            assert reply.status in (400, 404)
+            assert len(reply.error["message"]) <= 2000
+            assert len(reply.error["param"]) <= 200
+
+
+async def test_offsets_of_tokens_are_places_in_the_text() -> None:
+    prompt = "h\u00e9llo \u20ac!"
+    tokens = tuple(byte_tokenizer().encode(prompt).ids)
+
+    async def script(request: TokenRequest) -> AsyncIterator[TokenPiece]:
+        await trio.lowlevel.checkpoint()
+        assert request.prompt == tokens
+        for at, token in enumerate(tokens):
+            last = at + 1 == len(tokens)
+            yield TokenPiece(
+                token=token,
+                text="",
+                logprob=-1.0 if at else None,
+                prompt=True,
+                finish="length" if last else None,
+            )
+
+    async with serving(script) as (server, _model):
+        asked = completion(prompt=prompt, echo=True, logprobs=0, max_tokens=0)
+        (choice,) = (await ask(server, "/v1/completions", asked)).json()["choices"]
+    offsets = choice["logprobs"]["text_offset"]
+    assert choice["text"] == prompt
+    # A character of several tokens begins where its first one stands.
+    assert offsets == [0, 1, 1, 2, 3, 4, 5, 6, 6, 6, 7]
+
+
+async def test_a_long_prompt_does_not_hold_up_others() -> None:
+    worst = 0.0
+
+    async def watch() -> None:
+        nonlocal worst
+        while True:
+            before = trio.current_time()
+            await trio.lowlevel.checkpoint()
+            worst = max(worst, trio.current_time() - before)
+
+    async with serving(saying("a")) as (server, _model), trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        began = trio.current_time()
+        reply = await ask(server, "/v1/completions", completion(prompt="x" * 500_000))
+        took = trio.current_time() - began
+        nursery.cancel_scope.cancel()
+    assert reply.error["code"] == "context_length_exceeded"
+    assert worst < took / 2
 
 
 async def test_keys_have_limits_of_their_own() -> None:
