@@ -263,7 +263,7 @@ class Translated:
         logprobs: the number of alternatives beside each token; None leaves logprobs out.
         tools: names of tools whose calls are found in the text.
         echo: the texts before each choice.
-        grammar_field: the field that the grammar is from; None if there is no grammar.
+        grammar_field: the name of the field that asks for the grammar, or None.
     """
 
     requests: tuple[TokenRequest, ...]

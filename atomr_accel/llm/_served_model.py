@@ -116,7 +116,7 @@ def refused_options(error: TypeError | ValueError, grammar_field: str | None) ->
 
     Args:
         error: the error.
-        grammar_field: the field that the grammar is from, if there is one.
+        grammar_field: the name of the field that asks for the grammar, or None.
     """
     if isinstance(error, PromptTooLong):
         return ApiError(400, str(error), param="prompt", code="context_length_exceeded")

@@ -44,7 +44,7 @@ _IN_A_THREAD: Final = 16 << 10
 _WITH_GRAMMARS: Final = (b'"response_format"', b'"structured_outputs"', b'"tools"')
 """Fields whose grammars take long to look at, so that these bodies are translated there too."""
 _LARGE_AT_A_TIME: Final = 4
-"""Such bodies that are translated at a time; the others wait."""
+"""Number of such bodies that are translated at a time; further ones wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

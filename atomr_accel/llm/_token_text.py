@@ -24,7 +24,7 @@ def tokens_of(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
     Args:
         tokenizer: of the package ``tokenizers``.
         text: the text.
-        special: whether the tokenizer adds what it puts around each text.
+        special: whether to add the tokens that begin and end a text.
     """
     (found,) = tokenizer.encode_batch_fast([text], add_special_tokens=special)
     tokens: list[int] = found.ids
