@@ -89,8 +89,18 @@ _TYPES: Final = ("f32", "f64", "i32", "u32", "u8", "complex64", "complex128")
 
 _ENDS: Final = ("", *(f"_{of}" for of in _TYPES))
 
+_HOST_DRAWS: Final = (
+    *("vonmises", "wald", "zipf", "logseries", "noncentral_chisquare", "noncentral_f"),
+    "multivariate_hypergeometric",
+)
+"""Distributions of NumPy's generators that ``device.rng`` does not have."""
+
 WRITE.update(
     {
+        **{
+            name: f"await device.put(np.random.default_rng(seed).{name}(...))"
+            for name in _HOST_DRAWS
+        },
         # the toolkit's devices
         **{f"allocate_{of}": "await device.zeros(shape, dtype)" for of in _TYPES},
         **{f"copy_from_numpy{of}": "await device.put(array)" for of in _ENDS},
