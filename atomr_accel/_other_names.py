@@ -101,6 +101,10 @@ WRITE.update(
             name: f"await device.put(np.random.default_rng(seed).{name}(...))"
             for name in _HOST_DRAWS
         },
+        # SciPy's for matrices
+        "solve_banded": "await device.sparse.spsolve(matrix, b)",
+        "solveh_banded": "await device.sparse.spsolve(matrix, b)",
+        "sqrtm": "w, v = await device.linalg.eigh(x), and (v * np.sqrt(w)) @ v.mT.conj()",
         # the toolkit's devices
         **{f"allocate_{of}": "await device.zeros(shape, dtype)" for of in _TYPES},
         **{f"copy_from_numpy{of}": "await device.put(array)" for of in _ENDS},
@@ -129,7 +133,6 @@ WRITE.update(
         "inverse_1d_c2r_f32": "await device.fft.irfft(x)",
         "log_normal": "await device.rng.lognormal(size=shape)",
         "lrn_fwd": "await device.dnn.local_response_norm(...)",
-        "lu": "await device.linalg.lu_factor(x)",
         "multihead_attn_bwd": "await device.dnn.flash_attention_grad(...)",
         "multihead_attn_fwd": "await device.dnn.flash_attention(...)",
         "pool2d_bwd": "await device.dnn.max_pool_grad(...)",
