@@ -287,9 +287,9 @@ _PARTIALS: Final[dict[str, Any]] = {
     "gammaln": lambda g, _y, x: (g * _psi(x),),
     "betaln": lambda g, _y, a, b: (g * (_psi(a) - _psi(a + b)), g * (_psi(b) - _psi(a + b))),
     "beta": lambda g, y, a, b: (g * y * (_psi(a) - _psi(a + b)), g * y * (_psi(b) - _psi(a + b))),
-    "i0": lambda g, _y, x: (g * cast(special.i1(x), g.dtype),),
-    "j0": lambda g, _y, x: (-g * cast(special.j1(x), g.dtype),),
-    "y0": lambda g, _y, x: (-g * cast(special.y1(x), g.dtype),),
+    "i0": lambda g, _y, x: (g * special.i1(x),),
+    "j0": lambda g, _y, x: (-g * special.j1(x),),
+    "y0": lambda g, _y, x: (-g * special.y1(x),),
     "xlogy": lambda g, _y, a, b: (
         g * _log_where(a, b),
         g * np.where(a == 0, 0, a / b),

@@ -330,7 +330,7 @@ class DerivedFunctions(MatrixFunctions[D]):
 
         Args:
             d: diagonals, real, of shape (..., n).
-            e: what is beside them, real, of shape (..., n - 1).
+            e: the diagonals beside these, real, of shape (..., n - 1).
             eigvals_only: return no vectors.
             select: "a" for all, "i" for those in ``select_range``.
             select_range: the first and the last wanted eigenvalue, counted from 0.

@@ -140,7 +140,8 @@ class DerivedLaws(Choosing[D]):
         centre, width = number(loc, "loc"), not_negative(scale, "scale")
 
         def law(e: Any) -> Operand:
-            return centre + width * (e + ufunc("log", -ufunc("expm1", -e)))
+            made: Operand = centre + width * (e + ufunc("log", -ufunc("expm1", -e)))
+            return made
 
         return self._inverted("logistic", law, size, dtype, out)
 
@@ -215,7 +216,7 @@ class DerivedLaws(Choosing[D]):
         shape = positive_shape(a, "a", "float64")
 
         def law(e: Any) -> Operand:
-            made: Operand = (-ufunc("expm1", -e)) ** (1 / shape)  # type: ignore[operator]
+            made: Operand = (-ufunc("expm1", -e)) ** (1 / shape)
             return made
 
         return self._inverted("power", law, size, dtype, out)

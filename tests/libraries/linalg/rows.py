@@ -412,21 +412,13 @@ def projector(a: Array, name: str, m: int, n: int, **_: Any) -> Near:
 
 
 def tridiagonal_values(d: Array, e: Array, part: Any, **_: Any) -> Any:
-    def values(one: Array, other: Array) -> Array:
-        return scipy.linalg.eigvalsh(np.diag(one) + np.diag(other, 1) + np.diag(other, -1))
-
-    first, last = part or (0, d.shape[-1] - 1)
-    whole = np.stack(
-        [
-            values(*each)
-            for each in zip(
-                double(d).reshape(-1, d.shape[-1]),
-                double(e).reshape(-1, d.shape[-1] - 1),
-                strict=True,
-            )
-        ]
-    ).reshape(d.shape)[..., first : last + 1]
-    return near(whole), near(whole)
+    n = d.shape[-1]
+    whole = np.zeros((*d.shape, n))
+    whole[..., range(n), range(n)] = d
+    whole[..., range(1, n), range(n - 1)] = e
+    first, last = part or (0, n - 1)
+    values = np.linalg.eigvalsh(whole)[..., first : last + 1]
+    return near(values), near(values)
 
 
 def row(name: str, cases: Any, inputs: Any, call: Any, expect: Any, **options: Any) -> Operation:

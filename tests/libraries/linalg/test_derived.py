@@ -47,7 +47,7 @@ CALLS: dict[str, tuple[Any, Any]] = {
         lambda on, x, y: on.eigh_tridiagonal(x[0], y[0, :3], True, "i", (1, 2)), scipy.linalg
     ),
 }  # fmt: skip
-"""A call of two matrices, and who has it, too."""
+"""Calls of two matrices, and their reference."""
 
 
 def each(found: Any) -> list[Any]:

@@ -542,7 +542,7 @@ DRAWS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 
 
 FURTHER_DRAWS = 1 + 1 + 3
-"""Of t and F, which draw twice, and of three shares."""
+"""Draws of t and F, which draw twice, and of three shares."""
 
 
 async def sequence(device: Device, generator: Generator[Awaited]) -> list[Array]:
