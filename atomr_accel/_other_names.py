@@ -89,21 +89,16 @@ _TYPES: Final = ("f32", "f64", "i32", "u32", "u8", "complex64", "complex128")
 
 _ENDS: Final = ("", *(f"_{of}" for of in _TYPES))
 
-_HOST_DRAWS: Final = (
-    *("vonmises", "wald", "zipf", "logseries", "noncentral_chisquare", "noncentral_f"),
-    "multivariate_hypergeometric",
-)
+_HOST_DRAWS: Final = "vonmises wald zipf logistic pareto triangular logseries noncentral_chisquare"
 """Distributions of NumPy's generators that ``device.rng`` does not have."""
 
 WRITE.update(
     {
-        **{
-            name: f"await device.put(np.random.default_rng(seed).{name}(...))"
-            for name in _HOST_DRAWS
-        },
+        **{of: f"await device.put(np_rng.{of}(...))" for of in _HOST_DRAWS.split()},
         # SciPy's for matrices
         "solve_banded": "await device.sparse.spsolve(matrix, b)",
         "solveh_banded": "await device.sparse.spsolve(matrix, b)",
+        "eigh_tridiagonal": "await device.linalg.eigh(matrix)",
         "sqrtm": "w, v = await device.linalg.eigh(x), and (v * np.sqrt(w)) @ v.mT.conj()",
         # the toolkit's devices
         **{f"allocate_{of}": "await device.zeros(shape, dtype)" for of in _TYPES},

@@ -217,12 +217,6 @@ def _log_where(a: Any, b: Any) -> Any:
     return xlogy(cast(a != 0, a.dtype), b)
 
 
-def _psi(x: Any) -> Any:
-    """Return the derivative of ``gammaln``."""
-    psi: Any = special.psi
-    return psi(x)
-
-
 _ROOT_PI: Final = math.sqrt(math.pi)
 
 _PARTIALS: Final[dict[str, Any]] = {
@@ -283,13 +277,6 @@ _PARTIALS: Final[dict[str, Any]] = {
     "expit": lambda g, y, _x: (g * y * (1 - y),),
     "logit": lambda g, _y, x: (g / (x * (1 - x)),),
     "ndtr": lambda g, _y, x: (g * np.exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi)),),
-    "ndtri": lambda g, y, _x: (g * np.exp(y * y * 0.5) * math.sqrt(2 * math.pi),),
-    "gammaln": lambda g, _y, x: (g * _psi(x),),
-    "betaln": lambda g, _y, a, b: (g * (_psi(a) - _psi(a + b)), g * (_psi(b) - _psi(a + b))),
-    "beta": lambda g, y, a, b: (g * y * (_psi(a) - _psi(a + b)), g * y * (_psi(b) - _psi(a + b))),
-    "i0": lambda g, _y, x: (g * special.i1(x),),
-    "j0": lambda g, _y, x: (-g * special.j1(x),),
-    "y0": lambda g, _y, x: (-g * special.y1(x),),
     "xlogy": lambda g, _y, a, b: (
         g * _log_where(a, b),
         g * np.where(a == 0, 0, a / b),

@@ -17,8 +17,7 @@ def _fits(name: str, case: dict[str, Any]) -> bool:
     """Return whether sizes fit: least squares with refinement need tall matrices."""
     del name
     m, n = int(case.get("m", 99)), int(case.get("n", 99))
-    part = case.get("subset") or case.get("part")
-    if part is not None and n <= part[1]:
+    if case.get("subset") is not None and n <= case["subset"][1]:
         return False
     return (case.get("refine") is None or m >= n) and int(case.get("k") or 0) <= min(m, n)
 

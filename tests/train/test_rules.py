@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special
 
 from atomr_accel import Blocking, Device
 from atomr_accel.train._expressions import differentiable_ufuncs
 from atomr_accel.train._rules import ruled
-from atomr_accel.wire.ufuncs import find_ufunc
 
 from ..harness import sized
 from .checks import Case, check_gradient
@@ -41,9 +41,8 @@ def distinct(rng: Rng, shape: Any) -> Any:
 
 # --- ufuncs -----------------------------------------------------------------------------------
 
-UNIT = {"arcsin", "arccos", "arctanh", "logit", "ndtri"}
+UNIT = {"arcsin", "arccos", "arctanh", "logit"}
 POSITIVE = {"log", "log2", "log10", "log1p", "sqrt", "entr", "cbrt", "power", "float_power"}
-POSITIVE |= {"gammaln", "beta", "betaln", "y0"}
 SPLIT = {"maximum", "minimum", "fmax", "fmin", "remainder", "fmod"}
 
 
@@ -64,7 +63,7 @@ def operand(rng: Rng, name: str, shape: Any) -> Any:
 def test_ufunc(module_device: Blocking[Device], name: str, seed: int) -> None:
     """Gradients of every ufunc, with operands that broadcast."""
     rng = np.random.default_rng(seed)
-    function: Any = find_ufunc(name)
+    function: Any = getattr(np, name, None) or getattr(special, name)
     shape = shape_of(rng, 1, 3)
     params = {"a": operand(rng, name, shape)}
     if function.nin == 2:

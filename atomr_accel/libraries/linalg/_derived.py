@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
@@ -307,63 +307,10 @@ class DerivedFunctions(MatrixFunctions[D]):
 
         Returns:
             The factor, with zeros in the other triangle, and ``lower``.
-
-        Raises:
-            LinAlgError: as ``cholesky``.
         """
         flag = bool(lower)
         request = self._own.cholesky(a, lower=flag)
         return self._calls("cho_factor", lambda steps: (steps.do(request), flag))
-
-    @op
-    def eigh_tridiagonal(
-        self,
-        d: Operand,
-        e: Operand,
-        eigvals_only: bool = False,
-        select: Literal["a", "i"] = "a",
-        select_range: tuple[int, int] | None = None,
-    ) -> Request[GpuRef | tuple[GpuRef, GpuRef]]:
-        """Eigenvalues of symmetric tridiagonal matrices; as ``scipy.linalg.eigh_tridiagonal``.
-
-        By ``eigh`` of the whole matrices.
-
-        Args:
-            d: diagonals, real, of shape (..., n).
-            e: the diagonals beside these, real, of shape (..., n - 1).
-            eigvals_only: return no vectors.
-            select: "a" for all, "i" for those in ``select_range``.
-            select_range: the first and the last wanted eigenvalue, counted from 0.
-
-        Returns:
-            Eigenvalues, ascending, and eigenvectors.
-
-        Raises:
-            ValueError: shapes that do not fit.
-            Unsupported: ``select="v"``, with which only the device knows how many there are.
-        """
-        if select not in ("a", "i"):
-            raise Unsupported(f"select must be 'a' or 'i', not {select!r}; take all, and choose")
-        x, y = self._operand(d, "d"), self._operand(e, "e")
-        if not x.shape or y.shape != (*x.shape[:-1], x.shape[-1] - 1):
-            raise ValueError(f"e must have one element less than d, {x.shape}, not {y.shape}")
-        if "c" in (x.dtype.kind, y.dtype.kind):
-            raise TypeError("d and e must be real numbers, not complex ones")
-        n = x.shape[-1]
-
-        def build(steps: LinalgSteps) -> Any:
-            one, other = steps.joint(x, y)
-            whole = steps.output((*x.shape, n), one.dtype)
-            steps.evaluate(broadcast(constant(0, one.dtype), whole.shape), whole)
-            steps.evaluate(one, whole.diagonal(0, -2, -1))
-            if n > 1:
-                steps.evaluate(other, whole.diagonal(-1, -2, -1))
-            part = select_range if select == "i" else None
-            options: Any = {"vectors": not eigvals_only}
-            found = self._eigh(steps, whole, None, True, 1, part, None, **options)
-            return found[0] if eigvals_only else found
-
-        return self._calls("eigh_tridiagonal", build)
 
     @op
     def pinvh(

@@ -14,7 +14,6 @@ from ...arrays import GpuRef
 from ...arrays.expressions import Operand, cast
 from ...arrays.expressions.expression import ufunc, where
 from ...ops import D, Request, op
-from ...wire.options import real
 from ._arguments import (
     Size,
     check_out,
@@ -36,6 +35,9 @@ if TYPE_CHECKING:
     from ...ops import Preparer, Submission
     from ..array.steps import CallSteps
 
+    Kind = DTypeLike | None
+    Out = GpuRef | None
+
 _FLOAT64: Final = DTYPES["float64"]
 _FLOAT32: Final = DTYPES["float32"]
 
@@ -48,18 +50,14 @@ class DerivedLaws(Choosing[D]):
 
     @op
     def standard_normal(
-        self, size: Size = None, dtype: DTypeLike | None = None, out: GpuRef | None = None
+        self, size: Size = None, dtype: Kind = None, out: Out = None
     ) -> Request[GpuRef]:
         """Normal numbers of mean 0 and deviation 1; ``normal`` has more about them."""
         return self._continuous("standard_normal", "normal", (0.0, 1.0), size, dtype, out)
 
     @op
     def standard_exponential(
-        self,
-        size: Size = None,
-        dtype: DTypeLike | None = None,
-        method: str = "zig",
-        out: GpuRef | None = None,
+        self, size: Size = None, dtype: Kind = None, method: str = "zig", out: Out = None
     ) -> Request[GpuRef]:
         """Exponential numbers of mean 1; ``exponential`` has more about them.
 
@@ -71,34 +69,21 @@ class DerivedLaws(Choosing[D]):
 
     @op
     def standard_gamma(
-        self,
-        shape: float,
-        size: Size = None,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
+        self, shape: float, size: Size = None, dtype: Kind = None, out: Out = None
     ) -> Request[GpuRef]:
         """Gamma numbers of scale 1; ``gamma`` has more about them."""
         return self._continuous("standard_gamma", "gamma", (shape, 1.0), size, dtype, out)
 
     @op
     def standard_cauchy(
-        self,
-        size: Size = None,
-        *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
+        self, size: Size = None, *, dtype: Kind = None, out: Out = None
     ) -> Request[GpuRef]:
         """Cauchy numbers around 0, of scale 1; ``cauchy`` has more about them."""
         return self._continuous("standard_cauchy", "cauchy", (0.0, 1.0), size, dtype, out)
 
     @op
     def chisquare(
-        self,
-        df: float,
-        size: Size = None,
-        *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
+        self, df: float, size: Size = None, *, dtype: Kind = None, out: Out = None
     ) -> Request[GpuRef]:
         """Sums of ``df`` squares of normal numbers, as ``gamma`` makes them; ``df`` is above 0."""
         half = positive_shape(df, "df", "float64") / 2
@@ -113,8 +98,8 @@ class DerivedLaws(Choosing[D]):
         scale: float = 1.0,
         size: Size = None,
         *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
+        dtype: Kind = None,
+        out: Out = None,
     ) -> Request[GpuRef]:
         """Laplace numbers around ``loc``; ``scale`` is not negative."""
         centre, width = number(loc, "loc"), not_negative(scale, "scale")
@@ -127,33 +112,14 @@ class DerivedLaws(Choosing[D]):
         return self._inverted("laplace", law, size, dtype, out)
 
     @op
-    def logistic(
-        self,
-        loc: float = 0.0,
-        scale: float = 1.0,
-        size: Size = None,
-        *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
-        """Logistic numbers around ``loc``; ``scale`` is not negative."""
-        centre, width = number(loc, "loc"), not_negative(scale, "scale")
-
-        def law(e: Any) -> Operand:
-            made: Operand = centre + width * (e + ufunc("log", -ufunc("expm1", -e)))
-            return made
-
-        return self._inverted("logistic", law, size, dtype, out)
-
-    @op
     def gumbel(
         self,
         loc: float = 0.0,
         scale: float = 1.0,
         size: Size = None,
         *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
+        dtype: Kind = None,
+        out: Out = None,
     ) -> Request[GpuRef]:
         """Gumbel numbers of mode ``loc``; ``scale`` is not negative."""
         mode, width = number(loc, "loc"), not_negative(scale, "scale")
@@ -161,12 +127,7 @@ class DerivedLaws(Choosing[D]):
 
     @op
     def weibull(
-        self,
-        a: float,
-        size: Size = None,
-        *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
+        self, a: float, size: Size = None, *, dtype: Kind = None, out: Out = None
     ) -> Request[GpuRef]:
         """Weibull numbers of scale 1; the shape ``a`` is not negative, and 0 gives zeros."""
         shape = not_negative(a, "a")
@@ -179,89 +140,19 @@ class DerivedLaws(Choosing[D]):
 
     @op
     def rayleigh(
-        self,
-        scale: float = 1.0,
-        size: Size = None,
-        *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
+        self, scale: float = 1.0, size: Size = None, *, dtype: Kind = None, out: Out = None
     ) -> Request[GpuRef]:
         """Rayleigh numbers of mode ``scale``, which is not negative."""
         mode = not_negative(scale, "scale")
         return self._inverted("rayleigh", lambda e: mode * ufunc("sqrt", e * 2.0), size, dtype, out)
-
-    @op
-    def pareto(
-        self,
-        a: float,
-        size: Size = None,
-        *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
-        """Pareto II numbers, from 0 on; the shape ``a`` is above 0. Classical ones have 1 added."""
-        shape = positive_shape(a, "a", "float64")
-        return self._inverted("pareto", lambda e: ufunc("expm1", e / shape), size, dtype, out)
-
-    @op
-    def power(
-        self,
-        a: float,
-        size: Size = None,
-        *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
-        """Numbers in [0, 1] with density ``a * x ** (a - 1)``; ``a`` is above 0."""
-        shape = positive_shape(a, "a", "float64")
-
-        def law(e: Any) -> Operand:
-            made: Operand = (-ufunc("expm1", -e)) ** (1 / shape)
-            return made
-
-        return self._inverted("power", law, size, dtype, out)
-
-    @op
-    def triangular(
-        self,
-        left: float,
-        mode: float,
-        right: float,
-        size: Size = None,
-        *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
-        """Numbers in [left, right] whose density rises to ``mode`` and falls from there.
-
-        Raises:
-            ValueError: the mode is not between the ends, or these are the same.
-        """
-        low, top, high = (
-            real(value, name) for value, name in ((left, "left"), (mode, "mode"), (right, "right"))
-        )
-        if not (low <= top <= high and low < high):
-            raise ValueError(
-                f"left, mode and right must be in this order, and left below right, not {low}, "
-                f"{top} and {high}"
-            )
-        width = high - low
-        rising, falling = math.sqrt(width * (top - low)), math.sqrt(width * (high - top))
-
-        def law(e: Any) -> Operand:
-            u: Any = -ufunc("expm1", -e)
-            down = high - falling * ufunc("exp", e * -0.5)
-            return where(u * width < top - low, low + rising * ufunc("sqrt", u), down)
-
-        return self._inverted("triangular", law, size, dtype, out)
 
     def _inverted(
         self,
         name: str,
         law: Callable[[Any], Operand],
         size: Size,
-        dtype: DTypeLike | None,
-        out: GpuRef | None,
+        dtype: Kind,
+        out: Out,
     ) -> Request[GpuRef]:
         """Numbers that a function makes of exponential ones, in float64 or float32."""
 
@@ -279,12 +170,7 @@ class DerivedLaws(Choosing[D]):
 
     @op
     def standard_t(
-        self,
-        df: float,
-        size: Size = None,
-        *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
+        self, df: float, size: Size = None, *, dtype: Kind = None, out: Out = None
     ) -> Request[GpuRef]:
         """Student's t of ``df`` degrees of freedom, above 0; drawn in float64."""
         half = positive_shape(df, "df", "float64") / 2
@@ -299,13 +185,7 @@ class DerivedLaws(Choosing[D]):
 
     @op
     def f(
-        self,
-        dfnum: float,
-        dfden: float,
-        size: Size = None,
-        *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
+        self, dfnum: float, dfden: float, size: Size = None, *, dtype: Kind = None, out: Out = None
     ) -> Request[GpuRef]:
         """Fisher's F: quotients of means of squares; drawn in float64.
 
@@ -367,9 +247,7 @@ class DerivedLaws(Choosing[D]):
         return self._several("dirichlet", build)
 
     @op
-    def permuted(
-        self, x: GpuRef, *, axis: int | None = None, out: GpuRef | None = None
-    ) -> Request[GpuRef]:
+    def permuted(self, x: GpuRef, *, axis: int | None = None, out: Out = None) -> Request[GpuRef]:
         """Each row in a random order of its own; as ``numpy.random.Generator.permuted``.
 
         By sorting uniform numbers, which takes scratch memory for two times 8 bytes an element.
@@ -400,7 +278,7 @@ class DerivedLaws(Choosing[D]):
     # --- helpers -------------------------------------------------------------------------------
 
     def _target(
-        self, steps: CallSteps, size: Size, dtype: DTypeLike | None, out: GpuRef | None
+        self, steps: CallSteps, size: Size, dtype: Kind, out: Out
     ) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Return the dtype and the shape of a result."""
         kind = dtype_of(dtype, out, "float64")

@@ -233,14 +233,6 @@ async def call_projector(device: Any, a: Any, name: str, **_: Any) -> Any:
     return q @ adjoint(q)
 
 
-async def call_tridiagonal(device: Any, d: Any, e: Any, part: Any, **_: Any) -> Any:
-    given = ("a", None) if part is None else ("i", part)
-    w, v = await device.linalg.eigh_tridiagonal(d, e, False, *given)
-    assert v.shape == (*d.shape, w.shape[-1])
-    only = await device.linalg.eigh_tridiagonal(d, e, True, *given)
-    return w, only
-
-
 # --- references -----------------------------------------------------------------------------
 
 
@@ -409,16 +401,6 @@ def projector(a: Array, name: str, m: int, n: int, **_: Any) -> Near:
     inverse = np.linalg.pinv(a)
     size = np.linalg.cond(a).max(initial=1.0) ** 2
     return near(a @ inverse if name == "orth" else np.eye(n) - inverse @ a, magnitude=size)
-
-
-def tridiagonal_values(d: Array, e: Array, part: Any, **_: Any) -> Any:
-    n = d.shape[-1]
-    whole = np.zeros((*d.shape, n))
-    whole[..., range(n), range(n)] = d
-    whole[..., range(1, n), range(n - 1)] = e
-    first, last = part or (0, n - 1)
-    values = np.linalg.eigvalsh(whole)[..., first : last + 1]
-    return near(values), near(values)
 
 
 def row(name: str, cases: Any, inputs: Any, call: Any, expect: Any, **options: Any) -> Operation:
@@ -726,16 +708,6 @@ OPERATIONS: Final = [
         definite_system,
         call_cho_factor,
         solved,
-    ),
-    replace(
-        row(
-            "eigh_tridiagonal",
-            with_each(SQUARES[:8], part=[None]) + with_each(SQUARES[2:4], part=[(1, 2)]),
-            lambda sample, lead, n, part: (sample.array(*lead, n), sample.array(*lead, n - 1)),
-            call_tridiagonal,
-            tridiagonal_values,
-        ),
-        dtypes=REAL,
     ),
     row("pinvh", SQUARES[:8], definite, calling("pinvh"), conditioned(np.linalg.pinv)),
     row(

@@ -43,9 +43,6 @@ CALLS: dict[str, tuple[Any, Any]] = {
     "block_diag": (lambda on, x, y: on.block_diag(x, y[0]), scipy.linalg),
     "toeplitz": (lambda on, x, y: on.toeplitz(x[0], y[0]), scipy.linalg),
     "pinvh": (lambda on, x, y: on.pinvh(x, rtol=1e-9, return_rank=True), scipy.linalg),
-    "eigh_tridiagonal": (
-        lambda on, x, y: on.eigh_tridiagonal(x[0], y[0, :3], True, "i", (1, 2)), scipy.linalg
-    ),
 }  # fmt: skip
 """Calls of two matrices, and their reference."""
 
@@ -78,7 +75,7 @@ async def test_functions_are_the_same_awaited_in_batches_and_in_recordings(
     async with device.batch() as batch:
         made = call(batch.linalg, x, y)
     await check(made)
-    if name in ("matrix_norm", "pinvh", "eigh_tridiagonal"):  # which wait for the device
+    if name in ("matrix_norm", "pinvh"):  # which wait for the device
         return
     async with device.record() as recording:
         made = call(recording.linalg, x, y)
@@ -128,8 +125,6 @@ WRONG: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda on, a: on.tensorinv(a, 0), ValueError, "ind must be above 0"),
     (lambda on, a: on.tensorinv(a, 2), np.linalg.LinAlgError, "halves of one size"),
     (lambda on, a: on.matrix_norm(a, ord=7), ValueError, "Invalid norm order"),
-    (lambda on, a: on.eigh_tridiagonal(a[0], a[0]), ValueError, "one element less"),
-    (lambda on, a: on.eigh_tridiagonal(a[0], a[0, 1:], select="v"), Unsupported, "take all"),
     (lambda on, a: on.pinvh(a[:2]), np.linalg.LinAlgError, "square"),
     (lambda on, a: on.orth(a[0]), np.linalg.LinAlgError, "one matrix"),
     (lambda on, a: on.toeplitz(a), ValueError, "one dimension"),
