@@ -89,8 +89,17 @@ _TYPES: Final = ("f32", "f64", "i32", "u32", "u8", "complex64", "complex128")
 
 _ENDS: Final = ("", *(f"_{of}" for of in _TYPES))
 
+_HOST_DRAWS: Final = "vonmises wald zipf logistic pareto triangular logseries noncentral_chisquare"
+"""Distributions of NumPy's generators that ``device.rng`` does not have."""
+
 WRITE.update(
     {
+        **{of: f"await device.put(np_rng.{of}(...))" for of in _HOST_DRAWS.split()},
+        # SciPy's for matrices
+        "solve_banded": "await device.sparse.spsolve(matrix, b)",
+        "solveh_banded": "await device.sparse.spsolve(matrix, b)",
+        "eigh_tridiagonal": "await device.linalg.eigh(matrix)",
+        "sqrtm": "w, v = await device.linalg.eigh(x), and (v * np.sqrt(w)) @ v.mT.conj()",
         # the toolkit's devices
         **{f"allocate_{of}": "await device.zeros(shape, dtype)" for of in _TYPES},
         **{f"copy_from_numpy{of}": "await device.put(array)" for of in _ENDS},
@@ -119,7 +128,6 @@ WRITE.update(
         "inverse_1d_c2r_f32": "await device.fft.irfft(x)",
         "log_normal": "await device.rng.lognormal(size=shape)",
         "lrn_fwd": "await device.dnn.local_response_norm(...)",
-        "lu": "await device.linalg.lu_factor(x)",
         "multihead_attn_bwd": "await device.dnn.flash_attention_grad(...)",
         "multihead_attn_fwd": "await device.dnn.flash_attention(...)",
         "pool2d_bwd": "await device.dnn.max_pool_grad(...)",

@@ -21,7 +21,10 @@ _NUMPY: Final = """
     maximum minimum fmax fmin isnan isinf isfinite signbit copysign nextafter spacing
     ldexp heaviside floor ceil trunc rint gcd lcm conjugate
 """
-_SCIPY: Final = "erf erfc erfinv erfcinv expit logit gamma gammaln xlogy xlog1py ndtr rel_entr entr"
+_SCIPY: Final = """
+    erf erfc erfinv erfcinv expit logit gamma gammaln psi beta betaln xlogy xlog1py
+    ndtr ndtri rel_entr entr i0 i1 j0 j1 y0 y1
+"""
 
 UFUNCS: Final = {
     **dict.fromkeys(_NUMPY.split(), "numpy"),

@@ -64,8 +64,9 @@ async def test_missing_attribute_has_an_error_that_says_what_to_write() -> None:
         for attempt, advice in ATTEMPTS.values():
             with pytest.raises(AttributeError, match=re.escape(advice)):
                 attempt(device, x)
-        for function in (np.outer, np.linalg.outer):
-            with pytest.raises(TypeError, match=re.escape("write: await device.array.outer(...)")):
+        for function, folder in ((np.outer, "array"), (np.linalg.outer, "linalg")):
+            write = f"write: await device.{folder}.outer(...)"
+            with pytest.raises(TypeError, match=re.escape(write)):
                 function(x[0], x[0])
 
 

@@ -41,6 +41,8 @@ SMOOTH: Final[tuple[Any, ...]] = (
     np.arcsin, np.arccos, np.arctan, np.sinh, np.cosh, np.tanh, np.arcsinh, np.arccosh,
     np.arctanh, np.sqrt, np.cbrt, np.reciprocal, np.deg2rad, np.rad2deg,
     scipy.special.erf, scipy.special.erfc, scipy.special.expit, scipy.special.ndtr,
+    scipy.special.ndtri, scipy.special.psi, scipy.special.i0, scipy.special.i1,
+    scipy.special.j0, scipy.special.j1, scipy.special.y0, scipy.special.y1,
 )  # fmt: skip
 
 PAIRS: Final[tuple[Any, ...]] = (
@@ -51,7 +53,7 @@ PAIRS: Final[tuple[Any, ...]] = (
 
 QUOTIENTS: Final[tuple[Any, ...]] = (
     np.divide, np.floor_divide, np.remainder, np.fmod, np.hypot, np.arctan2, np.copysign,
-    np.logaddexp, np.power, np.float_power,
+    np.logaddexp, np.power, np.float_power, scipy.special.beta, scipy.special.betaln,
 )  # fmt: skip
 
 BITS: Final[tuple[Any, ...]] = (

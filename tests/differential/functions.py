@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import scipy.special
 
 from atomr_accel import GpuRef
 
@@ -490,6 +491,25 @@ def _spread(random: Random) -> FunctionCall:
     return FunctionCall((x,), {"axis": along, "correction": choose(random, (0, 0.5))}, 8.0, 32.0)
 
 
+def _exponentials(name: str) -> Callable[[Random], FunctionCall]:
+    def draw(random: Random) -> FunctionCall:
+        odd = choose(random, (0.0, 0.1))
+        kind = choose(random, ("int32", "float16", *REAL))
+        odd *= kind != "int32"  # of which SciPy's differences overflow
+        x = values(random, drawn_shape(random, 1, 3, empty=False), kind, odd=odd)
+        options: dict[str, Any] = {"axis": axis(random, x.ndim, several=True)}
+        if name == "logsumexp":
+            options |= _option(random, keepdims=True, return_sign=True)
+            if chance(random, 0.4):  # with floats that do not overflow before they are summed
+                x = x.astype(np.float64)
+                options["b"] = values(random, x.shape[-1:], choose(random, REAL))
+                options["return_sign"] = True
+        # What is summed is rounded, and so is the largest element.
+        return FunctionCall((x,), options, 4.0 * np.abs(np.nan_to_num(x, posinf=0, neginf=0)).max())
+
+    return draw
+
+
 @dataclass
 class _Here:
     """An argument that stays in the program."""
@@ -512,6 +532,8 @@ CALLS: Final[dict[str, Callable[[Random], FunctionCall]]] = {
     "ravel_multi_index": _ravel, "average": _average, "cov": _cov, "corrcoef": _corrcoef,
     "nanmedian": _without_nan("nanmedian"), "nanquantile": _without_nan("nanquantile"),
     "quantile": _weighted,
+    "logsumexp": _exponentials("logsumexp"), "softmax": _exponentials("softmax"),
+    "log_softmax": _exponentials("log_softmax"),
     "pad": _pad, "unique": _unique, "sort": _stable, "argsort": _stable, "var": _spread,
     "std": _spread, "nanvar": _spread, "nancumsum": _nancum, "histogram2d": _histogram2d,
 }  # fmt: skip
@@ -552,7 +574,7 @@ async def check_call(case: Case, name: str, call: FunctionCall) -> str | None:
         op=name,
         **{key: value for key, value in call.options.items() if not isinstance(value, np.ndarray)},
     )
-    function = getattr(np, name)
+    function = getattr(np, name, None) or getattr(scipy.special, name)
     refused: str | None = None
     try:
         with np.errstate(all="ignore"):

@@ -37,6 +37,17 @@ def continuous(random: Random) -> tuple[str, tuple[float, ...], Any, dict[str, f
         ("exponential", (width,), stats.expon(scale=width), SLACK),
         ("gamma", (a, width), stats.gamma(a, scale=width), CROWDED),
         ("beta", (a, b), stats.beta(a, b), CROWDED),
+        ("standard_normal", (), stats.norm(), SLACK),
+        ("standard_exponential", (), stats.expon(), SLACK),
+        ("standard_gamma", (a,), stats.gamma(a), CROWDED),
+        ("standard_cauchy", (), stats.cauchy(), SLACK),
+        ("chisquare", (a,), stats.chi2(a), CROWDED),
+        ("laplace", (low, width), stats.laplace(low, width), CROWDED),
+        ("gumbel", (low, width), stats.gumbel_r(low, width), CROWDED),
+        ("weibull", (a,), stats.weibull_min(a), CROWDED),
+        ("rayleigh", (width,), stats.rayleigh(scale=width), SLACK),
+        ("standard_t", (a,), stats.t(a), CROWDED),
+        ("f", (a, b), stats.f(a, b), CROWDED),
     ]
     return choose(random, rows)
 
@@ -116,7 +127,9 @@ async def choices(case: Case) -> str | None:
     """Choices, permutations, shuffles."""
     random = case.random
     items = int(choose(random, (1, 2, 5, 33, 257)))
-    name = choose(random, ("choice", "weighted", "without", "permutation", "shuffle"))
+    name = choose(
+        random, ("choice", "weighted", "without", "permutation", "shuffle", "permuted", "dirichlet")
+    )
     if name == "choice":
         drawn = await twice(case, "choice", items, size=COUNT)
         check_counts(np.bincount(drawn, minlength=items), np.full(items, 1 / items))
@@ -130,6 +143,19 @@ async def choices(case: Case) -> str | None:
         drawn = await twice(case, "choice", items, size=size, replace=False)
         assert len(np.unique(drawn)) == size, "something was chosen twice"
         assert 0 <= drawn.min() <= drawn.max() < items
+    elif name == "permuted":
+        array = values(random, (items, 3), choose(random, ("float32", "int64", "uint8")))
+        case.tell(op="permuted")
+        along = choose(random, (None, 0, 1, -1))
+        generator = case.device.rng.default_rng(int(random.integers(2**32)))
+        got = await case.fetch(await generator.permuted(await case.put(array), axis=along))
+        assert got.shape == array.shape
+        same(np.sort(got, along), np.sort(array, along))
+    elif name == "dirichlet":
+        alpha = tuple(float(each) for each in random.uniform(0.2, 4, int(random.integers(2, 6))))
+        drawn = await twice(case, "dirichlet", alpha, size=COUNT)
+        for at, each in enumerate(alpha):
+            check_continuous(drawn[:, at], stats.beta(each, sum(alpha) - each))
     elif name == "permutation":
         drawn = await twice(case, "permutation", items)
         same(np.sort(drawn), np.arange(items))

@@ -57,6 +57,10 @@ static float erfinvf(float x) { return (float)erfinv(x); }
 static double erfcinv(double x) { return -normcdfinv(x / 2) * 0.70710678118654752440; }
 static float erfcinvf(float x) { return (float)erfcinv(x); }
 static float normcdfinvf(float p) { return (float)normcdfinv(p); }
+static double cyl_bessel_i0(double x) { return std::cyl_bessel_i(0.0, std::fabs(x)); }
+static double cyl_bessel_i1(double x) {
+  return std::copysign(std::cyl_bessel_i(1.0, std::fabs(x)), x);
+}
 static void sincospi(double x, double* s, double* c) {
   *s = std::sin(x * M_PI);
   *c = std::cos(x * M_PI);

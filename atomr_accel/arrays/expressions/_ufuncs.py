@@ -37,8 +37,8 @@ def _apply(
     product = FUNCTIONS.get(function)
     if not known and product is None:
         raise TypeError(
-            f"{name} cannot be part of an expression; the documentation of "
-            "expressions has a list of ufuncs"
+            f"{name} cannot be part of an expression; the documentation of expressions has a list "
+            f"of ufuncs. Compute it on the host: await device.put({name}(await device.get(x)))"
         )
     if known and name not in PAIRS:
         PLAIN[function] = name

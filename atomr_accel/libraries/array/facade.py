@@ -8,6 +8,7 @@ from ...ops import D
 from ._calculus import Calculus
 from ._contractions import Contractions
 from ._creation import Creation
+from ._exponentials import Exponentials
 from ._joining import Joining
 from ._moments import Moments
 from ._reductions import ArrayReductions
@@ -35,6 +36,7 @@ class ArrayFunctions(
     Sets[D],
     Calculus[D],
     Moments[D],
+    Exponentials[D],
 ):
     """NumPy's functions for making, changing, choosing, sorting and reducing arrays.
 

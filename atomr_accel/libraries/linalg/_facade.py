@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import final
 
 from ...ops import D, WorkspaceStatistics
-from ._functions import MatrixFunctions
+from ._derived import DerivedFunctions
 from ._steps import LANE
 
 __all__ = ["LANE", "Linalg"]
 
 
 @final
-class Linalg(MatrixFunctions[D]):
+class Linalg(DerivedFunctions[D]):
     """Systems of equations, factorizations, singular values and eigenvalues.
 
     cuSOLVER on CUDA, LAPACK by SciPy on the CPU. Names, arguments, shapes and results are those of
     ``numpy.linalg``, and of ``scipy.linalg`` for functions that only it has. Matrices are float32,
     float64, complex64 or complex128; bool and integers count as float64. Leading dimensions count
     matrices. Arguments are refs, any views of them, or expressions, and are never changed. Results
-    are new buffers: no method has ``out=``.
+    are new buffers: only ``multi_dot`` has ``out=``.
 
     **Matrices that fail.** A matrix may be singular, or an iteration may not converge, which only
     the device can detect. The awaited call then raises ``LinAlgError`` with the matrix's index.

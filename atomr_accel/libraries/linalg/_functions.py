@@ -136,7 +136,7 @@ class MatrixFunctions(Systems[D], SolverFactorizations[D], Spectra[D]):
         def build(steps: LinalgSteps) -> GpuRef:
             return self._norm(steps, given, ord, axis, keepdims=keepdims)
 
-        return self._calls("norm", build, LANE if ord in _SPECTRAL else ARRAY)
+        return self._calls("norm", build, LANE if is_spectral(ord) else ARRAY)
 
     def _norm(
         self,
@@ -162,7 +162,7 @@ class MatrixFunctions(Systems[D], SolverFactorizations[D], Spectra[D]):
             raise ValueError("Improper number of dimensions to norm.")
         if axes[0] == axes[1]:
             raise ValueError("Duplicate axes given.")
-        if order in _SPECTRAL:
+        if is_spectral(order):
             matrices = (
                 steps.ref(x).moveaxis(axes[0], -1).moveaxis(axes[1] - (axes[1] > axes[0]), -1)
             )
@@ -315,6 +315,11 @@ class MatrixFunctions(Systems[D], SolverFactorizations[D], Spectra[D]):
         pivots = steps.output((*stack.lead, n), self._pivots("gesv", stack))
         info = steps.solve("gesv", stack, (n, n), (factors, pivots, right), 1)
         return steps.result_of(info, right.mT)
+
+
+def is_spectral(order: object) -> bool:
+    """Return whether a norm of matrices takes their singular values."""
+    return order in _SPECTRAL
 
 
 def _squarings(a: Operand) -> Any:

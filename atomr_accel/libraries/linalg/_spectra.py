@@ -555,7 +555,7 @@ class Spectra(LinalgPart[D]):
         """
         if tol is not None and rtol is not None:
             raise ValueError("tol must be None where rtol is given; use only one of them")
-        small = None if tol is None else _threshold(tol, "tol")
+        small = None if tol is None else threshold(tol, "tol")
 
         given = self._operand(A, "A")
 
@@ -660,14 +660,15 @@ def rcond_of(stack: SolverStack, rcond: float | None) -> float:
         TypeError: it is not a number.
         ValueError: it is NaN.
     """
-    given = None if rcond is None else _threshold(rcond, "rcond")
+    given = None if rcond is None else threshold(rcond, "rcond")
     if given is not None and given >= 0:
         return given
     eps = float(np.finfo(real_of(stack.dtype)).eps)
     return eps / 2 if given is not None else max(stack.m, stack.n) * eps
 
 
-def _threshold(value: float, name: str) -> float:
+def threshold(value: float, name: str) -> float:
+    """Return a number up to which others count as zero; NaN is a ``ValueError``."""
     number = real(value, name, finite=False)
     if math.isnan(number):
         raise ValueError(f"{name} must be a number to compare with, not NaN")
@@ -678,9 +679,12 @@ def _inverted(s: GpuRef, small: float) -> Operand:
     """The inverses of singular values or eigenvalues, and zeros for those that count as zero."""
     if not s.size:
         return s
-    size = abs(s)
-    large = size > size.max(-1, keepdims=True) * small
-    used = large | ufunc("isnan", s)  # those of a matrix that failed stay what they are
+    return inverted_above(s, abs(s).max(-1, keepdims=True) * small)
+
+
+def inverted_above(s: GpuRef, small: Operand) -> Operand:
+    """The inverses of values that are larger than some, and zeros for others."""
+    used = (abs(s) > small) | ufunc("isnan", s)  # those of a matrix that failed stay what they are
     return where(used, 1 / where(used, s, constant(1, s.dtype)), constant(0, s.dtype))
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ...arrays import GpuRef
     from ...memory import Epoch
     from ...ops import AsRequests, DeviceView, Preparer
+    from ..array.facade import ArrayFunctions
     from ..blas.facade import Blas
     from ..cub.facade import Cub
 
@@ -261,8 +262,11 @@ class LinalgSteps(CallSteps):
 class LinalgPart(ArrayPart[D]):
     """Base of the parts of ``device.linalg``."""
 
-    def __init__(self, device: DeviceView, cub: Cub[Any], blas: Blas[Any]) -> None:
+    def __init__(
+        self, device: DeviceView, cub: Cub[Any], blas: Blas[Any], array: ArrayFunctions[Any]
+    ) -> None:
         super().__init__(device, cub)
+        self._array: ArrayFunctions[AsRequests] = array.as_requests(device)
         described: Blas[AsRequests] = blas.as_requests(device)
         self._known = LinalgState(
             described,

@@ -25,7 +25,7 @@ LIBRARY: Final = Library(
     summary="factorizations, systems and eigenvalues (cuSOLVER)",
     facade="atomr_accel.libraries.linalg._facade:Linalg",
     lanes=(LANE,),
-    uses=("cub", "blas"),
+    uses=("cub", "blas", "array"),
     numpy_modules=("numpy.linalg", "numpy"),
     needs=(Requirement("cusolver", "device.linalg", "cuda12", vendor=True),),
     check=LibraryCheck("solve of 8 systems of 48, float64", 1e-12, _check),

@@ -91,8 +91,13 @@ class Drawing(Facade[D]):
         size: Size,
         out: GpuRef | None,
         table: Entries | None = None,
+        skipped: int = 0,
     ) -> Submission[GpuRef]:
-        """Values of any distribution; ``table`` is what one by ``search`` looks them up in."""
+        """Values of any distribution.
+
+        ``table`` is what one by ``search`` looks them up in. A call that draws several times has
+        ``skipped`` the chains of the draws before this one.
+        """
         state, memory = self._state, preparer.memory
         use = DISTRIBUTIONS[distribution.name]
         if state.spec.quasi and use.until_accepted:
@@ -140,7 +145,7 @@ class Drawing(Facade[D]):
             state.ordering,
             state.key,
             state.position,
-            state.rejection_offset,
+            (state.rejection_offset + skipped) % 2**64,
             target.address,
             count,
             scratch,

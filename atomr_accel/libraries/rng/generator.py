@@ -26,9 +26,9 @@ from ._arguments import (
     trials,
     whole_trials,
 )
-from ._choosing import Choosing
 from ._distributions import continuous, integers, search
 from ._draws import LANE
+from ._laws import DerivedLaws
 from ._state import GeneratorState, GeneratorStatistics, new_state
 from .wire._distributions import MOST_DIMENSIONS, bounds
 from .wire._messages import Distribution
@@ -52,7 +52,7 @@ _INT64: Final = DTYPES["int64"]
 _FLOAT64: Final = DTYPES["float64"]
 
 
-class Generator(Choosing[D]):
+class Generator(DerivedLaws[D]):
     """Random numbers, drawn on the device. Made by ``device.rng.default_rng``.
 
     Methods are named as in ``numpy.random.Generator``. Those that draw return ``out``, or a new

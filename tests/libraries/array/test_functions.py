@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special
 
 from atomr_accel import Unsupported
 
@@ -32,6 +33,7 @@ TOGETHER = ("column_stack", "dstack", "lexsort")
 ALONE: dict[str, tuple[Any, ...]] = {
     "trace": (1,), "diff": (2, 0), "gradient": (0.5,), "nancumsum": (1,), "nanmedian": (0,),
     "cov": (), "corrcoef": (), "average": (0,), "delete": (1, 0), "insert": ([0, 2], 7, 1),
+    "logsumexp": (0,), "softmax": (1,), "log_softmax": (-1,),
     "delete every other": (slice(None, None, 2), 1), "nanquantile": (0.3,),
 }  # fmt: skip
 """Functions of one matrix."""
@@ -39,7 +41,8 @@ ALONE: dict[str, tuple[Any, ...]] = {
 
 def called(on: Any, name: str, x: Any, y: Any) -> Any:
     """Return what a call of the table gives, on NumPy or a library."""
-    function = getattr(on, name.split(maxsplit=1)[0])
+    word = name.split(maxsplit=1)[0]
+    function = getattr(special if on is np and not hasattr(np, word) else on, word)
     if name in TOGETHER:
         return function([x, y])
     return function(x, y, *COMPOSED[name]) if name in COMPOSED else function(x, *ALONE[name])
@@ -122,6 +125,8 @@ REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda on, x: on.cov(x, fweights=x[:2]), ValueError, "fweights must have"),
     (lambda on, x: on.unravel_index(x, (0, 3)), ValueError, "must have elements"),
     (lambda on, x: on.ravel_multi_index((x,), (2,), "raise"), ValueError, "invalid entry"),
+    (lambda on, x: on.logsumexp(x * 1j), TypeError, "must be real numbers"),
+    (lambda on, x: on.softmax(special.gammainc(1, x)), TypeError, "Compute it on the host"),
     (lambda on, x: on.histogram2d(x, x[:2]), ValueError, "as long as x"),
 ]
 

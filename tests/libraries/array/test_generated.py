@@ -180,6 +180,16 @@ def test_functions(tmp_path: Path) -> None:
         rows += each((sp.erf, sp.erfc, sp.expit, sp.ndtr), (x,))
         rows += each((sp.gamma, sp.gammaln, sp.entr), (positive,))
         rows.append((sp.erfinv, (data(dtype, 48, low=-0.9, high=0.9),)))
+        rows.append((sp.ndtri, (data(dtype, 48, low=0.01, high=0.99),)))
+        rows += each((sp.i0, sp.i1, sp.j0, sp.j1, sp.psi), (x,))
+        rows += each((sp.y0, sp.y1, sp.psi), (positive,))
+        large = data(dtype, 48, low=0.1, high=3000.0)
+        rows += each((sp.beta, sp.betaln), (positive, data(dtype, 48, low=0.1)))
+        rows += each((sp.betaln,), (large, large[::-1].copy()))
+        rows += each((sp.betaln,), (large, positive))
+        ends = np.array([-20.5, -2.5, -2, -1.5, 0, 0.5, 3, 12.25, np.nan], dtype)[:, None]
+        rows += each((sp.beta, sp.betaln), (ends, np.array([0.5, 1, 2, 2.5, 3, 12, 300], dtype)))
+        rows.append((sp.psi, (np.array([-0.0, 0, -1, -1.5, 1e-30, 1.4616321, 9.99, 1e8], dtype),)))
         rows += [(sp.xlogy, (positive, positive)), (sp.rel_entr, (positive, positive))]
         rows.append((np.nextafter, (x, positive)))
         rows.append((np.spacing, (x,)))

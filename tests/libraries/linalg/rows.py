@@ -207,6 +207,32 @@ async def call_polar(device: Any, a: Any, side: str, **_: Any) -> Any:
     return (u @ p if side == "right" else p @ u).astype(p.dtype), p
 
 
+async def call_multi_dot(device: Any, *refs: Any, **_: Any) -> Any:
+    return await device.linalg.multi_dot([*refs])
+
+
+async def call_lu_whole(device: Any, a: Any, permute_l: bool, p_indices: bool, **_: Any) -> Any:
+    made = await device.linalg.lu(a, permute_l, p_indices=p_indices)
+    *p, left, u = [await device.get(each) for each in made]
+    if not permute_l:
+        assert not np.triu(left, 1).any()
+    assert not np.tril(u, -1).any()
+    if p and p_indices:
+        return np.take_along_axis(left, p[0][..., None], -2) @ u
+    return (p[0].astype(u.dtype) @ left if p else left) @ u
+
+
+async def call_cho_factor(device: Any, a: Any, b: Any, lower: bool, **_: Any) -> Any:
+    factored = await device.linalg.cho_factor(a, lower)
+    assert factored[1] is lower
+    return await device.linalg.cho_solve(factored, b)
+
+
+async def call_projector(device: Any, a: Any, name: str, **_: Any) -> Any:
+    q = await device.get(await getattr(device.linalg, name)(a))
+    return q @ adjoint(q)
+
+
 # --- references -----------------------------------------------------------------------------
 
 
@@ -368,6 +394,13 @@ def exponential(a: Array) -> Array:
     for _ in range(halvings):
         made = made @ made
     return made
+
+
+def projector(a: Array, name: str, m: int, n: int, **_: Any) -> Near:
+    a = double(a)
+    inverse = np.linalg.pinv(a)
+    size = np.linalg.cond(a).max(initial=1.0) ** 2
+    return near(a @ inverse if name == "orth" else np.eye(n) - inverse @ a, magnitude=size)
 
 
 def row(name: str, cases: Any, inputs: Any, call: Any, expect: Any, **options: Any) -> Operation:
@@ -569,5 +602,136 @@ OPERATIONS: Final = [
         regular,
         calling("expm", "squarings"),
         lambda a, **_: near(exponential(a)),
+    ),
+    row(
+        "outer",
+        product(m=[1, 4], n=[1, 5]),
+        lambda sample, m, n: (sample.array(m), sample.array(n)),
+        calling("outer"),
+        lambda x, y, **_: near(np.outer(double(x), double(y))),
+    ),
+    row(
+        "tensordot",
+        product(m=[1, 4], n=[1, 5]),
+        lambda sample, m, n: (sample.array(m, n, 3), sample.array(n, 3, 2)),
+        calling("tensordot"),
+        lambda x, y, n, **_: near(np.tensordot(double(x), double(y)), magnitude=12.0 * n),
+    ),
+    row(
+        "cross",
+        product(m=[1, 4]),
+        lambda sample, m: (sample.array(m, 3), sample.array(3)),
+        calling("cross"),
+        lambda x, y, **_: near(np.cross(double(x), double(y))),
+    ),
+    row(
+        "trace",
+        SHAPES,
+        rectangle,
+        calling("trace"),
+        lambda a, **_: near(np.linalg.trace(double(a)), magnitude=8.0),
+    ),
+    row(
+        "multi_dot",
+        product(m=[1, 4], n=[1, 5]),
+        lambda sample, m, n: (
+            *(sample.array(m, n), sample.array(n, 3), sample.array(3, m), sample.array(m)),
+        ),
+        call_multi_dot,
+        lambda *given, m, n: near(
+            np.linalg.multi_dot([double(each) for each in given]), magnitude=24.0 * m * n
+        ),
+    ),
+    row(
+        "vector_norm",
+        with_each(
+            [{"lead": (3,), "m": 4, "n": 6}],
+            axis=[None, 0, -1, (0, 2), (2, 1)],
+            ord=[2, 1, np.inf, 3],
+            keepdims=[False, True],
+        ),
+        rectangle,
+        calling("vector_norm", "axis", "ord", "keepdims"),
+        real_results(
+            lambda a, axis, ord, keepdims, **_: near(  # noqa: A006
+                np.linalg.vector_norm(double(a), axis=axis, ord=ord, keepdims=keepdims)
+            ),
+            0,
+        ),
+    ),
+    row(
+        "matrix_norm",
+        with_each(
+            [{"lead": (3,), "m": 4, "n": 6}],
+            ord=["fro", "nuc", 1, 2, np.inf],
+            keepdims=[False, True],
+        ),
+        rectangle,
+        calling("matrix_norm", "ord", "keepdims"),
+        real_results(
+            lambda a, ord, keepdims, **_: near(  # noqa: A006
+                np.linalg.matrix_norm(double(a), ord=ord, keepdims=keepdims)
+            ),
+            0,
+        ),
+    ),
+    row(
+        "tensorsolve",
+        product(n=[1, 3]),
+        lambda sample, n: (
+            *(sample.regular(2 * n, 2 * n).reshape(n, 2, 2, n), sample.array(n, 2)),
+        ),
+        calling("tensorsolve"),
+        lambda a, b, **_: near(np.linalg.tensorsolve(double(a), double(b))),
+    ),
+    row(
+        "tensorinv",
+        product(n=[1, 3]),
+        lambda sample, n: (sample.regular(2 * n, 2 * n).reshape(n, 2, 2 * n),),
+        calling("tensorinv"),
+        lambda a, **_: near(np.linalg.tensorinv(double(a))),
+    ),
+    row(
+        "lu",
+        [
+            {**case, "permute_l": permute, "p_indices": places}
+            for case in SHAPES
+            for permute, places in ((False, False), (True, False), (False, True))
+        ],
+        rectangle,
+        call_lu_whole,
+        lambda a, **_: near(a),
+    ),
+    row(
+        "cho_factor",
+        with_each(SQUARES[:8], lower=[False, True]),
+        definite_system,
+        call_cho_factor,
+        solved,
+    ),
+    row("pinvh", SQUARES[:8], definite, calling("pinvh"), conditioned(np.linalg.pinv)),
+    row(
+        "null_space, orth",
+        with_each(
+            [{"lead": (), **case} for case in product(m=[1, 4, 7], n=[1, 4, 6])],
+            name=["null_space", "orth"],
+        ),
+        rectangle,
+        call_projector,
+        projector,
+    ),
+    row(
+        "block_diag",
+        product(m=[1, 4], n=[1, 5]),
+        lambda sample, m, n: (sample.array(m, n), sample.array(n), sample.array(2, 1, 2)),
+        calling("block_diag"),
+        lambda *given, m, n: near(scipy.linalg.block_diag(*map(double, given))),
+    ),
+    row(
+        "toeplitz",
+        product(m=[1, 4], n=[1, 5]),
+        lambda sample, m, n: (sample.array(m), sample.array(n)),
+        calling("toeplitz"),
+        lambda c, r, **_: near(scipy.linalg.toeplitz(double(c), double(r))),
     ),
 ]

@@ -95,7 +95,19 @@ CONTINUOUS = [
     Law("gamma", (7.5, 0.5), stats.gamma(7.5, scale=0.5)),
     Law("beta", (0.5, 0.5), stats.beta(0.5, 0.5), CROWDED),
     Law("beta", (2.0, 5.0), stats.beta(2, 5)),
+    Law("standard_normal", (), stats.norm()),
+    Law("standard_exponential", (), stats.expon()),
+    Law("standard_gamma", (2.5,), stats.gamma(2.5)),
+    Law("standard_cauchy", (), stats.cauchy()),
+    Law("chisquare", (5.0,), stats.chi2(5)),
+    Law("laplace", (1.0, 2.0), stats.laplace(1, 2)),
+    Law("gumbel", (-1.0, 2.0), stats.gumbel_r(-1, 2)),
+    Law("weibull", (1.5,), stats.weibull_min(1.5)),
+    Law("rayleigh", (2.0,), stats.rayleigh(scale=2)),
+    Law("standard_t", (7.0,), stats.t(7)),
+    Law("f", (5.0, 12.0), stats.f(5, 12)),
 ]
+DRAWN_UNTIL_ACCEPTED = ("gamma", "beta", "standard_gamma", "chisquare", "standard_t", "f")
 
 
 @pytest.mark.parametrize("law", CONTINUOUS, ids=lambda law: law.name)
@@ -375,6 +387,53 @@ async def test_multinomial(device: Device, seed: int) -> None:
     assert (await generator.multinomial(5, p, 0)).shape == (0, 4)
 
 
+@pytest.mark.parametrize("alpha", [(0.5, 2.0, 4.5), (0.05, 0.02, 0.03), (3.0,), (0.05,)])
+async def test_dirichlet(device: Device, seed: int, alpha: tuple[float, ...]) -> None:
+    generator = device.rng.default_rng(seed)
+    values = await draw(device, generator, "dirichlet", alpha, size=(N // 3, 3))
+    assert values.shape == (N // 3, 3, len(alpha))
+    np.testing.assert_allclose(values.sum(-1), 1.0, rtol=1e-12)
+    if len(alpha) == 1:
+        return
+    for at, each in enumerate(
+        alpha
+    ):  # many of a small one are so near 1 that no float tells them apart
+        law = stats.beta(each, sum(alpha) - each)
+        slack = 0.0 if max(alpha) > 0.1 else float(law.sf(1 - 1e-15))
+        check_continuous(values[..., at], law, slack=slack)
+    again = await draw(device, generator, "dirichlet", alpha, size=(N // 3, 3))
+    check_uncorrelated(stats.rankdata(values[..., 0]), stats.rankdata(again[..., 1]))
+    assert (await generator.dirichlet(alpha, 0)).shape == (0, len(alpha))
+
+
+async def test_draws_of_one_call_are_independent(device: Device, seed: int) -> None:
+    generator = device.rng.default_rng(seed)
+    shares = await draw(device, generator, "dirichlet", (2.0, 2.0), size=N)
+    assert len(np.unique(shares[:, 0])) == N  # equal draws would all give a half
+    ratios = await draw(device, generator, "f", 4.0, 4.0, size=N)
+    later = await draw(device, generator, "standard_gamma", 2.0, size=N)
+    check_uncorrelated(stats.rankdata(ratios), stats.rankdata(later))
+    check_uncorrelated(stats.rankdata(shares[:, 0]), stats.rankdata(later))
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "complex128"])
+async def test_permuted(device: Device, seed: int, axis: int | None, dtype: str) -> None:
+    host = np.arange(200).reshape(4, 50).astype(dtype)
+    ref = (await device.put(host.T.copy())).T
+    generator = device.rng.default_rng(seed)
+    values = await draw(device, generator, "permuted", ref, axis=axis)
+    assert values.dtype == dtype
+    assert (values != host).any()
+    assert values.shape == host.shape
+    np.testing.assert_array_equal(np.sort(values, axis), np.sort(host, axis))
+    if axis in (1, -1):  # rows have other orders
+        assert not np.array_equal(values[0] - host[0], values[1] - host[1])
+    out = await device.put(host)
+    assert await generator.permuted(out, axis=axis, out=out) is out
+    np.testing.assert_array_equal(np.sort(await device.get(out), None), np.sort(host, None))
+
+
 # --- quasi-random points -----------------------------------------------------------------
 
 
@@ -413,7 +472,7 @@ async def test_points_fill_space_evenly(device: Device, kind: str) -> None:
 @pytest.mark.parametrize("kind", QUASI)
 async def test_distributions_of_points(device: Device, kind: str) -> None:
     for law in CONTINUOUS:
-        if law.method in ("gamma", "beta"):
+        if law.method in DRAWN_UNTIL_ACCEPTED:
             continue
         for dtype in FLOATS:
             generator = device.rng.default_rng(kind=kind, dimensions=2)
@@ -445,6 +504,12 @@ async def test_invalid_points_are_refused(device: Device, method: str) -> None:
         generator.spawn(1)
     with pytest.raises(Unsupported, match="no permutation"):
         await generator.shuffle(await device.zeros(4))
+    with pytest.raises(Unsupported, match="no dirichlet"):
+        await generator.dirichlet([1.0, 2.0])
+    with pytest.raises(Unsupported, match="no permuted"):
+        await generator.permuted(await device.zeros(4))
+    with pytest.raises(Unsupported, match="varying numbers of words"):
+        await generator.standard_t(3.0)
     with pytest.raises(Unsupported, match="no multinomial"):
         await generator.multinomial(5, [0.5, 0.5])
 
@@ -465,7 +530,15 @@ DRAWS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("multinomial", (3, [0.5, 0.3, 0.2]), {"size": (2, 4)}),
     ("hypergeometric", (5, 7, 6), {"size": 9}),
     ("multivariate_normal", ([0.0, 1.0], [[2.0, 1.0], [1.0, 2.0]]), {"size": 5}),
+    ("laplace", (), {"size": 9}),
+    ("standard_t", (3.0,), {"size": 6}),
+    ("f", (3.0, 4.0), {"size": 6, "dtype": "float32"}),
+    ("dirichlet", ([0.5, 2.0, 1.0],), {"size": 4}),
 ]
+
+
+FURTHER_DRAWS = 1 + 1 + 3
+"""Draws of t and F, which draw twice, and of three shares."""
 
 
 async def sequence(device: Device, generator: Generator[Awaited]) -> list[Array]:
@@ -563,8 +636,9 @@ async def test_the_devices_own_generator(device: Device, seed: int) -> None:
     device.rng.seed()
     assert not same(one, await sequence(device, device.rng))
     found = device.rng.statistics()
-    assert (found.kind, found.draws) == ("philox4_32_10", 3 * len(DRAWS))
-    assert found.values == 3 * sum(values.size for values in one)
+    assert (found.kind, found.draws) == ("philox4_32_10", 3 * (len(DRAWS) + FURTHER_DRAWS))
+    further = 6 + 6 + 4 * 3
+    assert found.values == 3 * (sum(values.size for values in one) + further)
 
 
 async def test_in_a_batch(device: Device, seed: int) -> None:

@@ -312,6 +312,68 @@ template <class T> FN T f_rel_entr(T a, T b) {
                             : (T)__uint_as_float(0x7f800000u);
 }
 
+// Those below are computed in double for floats, too: terms cancel, and between its zeros a Bessel
+// function of floats has few right digits.
+#define BY_DOUBLE(name, fn) \
+  FN double f_##name(double a) { return fn(a); } \
+  FN float f_##name(float a) { return (float)fn((double)a); }
+BY_DOUBLE(ndtri, normcdfinv) BY_DOUBLE(i0, cyl_bessel_i0) BY_DOUBLE(i1, cyl_bessel_i1)
+BY_DOUBLE(j0, j0) BY_DOUBLE(j1, j1) BY_DOUBLE(y0, y0) BY_DOUBLE(y1, y1)
+
+// By the recurrence up to 10, and the asymptotic series from there.
+FN double digamma(double a) {
+  double sum = 0;
+  if (a <= 0) {
+    if (a == 0) return -1 / a;
+    const double pi = 3.14159265358979323846, rest = a - rint(a);
+    if (rest == 0) return rest / rest;
+    sum = -pi / tan(pi * rest);
+    a = 1 - a;
+  }
+  for (; a < 10; a += 1) sum -= 1 / a;
+  const double y = 1 / a / a;
+  const double s = 1. / 240 - y * (1. / 132 - y * (691. / 32760 - y / 12));
+  return sum + log(a) - 0.5 / a - y * (1. / 12 - y * (1. / 120 - y * (1. / 252 - y * s)));
+}
+BY_DOUBLE(psi, digamma)
+
+FN bool is_pole(double a) { return a <= 0 && a == floor(a); }
+// What log(gamma(a)) has beside Stirling's formula, from 10 on.
+FN double beyond_stirling(double a) {
+  const double y = 1 / a / a;
+  const double s = 1. / 1188 - y * (691. / 360360 - y * (1. / 156 - y * 3617. / 122400));
+  return (1. / 12 - y * (1. / 360 - y * (1. / 1260 - y * (1. / 1680 - y * s)))) / a;
+}
+FN double f_betaln(double a, double b) {
+  if (a != a || b != b) return a + b;
+  if (is_pole(b)) { const double c = a; a = b; b = c; }
+  if (is_pole(a)) {  // finite only if one of gamma(a + b) cancels it
+    if (b != floor(b) || b <= 0 || a + b > 0) return (double)__uint_as_float(0x7f800000u);
+    a = 1 - a - b;
+  }
+  if (a > b) { const double c = a; a = b; b = c; }
+  if (f_isinf(b)) return f_isinf(a) || a < 0 ? b - b : -b;
+  if (b < 10 || a < -b / 2) return lgamma(a) + lgamma(b) - lgamma(a + b);
+  const double rest = beyond_stirling(b) - beyond_stirling(a + b);
+  if (a < 10) return lgamma(a) + rest - (a + b - 0.5) * log1p(a / b) - a * (log(b) - 1);
+  return 0.918938533204672741780 + beyond_stirling(a) + rest - b * log1p(a / b) +
+         (a - 0.5) * log(a / (a + b)) - 0.5 * log(b);
+}
+FN float f_betaln(float a, float b) { return (float)f_betaln((double)a, (double)b); }
+FN double f_beta(double a, double b) {
+  if (is_pole(a) || is_pole(b)) {
+    const double size = exp(f_betaln(a, b));
+    return fmod(is_pole(a) ? b : a, 2.0) == 0 || f_isinf(size) ? size : -size;
+  }
+  if (is_pole(a + b)) return 0;
+  if (fabs(a) < 10 && fabs(b) < 10) return tgamma(a) / tgamma(a + b) * tgamma(b);
+  const double each[] = {a, b, a + b};
+  int turns = 0;
+  for (const double c : each) turns += c < 0 && fmod(floor(c), 2.0) != 0;
+  return turns % 2 ? -exp(f_betaln(a, b)) : exp(f_betaln(a, b));
+}
+FN float f_beta(float a, float b) { return (float)f_beta((double)a, (double)b); }
+
 // Division with remainders as Python has it; by zero an integer gives zero.
 template <class T> FN T f_fmod(T a, T b) {
   if (b == 0) return 0;
