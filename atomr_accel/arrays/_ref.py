@@ -22,6 +22,7 @@ from .views import (
     regrouped,
     reshaped,
     selected,
+    span,
     squeezed,
     strides_of,
     swapped,
@@ -122,6 +123,11 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
     def sealed(self) -> bool:
         """True if the buffer is read-only and survives rebuilds."""
         return self.block.sealed
+
+    @property
+    def durable(self) -> bool:
+        """True if the buffer can be written and survives rebuilds, if its content is proven."""
+        return self.block.durable is not None
 
     @property
     def is_stale(self) -> bool:
@@ -432,6 +438,8 @@ def _ref(
     start: int = 0,
 ) -> GpuRef:
     """Return a ref of any layout that begins ``start`` bytes into ``block``."""
+    if block.durable is not None:
+        return _durable_ref(block, shape, dtype, nbytes, strides, start)
     if strides is not None:
         if isinstance(block, BlockView):
             start += block.start
@@ -442,6 +450,23 @@ def _ref(
     elif type(block) is StridedView:
         block = block.plain
     return GpuRef(block, shape, dtype, nbytes, strides)
+
+
+def _durable_ref(
+    block: Block,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    nbytes: int,
+    strides: tuple[int, ...] | None,
+    start: int,
+) -> GpuRef:
+    """Return a ref like ``_ref``, whose block knows the bytes that an op may write by it."""
+    start += block.offset
+    low, high = (0, nbytes) if strides is None else span(shape, strides, dtype.itemsize)
+    kind = BlockView if strides is None else StridedView
+    view = kind(block.memory, 0, 0, None, 0, 0, whole=block.base, start=start)
+    view.extent = start + low, start + high
+    return GpuRef(view, shape, dtype, nbytes, strides)
 
 
 def no_ref_error(given: object, name: str, expected: str = "a GpuRef") -> TypeError:
@@ -484,6 +509,10 @@ def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
     if memory.over is not None:
         why = f"{name} is gone: {memory.device} {memory.over}"
         return DeviceLost(why) if block.sealed else GpuRefStale(why)
+    if block.durable is not None and block.durable.lost:
+        return GpuRefStale(
+            f"{name} is durable, but its content is not proven: {block.durable.lost}"
+        )
     return GpuRefStale(
         f"{name} is of generation {block.generation}, but {memory.device} was rebuilt and is at "
         f"generation {memory.generation}; put the data again, or seal what must survive"

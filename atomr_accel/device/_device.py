@@ -387,6 +387,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
             host_pid=core.host_pid,
             in_flight=len(core.in_flight),
             memory=core.memory.statistics(),
+            durable=core.durables.statistics(),
             transfers=tuple(
                 TransferStatistics(transfer.name, transfer.nbytes, transfer.done)
                 for transfer in core.transfers

@@ -58,7 +58,7 @@ class SlabGrowth:
         Raises:
             OutOfMemory: the device or its limit has too little room.
         """
-        await self.add_slab(await self._core.ready(), nbytes, sealed=False)
+        await self.add_slab(await self._core.ready(), nbytes)
 
     async def grow_ahead(self, nbytes: int) -> None:
         """Make room in advance for ``nbytes`` in many pieces, which their user can do without.
@@ -76,7 +76,7 @@ class SlabGrowth:
                 return
             size = least_slab(min(nbytes, room))
             try:
-                slab = await self._create_now(context, memory.affordable([size]), sealed=False)
+                slab = await self._create_now(context, memory.affordable([size]))
             except OutOfMemory:
                 return
             except (HostDied, StickyFault):
@@ -99,7 +99,7 @@ class SlabGrowth:
                     continue
                 try:
                     sizes = partial(self._core.memory.affordable, [least_slab(nbytes)])
-                    slab = await self._create(context, sizes, sealed=True)
+                    slab = await self._create(context, sizes, sealed=True, durable=False)
                 except (HostDied, StickyFault):
                     context.report_dead()
                     continue
@@ -133,12 +133,19 @@ class SlabGrowth:
                 if slab is not None:
                     return self._core.memory.add_dedicated(slab)
 
-    async def add_slab(self, context: ServingContext, nbytes: int, *, sealed: bool) -> None:
+    async def add_slab(
+        self,
+        context: ServingContext,
+        nbytes: int,
+        *,
+        sealed: bool = False,
+        durable: bool = False,
+    ) -> None:
         """Make room in a context, unless another task has done so meanwhile."""
         async with self._growing:
             if context is not self._core.context:
                 return
-            block = self._core.memory.allocate(nbytes, sealed=sealed)
+            block = self._core.memory.allocate(nbytes, sealed=sealed, durable=durable)
             if block is not None:  # another task has grown it while this one waited
                 return
             if self._core.memory.dropped or self._core.exports.returned:
@@ -147,7 +154,7 @@ class SlabGrowth:
             self.require_possible(nbytes)
             try:
                 sizes = partial(self._core.memory.slab_sizes, nbytes)
-                slab = await self._create(context, sizes, sealed=sealed)
+                slab = await self._create(context, sizes, sealed=sealed, durable=durable)
             except OutOfMemory as error:
                 raise self._out_of_memory(nbytes) from error
             except (HostDied, StickyFault):
@@ -245,16 +252,24 @@ class SlabGrowth:
         await self._core.exports.sweep()
 
     async def _create(
-        self, context: ServingContext, sizes: Callable[[], list[int]], *, sealed: bool
+        self,
+        context: ServingContext,
+        sizes: Callable[[], list[int]],
+        *,
+        sealed: bool,
+        durable: bool,
     ) -> Slab | None:
         """A new slab of the first of ``sizes`` there is room for; None in another context."""
-        if sealed and self._core.info is not None and not self._core.info.exports_memory:
-            raise Unsupported("this platform cannot export device memory; sealing needs that")
-        if sealed and self._core.original is not None:
-            raise Unsupported("what warm_up makes goes with it, so it cannot seal anything")
+        lasting = sealed or durable
+        if lasting and self._core.info is not None and not self._core.info.exports_memory:
+            what = "sealing needs" if sealed else "durable buffers need"
+            raise Unsupported(f"this platform cannot export device memory; {what} that")
+        if lasting and self._core.original is not None:
+            what = "seal anything" if sealed else "make anything durable"
+            raise Unsupported(f"what warm_up makes goes with it, so it cannot {what}")
 
         async def create() -> Slab | None:
-            return await self._create_now(context, sizes(), sealed=sealed)
+            return await self._create_now(context, sizes(), sealed=sealed, durable=durable)
 
         return await self._with_room(context, create)
 
@@ -302,7 +317,12 @@ class SlabGrowth:
         return OutOfMemory(f"the memory_limit of {limit} bytes is reached", requested=0)
 
     async def _create_now(
-        self, context: ServingContext, sizes: list[int], *, sealed: bool
+        self,
+        context: ServingContext,
+        sizes: list[int],
+        *,
+        sealed: bool = False,
+        durable: bool = False,
     ) -> Slab | None:
         refusal: Exception | None = None
         try:
@@ -322,7 +342,7 @@ class SlabGrowth:
                     refusal = error
                     continue
                 if context is self._core.context:
-                    return Slab(number, size, fd, sealed)
+                    return Slab(number, size, fd, sealed, durable)
                 if fd >= 0:
                     os.close(fd)
                 return None

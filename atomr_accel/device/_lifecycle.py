@@ -123,6 +123,7 @@ class Lifecycle:
         if core.serving is context:
             core.reaper.quarantine(context.host, core.memory.owners().clear)
             core.memory.bump()
+            core.durables.interrupted()
             self._untold = True
             if not self._comes_back:
                 core.memory.over = f"is closed: {self.over_how}"

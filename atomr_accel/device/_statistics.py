@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..ops import CacheStatistics
     from .core import Startup
     from .data._progress import TransferStatistics
+    from .data.durable import DurableStatistics
     from .standby._statistics import StandbyStatistics
 
 
@@ -29,6 +30,7 @@ class DeviceStatistics:
         host_pid: the host's process id; None without one.
         in_flight: number of ops that are not answered yet.
         memory: use of the device's memory.
+        durable: the durable buffers, and those lost in faults.
         transfers: the long transfers in progress.
         pinned: the pool of page-locked arrays.
         lanes: the open lanes.
@@ -47,6 +49,7 @@ class DeviceStatistics:
     host_pid: int | None
     in_flight: int
     memory: MemoryStatistics
+    durable: DurableStatistics
     transfers: tuple[TransferStatistics, ...]
     pinned: PinnedStatistics
     lanes: tuple[LaneStatistics, ...]

@@ -44,6 +44,7 @@ from ._tree_node import DeviceNode
 from .calls._turns import Again
 from .contexts._reaper import Reaper
 from .data._copiers import Copiers
+from .data.durable import DurableBuffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -166,6 +167,7 @@ class DeviceCore:
         ports: its open lanes by name; empty without a context.
         dropped: messages that release objects of dropped handles in the host; see ``keep``.
         being_sealed: number of callers that are sealing each block.
+        durables: the durable buffers, and the digests that prove them.
         in_flight: every op that is not answered, by sequence number.
         info: the device's properties when it was last opened.
         lanes: the lanes in use, with their numbers; a rebuild opens them again.
@@ -286,6 +288,7 @@ class DeviceCore:
             MEMORY_LANE, {backend.name: backend.memory}, own_thread=True
         )
         self.being_sealed: Final[Counter[Block]] = Counter()
+        self.durables: Final[DurableBuffers] = DurableBuffers(self)
 
     def __dir__(self) -> list[str]:
         """Return what packages may use: the names of ``DeviceView`` and ``WatchedDevice``."""
@@ -530,7 +533,10 @@ class DeviceCore:
             raise self._elsewhere()
         self._sequence = sequence = self._sequence + 1
         op = Op(port, sequence, name, message, reads, writes, payload)
-        port.submit(op)
+        if self.durables.live:
+            self.durables.submit(op)
+        else:
+            port.submit(op)
         if self.recorder is not None:
             self.recorder.submitted()
         if self.dropped:
@@ -601,8 +607,12 @@ class DeviceCore:
             epoch, (lane, name, message) = self.dropped.popleft()
             port = self.ports.get(lane)
             if port is not None and epoch is self.memory.epoch:
-                self._sequence = sequence = self._sequence + 1
-                port.submit(Op(port, sequence, name, message, (), ()))
+                port.submit(Op(port, self.next_place(), name, message, (), ()))
+
+    def next_place(self) -> int:
+        """Return the next place in the program's order."""
+        self._sequence += 1
+        return self._sequence
 
     # --- memory --------------------------------------------------------------------------
 
@@ -622,7 +632,9 @@ class DeviceCore:
         block = self.memory.allocate(nbytes)
         return None if block is None else GpuRef(block, shape, dtype, nbytes)
 
-    async def empty(self, shape: Shape, dtype: DTypeLike, *, sealed: bool = False) -> GpuRef:
+    async def empty(
+        self, shape: Shape, dtype: DTypeLike, *, sealed: bool = False, durable: bool = False
+    ) -> GpuRef:
         """An uninitialised buffer.
 
         Raises:
@@ -633,7 +645,7 @@ class DeviceCore:
         nbytes = math.prod(shape) * dtype.itemsize
         while True:
             context = await self.ready()
-            block = self.memory.allocate(nbytes, sealed=sealed)
+            block = self.memory.allocate(nbytes, sealed=sealed, durable=durable)
             if block is not None:
                 return GpuRef(block, shape, dtype, nbytes)
-            await self.growth.add_slab(context, nbytes, sealed=sealed)
+            await self.growth.add_slab(context, nbytes, sealed=sealed, durable=durable)

@@ -67,6 +67,8 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         task: the task that waits for it, if any.
         value: the value of the answer, if it has one.
         on_answer: called once it is over.
+        proof: the op that digests the durable buffers which this one writes, if any. Waiting for
+            this op includes it.
         submitted_at: when it was submitted, if an instrument wants times (see ``OpTimes``); else
             ``UNTIMED`` or ``UNWATCHED``.
         sent_at: when it was sent, if times are taken.
@@ -87,6 +89,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     task: trio.lowlevel.Task | None = None
     value: Any = None
     on_answer: Callable[[], None] | None = None
+    proof: Op | None = None
     submitted_at: int = UNTIMED
     sent_at: int = 0
     answered_at: int = 0
@@ -105,6 +108,8 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         else:
             self.task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._abort)
+        if self.proof is not None:
+            await self._wait_proven(self.proof)
         if self._error is None and self._make_error is None:
             return self.value
         error = self.take_error()
@@ -113,6 +118,14 @@ class Op(msgspec.Struct, eq=False, weakref=True):
             raise error
         finally:
             del error
+
+    async def _wait_proven(self, proof: Op) -> None:
+        """Wait for the digests of what the op has written, also if it has failed."""
+        try:
+            await proof.wait()
+        except Exception:
+            if self._error is None and self._make_error is None:
+                raise
 
     @property
     def succeeded(self) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-_RESERVED: Final = ("memory", "recordings", "results", "run")
+_RESERVED: Final = ("digests", "memory", "recordings", "results", "run")
 """Names of lanes that each device has."""
 
 

@@ -18,6 +18,7 @@ from ._block import (
     origin,
     part_of,
 )
+from ._durable import DurableState, Proof
 from ._host_handles import Kept, Release, keep
 from ._scope import MemoryScope
 from .map import MemoryMap, MemoryStatistics, Slab, least_slab
@@ -28,6 +29,7 @@ __all__ = [
     "AtEnd",
     "Block",
     "BlockView",
+    "DurableState",
     "Epoch",
     "Hold",
     "Kept",
@@ -36,6 +38,7 @@ __all__ = [
     "MemoryScope",
     "MemoryStatistics",
     "NotContiguous",
+    "Proof",
     "Release",
     "Slab",
     "StridedView",

@@ -9,6 +9,7 @@ import msgspec
 from ._at_end import AtEnd
 
 if TYPE_CHECKING:
+    from ._durable import DurableState
     from .map import MemoryMap
 
 SLICE: Final = 256
@@ -57,6 +58,7 @@ class Block(msgspec.Struct, eq=False, weakref=True):
         retired: former pieces, kept until no op in flight touches the block.
         kept: the pieces that each ``Hold`` keeps, with ``_HELD`` first; empty once it is gone.
         stands_for: the block that this one replaces in a recording, and the offset in that block.
+        durable: the digests of a durable block, or None.
     """
 
     memory: MemoryMap
@@ -72,6 +74,7 @@ class Block(msgspec.Struct, eq=False, weakref=True):
     retired: list[AtEnd] | None = None
     kept: list[list[AtEnd | None]] | None = None
     stands_for: tuple[Block, int] | None = None
+    durable: DurableState | None = None
 
     @property
     def base(self) -> Block:
@@ -135,10 +138,17 @@ class BlockView(Block, eq=False):
 
     Everything is the whole block's, except the address. It equals the whole block, so it
     is found wherever that is looked for.
+
+    Attributes:
+        whole: the whole block.
+        start: offset of the view in it, in bytes.
+        extent: offsets of the view's first byte and the one after its last; None if unknown. Only
+            views of durable blocks have it.
     """
 
     whole: Block = msgspec.UNSET  # type: ignore[assignment] # always given
     start: int = 0
+    extent: tuple[int, int] | None = None
 
     @property
     def base(self) -> Block:
@@ -201,7 +211,9 @@ class StridedView(BlockView, eq=False):
     @property
     def plain(self) -> BlockView:
         """Part of the same memory, with an address."""
-        return part_of(self, 0)
+        plain = part_of(self, 0)
+        plain.extent = self.extent
+        return plain
 
 
 def _of_the_whole(name: str) -> property:

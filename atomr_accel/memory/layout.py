@@ -23,15 +23,15 @@ class SlabLayout:
     Attributes:
         id: its number, unique in the device.
         nbytes: its size.
-        kind: ``"plain"``; ``"sealed"``, which survives rebuilds; or ``"stale"``, which is kept for
-            refs of older generations.
+        kind: ``"plain"``; ``"sealed"`` or ``"durable"``, which survive rebuilds; or ``"stale"``, which
+            is kept for refs of older generations.
         used: bytes that are not free.
         cells: the slab in equal parts: the share of each part that is used, from 0 to 1.
     """
 
     id: int
     nbytes: int
-    kind: Literal["plain", "sealed", "stale"]
+    kind: Literal["plain", "sealed", "durable", "stale"]
     used: int
     cells: tuple[float, ...]
 
@@ -63,6 +63,8 @@ def layout(memory: MemoryMap, *, most: int, cells: int) -> list[SlabLayout]:
             if id(memory._pool_of[slab.id]) in stale
             else "sealed"
             if slab.sealed
+            else "durable"
+            if slab.durable
             else "plain",
             used=slab.nbytes - round(sum(free[slab.id])),
             cells=tuple(_used(part * cells / slab.nbytes) for part in free[slab.id]),

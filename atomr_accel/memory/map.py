@@ -24,6 +24,8 @@ from ._scope import note
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ._durable import DurableState
+
 SLAB_BYTES: Final = 64 << 20
 """Least size of a slab that requests share."""
 
@@ -56,19 +58,22 @@ class Slab:
         nbytes: its size.
         fd: the descriptor, or -1 if the platform cannot export memory.
         sealed: whether the host maps it read-only.
+        durable: whether it has durable buffers, which survive like sealed ones.
 
     Raises:
-        ValueError: the slab is sealed, but lacks the descriptor by which it survives.
+        ValueError: the slab is sealed or durable, but lacks the descriptor by which it survives.
     """
 
     id: int
     nbytes: int
     fd: int
     sealed: bool
+    durable: bool = False
 
     def __post_init__(self) -> None:
-        if self.sealed and self.fd < 0:
-            raise ValueError("a sealed slab survives its host by a descriptor, and has none")
+        if (self.sealed or self.durable) and self.fd < 0:
+            kind = "sealed" if self.sealed else "durable"
+            raise ValueError(f"a {kind} slab survives its host by a descriptor, and has none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,8 @@ class MemoryStatistics:
 
     Attributes:
         capacity: all slabs together: what the device has given to this program.
-        used: in use by live refs and ops in flight, sealed included, and by ``dropped``.
+        used: in use by live refs and ops in flight, sealed and durable ones included, and by
+            ``dropped``.
         free: capacity less used.
         sealed: in use by sealed refs.
         largest_free: the largest plain buffer that fits without a new slab.
@@ -115,7 +121,7 @@ class MemoryMap:
         dropped: pieces whose last handle is gone, noted by the thread that dropped it.
         unmapped: slabs that are given up and that the host still has to unmap.
         epoch: the present generation's epoch.
-        sealed_epoch: the epoch of sealed blocks, which is always present.
+        sealed_epoch: the epoch of sealed and durable blocks, which is always present.
         scopes: number of open memory scopes.
         limit: bytes that all slabs together may have, if there is a limit.
         owner: the device, for the layer that knows devices.
@@ -144,6 +150,7 @@ class MemoryMap:
         self._pool_of: dict[int, Allocator] = {}
         self._plain = Allocator()
         self._sealed = Allocator()
+        self._durable = Allocator()
         self._dedicated: dict[int, object] = {}  # slabs of one buffer, with their objects
         self._stale: list[Allocator] = []
         self._slab_ids = itertools.count(1)
@@ -205,13 +212,13 @@ class MemoryMap:
         """Return True if blocks of ``epoch`` become usable once they have content."""
         return epoch.lacking != "" and epoch.generation == self.generation and self.over is None
 
-    def allocate(self, nbytes: int, *, sealed: bool = False) -> Block | None:
+    def allocate(self, nbytes: int, *, sealed: bool = False, durable: bool = False) -> Block | None:
         """Return a block for ``nbytes``, or None if no slab has room.
 
         If it is None, call ``collect`` while ``dropped`` is not empty, then ``add_slab``.
         """
         size = round_size(nbytes)
-        pool = self._sealed if sealed else self._plain
+        pool = self._sealed if sealed else self._durable if durable else self._plain
         address = None
         if self.dropped:
             former, room = self.dropped.popleft()
@@ -263,6 +270,18 @@ class MemoryMap:
         block.sealed = True
         block.epoch = self.sealed_epoch
 
+    def make_durable(self, block: Block, state: DurableState) -> None:
+        """Make a block of a durable slab survive rebuilds, as long as its digests prove it."""
+        block.durable = state
+        block.epoch = self.sealed_epoch
+
+    def lose(self, block: Block, why: str) -> None:
+        """Make a durable block stale, for good."""
+        if block.durable is not None:
+            block.durable.lost = why
+        if block.epoch is self.sealed_epoch:
+            block.epoch = Epoch(block.generation)
+
     def rebind(self, block: Block, onto: Block) -> None:
         """Move ``block`` and all its views to the memory of ``onto``, which is sealed."""
         block.move(onto)
@@ -281,7 +300,7 @@ class MemoryMap:
         if pool is None:  # the slab was given up while stale refs still held it
             return
         pool.free(address, size)
-        if not pool.in_use and pool is not self._plain and pool is not self._sealed:
+        if not pool.in_use and pool not in (self._plain, self._sealed, self._durable):
             if slab in self._dedicated:
                 self._close(slab)
                 self.unmapped.append(slab)
@@ -358,7 +377,7 @@ class MemoryMap:
 
     def add_slab(self, slab: Slab) -> None:
         """Take a slab into use; the map owns its descriptor from now on."""
-        pool = self._sealed if slab.sealed else self._plain
+        pool = self._sealed if slab.sealed else self._durable if slab.durable else self._plain
         self._slabs[slab.id] = slab
         self._pool_of[slab.id] = pool
         pool.add_slab(slab.id, slab.nbytes)
@@ -399,16 +418,17 @@ class MemoryMap:
         slabs = list(self._slabs)
         for slab in slabs:
             self._close(slab)
-        self._plain, self._sealed = Allocator(), Allocator()
+        self._plain, self._sealed, self._durable = Allocator(), Allocator(), Allocator()
         self._stale.clear()
         self.epoch = Epoch(self.generation)
         self._tell_changes()
         return slabs
 
-    def sealed_slabs(self) -> list[Slab]:
-        """The slabs a new host must map, oldest first."""
-        slabs = (self if self._whole is None else self._whole)._slabs
-        return [slab for slab in slabs.values() if slab.sealed]
+    def surviving_slabs(self) -> list[Slab]:
+        """The slabs a new host must map, oldest first; a shadow's only the sealed ones."""
+        if self._whole is not None:
+            return [slab for slab in self._whole._slabs.values() if slab.sealed]
+        return [slab for slab in self._slabs.values() if slab.sealed or slab.durable]
 
     def is_own(self, block: Block) -> bool:
         """Return True if a block is all of its slab, which goes with it."""
@@ -433,7 +453,7 @@ class MemoryMap:
         for pool in self._stale:
             self._give_up(pool)
         self._stale.clear()
-        for pool in (self._plain, self._sealed):
+        for pool in (self._plain, self._sealed, self._durable):
             for slab in pool.empty_slabs():
                 pool.remove_slab(slab)
                 self._close(slab)
@@ -457,7 +477,7 @@ class MemoryMap:
         stale = sum(pool.in_use for pool in self._stale)
         capacity = self.capacity
         own = {slab: self._pool_of[slab].in_use for slab in self._dedicated}
-        used = plain.in_use + sealed.in_use + stale + sum(own.values())
+        used = plain.in_use + sealed.in_use + self._durable.in_use + stale + sum(own.values())
         return MemoryStatistics(
             capacity=capacity,
             used=used,

@@ -119,7 +119,8 @@ class CallTemplate(msgspec.Struct, frozen=True):
             block = ref.block
             if isinstance(block, BlockView):
                 addresses.append(block.whole.address + block.start)
-                blocks.append(block.whole)  # later code asks whole blocks, which answer sooner
+                # Later code asks whole blocks, which answer sooner; digests are of the view alone.
+                blocks.append(block.whole if block.whole.durable is None else block)
             else:
                 addresses.append(block.address)
                 blocks.append(block)

@@ -49,6 +49,7 @@ from .control import (
 )
 from .failures import SHORTAGES, unpack_exception
 from .messages import (
+    CHUNK_BYTES,
     MOST_TEMPLATES,
     PLACE,
     RECEIVED_BYTES,
@@ -89,6 +90,7 @@ from .messages import (
 )
 
 __all__ = [
+    "CHUNK_BYTES",
     "FETCH_DESCRIPTOR",
     "MOST_TEMPLATES",
     "OFFSET_MASK",

@@ -125,6 +125,9 @@ class Withdrawn(Message, frozen=True):
 WITHDRAWN: Final = Withdrawn()
 
 
+CHUNK_BYTES: Final = 1 << 16
+"""Bytes of a durable buffer that one digest covers. The last chunk may be shorter."""
+
 PLACE: Final = 1 << 62
 """Placeholder for an address in a template; the address's number is added to it."""
 

@@ -95,7 +95,7 @@ async def test_standby_follows_later_seals_and_frees() -> None:
             first = await device.put(np.full(3, number), sealed=True)
             second = await device.seal(await device.put(np.full(1 << 20, number, np.int32)))
             await standby.wait_ready()
-            slabs = {slab.id for slab in device.core.memory.sealed_slabs()}
+            slabs = {slab.id for slab in device.core.memory.surviving_slabs()}
             assert mapped_by(standby) == slabs
             await poison(device)
             assert (await device.get(first)).tolist() == [number] * 3

@@ -183,7 +183,7 @@ class Maps(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.held)
     def trim(self) -> None:
-        sealed = {slab.id for slab in self.memory.sealed_slabs()}
+        sealed = {slab.id for slab in self.memory.surviving_slabs()}
         used = {
             held.ref.block.address >> 40
             for held in self.held
@@ -193,7 +193,7 @@ class Maps(RuleBasedStateMachine):
         self.memory.trim()
         trimmed = set(self.memory.unmapped)
         assert not trimmed & used
-        remaining = {slab.id for slab in self.memory.sealed_slabs()}
+        remaining = {slab.id for slab in self.memory.surviving_slabs()}
         assert remaining == sealed - trimmed
         for held in self.held:
             if not held.sealed and held.generation != self.memory.generation:

@@ -651,9 +651,9 @@ class Batch(EntersAsync, Collector):
                 break
             op = self._ops[0]
             failure: Exception | None = None
-            if op.succeeded:
+            if op.proof is None and op.succeeded:
                 pass
-            elif not op.answered:
+            elif op.proof is not None or not op.answered:
                 waited = True
                 try:
                     await op.wait()

@@ -751,6 +751,11 @@ class Recording(EntersAsync, Collector):
             if block.sealed:
                 ref = GpuRef(block, (self._made[block],), np.dtype(np.uint8), self._made[block])
                 raise sealed_error(ref, "a result of the recording")
+            if block.durable is not None:
+                raise ValueError(
+                    "a result of a recording is made by each replay, and must not be durable; have "
+                    "the recording copy it to a durable buffer"
+                )
             if block.size:  # of a generation that is over
                 block.retire()
             results = block in self._written and not self._life.replays

@@ -56,7 +56,7 @@ class PreparedHost:
     Attributes:
         host: the host.
         info: the device's properties, once it is opened.
-        mapped: the sealed slabs that it has mapped.
+        mapped: the slabs of earlier hosts that it has mapped.
         held: the sealed slabs that it has unmapped, and whose addresses it keeps.
         ports: its lanes by name.
         captured: numbers of the recordings that the host has captured in advance.
@@ -114,22 +114,22 @@ class PreparedHost:
         return self.info
 
     async def map(self, core: DeviceCore) -> int:
-        """Map the present sealed slabs, and unmap those that are gone.
+        """Map the present sealed and durable slabs, and unmap those that are gone.
 
         Returns:
             The bytes that were mapped.
         """
         nbytes = 0
         while True:
-            sealed = core.memory.sealed_slabs()
-            await self.unmap((self.mapped | self.held) - {slab.id for slab in sealed})
-            missing = [slab for slab in sealed if slab.id not in self.mapped]
+            lasting = core.memory.surviving_slabs()
+            await self.unmap((self.mapped | self.held) - {slab.id for slab in lasting})
+            missing = [slab for slab in lasting if slab.id not in self.mapped]
             if not missing:
                 return nbytes
             for slab in missing:
                 if not core.memory.has_slab(slab.id):
                     continue  # it was given up meanwhile
-                request = MapSlab(slab.id, slab.nbytes, sealed=True)
+                request = MapSlab(slab.id, slab.nbytes, slab.sealed)
                 await core.reaper.with_room(partial(self.host.request, request, slab.fd))
                 self.mapped.add(slab.id)
                 self.held.discard(slab.id)

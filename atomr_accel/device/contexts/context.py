@@ -27,6 +27,7 @@ from ...lanes import (
 from ...wire import Preload, Probe, StickyFault
 from .._failures import is_short, lacks_descriptors, named, short_of, taken_down
 from ..core import MEMORY_LANE, Startup
+from ..data.durable import DIGESTS
 from ._prepared import PreparedHost
 from ._reporting import fault_report, suspect_of
 
@@ -442,6 +443,7 @@ class Context:
         probe = core.submit(prepared.ports[MEMORY_LANE], "probe", Probe(pattern))
         if await probe.wait() != pattern:
             raise DeviceUnavailable(f"{core.name} does not give back what is written to it")
+        await core.durables.verify(prepared.ports)
         core.starts_lanes_serially = False
         up = trio.current_time()
         core.startup = Startup(
@@ -472,7 +474,7 @@ class Context:
             failed = await self._start_some(missing)
         core = self._core
         for name, error in failed.items():
-            if name == MEMORY_LANE:
+            if name == MEMORY_LANE or (name == DIGESTS.name and core.durables.live):
                 raise error
             text, extra = "%s: lane %r does not start: %s", core.log_fields(error, lane=name)
             _log.warning(text, core.name, name, repr(error), extra=extra)

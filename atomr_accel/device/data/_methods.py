@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 import trio
 
+from ..._dtypes import as_dtype
 from ..._errors import GpuRefStale, said_of
 from ...actors.blocks import opens
-from ...arrays import GpuRef, ref_error
+from ...arrays import GpuRef, as_shape, ref_error
 from ...arrays.expressions import Expression
 from ...memory import MemoryScope
 from ...ops import Awaited, perform, recorded_call, require_readable, require_writable
@@ -17,7 +18,7 @@ from ...wire import Advise, Attach, Prefetch
 from ..interop._sharing import SharedBuffer, copy_here, lives_elsewhere, open_shared, salvage, share
 from ._managed import Advice, Attachment, Place, make_managed, on_managed, one_of
 from ._snapshot import Snapshot, check_outs, in_memory_of, restore_directly, take
-from .arrays import Arrays, check_like, check_pair, copying
+from .arrays import Arrays, Number, check_like, check_pair, copying
 from .transfer import (
     SMALL,
     Rebuilt,
@@ -32,7 +33,7 @@ from .transfer import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 
     from numpy.typing import DTypeLike
 
@@ -55,7 +56,12 @@ class MemoryMethods(Arrays[Awaited]):
 
     @recorded_call
     async def put(
-        self, array: object, *, out: GpuRef | None = None, sealed: bool = False
+        self,
+        array: object,
+        *,
+        out: GpuRef | None = None,
+        sealed: bool = False,
+        durable: bool = False,
     ) -> GpuRef:
         """Copy an array to the device.
 
@@ -73,6 +79,8 @@ class MemoryMethods(Arrays[Awaited]):
                 a new buffer. Its content is undefined if ``put`` is cancelled or fails. A view that
                 is not contiguous is filled from a contiguous copy on the device.
             sealed: make the buffer read-only for good; it then survives rebuilds.
+            durable: make a buffer that can be written and survives rebuilds, as by
+                ``make_durable``. The call then waits until its content is proven.
 
         Returns:
             ``out``, or a new ref with the array's shape and dtype.
@@ -80,16 +88,20 @@ class MemoryMethods(Arrays[Awaited]):
         Raises:
             TypeError: a dtype that device memory does not support, such as objects, or another
                 dtype than that of ``out``.
-            ValueError: another shape than that of ``out``; ``out`` together with ``sealed``;
-                ``out`` was made by ``broadcast_to``; a page-locked array whose block was left.
+            ValueError: another shape than that of ``out``; two of ``out``, ``sealed`` and
+                ``durable``; ``out`` was made by ``broadcast_to``; a page-locked array whose block was left.
             GpuRefStale, GpuRefSealed: ``out`` cannot be written.
             OutOfMemory: the device has too little memory.
-            Unsupported: ``sealed`` is true, and the platform cannot export device memory.
+            Unsupported: ``sealed`` or ``durable`` is true, and the platform cannot export device
+                memory.
         """
         core = self.core
+        if sealed and durable:
+            raise ValueError("put must be given sealed or durable, not both; nothing writes to it?")
         if out is not None:
-            if sealed:
-                raise ValueError("put(..., sealed=True) makes a buffer of its own; leave out away")
+            if sealed or durable:
+                kind = "sealed" if sealed else "durable"
+                raise ValueError(f"put(..., {kind}=True) makes a buffer of its own; leave out away")
             require_writable(out, core.memory, "out", strided=True)
         host = await arranged(array)
         if out is not None:
@@ -97,10 +109,15 @@ class MemoryMethods(Arrays[Awaited]):
             if not out.contiguous:
                 return await self.copy(await self.put(host), out)
             await core.ready()
-            await upload(core, host, out, new=False, wait=False)
+            await upload(core, host, out, new=False, wait=out.durable)
+            await core.durables.proven(out.block)
             return out
         while True:
-            ref = None if sealed else core.try_empty(host.shape, host.dtype, host.nbytes)
+            ref = None
+            if durable:
+                ref = await core.durables.room(host.shape, host.dtype)
+            elif not sealed:
+                ref = core.try_empty(host.shape, host.dtype, host.nbytes)
             if ref is None:
                 ref = await core.empty(host.shape, host.dtype, sealed=sealed)
             try:
@@ -109,6 +126,8 @@ class MemoryMethods(Arrays[Awaited]):
                         await upload(core, host, ref, new=True)
                 else:
                     await upload(core, host, ref, new=True, wait=False)
+                if durable:
+                    await self._adopt(ref)
             except Rebuilt:
                 continue
             return ref
@@ -305,8 +324,8 @@ class MemoryMethods(Arrays[Awaited]):
         Raises:
             GpuRefStale: the ref is of an older generation, or freed.
             OutOfMemory: the process has no room for another descriptor.
-            Unsupported: the platform cannot export device memory, or the buffer is managed or
-                adopted memory.
+            Unsupported: the platform cannot export device memory, or the buffer is durable, or it is
+                managed or adopted memory.
             LibraryError: the program's own CUDA context fails, perhaps because the program has
                 broken it.
         """
@@ -549,18 +568,122 @@ class MemoryMethods(Arrays[Awaited]):
 
         Raises:
             GpuRefStale: ``ref`` is of an older generation, or freed.
+            ValueError: the buffer is durable or exported, or a batch has put off calls with it.
             OutOfMemory: the second copy that sealing needs does not fit.
             Unsupported: the platform cannot export device memory, or ``ref`` is a module's
                 variable.
         """
         core = self.core
         block = require_readable(ref, core.memory, "ref", strided=True).base
+        if block.durable is not None:
+            raise ValueError("ref is durable; seal a copy: device.seal(await device.copy(ref))")
         with refusing_writers(core, block):
             await core.ready()
             require_readable(ref, core.memory, "ref", strided=True)
             if block.epoch is not core.memory.sealed_epoch:
                 await seal(core, ref)
         return ref
+
+    @recorded_call
+    async def make_durable(self, ref: GpuRef) -> GpuRef:
+        """Make a buffer survive rebuilds although ops write to it.
+
+        Each op that writes to the buffer is followed by another one, which computes digests of what
+        was written and sends them to the program. Waiting for the first includes the second. After
+        a fault the new host computes the digests of the whole buffer. If all are as they should be,
+        the ref continues in the new generation. Otherwise it is stale, and the error says whether a
+        write was in flight at the fault, or bytes have changed that no op has written.
+
+        The content moves to another address, and the ref and its views stay valid. If the call is
+        cancelled, the buffer is durable all the same. For a durable buffer it only waits until all
+        writes so far are proven.
+
+        Args:
+            ref: the buffer, or any view of it.
+
+        Returns:
+            ``ref``.
+
+        Raises:
+            GpuRefStale: ``ref`` is of an older generation, or freed.
+            ValueError: the buffer is sealed or exported, or a batch has put off calls with it.
+            ContextPoisoned: the device has failed before the content was proven.
+            OutOfMemory: the second copy that this needs does not fit.
+            Unsupported: the platform cannot export device memory, or ``ref`` is a module's
+                variable.
+        """
+        require_readable(ref, self.core.memory, "ref", strided=True)
+        await self.core.durables.convert(ref)
+        return ref
+
+    def zeros(  # type: ignore[override] # calls of the op itself have no such argument
+        self, shape: Shape, dtype: DTypeLike = np.float64, *, durable: bool = False
+    ) -> Coroutine[Any, Any, GpuRef]:
+        """Make a buffer of zeros, like ``numpy.zeros``.
+
+        Arguments and errors are those of ``empty``.
+
+        Args:
+            shape: its shape.
+            dtype: its dtype.
+            durable: make a buffer that survives rebuilds, as by ``make_durable``.
+        """
+        if durable:
+            return self._full_durable(shape, 0, as_dtype(dtype))
+        return super().zeros(shape, dtype)
+
+    def full(  # type: ignore[override] # as above
+        self,
+        shape: Shape,
+        fill_value: Number,
+        dtype: DTypeLike | None = None,
+        *,
+        durable: bool = False,
+    ) -> Coroutine[Any, Any, GpuRef]:
+        """Make a buffer filled with one value, like ``numpy.full``.
+
+        Args:
+            shape: its shape.
+            fill_value: a number, as for ``fill``.
+            dtype: its dtype; by default that of ``numpy.array(fill_value)``.
+            durable: make a buffer that survives rebuilds, as by ``make_durable``.
+
+        Returns:
+            A new ref.
+
+        Raises:
+            ValueError, OverflowError: a dimension that is negative or beyond 64 bits;
+                ``fill_value`` as for ``fill``.
+            TypeError: a dtype that device memory does not support; ``fill_value`` as for ``fill``.
+            OutOfMemory: the device has too little memory.
+            Unsupported: ``durable`` is true, and the platform cannot export device memory.
+        """
+        if durable:
+            kind = as_dtype(np.asarray(fill_value).dtype if dtype is None else dtype)
+            return self._full_durable(shape, fill_value, kind)
+        return super().full(shape, fill_value, dtype)
+
+    async def _full_durable(self, shape: Shape, value: Number, dtype: np.dtype[Any]) -> GpuRef:
+        sizes = as_shape(shape)
+        while True:
+            ref = await self.core.durables.room(sizes, dtype)
+            try:
+                await self.fill(ref, value)
+                await self._adopt(ref)
+            except (GpuRefStale, Rebuilt):
+                continue
+            return ref
+
+    async def _adopt(self, ref: GpuRef) -> None:
+        """Make a new buffer durable, and wait until its content is proven.
+
+        Raises:
+            Rebuilt: it became stale before that.
+        """
+        core = self.core
+        if ref.block.epoch is not core.memory.epoch:
+            raise Rebuilt
+        await core.durables.adopt(ref.block).wait()
 
     @recorded_call
     async def unseal(self, ref: GpuRef) -> GpuRef:

@@ -25,6 +25,7 @@ from ...wire import SLAB_SHIFT, Copy
 from ..core import MEMORY_LANE
 from ._snapshot_file import read_arrays, write_arrays
 from .arrays import check_like
+from .durable import within
 from .transfer import ENDED, in_worker
 
 if TYPE_CHECKING:
@@ -508,12 +509,15 @@ async def restore_directly(
         for block, start, layout in zip(blocks, _starts(layouts), layouts, strict=True):
             for begin, length in _chunks(_nbytes(layout)):
                 message = Copy(block.address + begin, piece.address + start + begin, length)
-                op = core.submit(core.ports[MEMORY_LANE], "restore", message, (), (block,))
+                written = within(block, begin, length)
+                op = core.submit(core.ports[MEMORY_LANE], "restore", message, (), (written,))
                 piece.hold()
                 moves.add(core, host, op, length, piece.drop)
         moves.all()
         try:
             await moves.wait()
+            for block in blocks:
+                await core.durables.proven(block)
         finally:
             if moves.over and moves in snapshot._restores:
                 snapshot._restores.remove(moves)

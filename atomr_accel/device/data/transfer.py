@@ -37,6 +37,7 @@ from ..core import MEMORY_LANE
 from ._bulk import Bulk, chunk_size
 from ._copiers import COPIERS
 from ._progress import Transfer
+from .durable import within
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -209,7 +210,8 @@ async def upload(
             if core.context is None:
                 return None
             message = Copy(ref.block.address + start, piece.address, length)
-            return core.submit(core.ports[MEMORY_LANE], "put", message, (), (ref.block,))
+            written = within(ref.block, start, length)
+            return core.submit(core.ports[MEMORY_LANE], "put", message, (), (written,))
 
         await Bulk(core, data, submit, upload=True, progress=transfer.add).run()
 
@@ -265,7 +267,7 @@ async def send(
             check()
         message = Copy(ref.block.address + start, piece.address, length)
         port = core.ports[MEMORY_LANE]
-        op = core.submit(port, "put", message, (), (ref.block,))
+        op = core.submit(port, "put", message, (), (within(ref.block, start, length),))
     except BaseException:
         piece.release()
         raise
@@ -397,7 +399,8 @@ async def _upload_directly(
     def submit(start: int, length: int) -> Op:
         check()
         message = Copy(ref.block.address + start, address + start, length)
-        return core.submit(core.ports[MEMORY_LANE], "put", message, (), (ref.block,))
+        written = within(ref.block, start, length)
+        return core.submit(core.ports[MEMORY_LANE], "put", message, (), (written,))
 
     await _directly(core, address, submit, transfer)
 

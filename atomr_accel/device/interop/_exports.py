@@ -41,6 +41,7 @@ from ...wire.interop import (
 )
 from .._failures import short_of
 from ..core import MEMORY_LANE
+from ..data.durable import refuse_durable
 from ..data.transfer import as_host_array, in_worker
 
 if TYPE_CHECKING:
@@ -344,6 +345,7 @@ class Exports:
         """Implement ``Device.export``."""
         core = self._core
         require_readable(ref, core.memory, "ref", strided=True)
+        refuse_durable(ref, "exported")
         await self.sweep()
         while True:
             while core.context is None:

@@ -295,7 +295,7 @@ async def share(core: DeviceCore, ref: GpuRef) -> SharedBuffer:
     if not ref.contiguous:
         ref = await perform(core, copying(core, ref, None))
     await core.growth.tidy()
-    sealed = ref.block.epoch is core.memory.sealed_epoch  # not only about to be
+    sealed = ref.sealed and ref.block.epoch is core.memory.sealed_epoch  # not only about to be
     if sealed:
         block = await _move_alone(core, ref)
         offset = ref.block.offset

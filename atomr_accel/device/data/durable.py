@@ -1,0 +1,309 @@
+"""Durable buffers: memory that ops write to and that survives faults, if digests prove its content.
+
+Each op that writes to such a buffer is followed by one that digests what it may have written, in the
+same order on the device. The digests come to the program, where no kernel can reach them. After a
+fault, the new host digests all durable buffers before the program continues.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from ..._errors import Unsupported
+from ...arrays import GpuRef
+from ...lanes import Op, uninterrupted
+from ...libraries.digests.wire.messages import Digest
+from ...memory import BlockView, DurableState, Kept
+from ...ops import LaneSpec, require_readable
+from ...wire import CHUNK_BYTES, Copy
+
+if TYPE_CHECKING:
+    from ...lanes import Port
+    from ...memory import Block, Proof
+    from ..core import DeviceCore
+
+DIGESTS: Final = LaneSpec(
+    "digests",
+    {
+        "cpu": "atomr_accel.libraries.digests.host._cpu:CpuDigests",
+        "cuda": "atomr_accel.libraries.digests.host._cuda:CudaDigests",
+    },
+)
+
+_MOST_CHUNKS: Final = 1 << 18
+"""Chunks that one op digests at most when a buffer is verified: 16 GiB, for an answer of 2 MiB."""
+
+Asked = tuple["Block", DurableState, "Proof"]
+"""A proof that is asked for, of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableStatistics:
+    """Durable buffers of a device.
+
+    Attributes:
+        buffers: number of buffers that are usable now.
+        nbytes: their size.
+        verified: number of times that a buffer was verified after a fault and continued.
+        in_flight: number of buffers lost because a write was in flight at a fault.
+        changed: number of buffers lost because bytes had changed that no op wrote.
+    """
+
+    buffers: int
+    nbytes: int
+    verified: int
+    in_flight: int
+    changed: int
+
+
+@final
+@uninterrupted
+class DurableBuffers:
+    """The durable buffers of one device.
+
+    Attributes:
+        live: whether there may be any; asked before each op.
+    """
+
+    def __init__(self, core: DeviceCore) -> None:
+        self._core: Final = core
+        self.live = False
+        self._blocks: Final[weakref.WeakSet[Block]] = weakref.WeakSet()
+        self._latest: Final[weakref.WeakKeyDictionary[Block, Op]] = weakref.WeakKeyDictionary()
+        self._verified = self._in_flight = self._changed = 0
+
+    # --- making them ---------------------------------------------------------------------
+
+    async def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
+        """Return an uninitialised buffer in memory that survives, to be filled and adopted.
+
+        Raises:
+            OutOfMemory: no room.
+            Unsupported: the platform cannot export device memory, or the backend has no digests.
+        """
+        while True:
+            await self._core.open_lane(DIGESTS)
+            ref = await self._core.empty(shape, dtype, durable=True)
+            if DIGESTS.name in self._core.ports:
+                return ref
+
+    def adopt(self, block: Block) -> Op:
+        """Make a block in memory that survives durable, with the content that ops have given it.
+
+        Returns:
+            The op that proves the content for the first time.
+        """
+        state = DurableState(block.nbytes)
+        self._core.memory.make_durable(block, state)
+        self._blocks.add(block)
+        self.live = True
+        proof = state.proof_of(0, block.nbytes)
+        return self._ask("durable.proof", [] if proof is None else [(block, state, proof)])
+
+    async def convert(self, ref: GpuRef) -> None:
+        """Implement ``Device.make_durable``."""
+        core = self._core
+        source = require_readable(ref, core.memory, "ref", strided=True).base
+        while source.durable is None:
+            _require_movable(core, source)
+            target = (await self.room((source.size,), np.dtype(np.uint8))).block
+            require_readable(ref, core.memory, "ref", strided=True)
+            if source.durable is not None or target.epoch is not core.memory.epoch:
+                continue
+            _require_movable(core, source)
+            message = Copy(target.address, source.address, source.size)
+            lane = core.ports[core.memory_lane.name]
+            # It counts as a write of the source, too, which has that memory from here on.
+            copied = core.submit(lane, "durable.copy", message, (), (source, target))
+            source.move(target)
+            proof = self.adopt(source)
+            source.settle()
+            await copied.wait()
+            await proof.wait()
+        await self.proven(source)
+
+    async def proven(self, block: Block) -> None:
+        """Wait until all writes so far are proven."""
+        latest = self._latest.get(block.base)
+        if latest is not None and not latest.answered:
+            await latest.wait()
+
+    # --- ops that write to them ----------------------------------------------------------
+
+    def submit(self, op: Op) -> None:
+        """Submit an op by its port, with the digests of what it writes."""
+        written = [block for block in op.writes if block.durable is not None]
+        if not written:
+            op.port.submit(op)
+            return
+        extents = [(block.base, block.durable, *_extent(block)) for block in written]
+        checks: list[Asked] = []
+        for block, state, begin, end in extents:
+            checks += [(block, state, check) for check in state.checks_of(begin, end)]
+        if checks and DIGESTS.name in self._core.ports:
+            self._ask("durable.check", checks)
+            op.seq = self._core.next_place()
+        op.port.submit(op)
+        if op.answered:  # its context is over, and nothing was written
+            for _, state, check in checks:
+                state.drop(check)
+            return
+        proofs = [
+            (block, state, proof)
+            for block, state, begin, end in extents
+            if (proof := state.proof_of(begin, end)) is not None
+        ]
+        if proofs and DIGESTS.name in self._core.ports:
+            op.proof = self._ask("durable.proof", proofs)
+
+    def _ask(self, name: str, asked: list[Asked]) -> Op:
+        core = self._core
+        ranges = []
+        for block, state, proof in asked:
+            begin, nbytes = state.range_of(proof)
+            ranges.append((block.address + begin, nbytes))
+        blocks = tuple(block for block, _, _ in asked)
+        port = core.ports[DIGESTS.name]
+        op = Op(port, core.next_place(), name, Digest(tuple(ranges)), blocks, ())
+        op.when_answered(partial(self._answered, op, asked))
+        for block in blocks:
+            self._latest[block] = op
+        port.submit(op)
+        return op
+
+    def _answered(self, op: Op, asked: list[Asked]) -> None:
+        """Take digests; without an answer the writes stay unproven."""
+        if not op.succeeded:
+            return
+        at, value = 0, op.value
+        for block, state, proof in asked:
+            found = value[at : at + 8 * proof.count]
+            at += 8 * proof.count
+            if not state.take(proof, found):
+                self._lose_changed(block, "an op wrote next to them, and found that")
+
+    # --- faults --------------------------------------------------------------------------
+
+    def interrupted(self) -> None:
+        """Give up buffers of which a write is in flight, because the context has ended."""
+        core = self._core
+        for block in self._usable():
+            state = block.durable
+            assert state is not None
+            if state.in_flight:
+                self._in_flight += 1
+                why = f"a write to it was in flight when generation {core.generation - 1} ended"
+                core.memory.lose(block, f"{why}; put the data again")
+            state.settle()
+
+    async def verify(self, ports: dict[str, Port]) -> None:
+        """Compare the content of all buffers with their digests, on a new host.
+
+        The earlier host has to be gone, because it could still write to them.
+        """
+        core = self._core
+        if not self._usable():
+            return
+        await core.reaper.make_room()
+        if core.reaper.terminating:
+            for block in self._usable():
+                self._in_flight += 1
+                core.memory.lose(block, "an earlier host has not ended, and may still write to it")
+        for block in self._usable():
+            state = block.durable
+            assert state is not None
+            found = [await op.wait() for op in self._all_of(block, state, ports[DIGESTS.name])]
+            changed = state.changed(b"".join(found))
+            if changed:
+                self._lose_changed(
+                    block,
+                    f"{len(changed)} of {state.chunks} ranges of {CHUNK_BYTES} bytes, the first at "
+                    f"byte {changed[0] * CHUNK_BYTES}",
+                )
+            else:
+                self._verified += 1
+
+    def _all_of(self, block: Block, state: DurableState, port: Port) -> list[Op]:
+        step = _MOST_CHUNKS * CHUNK_BYTES
+        return [
+            self._core.submit(
+                port,
+                "durable.verify",
+                Digest(((block.address + at, min(step, state.nbytes - at)),)),
+                (block,),
+            )
+            for at in range(0, state.nbytes, step)
+        ]
+
+    def _lose_changed(self, block: Block, where: str) -> None:
+        state = block.durable
+        if state is None or state.lost:
+            return
+        self._changed += 1
+        why = f"bytes of it have changed that no op has written ({where})"
+        self._core.memory.lose(block, f"{why}; put the data again")
+
+    def _usable(self) -> list[Block]:
+        lasting = self._core.memory.sealed_epoch
+        return [block for block in self._blocks if block.epoch is lasting]
+
+    def statistics(self) -> DurableStatistics:
+        """Return the counters at this moment."""
+        usable = self._usable()
+        return DurableStatistics(
+            buffers=len(usable),
+            nbytes=sum(block.nbytes for block in usable),
+            verified=self._verified,
+            in_flight=self._in_flight,
+            changed=self._changed,
+        )
+
+
+def within(block: Block, start: int, nbytes: int) -> Block:
+    """Return the part of a durable block that a transfer writes; any other block as it is."""
+    if block.durable is None:
+        return block
+    begin = block.offset + start
+    view = BlockView(block.memory, 0, 0, None, 0, 0, whole=block.base, start=begin)
+    view.extent = begin, begin + nbytes
+    return view
+
+
+def refuse_durable(ref: GpuRef, what: str) -> None:
+    """Refuse to hand out the address of a durable buffer.
+
+    Raises:
+        Unsupported: ``ref`` is durable.
+    """
+    if ref.durable:
+        raise Unsupported(
+            f"a durable buffer is not {what}, because writes that are no ops of the device would "
+            "not be proven; take a copy: device.copy(ref)"
+        )
+
+
+def _extent(block: Block) -> tuple[int, int]:
+    """Return the bytes of the whole block that an op may write by a block of its writes."""
+    known = block.extent if isinstance(block, BlockView) else None
+    return (0, block.nbytes) if known is None else known
+
+
+def _require_movable(core: DeviceCore, source: Block) -> None:
+    if source.sealed:
+        raise ValueError("ref is sealed, or being sealed; make a copy: await device.unseal(ref)")
+    if isinstance(core.memory.owner_of(source), Kept):
+        raise Unsupported(
+            "ref is a variable of a module, whose address kernels know; use a copy: "
+            "device.make_durable(await device.copy(ref))"
+        )
+    if source.held:
+        raise ValueError(
+            "ref is exported, or an open batch has calls with it put off: its content would move, "
+            "and leave those behind; let go of what was exported, and call it before the batch or "
+            "after it"
+        )

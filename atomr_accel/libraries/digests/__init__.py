@@ -1,0 +1,1 @@
+"""Digests of durable buffers, which are computed on the device."""

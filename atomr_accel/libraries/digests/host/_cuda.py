@@ -1,0 +1,77 @@
+"""Digests on CUDA: a block of threads for each chunk, a thread for each leaf."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import partial
+from typing import TYPE_CHECKING, Final, final
+
+from ....backends.cuda.host.driver import check, driver
+from ....executors.cuda_kernels import ArgumentBlocks, Kernels
+from ....executors.device_code import CudaSource
+from ....wire import CHUNK_BYTES
+from ....wire.interface import Later
+from ..wire.messages import LEAF_BYTES, Digest
+
+if TYPE_CHECKING:
+    from ....backends.cuda.host.context import CudaContext, CudaStream
+
+SOURCE: Final = CudaSource(
+    __package__, "digests.cu", CHUNK_BYTES=CHUNK_BYTES, LEAF_BYTES=LEAF_BYTES
+)
+KERNEL: Final = "digest_chunks"
+_LEAST: Final = 64
+"""Digests for which an answer has room at least, so that small ones share what is page-locked."""
+
+
+@final
+class CudaDigests:
+    """Computes digests with a kernel of our own, into page-locked memory."""
+
+    def __init__(self, context: CudaContext, stream: CudaStream) -> None:
+        self._context: Final = context
+        self._kernels: Final = Kernels(context, stream, SOURCE)
+        self._arguments: Final = ArgumentBlocks()
+        self._free: Final[dict[int, list[int]]] = {}
+        self._all: Final[list[int]] = []
+        self.handlers: Final = {Digest: self._digest}
+
+    def close(self) -> None:
+        """Unload the kernel, and release page-locked memory."""
+        self._kernels.close()
+        for cell in self._all:
+            check("cuMemFreeHost", driver.cuMemFreeHost(cell))
+        self._all.clear()
+        self._free.clear()
+
+    def _digest(self, message: Digest) -> Later:
+        counts = [-(-nbytes // CHUNK_BYTES) for _, nbytes in message.ranges]
+        total = sum(counts)
+        room = max(_LEAST, 1 << (total - 1).bit_length()) if total else _LEAST
+        cell = self._cell(room)
+        kernel = self._kernels.function(KERNEL)
+        at = cell
+        for (address, nbytes), count in zip(message.ranges, counts, strict=True):
+            if count:
+                data = struct.pack("<QQQ", self._context.pointer(address), at, nbytes)
+                arguments = self._arguments.having(data)
+                self._kernels.prepare_blocks(
+                    kernel, count, CHUNK_BYTES // LEAF_BYTES, 0, arguments
+                )()
+            at += 8 * count
+        return Later(partial(self._read, cell, room, 8 * total))
+
+    def _cell(self, room: int) -> int:
+        """Return page-locked memory for ``room`` digests, which the device can write to."""
+        free = self._free.setdefault(room, [])
+        if free:
+            return free.pop()
+        cell = int(check("cuMemAllocHost", driver.cuMemAllocHost(8 * room)))
+        self._all.append(cell)
+        return cell
+
+    def _read(self, cell: int, room: int, nbytes: int) -> bytes:
+        found = ctypes.string_at(cell, nbytes)
+        self._free[room].append(cell)
+        return found
