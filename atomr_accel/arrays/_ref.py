@@ -510,9 +510,7 @@ def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
         why = f"{name} is gone: {memory.device} {memory.over}"
         return DeviceLost(why) if block.sealed else GpuRefStale(why)
     if block.durable is not None and block.durable.lost:
-        return GpuRefStale(
-            f"{name} is durable, but its content is not proven: {block.durable.lost}"
-        )
+        return GpuRefStale(f"{name} is durable, but is not proven: {block.durable.lost}")
     return GpuRefStale(
         f"{name} is of generation {block.generation}, but {memory.device} was rebuilt and is at "
         f"generation {memory.generation}; put the data again, or seal what must survive"

@@ -1,10 +1,10 @@
 """Digests of durable blocks, as the program keeps them. No device and no I/O.
 
-A durable block is divided into chunks, each of which has a digest of eight bytes. An op that writes
-to a block is followed by a *proof*: new digests of the chunks that it may have written. If it covers
-its first or last chunk in part, a *check* precedes it, which digests these chunks as they are and
-must find what is known of them. Without it the proof would vouch for bytes that the op has not
-written.
+A durable block is divided into chunks, each of which has a digest of eight bytes. An op that
+writes to a block is followed by a *proof*: new digests of the chunks that it may have written. If
+it covers its first or last chunk in part, a *check* precedes it, which digests these chunks as they
+are and must find what is known of them. Without it the proof would vouch for bytes that the op has
+not written.
 """
 
 from __future__ import annotations

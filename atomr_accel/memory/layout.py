@@ -23,8 +23,8 @@ class SlabLayout:
     Attributes:
         id: its number, unique in the device.
         nbytes: its size.
-        kind: ``"plain"``; ``"sealed"`` or ``"durable"``, which survive rebuilds; or ``"stale"``, which
-            is kept for refs of older generations.
+        kind: ``"plain"``; ``"sealed"`` or ``"durable"``, which survive rebuilds; or ``"stale"``,
+            which is kept for refs of older generations.
         used: bytes that are not free.
         cells: the slab in equal parts: the share of each part that is used, from 0 to 1.
     """

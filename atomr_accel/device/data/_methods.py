@@ -89,7 +89,8 @@ class MemoryMethods(Arrays[Awaited]):
             TypeError: a dtype that device memory does not support, such as objects, or another
                 dtype than that of ``out``.
             ValueError: another shape than that of ``out``; two of ``out``, ``sealed`` and
-                ``durable``; ``out`` was made by ``broadcast_to``; a page-locked array whose block was left.
+                ``durable``; ``out`` was made by ``broadcast_to``; a page-locked array whose block
+                was left.
             GpuRefStale, GpuRefSealed: ``out`` cannot be written.
             OutOfMemory: the device has too little memory.
             Unsupported: ``sealed`` or ``durable`` is true, and the platform cannot export device
@@ -324,8 +325,8 @@ class MemoryMethods(Arrays[Awaited]):
         Raises:
             GpuRefStale: the ref is of an older generation, or freed.
             OutOfMemory: the process has no room for another descriptor.
-            Unsupported: the platform cannot export device memory, or the buffer is durable, or it is
-                managed or adopted memory.
+            Unsupported: the platform cannot export device memory, or the buffer is durable, managed
+                or adopted memory.
             LibraryError: the program's own CUDA context fails, perhaps because the program has
                 broken it.
         """

@@ -1,7 +1,7 @@
-"""Durable buffers: memory that ops write to and that survives faults, if digests prove its content.
+"""Durable buffers: memory that ops write to and that survives faults if digests prove its content.
 
-Each op that writes to such a buffer is followed by one that digests what it may have written, in the
-same order on the device. The digests come to the program, where no kernel can reach them. After a
+Each op that writes to such a buffer is followed by one that digests what it may have written, right
+behind it on the device. The digests come to the program, where no kernel can reach them. After a
 fault, the new host digests all durable buffers before the program continues.
 """
 

@@ -1,0 +1,331 @@
+"""Random programs with durable buffers, beside a model that says what becomes of each.
+
+A program writes in all ways to its buffers: whole ones and views, by ops, batches, recordings and
+functions. Bytes of the shared memory are scribbled over behind its back, which no op does. Then the
+device fails, often with writes in flight. Afterwards each buffer must have exactly the bytes of the
+model, or be stale for the reason that the model knows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+import trio
+
+from atomr_accel import ContextPoisoned, GpuRefStale
+from atomr_accel.testing import kill_host, poison
+from atomr_accel.wire import CHUNK_BYTES, OFFSET_MASK
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Awaitable, Callable
+
+    from atomr_accel import Device, GpuRef
+    from atomr_accel.device import Recording
+
+CHANGED: Final = "have changed that no op has written"
+IN_FLIGHT: Final = "a write to it was in flight"
+
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+def scribble(ref: GpuRef, start: int, data: bytes) -> None:
+    """Write to the shared memory of a buffer of the CPU backend, as a wild kernel would."""
+    block = ref.block
+    slab = block.memory.slab_of(block)
+    os.pwrite(slab.fd, data, (block.address & OFFSET_MASK) + start)
+
+
+def change(array: np.ndarray[Any, Any], row: int, value: float) -> None:
+    """Change a row, in the host."""
+    array[row] = value
+
+
+@final
+class Modelled:
+    """A durable buffer, and what the model knows of it.
+
+    Attributes:
+        ref: the buffer, a matrix of float32.
+        content: the bytes that its memory has.
+        proven: the bytes at the last digest of each chunk.
+        lost: text in the error that its next use must raise, or an empty one.
+        recording: a recording that fills it, if there is one.
+    """
+
+    def __init__(self, ref: GpuRef, array: np.ndarray[Any, Any]) -> None:
+        self.ref = ref
+        self.content: Bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy()
+        self.proven = self.content.copy()
+        self.lost = ""
+        self.recording: Recording | None = None
+
+    @property
+    def array(self) -> np.ndarray[Any, Any]:
+        """The content as the buffer's array."""
+        return self.content.view(np.float32).reshape(self.ref.shape)
+
+    def write(self, key: object, values: object) -> None:
+        """An op has written by a view; its digests are of the chunks from its first to last byte."""
+        view = self.array[key]
+        low, high = np.lib.array_utils.byte_bounds(view)
+        base, _ = np.lib.array_utils.byte_bounds(self.content)
+        begin, end = low - base, high - base
+        for chunk in {begin // CHUNK_BYTES, (end - 1) // CHUNK_BYTES}:
+            first, last = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, len(self.content))
+            whole = begin <= first and last <= end
+            part = slice(first, last)
+            if not whole and (self.content[part] != self.proven[part]).any():
+                self.lost = CHANGED
+        view[...] = values
+        first, last = begin // CHUNK_BYTES * CHUNK_BYTES, -(-end // CHUNK_BYTES) * CHUNK_BYTES
+        self.proven[first:last] = self.content[first:last]
+
+    def scribble(self, start: int, data: bytes) -> None:
+        """Bytes have changed behind the program's back."""
+        scribble(self.ref, start, data)
+        self.content[start : start + len(data)] = np.frombuffer(data, np.uint8)
+
+    def fail(self) -> None:
+        """The device has failed, with no write to this buffer in flight."""
+        if not self.lost and (self.content != self.proven).any():
+            self.lost = CHANGED
+
+
+@final
+class Program:
+    """One program on a device that is shared with those before and after it.
+
+    Args:
+        device: the device, of the CPU backend.
+        random: what it draws from.
+
+    Attributes:
+        counts: what has happened.
+    """
+
+    def __init__(self, device: Device, random: random.Random) -> None:
+        self.device: Final = device
+        self.random: Final = random
+        self.numbers: Final = np.random.default_rng(random.getrandbits(64))
+        self.buffers: Final[list[Modelled]] = []
+        self.counts: Counter[str] = Counter()
+
+    async def run(self, *, faults: int = 2) -> None:
+        """Run the program, and check everything after each of its faults.
+
+        Raises:
+            AssertionError: a buffer has not become what it must.
+        """
+        for _ in range(self.random.randint(2, 6)):
+            await self._make()
+        for _ in range(faults):
+            for _ in range(self.random.randint(0, 16)):
+                await self._step()
+            await self._fault()
+            for buffer in list(self.buffers):
+                await self._check(buffer)
+            while not self.buffers:
+                await self._make()
+
+    def _values(self, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        return self.numbers.integers(-99, 99, shape).astype(np.float32)
+
+    async def _make(self) -> None:
+        rows, columns = self.random.randint(1, 300), self.random.choice([1, 7, 64, 256, 333])
+        array, device = self._values((rows, columns)), self.device
+        way = self.random.choice(["put", "zeros", "full", "convert"])
+        if way == "put":
+            ref = await device.put(array, durable=True)
+        elif way == "zeros":
+            array[...] = 0
+            ref = await device.zeros(array.shape, np.float32, durable=True)
+        elif way == "full":
+            array[...] = 3
+            ref = await device.full(array.shape, 3, np.float32, durable=True)
+        else:
+            ref = await device.make_durable(await device.put(array))
+        self.buffers.append(Modelled(ref, array))
+
+    def _key(self, buffer: Modelled) -> tuple[slice, slice]:
+        """Return the index of a random view, contiguous or not, of any steps."""
+        draw, (rows, columns) = self.random, buffer.ref.shape
+        first = draw.randrange(rows)
+        last = draw.randint(first + 1, rows)
+        kind = draw.choice(["rows", "rows", "all", "block", "steps", "back"])
+        if kind == "rows":
+            return slice(first, last), slice(None)
+        if kind == "all":
+            return slice(None), slice(None)
+        left = draw.randrange(columns)
+        right = draw.randint(left + 1, columns)
+        if kind == "block":
+            return slice(first, last), slice(left, right)
+        if kind == "steps":
+            return slice(first, last, draw.randint(1, 3)), slice(left, None, draw.randint(1, 3))
+        return slice(None, None, -1), slice(None, None, -draw.randint(1, 2))
+
+    def _write(self, buffer: Modelled) -> tuple[Callable[[], Awaitable[object]], Any, Any]:
+        """Draw a write; return the call, the view's index, and the values for the model."""
+        device, key = self.device, self._key(buffer)
+        target = buffer.ref[key]
+        values = self._values(target.shape)
+        way = self.random.choice(["put", "fill", "copy", "expression", "run", "gemm"])
+
+        async def put() -> None:
+            await device.put(values, out=target)
+
+        async def fill() -> None:
+            await device.fill(target, 7)
+
+        async def copy() -> None:
+            await device.copy(await device.put(values), target)
+
+        async def expression() -> None:
+            await device.evaluate(await device.put(values) * 2 + 1, out=target)
+
+        async def run() -> None:
+            await device.run(change, target, 0, 5.0)
+
+        async def gemm() -> None:
+            left = await device.put(values)
+            right = await device.put(np.eye(values.shape[1], dtype=np.float32))
+            await device.blas.gemm(left, right, out=target)
+
+        if way == "run":
+            after = buffer.array[key].copy()
+            after[0] = 5
+            return run, key, after
+        if way == "fill":
+            return fill, key, 7
+        calls = {"put": put, "copy": copy, "expression": expression, "gemm": gemm}
+        return calls[way], key, values * 2 + 1 if way == "expression" else values
+
+    async def _step(self) -> None:
+        draw = self.random
+        buffer = draw.choice(self.buffers)
+        step = draw.choice(["write", "write", "write", "batch", "record", "scribble", "make", "free"])
+        self.counts[step] += 1
+        if step == "make" and len(self.buffers) < 6:
+            await self._make()
+        elif step == "free" and len(self.buffers) > 1:
+            self.buffers.remove(buffer)
+            if draw.random() < 0.5 and not buffer.lost:
+                await self.device.free(buffer.ref)
+        elif step == "scribble":
+            self._scribble(buffer)
+        elif step == "batch":
+            await self._batch()
+        elif buffer.lost:
+            await self._check(buffer)
+            if not self.buffers:
+                await self._make()
+        elif step == "record":
+            await self._replay(buffer)
+        else:
+            call, key, values = self._write(buffer)
+            await call()
+            buffer.write(key, values)
+
+    def _scribble(self, buffer: Modelled) -> None:
+        size = len(buffer.content)
+        start = self.random.randrange(size)
+        length = self.random.choice([1, 4, 100, 70000])
+        data = self.numbers.bytes(min(length, size - start))
+        buffer.scribble(start, data)
+
+    async def _batch(self) -> None:
+        written = [buffer for buffer in self.buffers if not buffer.lost]
+        async with self.device.batch() as batch:
+            for buffer in written:
+                key = self._key(buffer)
+                if self.random.random() < 0.5:
+                    batch.fill(buffer.ref[key], 9)
+                    buffer.write(key, 9)
+                else:
+                    values = self._values(buffer.array[key].shape)
+                    batch.copy(batch.put(values), buffer.ref[key])
+                    buffer.write(key, values)
+
+    async def _replay(self, buffer: Modelled) -> None:
+        if buffer.recording is None:
+            async with self.device.record(buffer.ref) as recording:
+                recording.fill(buffer.ref[:1], 4)
+            buffer.recording = recording
+        await buffer.recording.replay()
+        after = buffer.array.copy()
+        after[:1] = 4
+        buffer.write(slice(None), after)
+
+    async def _fault(self) -> None:
+        """Fail the device; some buffers have a write in flight, and others are scribbled over."""
+        draw = self.random
+        before = self.device.generation
+        busy = [buffer for buffer in self.buffers if not buffer.lost and draw.random() < 0.4]
+
+        async def write(buffer: Modelled) -> None:
+            call, key, values = self._write(buffer)
+            try:
+                await call()
+            except (ContextPoisoned, GpuRefStale) as error:
+                # The op itself, or one that it needs first, which then has not written.
+                self.counts["write failed"] += 1
+                failed.append((buffer, error))
+            else:
+                done.append((buffer, key, values))
+
+        failed: list[tuple[Modelled, Exception]] = []
+        done: list[tuple[Modelled, Any, Any]] = []
+        # What was scribbled over before would be found by the write.
+        busy = [buffer for buffer in busy if (buffer.content == buffer.proven).all()]
+        idle = [buffer for buffer in self.buffers if buffer not in busy]
+        async with trio.open_nursery() as nursery:
+            for buffer in busy:
+                nursery.start_soon(write, buffer)
+            for _ in range(draw.choice([0, 1, 2, 5, 20])):
+                await trio.lowlevel.checkpoint()
+            for buffer in idle:
+                if draw.random() < 0.3:
+                    self._scribble(buffer)
+                    self.counts["scribbled"] += 1
+            if draw.random() < 0.5:
+                await poison(self.device)
+            else:
+                await kill_host(self.device)
+        await self.device.get(await self.device.zeros(1))
+        assert self.device.generation > before
+        for buffer in idle:
+            buffer.fail()
+        for buffer, key, values in done:
+            buffer.write(key, values)
+        for buffer, _ in failed:
+            buffer.lost = "?"
+
+    async def _check(self, buffer: Modelled) -> None:
+        """A buffer is what the model says; a lost one is dropped."""
+        if buffer.lost == "?":  # its write may not have begun when the device failed
+            try:
+                found = await self.device.get(buffer.ref)
+            except GpuRefStale as error:
+                assert IN_FLIGHT in str(error), error
+                self.counts["in flight"] += 1
+                self.buffers.remove(buffer)
+                return
+            buffer.lost = ""
+            assert (found == buffer.array).all()
+            self.counts["continued"] += 1
+        elif buffer.lost:
+            try:
+                await self.device.get(buffer.ref)
+            except GpuRefStale as error:
+                assert buffer.lost in str(error), error
+            else:
+                raise AssertionError("changed bytes were not found")
+            self.counts["changed"] += 1
+            self.buffers.remove(buffer)
+        else:
+            assert (await self.device.get(buffer.ref) == buffer.array).all()
+            self.counts["continued"] += 1
