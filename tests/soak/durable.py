@@ -22,11 +22,17 @@ from atomr_accel.actors import Backoff
 
 from ..durable.programs import Program
 
+_AT_ONCE = Backoff(initial=0.0, base=0.0, maximum=0.0)
+
 
 async def soak(programs: int, seed: int, counts: Counter[str], **options: Any) -> list[str]:
     """Run programs; return the failures with the seeds of the programs that had them."""
     wrong: list[str] = []
-    options = {"standby": Standby(hot=2), "backoff": Backoff(initial=0.0, base=0.0, maximum=0.0), **options}
+    options = {
+        "standby": Standby(hot=2),
+        "backoff": Backoff(initial=0.0, base=0.0, maximum=0.0),
+        **options,
+    }
     async with open_device(0, backend="cpu", **options) as device:
         for number in range(programs):
             name = f"{seed}:{number}"
