@@ -20,7 +20,7 @@ __device__ __forceinline__ u64 merged(u64 hash, u64 sum) {
     return (hash ^ mixed(0, sum)) * P1 + P4;
 }
 
-// XXH64 with seed 0. The data begins at a multiple of 16 bytes.
+// XXH64 with seed 0. The data begins at a multiple of 8 bytes.
 __device__ u64 xxh64(const unsigned char* data, unsigned size) {
     const u64* words = reinterpret_cast<const u64*>(data);
     u64 hash = P5;
@@ -57,7 +57,7 @@ __device__ u64 xxh64(const unsigned char* data, unsigned size) {
 
 // A block digests the chunk of its number, a thread one leaf of it. The answer is page-locked.
 extern "C" __global__ void digest_chunks(const unsigned char* data, u64* answer, u64 size) {
-    __shared__ __align__(16) u64 leaves[CHUNK_BYTES / LEAF_BYTES];
+    __shared__ u64 leaves[CHUNK_BYTES / LEAF_BYTES];
     u64 begin = static_cast<u64>(blockIdx.x) * CHUNK_BYTES;
     u64 rest = size - begin;
     unsigned chunk = rest < CHUNK_BYTES ? static_cast<unsigned>(rest) : CHUNK_BYTES;
