@@ -559,6 +559,7 @@ def test_every_session_says_what_it_does() -> None:
 
 TESTS = ROOT / "tests"
 PROMISES = {
+    "durable",
     "array_api",
     "scipy_fft",
     "contract",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .calls._run import HostCalls
 from .data._pinned import Pinned
+from .data.durable import DurableBuffers
 from .interop._exports import Exports
 from .interop._windows import Windows
 
@@ -24,3 +25,4 @@ def add_parts(core: DeviceCore, pinned_limit: int) -> None:
     core.exports = Exports(core)
     core.host_calls = HostCalls(core)
     core.windows = Windows(core)
+    core.durables = DurableBuffers(core)

@@ -14,8 +14,26 @@ if TYPE_CHECKING:
     from ..ops import CacheStatistics
     from .core import Startup
     from .data._progress import TransferStatistics
-    from .data.durable import DurableStatistics
     from .standby._statistics import StandbyStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class DurableStatistics:
+    """Durable buffers of a device.
+
+    Attributes:
+        buffers: number of buffers that are usable now.
+        nbytes: their size.
+        verified: number of times that a buffer was verified after a fault and continued.
+        in_flight: number of buffers lost because a write was in flight at a fault.
+        changed: number of buffers lost because bytes had changed that no op wrote.
+    """
+
+    buffers: int
+    nbytes: int
+    verified: int
+    in_flight: int
+    changed: int
 
 
 @dataclass(frozen=True, slots=True)

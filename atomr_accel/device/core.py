@@ -44,7 +44,6 @@ from ._tree_node import DeviceNode
 from .calls._turns import Again
 from .contexts._reaper import Reaper
 from .data._copiers import Copiers
-from .data.durable import DurableBuffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     from .data._progress import Transfer
     from .parts import (
         CollectiveOrder,
+        DurableMemory,
         ExportedBuffers,
         FunctionCalls,
         OpenBatch,
@@ -198,6 +198,7 @@ class DeviceCore:
     exports: ExportedBuffers
     host_calls: FunctionCalls
     windows: SlabWindows
+    durables: DurableMemory
     recorder: CallRecorder | None = None
     collectives: CollectiveOrder | None = None
 
@@ -288,7 +289,6 @@ class DeviceCore:
             MEMORY_LANE, {backend.name: backend.memory}, own_thread=True
         )
         self.being_sealed: Final[Counter[Block]] = Counter()
-        self.durables: Final[DurableBuffers] = DurableBuffers(self)
 
     def __dir__(self) -> list[str]:
         """Return what packages may use: the names of ``DeviceView`` and ``WatchedDevice``."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..memory import AtEnd, Block, Epoch, Slab
     from ..ops import Facade, LaneSpec
     from ..wire import Message
+    from ._statistics import DurableStatistics
     from .core import DeviceCore
     from .standby._statistics import StandbyStatistics
 
@@ -171,6 +172,40 @@ class FunctionCalls(Protocol):
 
     def forget(self) -> None:
         """Drop all states."""
+
+
+class DurableMemory(Protocol):
+    """The durable buffers of a device, and the digests that prove them.
+
+    Attributes:
+        live: whether there may be any; asked before each op.
+    """
+
+    live: bool
+
+    async def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
+        """Return an uninitialised buffer in memory that survives, to be filled and adopted."""
+
+    def adopt(self, block: Block) -> Op:
+        """Make a block in memory that survives durable; return the op that proves its content."""
+
+    async def convert(self, ref: GpuRef) -> None:
+        """Move a buffer to memory that survives, and make it durable."""
+
+    async def proven(self, block: Block) -> None:
+        """Wait until all writes so far are proven."""
+
+    def submit(self, op: Op) -> None:
+        """Submit an op by its port, with digests of the bytes it writes."""
+
+    def interrupted(self) -> None:
+        """Give up buffers with a write in flight, because the context has ended."""
+
+    async def verify(self, ports: Mapping[str, Port]) -> None:
+        """Compare the content of all buffers with their digests, on a new host."""
+
+    def statistics(self) -> DurableStatistics:
+        """Return the counters at this moment."""
 
 
 class PinnedArrays(Protocol):

@@ -2,9 +2,9 @@
 
 A durable block is divided into chunks, each of which has a digest of eight bytes. An op that
 writes to a block is followed by a *proof*: new digests of the chunks that it may have written. If
-it covers its first or last chunk in part, a *check* precedes it, which digests these chunks as they
-are and must find what is known of them. Without it the proof would vouch for bytes that the op has
-not written.
+it covers its first or last chunk in part, a *check* precedes it, which digests these chunks before
+the op and must find the known digests. Without it the proof would vouch for bytes that the op has not
+written.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Proof:
 
 @final
 class DurableState:
-    """What is known of a durable block.
+    """Knowledge of a durable block: its digests, and those that have not arrived.
 
     Args:
         nbytes: the block's size.

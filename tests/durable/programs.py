@@ -101,10 +101,10 @@ class Program:
 
     Args:
         device: the device, of the CPU backend.
-        random: what it draws from.
+        random: the source of its choices.
 
     Attributes:
-        counts: what has happened.
+        counts: numbers of events.
     """
 
     def __init__(self, device: Device, random: random.Random) -> None:
@@ -118,7 +118,7 @@ class Program:
         """Run the program, and check everything after each of its faults.
 
         Raises:
-            AssertionError: a buffer has not become what it must.
+            AssertionError: a buffer has other content than the model, or is stale for another reason.
         """
         for _ in range(self.random.randint(2, 6)):
             await self._make()

@@ -1,4 +1,4 @@
-"""What the program knows of a durable block, beside a model that keeps all bytes."""
+"""The program's knowledge of a durable block, compared with a model that keeps all bytes."""
 
 from __future__ import annotations
 

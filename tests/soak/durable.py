@@ -1,7 +1,7 @@
 """Random programs with durable buffers, and faults that scribble over memory first.
 
-``python -m tests.soak.durable --programs 10000`` runs so many on the CPU backend. Each ends a few
-contexts. Every change outside of writes in flight must be found, and none where there is none.
+``python -m tests.soak.durable --programs 10000`` runs that number on the CPU backend. Each ends two
+contexts. Every change outside of writes in flight must be found, without a false alarm.
 """
 
 from __future__ import annotations

@@ -569,7 +569,7 @@ class MemoryMethods(Arrays[Awaited]):
 
         Raises:
             GpuRefStale: ``ref`` is of an older generation, or freed.
-            ValueError: the buffer is durable or exported, or a batch has put off calls with it.
+            ValueError: the buffer is durable or exported, or a batch has deferred calls with it.
             OutOfMemory: the second copy that sealing needs does not fit.
             Unsupported: the platform cannot export device memory, or ``ref`` is a module's
                 variable.
@@ -589,8 +589,8 @@ class MemoryMethods(Arrays[Awaited]):
     async def make_durable(self, ref: GpuRef) -> GpuRef:
         """Make a buffer survive rebuilds although ops write to it.
 
-        Each op that writes to the buffer is followed by another one, which computes digests of what
-        was written and sends them to the program. Waiting for the first includes the second. After
+        Each op that writes to the buffer is followed by another one, which computes digests of the
+        bytes written and sends them to the program. Waiting for the first includes the second. After
         a fault the new host computes the digests of the whole buffer. If all are as they should be,
         the ref continues in the new generation. Otherwise it is stale, and the error says whether a
         write was in flight at the fault, or bytes have changed that no op has written.
@@ -607,7 +607,7 @@ class MemoryMethods(Arrays[Awaited]):
 
         Raises:
             GpuRefStale: ``ref`` is of an older generation, or freed.
-            ValueError: the buffer is sealed or exported, or a batch has put off calls with it.
+            ValueError: the buffer is sealed or exported, or a batch has deferred calls with it.
             ContextPoisoned: the device has failed before the content was proven.
             OutOfMemory: the second copy that this needs does not fit.
             Unsupported: the platform cannot export device memory, or ``ref`` is a module's

@@ -1,14 +1,13 @@
 """Durable buffers: memory that ops write to and that survives faults if digests prove its content.
 
-Each op that writes to such a buffer is followed by one that digests what it may have written, right
-behind it on the device. The digests come to the program, where no kernel can reach them. After a
+Each op that writes to such a buffer is followed by one that digests the bytes it may have written,
+right behind it on the device. The digests come to the program, where no kernel can reach them. After a
 fault, the new host digests all durable buffers before the program continues.
 """
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -21,8 +20,11 @@ from ...libraries.digests.wire.messages import Digest
 from ...memory import BlockView, DurableState, Kept
 from ...ops import LaneSpec, require_readable
 from ...wire import CHUNK_BYTES, Copy
+from .._statistics import DurableStatistics
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ...lanes import Port
     from ...memory import Block, Proof
     from ..core import DeviceCore
@@ -40,25 +42,6 @@ _MOST_CHUNKS: Final = 1 << 18
 
 Asked = tuple["Block", DurableState, "Proof"]
 """A proof that is asked for, of a block."""
-
-
-@dataclass(frozen=True, slots=True)
-class DurableStatistics:
-    """Durable buffers of a device.
-
-    Attributes:
-        buffers: number of buffers that are usable now.
-        nbytes: their size.
-        verified: number of times that a buffer was verified after a fault and continued.
-        in_flight: number of buffers lost because a write was in flight at a fault.
-        changed: number of buffers lost because bytes had changed that no op wrote.
-    """
-
-    buffers: int
-    nbytes: int
-    verified: int
-    in_flight: int
-    changed: int
 
 
 @final
@@ -136,7 +119,7 @@ class DurableBuffers:
     # --- ops that write to them ----------------------------------------------------------
 
     def submit(self, op: Op) -> None:
-        """Submit an op by its port, with the digests of what it writes."""
+        """Submit an op by its port, with digests of the bytes it writes."""
         written = [block for block in op.writes if block.durable is not None]
         if not written:
             op.port.submit(op)
@@ -201,7 +184,7 @@ class DurableBuffers:
                 core.memory.lose(block, f"{why}; put the data again")
             state.settle()
 
-    async def verify(self, ports: dict[str, Port]) -> None:
+    async def verify(self, ports: Mapping[str, Port]) -> None:
         """Compare the content of all buffers with their digests, on a new host.
 
         The earlier host has to be gone, because it could still write to them.
@@ -265,7 +248,7 @@ class DurableBuffers:
 
 
 def within(block: Block, start: int, nbytes: int) -> Block:
-    """Return the part of a durable block that a transfer writes; any other block as it is."""
+    """Return the part of a durable block that a transfer writes, or any other block unchanged."""
     if block.durable is None:
         return block
     begin = block.offset + start

@@ -22,7 +22,7 @@ SOURCE: Final = CudaSource(
 )
 KERNEL: Final = "digest_chunks"
 _LEAST: Final = 64
-"""Digests for which an answer has room at least, so that small ones share what is page-locked."""
+"""Least number of digests for which an answer has room, so that small answers share memory."""
 
 
 @final
