@@ -10,30 +10,11 @@ if TYPE_CHECKING:
 
     from ..actors import SupervisorStatistics
     from ..lanes import LaneStatistics, PinnedStatistics
-    from ..memory import MemoryStatistics
+    from ..memory import DurableStatistics, MemoryStatistics
     from ..ops import CacheStatistics
     from .core import Startup
     from .data._progress import TransferStatistics
     from .standby._statistics import StandbyStatistics
-
-
-@dataclass(frozen=True, slots=True)
-class DurableStatistics:
-    """Durable buffers of a device.
-
-    Attributes:
-        buffers: number of buffers that are usable now.
-        nbytes: their size.
-        verified: number of times that a buffer was verified after a fault and continued.
-        in_flight: number of buffers lost because a write was in flight at a fault.
-        changed: number of buffers lost because bytes had changed that no op wrote.
-    """
-
-    buffers: int
-    nbytes: int
-    verified: int
-    in_flight: int
-    changed: int
 
 
 @dataclass(frozen=True, slots=True)

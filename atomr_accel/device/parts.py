@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from .._errors import AccelError, ContextPoisoned
     from ..arrays import GpuRef
     from ..lanes import HostHandle, Op, Piece, PinnedStatistics, Port
-    from ..memory import AtEnd, Block, Epoch, Slab
+    from ..memory import AtEnd, Block, DurableStatistics, Epoch, Slab
     from ..ops import Facade, LaneSpec
     from ..wire import Message
-    from ._statistics import DurableStatistics
     from .core import DeviceCore
     from .standby._statistics import StandbyStatistics
 

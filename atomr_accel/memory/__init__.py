@@ -18,7 +18,7 @@ from ._block import (
     origin,
     part_of,
 )
-from ._durable import DurableState, Proof
+from ._durable import DurableState, DurableStatistics, Proof
 from ._host_handles import Kept, Release, keep
 from ._scope import MemoryScope
 from .map import MemoryMap, MemoryStatistics, Slab, least_slab
@@ -30,6 +30,7 @@ __all__ = [
     "Block",
     "BlockView",
     "DurableState",
+    "DurableStatistics",
     "Epoch",
     "Hold",
     "Kept",

@@ -3,17 +3,37 @@
 A durable block is divided into chunks, each of which has a digest of eight bytes. An op that
 writes to a block is followed by a *proof*: new digests of the chunks that it may have written. If
 it covers its first or last chunk in part, a *check* precedes it, which digests these chunks before
-the op and must find the known digests. Without it the proof would vouch for bytes that the op has not
-written.
+the op and must find the known digests. Without it the proof would vouch for bytes that the op has
+not written.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, final
 
 from ..wire import CHUNK_BYTES
 
 _DIGEST: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DurableStatistics:
+    """Durable buffers of a device.
+
+    Attributes:
+        buffers: number of buffers that are usable now.
+        nbytes: their size.
+        verified: number of times that a buffer was verified after a fault and continued.
+        in_flight: number of buffers lost because a write was in flight at a fault.
+        changed: number of buffers lost because bytes had changed that no op wrote.
+    """
+
+    buffers: int
+    nbytes: int
+    verified: int
+    in_flight: int
+    changed: int
 
 
 @final

@@ -118,7 +118,7 @@ class Program:
         """Run the program, and check everything after each of its faults.
 
         Raises:
-            AssertionError: a buffer has other content than the model, or is stale for another reason.
+            AssertionError: a buffer differs from the model, or is stale for another reason.
         """
         for _ in range(self.random.randint(2, 6)):
             await self._make()

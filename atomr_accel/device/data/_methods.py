@@ -590,8 +590,8 @@ class MemoryMethods(Arrays[Awaited]):
         """Make a buffer survive rebuilds although ops write to it.
 
         Each op that writes to the buffer is followed by another one, which computes digests of the
-        bytes written and sends them to the program. Waiting for the first includes the second. After
-        a fault the new host computes the digests of the whole buffer. If all are as they should be,
+        bytes written and sends them to the program. Waiting for the first includes the second.
+        After a fault the new host computes the digests of the whole buffer. If all are as they should be,
         the ref continues in the new generation. Otherwise it is stale, and the error says whether a
         write was in flight at the fault, or bytes have changed that no op has written.
 

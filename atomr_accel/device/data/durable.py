@@ -1,8 +1,8 @@
 """Durable buffers: memory that ops write to and that survives faults if digests prove its content.
 
 Each op that writes to such a buffer is followed by one that digests the bytes it may have written,
-right behind it on the device. The digests come to the program, where no kernel can reach them. After a
-fault, the new host digests all durable buffers before the program continues.
+right behind it on the device. The digests come to the program, where no kernel can reach them.
+After a fault, the new host digests all durable buffers before the program continues.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from ..._errors import Unsupported
 from ...arrays import GpuRef
 from ...lanes import Op, uninterrupted
 from ...libraries.digests.wire.messages import Digest
-from ...memory import BlockView, DurableState, Kept
+from ...memory import BlockView, DurableState, DurableStatistics, Kept
 from ...ops import LaneSpec, require_readable
 from ...wire import CHUNK_BYTES, Copy
-from .._statistics import DurableStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -265,8 +264,8 @@ def refuse_durable(ref: GpuRef, what: str) -> None:
     """
     if ref.durable:
         raise Unsupported(
-            f"a durable buffer is not {what}, because writes that are no ops of the device would "
-            "not be proven; take a copy: device.copy(ref)"
+            f"ref must not be durable to be {what}, because nothing would prove the writes of "
+            "other libraries; take a copy: device.copy(ref)"
         )
 
 
