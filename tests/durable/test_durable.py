@@ -237,7 +237,7 @@ async def test_recordings_and_their_results() -> None:
 async def test_exports_are_refused_with_a_reason() -> None:
     async with opened() as device:
         ref = await device.zeros(10, durable=True)
-        with pytest.raises(Unsupported, match="must not be durable to be exported"):
+        with pytest.raises(Unsupported, match="plain or sealed to be exported, not durable"):
             await device.export(ref)
         with await device.share(ref) as shared:  # a copy, as of any buffer
             assert not (await device.get(await device.adopt(shared))).any()

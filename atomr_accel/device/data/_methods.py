@@ -591,9 +591,9 @@ class MemoryMethods(Arrays[Awaited]):
 
         Each op that writes to the buffer is followed by another one, which computes digests of the
         bytes written and sends them to the program. Waiting for the first includes the second.
-        After a fault the new host computes the digests of the whole buffer. If all are as they should be,
-        the ref continues in the new generation. Otherwise it is stale, and the error says whether a
-        write was in flight at the fault, or bytes have changed that no op has written.
+        After a fault the new host computes the digests of the whole buffer. If all are unchanged,
+        the ref continues in the new generation. Otherwise it is stale, and the error says whether
+        a write was in flight at the fault, or bytes have changed that no op has written.
 
         The content moves to another address, and the ref and its views stay valid. If the call is
         cancelled, the buffer is durable all the same. For a durable buffer it only waits until all
@@ -617,7 +617,7 @@ class MemoryMethods(Arrays[Awaited]):
         await self.core.durables.convert(ref)
         return ref
 
-    def zeros(  # type: ignore[override] # calls of the op itself have no such argument
+    def zeros(
         self, shape: Shape, dtype: DTypeLike = np.float64, *, durable: bool = False
     ) -> Coroutine[Any, Any, GpuRef]:
         """Make a buffer of zeros, like ``numpy.zeros``.
@@ -633,7 +633,7 @@ class MemoryMethods(Arrays[Awaited]):
             return self._full_durable(shape, 0, as_dtype(dtype))
         return super().zeros(shape, dtype)
 
-    def full(  # type: ignore[override] # as above
+    def full(
         self,
         shape: Shape,
         fill_value: Number,

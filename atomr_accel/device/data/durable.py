@@ -95,7 +95,7 @@ class DurableBuffers:
             _require_movable(core, source)
             target = (await self.room((source.size,), np.dtype(np.uint8))).block
             require_readable(ref, core.memory, "ref", strided=True)
-            if source.durable is not None or target.epoch is not core.memory.epoch:
+            if ref.durable or target.epoch is not core.memory.epoch:
                 continue
             _require_movable(core, source)
             message = Copy(target.address, source.address, source.size)
@@ -119,11 +119,14 @@ class DurableBuffers:
 
     def submit(self, op: Op) -> None:
         """Submit an op by its port, with digests of the bytes it writes."""
-        written = [block for block in op.writes if block.durable is not None]
-        if not written:
+        extents = [
+            (block.base, state, *_extent(block))
+            for block in op.writes
+            if (state := block.durable) is not None
+        ]
+        if not extents:
             op.port.submit(op)
             return
-        extents = [(block.base, block.durable, *_extent(block)) for block in written]
         checks: list[Asked] = []
         for block, state, begin, end in extents:
             checks += [(block, state, check) for check in state.checks_of(begin, end)]
@@ -264,8 +267,8 @@ def refuse_durable(ref: GpuRef, what: str) -> None:
     """
     if ref.durable:
         raise Unsupported(
-            f"ref must not be durable to be {what}, because nothing would prove the writes of "
-            "other libraries; take a copy: device.copy(ref)"
+            f"ref must be plain or sealed to be {what}, not durable, because no digests would "
+            "follow the writes of other libraries; take a copy: device.copy(ref)"
         )
 
 
