@@ -13,6 +13,7 @@ from .._calling import clarify
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from ..memory import Block
     from ._request import Request
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -66,6 +67,9 @@ class CallRecorder(Protocol):
 
     def submitted(self) -> None:
         """Note that an op has its place in the program's order; it may belong to such a method."""
+
+    def lost(self, block: Block) -> None:
+        """Note that a durable buffer is stale from here on."""
 
     def step(
         self,

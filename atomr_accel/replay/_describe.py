@@ -116,6 +116,13 @@ class ObjectNumbers:
         self._blocks[key] = weakref.ref(block, gone), number
         return number
 
+    def lose(self, block: Block) -> None:
+        """Take the number from some memory that exists and whose content does not."""
+        number = self.of_block(block)
+        if number:
+            del self._blocks[id(block)]  # its death is not noted any more
+            self._gone.append((id(block), number))
+
     def take_dead(self) -> tuple[int, ...]:
         """Return the numbers of buffers that are gone, each of them once."""
         dead = []

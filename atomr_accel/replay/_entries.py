@@ -223,6 +223,7 @@ class Outside(_JournalEntry, frozen=True, tag="outside"):
 
     ref: Ref
     sealed: bool = False
+    durable: bool = False
 
 
 @final

@@ -45,7 +45,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NAMES: Final = {"launching": "launch", "copying": "copy"}
+_NAMES: Final = {
+    "launching": "launch",
+    "copying": "copy",
+    "_zeros_durable": "zeros",
+    "_full_durable": "full",
+}
 """Public names of calls whose requests have other names."""
 
 _NOT_COMPARED: Final = {"empty", "managed", "empty_like"}
@@ -55,7 +60,7 @@ _PLACED_AT_END: Final = {"free", "close_lane"}
 """Calls that have their effect once they are over, not when they submit an op."""
 
 _WITHOUT_OUTPUTS: Final = {
-    *("get", "free", "seal", "prefetch", "advise", "attach", "export", "share"),
+    *("get", "free", "seal", "make_durable", "prefetch", "advise", "attach", "export", "share"),
     *("close_lane", "leave", "when", "loop", "end", "launch_", "batch", "record"),
 }
 """Methods that are no ops and write no buffers of the program."""
@@ -266,6 +271,10 @@ class Notes:
             if note.method not in _PLACED_AT_END and nursery not in others:
                 self._place(note)
 
+    def lost(self, block: Block) -> None:
+        """Note that a durable buffer is stale from here on."""
+        self._numbers.lose(block)
+
     def step(
         self,
         method: Callable[..., T],
@@ -432,7 +441,7 @@ class Notes:
             ref = GpuRef(block, (block.nbytes,), uint8, block.nbytes)
         describer = Describer(self._numbers, self._bring, lambda _array, _data: None)
         described: Any = describer.argument(ref)
-        self._add(Outside(described, ref.sealed))
+        self._add(Outside(described, ref.sealed, ref.durable))
         if not ref.is_stale:
             seen = room if room is None or not whole else _like(room, ref)
             self._copy(

@@ -35,7 +35,7 @@ _NO_OPS: Final = ("put", "copy", "run", "replay", "call")
 _SECTIONS: Final = ("when", "loop")
 _REFUSED: Final = ("GpuRefStale", "GpuRefSealed")
 _GONE: Final = ("GpuRefStale", "ContextPoisoned")
-_READ_ONLY: Final = ("get", "share", "export", "seal", "unseal", "free")
+_READ_ONLY: Final = ("get", "share", "export", "seal", "make_durable", "unseal", "free")
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +355,7 @@ class Player:
         if recall.call.generation != self._generation:
             self._generation = recall.call.generation
             for number, ref in [*self.restorer.buffers.items()]:
-                if not ref.sealed:
+                if not (ref.sealed or ref.durable):
                     del self.restorer.buffers[number]
                     self.restorer.lost[number] = "a fault has taken it"
         for entry in recall.brought:
@@ -373,7 +373,9 @@ class Player:
             if array is None:
                 raise Missing("it was there before the journal, which has not got its content")
             content = await restorer.array(array)
-            restorer.buffers[entry.ref.id] = await device.put(content, sealed=entry.sealed)
+            restorer.buffers[entry.ref.id] = await device.put(
+                content, sealed=entry.sealed, durable=entry.durable
+            )
         elif entry.kind == "generator":
             state: Any = await restorer.value(entry.made_of)
             generator = device.rng.default_rng(
@@ -426,13 +428,22 @@ class Player:
             for hold in holds:
                 hold.release()
         self.report.calls += 1
+        if (done is not None and done.fault) or self._went_down(call):
+            self._doubt_durable(call)
         if self._ended_alike(recall, error) and error is None:
             await self._compare(recall, result, cause)
 
+    def _doubt_durable(self, call: CallEntry) -> None:
+        """Mark durable buffers as unknown after a call with a fault, which may not have written."""
+        for given in refs_given(call).values():
+            ref = self.restorer.buffers.get(given.id)
+            if ref is not None and ref.durable:
+                self._doubts.add(given.id, f"call {call.number} ended in a fault")
+
     def _holds(self, recall: JournalCall, args: Iterable[Any]) -> Iterator[Hold]:
-        """Hold the blocks of a refused ``seal``, which deferred calls of a batch kept in use."""
+        """Hold the blocks of a refused move, which deferred calls of a batch kept in use."""
         batch = any(each.recording is None for each in self._collectors.values())
-        if batch and recall.call.method == "seal" and _is_refused(recall):
+        if batch and recall.call.method in ("seal", "make_durable") and _is_refused(recall):
             yield from (Hold(ref.block) for ref in args if isinstance(ref, GpuRef))
 
     def _went_down(self, call: CallEntry) -> bool:

@@ -170,8 +170,9 @@ class ProgramWriter:
         name = self._names[ref.id] = f"x{ref.id}"
         array = self._contents.get(ref.id) if isinstance(entry, Outside) else None
         if array is not None and array.hash in self._arrays:
-            sealed = ", sealed=True" if isinstance(entry, Outside) and entry.sealed else ""
-            self._lines.append(f"{name} = await device.put({self._array(array)}{sealed})")
+            assert isinstance(entry, Outside)
+            kind = ", sealed=True" if entry.sealed else ", durable=True" if entry.durable else ""
+            self._lines.append(f"{name} = await device.put({self._array(array)}{kind})")
             return
         whole = self._whole.get(ref.id, ref)
         self._whole[ref.id] = whole

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable
 
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.device import Recording
+    from atomr_accel import Device, GpuRef, Recording
 
 CHANGED: Final = "have changed that no op has written"
 IN_FLIGHT: Final = "a write to it was in flight"
@@ -68,7 +67,7 @@ class Modelled:
         """The content as the buffer's array."""
         return self.content.view(np.float32).reshape(self.ref.shape)
 
-    def write(self, key: object, values: object) -> None:
+    def write(self, key: Any, values: Any) -> None:
         """An op has written by a view, and digests cover it from its first to its last byte."""
         view = self.array[key]
         low, high = np.lib.array_utils.byte_bounds(view)

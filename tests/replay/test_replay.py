@@ -38,6 +38,7 @@ from atomr_accel.replay._player import taken_down
 from atomr_accel.replay._reading import JournalCall, reading
 from atomr_accel.testing import kill_host
 
+from ..durable.programs import CHANGED, scribble
 from ..harness import cpu_only, on_shared, opened, program, same_bits, sized
 from ..ordering.programs import FAULTS, KINDS, SOURCE, Run, mix
 from .ops import OPS
@@ -461,6 +462,44 @@ async def test_buffers_lost_to_a_fault_are_lost_in_the_replay(tmp_path: Path) ->
     report = await again(path)
     assert report.same, report
     assert "raised GpuRefStale" in (await read_journal(path))[2]
+
+
+@cpu_only
+@program
+async def test_durable_buffers_are_made_and_lost_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    async with opened() as device:
+        before = await device.put(np.arange(5.0), durable=True)
+        async with open_journal(device, path, contents=True, results=True):
+            put = await device.put(np.ones(2), durable=True)
+            zeros = await device.zeros((2, 3), np.float32, durable=True)
+            full = await device.full(4, 7, durable=True)
+            made = await device.make_durable(await device.put(np.full(3, 2.0)))
+            changed = await device.zeros(10, durable=True)
+            await device.fill(zeros[1], 5)
+            await device.fill(before[2:], 8)
+            scribble(changed, 3, b"x")
+            await kill_host(device)
+            with pytest.raises(GpuRefStale, match=CHANGED):
+                await device.get(changed)
+            await device.fill(full[:1], 1)
+            found = [await device.get(ref) for ref in (before, put, zeros, full, made)]
+    assert [array.tolist() for array in found] == [
+        [0, 1, 8, 8, 8],
+        [1, 1],
+        [[0, 0, 0], [5, 5, 5]],
+        [1, 7, 7, 7],
+        [2, 2, 2],
+    ]
+    report = await again(path)
+    assert report.same, report
+    told = "\n".join(await read_journal(path))
+    for call in ("zeros((2, 3)", "full(4, 7", "put("):
+        assert any(call in line and "durable=True" in line for line in told.splitlines()), told
+    assert "make_durable" in told
+    async with opened() as device:
+        refs = await state_at(path, report.calls, device)
+        assert sum(ref.durable for ref in refs.values()) == 5
 
 
 @pytest.mark.slow

@@ -14,11 +14,11 @@ from ...arrays import GpuRef, as_shape, ref_error
 from ...arrays.expressions import Expression
 from ...memory import MemoryScope
 from ...ops import Awaited, perform, recorded_call, require_readable, require_writable
-from ...wire import Advise, Attach, Prefetch
+from ...wire import Advise, Attach, Fill, Prefetch
 from ..interop._sharing import SharedBuffer, copy_here, lives_elsewhere, open_shared, salvage, share
 from ._managed import Advice, Attachment, Place, make_managed, on_managed, one_of
 from ._snapshot import Snapshot, check_outs, in_memory_of, restore_directly, take
-from .arrays import Arrays, Number, check_like, check_pair, copying
+from .arrays import Arrays, Number, check_like, check_pair, copying, element_of
 from .transfer import (
     SMALL,
     Rebuilt,
@@ -98,7 +98,10 @@ class MemoryMethods(Arrays[Awaited]):
         """
         core = self.core
         if sealed and durable:
-            raise ValueError("put must be given sealed or durable, not both; nothing writes to it?")
+            raise ValueError(
+                "put takes sealed=True or durable=True, not both; leave out durable if nothing "
+                "writes to the buffer"
+            )
         if out is not None:
             if sealed or durable:
                 kind = "sealed" if sealed else "durable"
@@ -630,7 +633,7 @@ class MemoryMethods(Arrays[Awaited]):
             durable: make a buffer that survives rebuilds, as by ``make_durable``.
         """
         if durable:
-            return self._full_durable(shape, 0, as_dtype(dtype))
+            return self._zeros_durable(shape, dtype, durable=True)
         return super().zeros(shape, dtype)
 
     def full(
@@ -660,20 +663,33 @@ class MemoryMethods(Arrays[Awaited]):
             Unsupported: ``durable`` is true, and the platform cannot export device memory.
         """
         if durable:
-            kind = as_dtype(np.asarray(fill_value).dtype if dtype is None else dtype)
-            return self._full_durable(shape, fill_value, kind)
+            return self._full_durable(shape, fill_value, dtype, durable=True)
         return super().full(shape, fill_value, dtype)
 
-    async def _full_durable(self, shape: Shape, value: Number, dtype: np.dtype[Any]) -> GpuRef:
-        sizes = as_shape(shape)
-        while True:
-            ref = await self.core.durables.room(sizes, dtype)
-            try:
-                await self.fill(ref, value)
-                await self._adopt(ref)
-            except (GpuRefStale, Rebuilt):
-                continue
-            return ref
+    @recorded_call
+    async def _zeros_durable(self, shape: Shape, dtype: DTypeLike, *, durable: bool) -> GpuRef:
+        assert durable  # an argument because a journal records it
+        kind = as_dtype(dtype)
+        return await self._filled(shape, bytes(kind.itemsize), kind)
+
+    @recorded_call
+    async def _full_durable(
+        self, shape: Shape, fill_value: Number, dtype: DTypeLike | None, *, durable: bool
+    ) -> GpuRef:
+        assert durable
+        kind = as_dtype(np.asarray(fill_value).dtype if dtype is None else dtype)
+        return await self._filled(shape, element_of(fill_value, kind), kind)
+
+    async def _filled(self, shape: Shape, element: bytes, dtype: np.dtype[Any]) -> GpuRef:
+        core = self.core
+        ref = await core.durables.room(as_shape(shape), dtype)
+        message = Fill(ref.block.address, ref.nbytes, element)
+        port = core.ports[core.memory_lane.name]
+        filled = core.submit(port, "fill", message, (), (ref.block,))
+        proof = core.durables.adopt(ref.block)
+        await filled.wait()
+        await proof.wait()
+        return ref
 
     async def _adopt(self, ref: GpuRef) -> None:
         """Make a new buffer durable, and wait until its content is proven.

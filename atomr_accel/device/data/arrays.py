@@ -93,7 +93,7 @@ class Arrays(Evaluating[D]):
             OutOfMemory: the device has too little memory.
         """
         kind = as_dtype(np.asarray(fill_value).dtype if dtype is None else dtype)
-        return self._full(shape, _element(fill_value, kind), kind)
+        return self._full(shape, element_of(fill_value, kind), kind)
 
     @op
     def fill(self, ref: GpuRef, value: Number) -> Request[GpuRef]:
@@ -119,7 +119,7 @@ class Arrays(Evaluating[D]):
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             block = require_writable(ref, preparer.memory, "ref")
-            message = Fill(block.address, ref.nbytes, _element(value, ref.dtype))
+            message = Fill(block.address, ref.nbytes, element_of(value, ref.dtype))
             return Submission(message, (), (block,), ref)
 
         return Request(self.home.memory_lane, "fill", prepare)
@@ -131,7 +131,7 @@ class Arrays(Evaluating[D]):
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             require_writable(ref, preparer.memory, "ref", strided=True)
             one = preparer.output((), ref.dtype)
-            message = Fill(one.block.address, one.nbytes, _element(value, ref.dtype))
+            message = Fill(one.block.address, one.nbytes, element_of(value, ref.dtype))
 
             def prepare_one(_preparer: Preparer) -> Submission[GpuRef]:
                 return Submission(message, (), (one.block,), one)
@@ -197,7 +197,7 @@ def check_like(
         )
 
 
-def _element(value: Any, dtype: np.dtype[Any]) -> bytes:
+def element_of(value: Any, dtype: np.dtype[Any]) -> bytes:
     """A number as the bytes of an element; see ``Arrays.fill``."""
     if isinstance(value, Operand):
         raise TypeError(

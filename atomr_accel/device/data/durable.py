@@ -183,7 +183,7 @@ class DurableBuffers:
             if state.in_flight:
                 self._in_flight += 1
                 why = f"a write to it was in flight when generation {core.generation - 1} ended"
-                core.memory.lose(block, f"{why}; put the data again")
+                self._lose(block, why)
             state.settle()
 
     async def verify(self, ports: Mapping[str, Port]) -> None:
@@ -198,7 +198,7 @@ class DurableBuffers:
         if core.reaper.terminating:
             for block in self._usable():
                 self._in_flight += 1
-                core.memory.lose(block, "an earlier host has not ended, and may still write to it")
+                self._lose(block, "an earlier host has not ended, and may still write to it")
         for block in self._usable():
             state = block.durable
             assert state is not None
@@ -231,7 +231,12 @@ class DurableBuffers:
             return
         self._changed += 1
         why = f"bytes of it have changed that no op has written ({where})"
+        self._lose(block, why)
+
+    def _lose(self, block: Block, why: str) -> None:
         self._core.memory.lose(block, f"{why}; put the data again")
+        if self._core.recorder is not None:
+            self._core.recorder.lost(block)
 
     def _usable(self) -> list[Block]:
         lasting = self._core.memory.sealed_epoch

@@ -39,5 +39,5 @@ def digests_of(data: memoryview) -> bytes:
         "<u8",
     )
     most = CHUNK_BYTES // LEAF_BYTES
-    chunks = (leaves[at : at + most] for at in range(0, len(leaves), most))
-    return np.fromiter(map(xxh64_intdigest, chunks), "<u8").tobytes()
+    chunks = (leaves[at : at + most].data for at in range(0, len(leaves), most))
+    return np.fromiter((xxh64_intdigest(chunk) for chunk in chunks), "<u8").tobytes()
