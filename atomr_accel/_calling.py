@@ -6,12 +6,13 @@ import functools
 import inspect
 import re
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 T = TypeVar("T")
+F = TypeVar("F", bound="Callable[..., Any]")
 
 _OTHERS: Final = {"dim": "axis", "dims": "axis", "axes": "axis", "keepdim": "keepdims"}
 """Names that other libraries have for arguments."""
@@ -130,11 +131,13 @@ def clear_calls(kind: type[T]) -> type[T]:
     """Have the public methods of a class raise errors that say how to call them."""
     for name, method in list(vars(kind).items()):
         if not name.startswith("_") and inspect.isfunction(method):
-            setattr(kind, name, _clear(method))
+            setattr(kind, name, clear_call(method))
     return kind
 
 
-def _clear(method: Callable[..., Any]) -> Callable[..., Any]:
+def clear_call(method: F) -> F:
+    """Have a method raise errors that say how to call it."""
+
     @functools.wraps(method)
     def clear(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -143,4 +146,4 @@ def _clear(method: Callable[..., Any]) -> Callable[..., Any]:
             clarify(error, method, args, kwargs)
             raise
 
-    return clear
+    return cast("F", clear)

@@ -371,6 +371,11 @@ async def _(bench: Bench, **numbers: Any) -> None:
     await (await bench.device()).health(**numbers)
 
 
+@recipe("MemoryMethods.full")
+async def _(bench: Bench, **numbers: Any) -> None:
+    await (await bench.device()).full(**{"shape": 2, "fill_value": 1, **numbers}, durable=True)
+
+
 @recipe("Standby")
 async def _(_bench: Bench, **numbers: Any) -> None:
     atomr_accel.Standby(**{**({"parked": 1} if "host_memory" in numbers else {}), **numbers})

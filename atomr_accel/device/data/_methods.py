@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 import trio
 
+from ..._calling import clear_call
 from ..._dtypes import as_dtype
 from ..._errors import GpuRefStale, said_of
 from ...actors.blocks import opens
@@ -620,6 +621,7 @@ class MemoryMethods(Arrays[Awaited]):
         await self.core.durables.convert(ref)
         return ref
 
+    @clear_call
     def zeros(
         self, shape: Shape, dtype: DTypeLike = np.float64, *, durable: bool = False
     ) -> Coroutine[Any, Any, GpuRef]:
@@ -636,6 +638,7 @@ class MemoryMethods(Arrays[Awaited]):
             return self._zeros_durable(shape, dtype, durable=True)
         return super().zeros(shape, dtype)
 
+    @clear_call
     def full(
         self,
         shape: Shape,
@@ -664,6 +667,8 @@ class MemoryMethods(Arrays[Awaited]):
         """
         if durable:
             return self._full_durable(shape, fill_value, dtype, durable=True)
+        if dtype is None:
+            return super().full(shape, fill_value)
         return super().full(shape, fill_value, dtype)
 
     @recorded_call
