@@ -172,6 +172,8 @@ def on_shared(function: Callable[Concatenate[Device, P], Awaitable[None]]) -> Ca
             await function(shared.device, *args, **kwargs)
             await settled(shared.device)
             assert shared.device.generation == generation
+            if used_by(shared.device) > used:  # a task that is at its end may hold refs
+                await trio.testing.wait_all_tasks_blocked()
             assert used_by(shared.device) <= used
 
         shared.run(run)

@@ -371,11 +371,6 @@ async def _(bench: Bench, **numbers: Any) -> None:
     await (await bench.device()).health(**numbers)
 
 
-@recipe("MemoryMethods.full")
-async def _(bench: Bench, **numbers: Any) -> None:
-    await (await bench.device()).full(**{"shape": 2, "fill_value": 1, **numbers}, durable=True)
-
-
 @recipe("Standby")
 async def _(_bench: Bench, **numbers: Any) -> None:
     atomr_accel.Standby(**{**({"parked": 1} if "host_memory" in numbers else {}), **numbers})
@@ -534,7 +529,7 @@ EXCLUDED: Final[dict[str, str]] = {
     **dict.fromkeys(
         ("Batch.output", "Batch.try_empty", "Collector.output", "Recording.output",
          "Expression.swapaxes", "Expression.transpose", "GpuRef.broadcast_to", "GpuRef.reshape",
-         "GpuRef.with_layout", "SpeculativeDecoder.call",
+         "GpuRef.with_layout", "MemoryMethods.full", "SpeculativeDecoder.call",
          "Methods.argmax", "Methods.argmin", "Methods.max", "Methods.min", "Methods.prod",
          "Methods.round", "Methods.std", "Methods.sum", "Methods.var", "broadcast", "constant",
          "index", "repeats", "share_elements", "span", "view_of"),
