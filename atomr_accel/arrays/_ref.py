@@ -130,6 +130,16 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         return self.block.durable is not None
 
     @property
+    def digest(self) -> str | None:
+        """Digest of the buffer, of which this ref may be a view, as 16 hexadecimal digits.
+
+        It is None unless the buffer is durable, or was sealed and verified by ``Device.verify``.
+        That of a durable buffer is of its content after the last write that is proven.
+        """
+        state = self.block.durable or self.block.digests
+        return None if state is None else state.digest()
+
+    @property
     def is_stale(self) -> bool:
         """True if the content is gone, because of a rebuild or because the buffer was freed."""
         block = self.block
@@ -509,8 +519,10 @@ def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
     if memory.over is not None:
         why = f"{name} is gone: {memory.device} {memory.over}"
         return DeviceLost(why) if block.sealed else GpuRefStale(why)
-    if block.durable is not None and block.durable.lost:
-        return GpuRefStale(f"{name} is durable, but is not proven: {block.durable.lost}")
+    state = block.durable or block.digests
+    if state is not None and state.lost:
+        kind = "sealed" if block.sealed else "durable"
+        return GpuRefStale(f"{name} is {kind}, but is not proven: {state.lost}")
     return GpuRefStale(
         f"{name} is of generation {block.generation}, but {memory.device} was rebuilt and is at "
         f"generation {memory.generation}; put the data again, or seal what must survive"

@@ -174,13 +174,23 @@ class FunctionCalls(Protocol):
 
 
 class DurableMemory(Protocol):
-    """The durable buffers of a device, and the digests that prove them.
+    """The durable buffers of a device, verified sealed ones, and the digests that prove them.
 
     Attributes:
         live: whether there may be any; asked before each op.
     """
 
     live: bool
+
+    @property
+    def required(self) -> bool:
+        """True if a host must have the lane of digests."""
+
+    async def ready(self) -> Port:
+        """Return the lane of digests, once there is a context that has it."""
+
+    async def check(self, ref: GpuRef, known: bytes = b"") -> str:
+        """Verify a buffer that survives rebuilds; return its digest."""
 
     async def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
         """Return an uninitialised buffer in memory that survives, to be filled and adopted."""

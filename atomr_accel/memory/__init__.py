@@ -18,7 +18,7 @@ from ._block import (
     origin,
     part_of,
 )
-from ._durable import DurableState, DurableStatistics, Proof
+from ._durable import DurableState, DurableStatistics, Proof, differing, told
 from ._host_handles import Kept, Release, keep
 from ._scope import MemoryScope
 from .map import MemoryMap, MemoryStatistics, Slab, least_slab
@@ -44,9 +44,11 @@ __all__ = [
     "Slab",
     "StridedView",
     "block_at",
+    "differing",
     "keep",
     "least_slab",
     "origin",
     "part_of",
     "round_size",
+    "told",
 ]

@@ -59,6 +59,7 @@ class Block(msgspec.Struct, eq=False, weakref=True):
         kept: the pieces that each ``Hold`` keeps, with ``_HELD`` first; empty once it is gone.
         stands_for: the block that this one replaces in a recording, and the offset in that block.
         durable: the digests of a durable block, or None.
+        digests: the digests of a sealed block that is verified, or None.
     """
 
     memory: MemoryMap
@@ -75,6 +76,7 @@ class Block(msgspec.Struct, eq=False, weakref=True):
     kept: list[list[AtEnd | None]] | None = None
     stands_for: tuple[Block, int] | None = None
     durable: DurableState | None = None
+    digests: DurableState | None = None
 
     @property
     def base(self) -> Block:

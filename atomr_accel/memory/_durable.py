@@ -1,4 +1,4 @@
-"""Digests of durable blocks, as the program keeps them. No device and no I/O.
+"""Digests of durable and sealed blocks, as the program keeps them. No device and no I/O.
 
 A durable block is divided into chunks, each of which has a digest of eight bytes. An op that
 writes to a block is followed by a *proof*: new digests of the chunks that it may have written. If
@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
+import numpy as np
+from xxhash import xxh64_hexdigest
+
 from ..wire import CHUNK_BYTES
 
 _DIGEST: Final = 8
@@ -24,9 +27,11 @@ class DurableStatistics:
     Attributes:
         buffers: number of buffers that are usable now.
         nbytes: their size.
-        verified: number of times that a buffer was verified after a fault and continued.
+        verified: number of times that a buffer, durable or sealed, was verified after a fault and
+            continued.
         in_flight: number of buffers lost because a write was in flight at a fault.
-        changed: number of buffers lost because bytes had changed that no op wrote.
+        changed: number of buffers, durable or sealed, lost because bytes had changed that no op
+            wrote.
     """
 
     buffers: int
@@ -58,10 +63,11 @@ class Proof:
 
 @final
 class DurableState:
-    """Knowledge of a durable block: its digests, and those that have not arrived.
+    """Knowledge of a durable or sealed block: its digests, and those that have not arrived.
 
     Args:
         nbytes: the block's size.
+        known: the digests, if they are known already.
 
     Attributes:
         nbytes: the block's size.
@@ -71,11 +77,11 @@ class DurableState:
 
     __slots__ = ("_known", "_pending", "chunks", "lost", "nbytes")
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, known: bytes = b"") -> None:
         self.nbytes: Final = nbytes
         self.chunks: Final = -(-nbytes // CHUNK_BYTES)
         self.lost = ""
-        self._known = bytearray(_DIGEST * self.chunks)
+        self._known = bytearray(known or bytes(_DIGEST * self.chunks))
         self._pending: dict[Proof, None] = {}
 
     @property
@@ -101,19 +107,30 @@ class DurableState:
             partial.add(end // CHUNK_BYTES)
         return [self._ask(chunk, 1, checks=True) for chunk in sorted(partial)]
 
+    def all_of(self, most: int, *, checks: bool) -> list[Proof]:
+        """Return proofs, or checks, to ask for of the whole block, of ``most`` chunks each."""
+        return [
+            self._ask(first, min(most, self.chunks - first), checks=checks)
+            for first in range(0, self.chunks, most)
+        ]
+
+    def digest(self) -> str:
+        """Return the digest of the digests, as 16 hexadecimal digits."""
+        return xxh64_hexdigest(bytes(self._known))
+
     def range_of(self, proof: Proof) -> tuple[int, int]:
         """Return the offset and the size in bytes of what a proof digests."""
         begin = proof.first * CHUNK_BYTES
         return begin, min((proof.first + proof.count) * CHUNK_BYTES, self.nbytes) - begin
 
-    def take(self, proof: Proof, found: bytes) -> bool:
+    def take(self, proof: Proof, found: bytes) -> list[int]:
         """Take the digests of a proof, which may come before those of an earlier one.
 
         Returns:
-            False if a check has found other bytes than were written.
+            The chunks in which a check has found other bytes than were written.
         """
         proof.found = found
-        good = True
+        changed: list[int] = []
         while self._pending:
             oldest = next(iter(self._pending))
             if oldest.found is None:
@@ -122,25 +139,18 @@ class DurableState:
             place = slice(_DIGEST * oldest.first, _DIGEST * (oldest.first + oldest.count))
             if not oldest.checks:
                 self._known[place] = oldest.found
-            elif self._known[place] != oldest.found:
-                good = False
-        return good
+            else:
+                changed += self.changed(oldest.found, oldest.first)
+        return changed
 
     def drop(self, proof: Proof) -> None:
         """Forget a check or proof that is not needed, because its op was not executed."""
         self._pending.pop(proof, None)
 
-    def changed(self, found: bytes) -> list[int]:
-        """Return the chunks whose digests are not the known ones, given those of all chunks."""
-        if found == self._known:
-            return []
-        known = self._known
-        return [
-            chunk
-            for chunk in range(self.chunks)
-            if known[_DIGEST * chunk : _DIGEST * (chunk + 1)]
-            != found[_DIGEST * chunk : _DIGEST * (chunk + 1)]
-        ]
+    def changed(self, found: bytes, first: int = 0) -> list[int]:
+        """Return the chunks whose digests are not the known ones, given those from one on."""
+        known = self._known[_DIGEST * first : _DIGEST * first + len(found)]
+        return [first + chunk for chunk in differing(known, found)]
 
     def settle(self) -> None:
         """Forget checks that a fault has left without an answer."""
@@ -150,3 +160,19 @@ class DurableState:
         proof = Proof(first, count, checks=checks)
         self._pending[proof] = None
         return proof
+
+
+def differing(known: bytes | bytearray, found: bytes) -> list[int]:
+    """Return the chunks whose digests differ."""
+    if found == known:
+        return []
+    differs = np.frombuffer(bytes(known), "<u8") != np.frombuffer(found, "<u8")
+    return [int(chunk) for chunk in np.flatnonzero(differs)]
+
+
+def told(changed: list[int], chunks: int) -> str:
+    """Say which chunks have changed."""
+    return (
+        f"{len(changed)} of {chunks} ranges of {CHUNK_BYTES} bytes, the first at byte "
+        f"{changed[0] * CHUNK_BYTES}"
+    )

@@ -276,9 +276,10 @@ class MemoryMap:
         block.epoch = self.sealed_epoch
 
     def lose(self, block: Block, why: str) -> None:
-        """Make a durable block stale, for good."""
-        if block.durable is not None:
-            block.durable.lost = why
+        """Make a durable block, or a sealed one, stale for good."""
+        state = block.durable or block.digests
+        if state is not None:
+            state.lost = why
         if block.epoch is self.sealed_epoch:
             block.epoch = Epoch(block.generation)
 

@@ -474,7 +474,7 @@ class Context:
             failed = await self._start_some(missing)
         core = self._core
         for name, error in failed.items():
-            if name == MEMORY_LANE or (name == DIGESTS.name and core.durables.live):
+            if name == MEMORY_LANE or (name == DIGESTS.name and core.durables.required):
                 raise error
             text, extra = "%s: lane %r does not start: %s", core.log_fields(error, lane=name)
             _log.warning(text, core.name, name, repr(error), extra=extra)

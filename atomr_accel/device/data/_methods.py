@@ -422,6 +422,7 @@ class MemoryMethods(Arrays[Awaited]):
         *,
         to: Self | None = None,
         out: Snapshot | None = None,
+        verified: bool = False,
     ) -> Snapshot:
         """Copy the present content of buffers, so that it survives a fault: see ``restore``.
 
@@ -437,6 +438,8 @@ class MemoryMethods(Arrays[Awaited]):
             out: a snapshot in host memory that this device has taken of buffers with the same
                 shapes and dtypes. Its memory is reused, because page-locking takes longer than
                 copying. Its content is lost at once, so alternate between two.
+            verified: compute digests of the buffers, too, on the device and at the same point of
+                the program's order. ``restore`` and ``Snapshot.save`` then verify the copies first.
 
         Returns:
             The snapshot; ``out``, if it was given.
@@ -455,7 +458,7 @@ class MemoryMethods(Arrays[Awaited]):
             raise TypeError(f"to must be an open device, not {said_of(to)}")
         peer = None if to is None else to.core
         await trio.lowlevel.checkpoint_if_cancelled()
-        return await take(self.core, tuple(refs), peer, out)
+        return await take(self.core, tuple(refs), peer, out, verified=verified)
 
     async def restore(
         self, snapshot: Snapshot, *, out: Sequence[GpuRef] | None = None
@@ -480,8 +483,8 @@ class MemoryMethods(Arrays[Awaited]):
             GpuRefStale, GpuRefSealed: a buffer of ``out`` cannot be written; or the peer that had
                 the snapshot is lost.
             TypeError: ``snapshot`` is not a snapshot, or ``out`` has other dtypes.
-            ValueError: ``out`` has other shapes or is of another device, or the snapshot was
-                closed.
+            ValueError: ``out`` has other shapes or is of another device; the snapshot was closed;
+                or it was taken with ``verified=True``, and has changed since then.
             OutOfMemory: the device has too little memory.
         """
         if not isinstance(snapshot, Snapshot):
@@ -495,7 +498,7 @@ class MemoryMethods(Arrays[Awaited]):
     async def _restore(self, snapshot: Snapshot, out: Sequence[GpuRef] | None) -> list[GpuRef]:
         """Implement ``restore``."""
         core = self.core
-        await snapshot.wait()
+        await snapshot.verify()
         if snapshot._refs:
             outs = [None] * len(snapshot) if out is None else out
             return [
@@ -620,6 +623,29 @@ class MemoryMethods(Arrays[Awaited]):
         require_readable(ref, self.core.memory, "ref", strided=True)
         await self.core.durables.convert(ref)
         return ref
+
+    async def verify(self, ref: GpuRef) -> str:
+        """Compare the content of a sealed or durable buffer with its digests.
+
+        The first call for a sealed buffer computes its digests, on the device. From then on, the
+        program keeps them, and each new host compares them with the memory that it has mapped,
+        before any op runs. A durable buffer has digests anyway.
+
+        Args:
+            ref: the buffer, or any view of it. All of the buffer is verified.
+
+        Returns:
+            The buffer's digest, ``ref.digest``: XXH64 of the digests of its chunks of 64 KiB. It
+            finds errors, and does not protect against forgery.
+
+        Raises:
+            GpuRefStale: bytes have changed, and the error says where; from now on the buffer is
+                stale. Or ``ref`` was freed, or is of an older generation.
+            ValueError: the buffer is neither sealed nor durable.
+            ContextPoisoned: the device has failed meanwhile.
+            Unsupported: the backend has no digests.
+        """
+        return await self.core.durables.check(ref)
 
     @clear_call
     def zeros(

@@ -19,7 +19,9 @@ import trio
 from ..._errors import DeviceLost, Unsupported
 from ...arrays import GpuRef
 from ...lanes import END_SECONDS, uninterrupted
-from ...memory import Hold
+from ...libraries.digests.wire.digest import digests_of
+from ...libraries.digests.wire.messages import Digest
+from ...memory import Hold, differing, told
 from ...ops import require_readable, require_writable
 from ...wire import SLAB_SHIFT, Copy
 from ..core import MEMORY_LANE
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from os import PathLike
 
-    from ...lanes import Bytes, HostHandle, Op, Piece
+    from ...lanes import Bytes, HostHandle, Op, Piece, Port
+    from ...memory import Block
     from ..core import DeviceCore
     from ..interop._windows import Window
     from ..parts import PinnedArrays
@@ -202,14 +205,17 @@ class Snapshot:
         refs: Sequence[GpuRef] = (),
         moves: _Moves | None = None,
         source: DeviceCore | None = None,
+        peer: DeviceCore | None = None,
     ) -> None:
         self._layouts: Final = tuple(layouts)
         self._memory = memory
         self._arrays = tuple(arrays)
         self._refs = tuple(refs)
         self._moves = moves
+        self._peer: Final = peer  # which has ``refs``
         self._source = source  # has windows to close, once all is there
         self._restores: list[_Moves] = []
+        self._digests: list[Op] = []  # of each buffer, if they are known
         self._readers = 0  # calls of ``restore`` and ``save`` that are not over
         self._place = refs[0].device if refs else "host"
         self._closed = False
@@ -271,8 +277,33 @@ class Snapshot:
             array.flags.writeable = False
         return tuple(found)
 
+    async def verify(self) -> None:
+        """Wait until the snapshot is complete, and verify it if it was taken with digests.
+
+        Raises:
+            ValueError: bytes have changed since it was taken, and the error says where; or it was
+                closed.
+            GpuRefStale: the same of a snapshot on a device; or that device is lost.
+            ContextPoisoned, DeviceLost: as ``wait``.
+        """
+        await self.wait()
+        with self._being_read():
+            for at, op in enumerate(self._digests):
+                self._require_open()
+                if self._refs:
+                    assert self._peer is not None
+                    await self._peer.durables.check(self._refs[at], op.value)
+                    continue
+                data = self._arrays[at].reshape(-1).view(np.uint8).data
+                changed = differing(op.value, await in_worker(digests_of, data))
+                if changed:
+                    raise ValueError(
+                        f"buffer {at} of the snapshot has changed since it was taken "
+                        f"({told(changed, len(op.value) // 8)}); restore an earlier snapshot"
+                    )
+
     async def save(self, path: str | PathLike[str]) -> None:
-        """Write the snapshot to a file, once it is complete.
+        """Write the snapshot to a file, once it is complete and, if it has digests, verified.
 
         The file is replaced atomically: the data is written to a temporary file in the same folder,
         flushed to the disk, and then renamed. Temporary files of killed programs are removed.
@@ -286,6 +317,7 @@ class Snapshot:
             ContextPoisoned, DeviceLost, ValueError: as ``wait``.
         """
         with self._being_read():
+            await self.verify()
             await in_worker(write_arrays, path, await self.arrays())
 
     @classmethod
@@ -365,7 +397,12 @@ class Snapshot:
 
 
 async def take(
-    core: DeviceCore, refs: Sequence[GpuRef], peer: DeviceCore | None, out: Snapshot | None
+    core: DeviceCore,
+    refs: Sequence[GpuRef],
+    peer: DeviceCore | None,
+    out: Snapshot | None,
+    *,
+    verified: bool,
 ) -> Snapshot:
     """Implement ``Device.snapshot``."""
     for at, ref in enumerate(refs):
@@ -380,7 +417,7 @@ async def take(
         if list(out._layouts) != layouts:
             raise ValueError("out is of buffers of other shapes or dtypes")
     if peer is not None and any(_nbytes(layout) for layout in layouts):
-        return await _to_peer(core, refs, layouts, peer)
+        return await _to_peer(core, refs, layouts, peer, verified=verified)
     snapshot = out
     if snapshot is None:
         made = await _host_memory(core, layouts)
@@ -388,7 +425,11 @@ async def take(
     memory = snapshot._memory
     assert memory is not None
     piece = memory.piece
+    port = await core.durables.ready() if verified else None
     host = await core.pinned.mapped(piece.address)
+    while port is not None and core.ports.get(port.name) is not port:  # there is a new context
+        port = await core.durables.ready()
+        host = await core.pinned.mapped(piece.address)
     if out is not None:
         out._require_idle()
     # From here on nothing is awaited: all of it is one point of the program's order.
@@ -400,8 +441,31 @@ async def take(
             op = core.submit(core.ports[MEMORY_LANE], "snapshot", message, (block,), ())
             piece.hold()
             moves.add(core, host, op, length, piece.drop)
+    snapshot._digests = _digests(core, host, port, refs, blocks, moves)
     moves.all()
     return snapshot
+
+
+def _digests(
+    core: DeviceCore,
+    host: HostHandle,
+    port: Port | None,
+    refs: Sequence[GpuRef],
+    blocks: Sequence[Block],
+    moves: _Moves,
+) -> list[Op]:
+    """Submit an op for the digests of each buffer, after those that copy them."""
+    ops = []
+    for ref, block in zip(refs, blocks, strict=True) if port is not None else ():
+        message = Digest(((block.address, ref.nbytes),))
+        op = core.submit(port, "snapshot.digest", message, (block,), ())
+        moves.add(core, host, op, 0, _release_nothing)
+        ops.append(op)
+    return ops
+
+
+def _release_nothing() -> None:
+    """Release nothing once an op is over."""
 
 
 async def _host_memory(core: DeviceCore, layouts: Sequence[Layout]) -> _OnHost:
@@ -411,7 +475,12 @@ async def _host_memory(core: DeviceCore, layouts: Sequence[Layout]) -> _OnHost:
 
 
 async def _to_peer(
-    core: DeviceCore, refs: Sequence[GpuRef], layouts: Sequence[Layout], peer: DeviceCore
+    core: DeviceCore,
+    refs: Sequence[GpuRef],
+    layouts: Sequence[Layout],
+    peer: DeviceCore,
+    *,
+    verified: bool,
 ) -> Snapshot:
     """Have our host write to sealed memory of a peer, which is sealed when all is there."""
     if peer.backend != core.backend:
@@ -420,6 +489,7 @@ async def _to_peer(
         copies = [await peer.empty(shape, dtype, sealed=True) for shape, dtype in layouts]
         epoch = peer.memory.epoch
         windows: dict[int, Window] = {}
+        port = await core.durables.ready() if verified else None
         try:
             for slab in {peer.memory.slab_of(copy.block) for copy in copies}:
                 window = await core.windows.open(peer, slab)
@@ -435,6 +505,7 @@ async def _to_peer(
             ]
             context = core.context
             good = all(window.context is context for window in windows.values())
+            good = good and (port is None or core.ports.get(port.name) is port)
             if context is None or not good or peer.memory.epoch is not epoch:
                 continue
             moves = _Moves(partial(_seal_all, peer, copies))
@@ -450,8 +521,11 @@ async def _to_peer(
                     moves.add(
                         core, context.host, op, length, partial(_release_window, hold, window)
                     )
+            digests = _digests(core, context.host, port, refs, blocks, moves)
             moves.all()
-            return Snapshot(layouts, refs=copies, moves=moves, source=core)
+            snapshot = Snapshot(layouts, refs=copies, moves=moves, source=core, peer=peer)
+            snapshot._digests = digests
+            return snapshot
         finally:
             for window in windows.values():
                 window.close()

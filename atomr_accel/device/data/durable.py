@@ -2,7 +2,8 @@
 
 Each op that writes to such a buffer is followed by one that digests the bytes it may have written,
 right behind it on the device. The digests come to the program, where no kernel can reach them.
-After a fault, the new host digests all durable buffers before the program continues.
+After a fault, the new host digests all durable buffers before the program continues. It does the
+same with sealed buffers that the program has asked to verify.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..._errors import Unsupported
 from ...arrays import GpuRef
 from ...lanes import Op, uninterrupted
 from ...libraries.digests.wire.messages import Digest
-from ...memory import BlockView, DurableState, DurableStatistics, Kept
+from ...memory import BlockView, DurableState, DurableStatistics, Kept, told
 from ...ops import LaneSpec, require_readable
 from ...wire import CHUNK_BYTES, Copy
 
@@ -46,7 +47,7 @@ Asked = tuple["Block", DurableState, "Proof"]
 @final
 @uninterrupted
 class DurableBuffers:
-    """The durable buffers of one device.
+    """The durable buffers of one device, and the sealed ones that are verified.
 
     Attributes:
         live: whether there may be any; asked before each op.
@@ -56,6 +57,7 @@ class DurableBuffers:
         self._core: Final = core
         self.live = False
         self._blocks: Final[weakref.WeakSet[Block]] = weakref.WeakSet()
+        self._sealed: Final[weakref.WeakSet[Block]] = weakref.WeakSet()
         self._latest: Final[weakref.WeakKeyDictionary[Block, Op]] = weakref.WeakKeyDictionary()
         self._verified = self._in_flight = self._changed = 0
 
@@ -115,6 +117,38 @@ class DurableBuffers:
         if latest is not None and not latest.answered:
             await latest.wait()
 
+    # --- verifying them ------------------------------------------------------------------
+
+    async def ready(self) -> Port:
+        """Return the lane of digests, once there is a context that has it.
+
+        Raises:
+            Unsupported: the backend has no digests.
+        """
+        while True:
+            await self._core.ready()
+            await self._core.open_lane(DIGESTS)
+            port = self._core.ports.get(DIGESTS.name)
+            if port is not None:
+                return port
+
+    async def check(self, ref: GpuRef, known: bytes = b"") -> str:
+        """Implement ``Device.verify``; ``known`` are the digests of a sealed buffer, if known."""
+        core = self._core
+        _require_lasting(core, ref)
+        await self.ready()
+        block = _require_lasting(core, ref)
+        state, checks = block.durable or block.digests, True
+        if state is None:
+            state = block.digests = DurableState(block.nbytes, known)
+            self._sealed.add(block)
+            checks = bool(known)
+        asked = state.all_of(_MOST_CHUNKS, checks=checks)
+        for op in [self._ask("durable.verify", [(block, state, proof)]) for proof in asked]:
+            await op.wait()
+        require_readable(ref, core.memory, "ref", strided=True)
+        return state.digest()
+
     # --- ops that write to them ----------------------------------------------------------
 
     def submit(self, op: Op) -> None:
@@ -169,8 +203,9 @@ class DurableBuffers:
         for block, state, proof in asked:
             found = value[at : at + 8 * proof.count]
             at += 8 * proof.count
-            if not state.take(proof, found):
-                self._lose_changed(block, "an op wrote next to them, and found that")
+            changed = state.take(proof, found)
+            if changed:
+                self._lose_changed(block, changed)
 
     # --- faults --------------------------------------------------------------------------
 
@@ -185,31 +220,39 @@ class DurableBuffers:
                 why = f"a write to it was in flight when generation {core.generation - 1} ended"
                 self._lose(block, why)
             state.settle()
+        for block in [*self._sealed]:
+            state = block.digests
+            if state is not None and state.in_flight:  # the first, which are not known yet
+                self._sealed.discard(block)
+                block.digests = None
+            elif state is not None:
+                state.settle()
+
+    @property
+    def required(self) -> bool:
+        """True if a host must have the lane of digests."""
+        return self.live or bool(self._sealed)
 
     async def verify(self, ports: Mapping[str, Port]) -> None:
         """Compare the content of all buffers with their digests, on a new host.
 
-        The earlier host has to be gone, because it could still write to them.
+        The earlier host has to be gone, because it could still write to durable ones.
         """
         core = self._core
-        if not self._usable():
-            return
-        await core.reaper.make_room()
-        if core.reaper.terminating:
-            for block in self._usable():
-                self._in_flight += 1
-                self._lose(block, "an earlier host has not ended, and may still write to it")
-        for block in self._usable():
-            state = block.durable
+        if self._usable():
+            await core.reaper.make_room()
+            if core.reaper.terminating:
+                for block in self._usable():
+                    self._in_flight += 1
+                    self._lose(block, "an earlier host has not ended, and may still write to it")
+        sealed = [block for block in self._sealed if block.epoch is core.memory.sealed_epoch]
+        for block in self._usable() + sealed:
+            state = block.durable or block.digests
             assert state is not None
             found = [await op.wait() for op in self._all_of(block, state, ports[DIGESTS.name])]
             changed = state.changed(b"".join(found))
             if changed:
-                self._lose_changed(
-                    block,
-                    f"{len(changed)} of {state.chunks} ranges of {CHUNK_BYTES} bytes, the first at "
-                    f"byte {changed[0] * CHUNK_BYTES}",
-                )
+                self._lose_changed(block, changed)
             else:
                 self._verified += 1
 
@@ -225,13 +268,13 @@ class DurableBuffers:
             for at in range(0, state.nbytes, step)
         ]
 
-    def _lose_changed(self, block: Block, where: str) -> None:
-        state = block.durable
+    def _lose_changed(self, block: Block, changed: list[int]) -> None:
+        state = block.durable or block.digests
         if state is None or state.lost:
             return
         self._changed += 1
-        why = f"bytes of it have changed that no op has written ({where})"
-        self._lose(block, why)
+        where = told(changed, state.chunks)
+        self._lose(block, f"bytes of it have changed that no op has written ({where})")
 
     def _lose(self, block: Block, why: str) -> None:
         self._core.memory.lose(block, f"{why}; put the data again")
@@ -275,6 +318,17 @@ def refuse_durable(ref: GpuRef, what: str) -> None:
             f"ref must be plain or sealed to be {what}, not durable, because no digests would "
             "follow the writes of other libraries; take a copy: device.copy(ref)"
         )
+
+
+def _require_lasting(core: DeviceCore, ref: GpuRef) -> Block:
+    """Return the whole block of a ref, which survives rebuilds."""
+    block = require_readable(ref, core.memory, "ref", strided=True).base
+    if block.epoch is not core.memory.sealed_epoch:
+        raise ValueError(
+            "ref must be sealed or durable to be verified, because other buffers change without "
+            "digests; seal it: device.seal(ref)"
+        )
+    return block
 
 
 def _extent(block: Block) -> tuple[int, int]:

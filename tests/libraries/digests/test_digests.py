@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from xxhash import xxh64_digest
 
 from atomr_accel.libraries.digests.host import _cuda
-from atomr_accel.libraries.digests.host._cpu import digests_of
 from atomr_accel.libraries.digests.host._cuda import KERNEL, SOURCE, CudaDigests
+from atomr_accel.libraries.digests.wire.digest import digests_of
 from atomr_accel.libraries.digests.wire.messages import LEAF_BYTES, Digest
 from atomr_accel.wire import CHUNK_BYTES
 

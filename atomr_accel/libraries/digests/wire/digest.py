@@ -1,0 +1,20 @@
+"""Digests of memory that the processor can read."""
+
+from __future__ import annotations
+
+import numpy as np
+from xxhash import xxh64_intdigest
+
+from ....wire import CHUNK_BYTES
+from .messages import LEAF_BYTES
+
+
+def digests_of(data: memoryview) -> bytes:
+    """Return the digests of all chunks of ``data``, one after the other, little-endian."""
+    leaves = np.fromiter(
+        (xxh64_intdigest(data[at : at + LEAF_BYTES]) for at in range(0, len(data), LEAF_BYTES)),
+        "<u8",
+    )
+    most = CHUNK_BYTES // LEAF_BYTES
+    chunks = (leaves[at : at + most].data for at in range(0, len(leaves), most))
+    return np.fromiter((xxh64_intdigest(chunk) for chunk in chunks), "<u8").tobytes()
