@@ -146,14 +146,13 @@ async def test_a_changed_snapshot_is_neither_restored_nor_saved(tmp_path: Path) 
 @cpu_only
 @program
 async def test_snapshots_on_a_peer_are_verified_there() -> None:
-    async with open_devices([0, 0], backend=BACKEND, backoff=AT_ONCE) as devices:
+    async with open_devices([0, 1], backend=BACKEND, backoff=AT_ONCE) as devices:
         device, peer = devices
         ref = await device.put(np.arange(2.0 * FLOATS))
         snapshot = await device.snapshot([ref, ref], to=peer, verified=True)
         await snapshot.verify()
-        assert (
-            await device.get((await device.restore(snapshot))[1]) == np.arange(2 * FLOATS)
-        ).all()
+        restored = await device.restore(snapshot)
+        assert (await device.get(restored[1]) == np.arange(2 * FLOATS)).all()
         scribble(snapshot._refs[1], 3 * CHUNK_BYTES, b"\1")
         with pytest.raises(GpuRefStale, match=f"{CHANGED} .1 of 4 .* at byte {3 * CHUNK_BYTES}"):
             await device.restore(snapshot)
