@@ -455,8 +455,10 @@ def _digests(
     moves: _Moves,
 ) -> list[Op]:
     """Submit an op for the digests of each buffer, after those that copy them."""
-    ops = []
-    for ref, block in zip(refs, blocks, strict=True) if port is not None else ():
+    ops: list[Op] = []
+    if port is None:
+        return ops
+    for ref, block in zip(refs, blocks, strict=True):
         message = Digest(((block.address, ref.nbytes),))
         op = core.submit(port, "snapshot.digest", message, (block,), ())
         moves.add(core, host, op, 0, _release_nothing)
