@@ -133,8 +133,8 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
     def digest(self) -> str | None:
         """Digest of the buffer, of which this ref may be a view, as 16 hexadecimal digits.
 
-        It is None unless the buffer is durable, or was sealed and verified by ``Device.verify``.
-        That of a durable buffer is of its content after the last write that is proven.
+        A durable buffer has one, of the content after its last write that is proven, and so has a
+        sealed buffer after ``Device.verify``. Otherwise it is None.
         """
         state = self.block.durable or self.block.digests
         return None if state is None else state.digest()
