@@ -137,7 +137,7 @@ async def kill_one(
     """Kill the host at one checkpoint of the writes.
 
     Returns:
-        True if all writes had ended before that; and what is wrong, or an empty text.
+        True if all writes had ended before that; the failure, or an empty text.
     """
     ref = await device.zeros(SIZE, np.float32, durable=True)
     done = 0
