@@ -166,6 +166,7 @@ class NodePeer:
         self._sent_tells = 0
         self._wake = trio.Event()
         self._serial = 0
+        self._crowd = 1  # questions since one had to wait for no other
         self._heard = 0.0
         self._scope: trio.CancelScope | None = None
         self._outlet: _Outlet | None = None
@@ -218,8 +219,14 @@ class NodePeer:
         self._check_room()
         self._serial += 1
         question = _Question(AskFrame(self._serial, target, key, name, body))
+        others = bool(self._sent or self._outbox)
         self._outbox.append(question)
-        self._push(now=not self._sent)
+        if others:
+            self._crowd += 1
+            self._push()
+        else:  # whoever asks one by one is served at once; a crowd's messages go together
+            crowd, self._crowd = self._crowd, 1
+            self._push(now=crowd == 1)
         try:
             await question.done.wait()
         except trio.Cancelled:
