@@ -781,7 +781,9 @@ class Cluster(Service):
             self._local(frame.target).tell(self._table.decode(frame.name, frame.body))
         except Exception as error:  # noqa: BLE001 (whatever it is, the connection goes on)
             self._lost += 1
-            _log.warning("a message told to %s is lost: %r", frame.target, error)
+            if self._lost & (self._lost - 1) == 0:  # the first, second, fourth: a flood is no log
+                text = "a message told to %s is lost: %r (%d so far)"
+                _log.warning(text, frame.target, error, self._lost)
 
     async def _spawn(self, kind: type[Entity[Any]], seat: EntitySeat) -> ActorRef:
         try:

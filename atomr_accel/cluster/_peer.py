@@ -38,6 +38,9 @@ _log = logging.getLogger("atomr_accel.cluster")
 _CHUNK: Final = 1 << 18
 """Bytes that are received at once."""
 
+_TURN: Final = 32
+"""Told messages that are taken in one turn of trio, fewer than an actor handles in one."""
+
 _BATCH: Final = 1 << 16
 """Bytes from which on frames are not sent together with further ones."""
 
@@ -504,6 +507,8 @@ class Visit:
                 elif isinstance(frame, TellFrame):
                     self._told(frame, self)
                     told += 1
+                    if told % _TURN == 0:
+                        await trio.lowlevel.checkpoint()
                 elif isinstance(frame, CancelFrame):
                     if (scope := self._answering.get(frame.id)) is not None:
                         scope.cancel()
