@@ -23,7 +23,7 @@ _MOST: Final = 1 << 18
 """Bytes that are read or encrypted at once, between two turns of trio."""
 
 _RECORD: Final = 1 << 14
-"""Most bytes of a record of TLS. A shorter one is the last that has come, as a rule."""
+"""Most bytes of a record of TLS."""
 
 _HANDSHAKE: Final = 5.0
 """Seconds that a handshake may take."""
@@ -194,7 +194,7 @@ class TlsStream(trio.abc.Stream):
                     while size < most:
                         came = self._tls.recv_into(view[size:most])
                         size += came
-                        if not came or (came < _RECORD and not self._tls.pending()):
+                        if not came:
                             break
                     else:
                         came = 1
