@@ -23,6 +23,10 @@ def load(weights: Any) -> tuple[Any, int, float]:
 
 def multiply(model: tuple[Any, int, float], x: Any) -> tuple[Any, int, float]:
     weights, pid, made = model
+    if hasattr(weights, "__cuda_array_interface__"):
+        import cupy
+
+        return (cupy.asarray(weights) @ cupy.asarray(x)).get(), pid, made
     return weights @ x, pid, made
 
 

@@ -30,7 +30,7 @@ from atomr_accel import (
 )
 from atomr_accel.testing import poison
 
-from ..harness import AT_ONCE, BACKEND, SECONDS, opened
+from ..harness import AT_ONCE, BACKEND, SECONDS, cpu_only, opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -274,6 +274,7 @@ def test_a_fault_ends_the_calls_and_not_the_device() -> None:
         assert (gpu.run(again) == 2).all()
 
 
+@cpu_only  # on CUDA the fault would be one of this process
 def test_a_lost_device_is_told_once_for_each_call_and_at_the_end() -> None:
     async def lose(device: Device) -> None:
         await poison(device)  # under isolation="thread" for good

@@ -175,6 +175,10 @@ async def test_a_failed_op_is_proven_too() -> None:
 
 
 def _spoil(array: Any) -> None:
+    if hasattr(array, "__cuda_array_interface__"):
+        import cupy
+
+        array = cupy.asarray(array)
     array[0] = 1
     raise ZeroDivisionError
 
