@@ -28,6 +28,7 @@ from atomr_accel import (
     GpuRefStale,
     open_blocking,
 )
+from atomr_accel.device.portal.portal import PortalCall
 from atomr_accel.testing import poison
 
 from ..harness import AT_ONCE, BACKEND, SECONDS, cpu_only, opened
@@ -224,6 +225,32 @@ def test_ctrl_c_cancels_the_function_and_waits_for_its_end() -> None:
         assert number.run(add, 1) == 8  # only the call has ended
         number.close()
         assert log == ["cancelled", "closed"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_ctrl_c_around_the_start_of_a_call_ends_it(
+    monkeypatch: pytest.MonkeyPatch, *, late: bool
+) -> None:
+    log: list[str] = []
+    start = PortalCall.start
+
+    def interrupted(call: PortalCall[None]) -> None:
+        if late:
+            start(call)
+        raise KeyboardInterrupt
+
+    async def work(_number: int) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            log.append("cancelled")
+
+    with open_blocking(open_number(log)) as number:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(PortalCall, "start", interrupted)
+            number.run(work)
+        assert log == ["cancelled"]
+        assert number.run(add, 1) == 8
 
 
 def test_ctrl_c_while_it_opens_cancels_that() -> None:

@@ -26,7 +26,6 @@ from .portal import Portal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from concurrent.futures import Future
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
@@ -48,7 +47,12 @@ class Blocking(Generic[T]):
     def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
         portal: Final = Portal(manager)
         try:
-            _result(portal.opened, portal.cancel, portal.ended)
+            portal.start()
+            portal.opened.result()
+        except KeyboardInterrupt:
+            portal.cancel()
+            wait([portal.ended])
+            raise
         finally:
             self._portal: Final = portal
             del portal  # the traceback of an error has this frame in it
@@ -81,9 +85,14 @@ class Blocking(Generic[T]):
             Exception: the error of the function.
         """
         _check_thread("run", "`await` the function directly")
-        call = self._portal.call(function, *args, **kwargs)
+        call = self._portal.prepared(function, *args, **kwargs)
         try:
-            return _result(call.future, call.cancel, call.future)  # type: ignore[return-value]
+            call.start()
+            return call.future.result()  # type: ignore[return-value] # None only if cancelled
+        except KeyboardInterrupt:
+            call.cancel()
+            wait([call.future])
+            raise
         finally:
             del call  # the traceback of an error has this frame in it
 
@@ -112,14 +121,19 @@ class Blocking(Generic[T]):
             Exception: any other error that leaves the opened block.
         """
         _check_thread("close", "close it in the thread that has opened it")
-        ended, again = self._portal.ended, self._portal.closed
-        self._portal.close()
-        failure = _result(ended, self._portal.cancel, ended)
+        portal, again = self._portal, self._portal.closed
+        try:
+            portal.close()
+            failure = portal.ended.result()
+        except KeyboardInterrupt:
+            portal.cancel()
+            wait([portal.ended])
+            raise
         try:
             if failure is not None and not again:
                 raise failure
         finally:
-            del failure, ended  # the traceback of the error has this frame in it
+            del failure, portal  # the traceback of the error has this frame in it
 
     def __enter__(self) -> Blocking[T]:
         return self
@@ -196,15 +210,3 @@ def _check_thread(name: str, instead: str) -> None:
             f"{name} must be called where trio does not run, not in a task: it would block all "
             f"others; {instead}"
         )
-
-
-def _result(future: Future[R], cancel: Callable[[], None], end: Future[Any]) -> R:
-    """Return a future's result. Ctrl-C cancels the work, and is raised after its end."""
-    try:
-        return future.result()
-    except KeyboardInterrupt:
-        cancel()
-        wait([end])
-        raise
-    finally:
-        del future, cancel, end  # the traceback of an error has this frame in it

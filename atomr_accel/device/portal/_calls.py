@@ -53,7 +53,8 @@ class FromAsyncio(Generic[T]):
             RuntimeError: the opened object is closed.
             Exception: the error of the function.
         """
-        call = self._portal.call(function, *args, **kwargs)
+        call = self._portal.prepared(function, *args, **kwargs)
+        call.start()
         answer = await _settled(call.future, call.cancel, self._failed)
         if call.cancelled:  # the caller was not cancelled, but the call was
             raise asyncio.CancelledError
@@ -107,6 +108,7 @@ async def from_asyncio(manager: AbstractAsyncContextManager[T]) -> AsyncIterator
     body = asyncio.current_task()
     assert body is not None  # this is a coroutine
     portal = Portal(manager)
+    portal.start()
     try:
         await _settled(portal.opened, portal.cancel)
     except BaseException:

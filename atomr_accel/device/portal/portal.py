@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, final
@@ -24,7 +24,10 @@ T = TypeVar("T")
 
 @final
 class PortalCall(Generic[R]):
-    """A call in progress.
+    """A call, which begins with ``start``.
+
+    A caller that may be interrupted anywhere makes it first, and starts it where ``cancel`` and
+    ``future`` are within its reach already.
 
     Attributes:
         future: gets the function's result or error; None if it was cancelled.
@@ -37,10 +40,46 @@ class PortalCall(Generic[R]):
         self._portal: Final = portal
         self._function: Final = function
         self._scope: Final = trio.CancelScope()
+        self._begun = False  # used by the trio thread alone
+
+    def start(self) -> None:
+        """Call the function. After the portal's end, its future gets an error."""
+        if self._is_awaited():
+            self._portal._soon(self._begin)
 
     def cancel(self) -> None:
-        """Cancel the function, which ends as usual in trio."""
-        self._portal._soon(self._scope.cancel)
+        """Cancel the function, which ends as usual in trio, at its first checkpoint if not begun."""
+        if self._is_awaited():
+            self._portal._soon(self._stop)
+
+    def _is_awaited(self) -> bool:
+        """Have the portal's end answer this call; if that has been, answer it now."""
+        portal = self._portal
+        with portal._lock:
+            over = portal.ended.done()
+            if not over:
+                portal._calls.add(self)
+        if over:
+            self._fail(portal.ended.result())
+        return not over
+
+    def _fail(self, failure: BaseException | None) -> None:
+        """Answer with the portal's failure, unless there is an answer."""
+        with suppress(InvalidStateError):
+            self.future.set_exception(_over(failure))
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            # The block may be on its way out, its nursery closed: then its end answers the call.
+            with suppress(RuntimeError):
+                self._portal._nursery.start_soon(self._run)
+
+    def _stop(self) -> None:
+        self._scope.cancel()
+        self._begin()  # an interrupted ``start`` may not have come to it
+        if self.future.done():
+            self._portal._calls.discard(self)
 
     async def _run(self) -> None:
         try:
@@ -95,39 +134,23 @@ class Portal(Generic[T]):
         self._stop: Final = trio.Event()
         self._value: T
         self._nursery: trio.Nursery
-        # A daemon, so that a program that forgets to close it can end. Hosts end by themselves.
-        thread = threading.Thread(target=self._serve, name="trio", daemon=True)
-        try:
-            thread.start()
-        except KeyboardInterrupt:  # it has begun, and nobody else could end it
-            self.cancel()
-            raise
 
-    def call(
+    def start(self) -> None:
+        """Begin the thread, which opens it."""
+        # A daemon, so that a program that forgets to close it can end. Hosts end by themselves.
+        threading.Thread(target=self._serve, name="trio", daemon=True).start()
+
+    def prepared(
         self,
         function: Callable[Concatenate[T, P], Awaitable[R]],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> PortalCall[R]:
-        """Call an async function with the opened object and arguments, after ``opened``."""
+        """Return a call of an async function with the opened object, after ``opened``."""
         if not callable(function):
             raise TypeError(f"the argument must be an async function, not {said_of(function)}")
-        call = PortalCall(self, partial(function, self._value, *args, **kwargs))
-        with self._lock:
-            over = self.ended.done()
-            if not over:
-                self._calls.add(call)
-        if over:
-            call.future.set_exception(_over(self.ended.result()))
-        else:
-            self._soon(partial(self._start, call))
-        return call
-
-    def _start(self, call: PortalCall[Any]) -> None:
-        # The block may be on its way out, its nursery closed: then its end answers the call.
-        with suppress(RuntimeError):
-            self._nursery.start_soon(call._run)
+        return PortalCall(self, partial(function, self._value, *args, **kwargs))
 
     def close(self) -> None:
         """Leave the block. Functions that still run are cancelled."""
@@ -156,7 +179,7 @@ class Portal(Generic[T]):
             self.ended.set_result(failure)
             calls, self._calls = self._calls, set()
         for call in calls:
-            call.future.set_exception(_over(failure))
+            call._fail(failure)
         if not self.opened.done():
             if failure is None:
                 self.opened.set_result(None)  # cancelled, and whoever did that knows
