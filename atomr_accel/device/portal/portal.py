@@ -101,6 +101,8 @@ class PortalCall(Generic[R]):
             self.future.set_result(None if self.cancelled else value)
         # Any other exception ends the run, and the portal answers then.
         self._portal._calls.discard(self)
+        # Frames in the error's traceback lead back to this one, which must not lead to the future.
+        del self
 
 
 @final
