@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import subprocess
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,7 +51,7 @@ async def _ask_and_break(folder: Path, first: subprocess.Popen[str], how: str) -
         for _ in range(sized(16, 64)):
             nursery.start_soon(clients.ask)
         await clients.more(100)
-        _break(first, how)
+        await _break(first, how, folder / "store")
         while "node-1" in cluster.nodes:  # noqa: ASYNC110 (processes have no events)
             await trio.sleep(0.01)
         await clients.more(200)
@@ -66,10 +68,23 @@ async def _ask_and_break(folder: Path, first: subprocess.Popen[str], how: str) -
         assert clients.count >= 300
 
 
-def _break(process: subprocess.Popen[Any], how: str) -> None:
+async def _break(process: subprocess.Popen[Any], how: str, store: Path) -> None:
     if how == "kill":
         process.kill()
-    elif how == "stop":
-        stop_process(process.pid)
-    else:
+    elif how == "drain":
         process.terminate()
+    else:
+        stop_process(process.pid)
+        # One that is stopped within a transaction would keep SQLite's lock, see the cluster's page.
+        while not await trio.to_thread.run_sync(_can_be_written, store):
+            process.send_signal(signal.SIGCONT)
+            stop_process(process.pid)
+
+
+def _can_be_written(store: Path) -> bool:
+    with closing(sqlite3.connect(store, timeout=2.0)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        return True

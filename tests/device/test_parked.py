@@ -33,7 +33,7 @@ PARKERS: Final = "tests.device.parkers"
 parked: Final = functools.partial(hot, standby=Standby(parked=1))
 
 
-pytestmark = pytest.mark.usefixtures("at_once")
+pytestmark = pytest.mark.usefixtures("patient", "at_once")
 
 
 @pytest.fixture(autouse=True)

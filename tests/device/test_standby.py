@@ -22,7 +22,7 @@ from atomr_accel.device import _open
 from atomr_accel.device._growth import SlabGrowth
 from atomr_accel.device.contexts import context as _context
 from atomr_accel.device.contexts._prepared import PreparedHost
-from atomr_accel.device.standby import _budget, _spare
+from atomr_accel.device.standby import _budget, _keeper, _spare
 from atomr_accel.lanes import HostDied, HostHandle, start_host
 from atomr_accel.testing import kill_host, poison, standby_ready
 from atomr_accel.testing.garbage import collect_garbage
@@ -654,7 +654,11 @@ async def test_memory_of_a_host_that_is_ending_is_waited_for(
 
 @pytest.mark.parametrize("standby", [Standby(hot=1), Standby(warm=1)])
 @program
-async def test_a_lane_gets_the_descriptors_of_standbys(standby: Any) -> None:
+async def test_a_lane_gets_the_descriptors_of_standbys(
+    monkeypatch: pytest.MonkeyPatch, standby: Any
+) -> None:
+    # Without a back-off, the next standby's start would take what the lane needs.
+    monkeypatch.setattr(_keeper, "_RETRY", Backoff(initial=0.5, base=0.5, maximum=0.5))
     async with opened(standby=standby, max_restarts=OFTEN) as device:
         await standby_of(device).wait_ready()
         hosts = standby_of(device).hosts

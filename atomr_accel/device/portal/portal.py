@@ -48,7 +48,7 @@ class PortalCall(Generic[R]):
             self._portal._soon(self._begin)
 
     def cancel(self) -> None:
-        """Cancel the function, which ends as usual in trio, at its first checkpoint if not begun."""
+        """Cancel the function, which ends as usual in trio."""
         if self._is_awaited():
             self._portal._soon(self._stop)
 
