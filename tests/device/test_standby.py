@@ -657,8 +657,7 @@ async def test_memory_of_a_host_that_is_ending_is_waited_for(
 async def test_a_lane_gets_the_descriptors_of_standbys(
     monkeypatch: pytest.MonkeyPatch, standby: Any
 ) -> None:
-    # Without a back-off, the next standby's start would take what the lane needs.
-    monkeypatch.setattr(_keeper, "_RETRY", Backoff(initial=0.5, base=0.5, maximum=0.5))
+    monkeypatch.setattr(_keeper, "_RETRY", Backoff(initial=0.5))  # the lane comes first
     async with opened(standby=standby, max_restarts=OFTEN) as device:
         await standby_of(device).wait_ready()
         hosts = standby_of(device).hosts

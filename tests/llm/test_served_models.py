@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SMALL: Any = {"page_size": 4, "pages": 48}
 TOLERANCE = 3e-2 if ON_CUDA else 1e-3
-"""Of logarithms of probabilities; models compute in bfloat16 on CUDA."""
+"""Largest error of a logarithm of a probability; models compute in bfloat16 on CUDA."""
 
 
 def _requests(folder: ModelFolder, number: int, most: int) -> list[TokenRequest]:
