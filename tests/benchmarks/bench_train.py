@@ -323,14 +323,15 @@ async def gpt(devices: list[Device], size: GptSize) -> float:
     return ours
 
 
-def compare(size: GptSize, ranks: int, ours: float) -> None:
-    """Print tokens per second of torch, next to a trainer's seconds for a step."""
+def compare(size: GptSize, ranks: int, ours: float | None) -> None:
+    """Print tokens per second of torch, next to a trainer's seconds for a step, if known."""
     theirs = rival(size, ranks)
     if theirs is None:
         print("  torch: skipped")
     else:
         tokens = size.rows * ranks * size.length
-        print(f"  torch: {tokens / theirs:,.0f} tokens/s, ratio {theirs / ours:.3f}")
+        ratio = "" if ours is None else f", ratio {theirs / ours:.3f}"
+        print(f"  torch: {tokens / theirs:,.0f} tokens/s{ratio}")
 
 
 # --- other trainers ---------------------------------------------------------------------------
@@ -480,14 +481,14 @@ async def main(parts: list[str]) -> None:
         await kills("cuda" if cuda else "cpu", 5)
     if "two" in parts:
         await two_devices(cuda=cuda)
-    if ours is not None and cuda:
+    if "torch" in parts and cuda:
         compare(GPT2, 1, ours)
 
 
 def parsed() -> argparse.Namespace:
     """Return the parsed options."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--parts", default="adamw,gpt,cost,kills,two", help="some of these")
+    parser.add_argument("--parts", default="adamw,gpt,cost,kills,two,torch", help="some of these")
     return parser.parse_args()
 
 

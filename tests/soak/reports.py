@@ -3,8 +3,9 @@
 ``python -m tests.soak.reports --faults 100`` ends contexts by four kinds of faults in kernels of
 NVRTC sources, in ops of this package, in functions that use torch, and in recordings, next to tasks
 that ask for products. Each report must name the op. It prints how many did, how long after the
-fault was detected the caller had the report, and how often the suspect was certain. First comes the
-cost of the notes that hosts make of each op. On the CPU backend faults are simulated, and torch's are an exception of the driver that stands for them.
+fault was detected the caller had the report, and how often the suspect was certain. First comes
+the cost of the notes that hosts make of each op. On the CPU backend faults are simulated, those of
+torch, too.
 
 ``--backend cuda`` needs a card. The exit status says whether all reports were right.
 """
