@@ -186,10 +186,8 @@ async def llama(device: Device, name: str) -> tuple[Subject, int]:
     some = (rng.standard_normal(1 << 22, np.float32) * 0.02).astype(np.float16)
     weights, nbytes = {}, 0
     for key, shape in shapes(size).items():
-        if len(shape) == 1:
-            host = np.ones(shape, np.float16)
-        else:
-            host = np.resize(some, shape)  # other numbers would take longer than all else
+        # Numbers that do not repeat would take longer to make than all else.
+        host = np.ones(shape, np.float16) if len(shape) == 1 else np.resize(some, shape)
         weights[key] = await device.put(host, sealed=True)
         nbytes += host.nbytes
     load, forward = (load_llama, ask_llama) if WITH_LLAMA else (load_stand_in, ask_stand_in)
