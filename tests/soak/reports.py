@@ -73,7 +73,7 @@ async def in_source(device: Device, fault: FaultName) -> Trial:
 
 
 async def in_batch(device: Device, fault: FaultName) -> Trial:
-    """The same among ops of this package."""
+    """A kernel of an NVRTC source among ops of this package."""
     kernel = await _kernel(device, fault)
     x = await device.put(np.eye(SIDE, dtype=np.float32))
 
@@ -147,7 +147,7 @@ async def products(device: Device) -> None:
 
 
 class Tally:
-    """What the reports of one place said."""
+    """Counts of the reports of one place."""
 
     def __init__(self) -> None:
         self.right = self.certain = self.nodes = self.faults = 0
