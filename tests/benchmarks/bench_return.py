@@ -408,7 +408,7 @@ async def storm(options: argparse.Namespace) -> None:
         await standby_ready(device)
         kept = device.statistics().standby
         assert kept is not None
-        returns = []
+        returns: list[Return] = []
         begun = time.monotonic()
         for _ in range(STORM):
             if options.apart:

@@ -202,7 +202,7 @@ async def cost(device: Device) -> None:
     print(f"    a note takes {note * 1e9:.0f} ns, {note / op:.2%} of an op of {op * 1e6:.1f} us")
 
 
-async def soak(faults: int, backend: str | None, hot: int, seconds: float, beside: int) -> bool:
+async def soak(faults: int, backend: str, hot: int, seconds: float, beside: int) -> bool:
     """Cause faults in turn, and return whether all reports were right and in time."""
     tallies = {place.__name__: Tally() for place in PLACES}
     kinds = get_args(FaultName)
@@ -249,14 +249,14 @@ async def _prepared(
         try:
             return await place(device, kind)
         except (ContextPoisoned, GpuRefStale):
-            await device.ready()
+            await trio.lowlevel.checkpoint()
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("--backend", choices=["cpu", "cuda"])
+    parser.add_argument("--backend", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--hot", type=int, default=2, help="standbys")
     parser.add_argument("--seconds", type=float, default=600, help="after which no fault follows")
     parser.add_argument("--beside", type=int, default=2, help="tasks that ask for products")
