@@ -282,7 +282,8 @@ def onnx_nodes(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Kill hosts 5,000 times under load; words go on, as in ``soak --kills 100``.
 
-    ``python -m tests.soak.faults --seconds 600`` ends contexts by faults of every kind, too.
+    ``python -m tests.soak.faults --seconds 600`` ends contexts by faults of every kind, too, and
+    ``python -m tests.soak.reports`` looks at the reports of faults.
     """
     _install(session, "-e", ".")
     for isolation in ("process", "thread"):

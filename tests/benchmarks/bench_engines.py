@@ -5,7 +5,8 @@ medians: 1.00 is as fast as onnxruntime alone, and less is slower. Overhead coun
 Without onnxruntime's CUDA provider, devices of CUDA have nothing to compare.
 
 Small models are called one by one, and in batches of the device. With ``--resnet`` a ResNet-50 with
-random weights takes their place, in float32, float16 and int8, on one picture and on 32.
+random weights takes their place, in float32, float16 and int8, on 32 pictures and on one. With
+``--faults`` contexts end in the middle of calls.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import statistics
 import sys
 import tempfile
 import time
-from functools import partial
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import onnx
@@ -24,7 +25,9 @@ import onnxruntime
 import trio
 from onnx import TensorProto, helper, numpy_helper
 
-from atomr_accel import Unsupported, open_device
+from atomr_accel import CpuFallbackWarning, Unsupported, open_device
+from atomr_accel.testing import poison
+from atomr_accel.testing._faults import FaultName
 
 sys.path.append(str(Path(__file__).parents[2]))
 from examples.onnx_engine import in_int8, resnet50
@@ -75,8 +78,14 @@ def alone(model: bytes, backend: str, name: str, x: Any) -> tuple[Callable[[], N
     """Return what runs a model by onnxruntime alone, with its binding, and the result."""
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    provider = "CUDAExecutionProvider" if backend == "cuda" else "CPUExecutionProvider"
+    provider: Any = "CPUExecutionProvider"
+    if backend == "cuda":
+        from atomr_accel.libraries.engine.host._cuda import CudaEngines
+
+        CudaEngines.preload()
+        provider = ("CUDAExecutionProvider", {"use_tf32": "0"})  # as in the host
     session = onnxruntime.InferenceSession(model, options, providers=[provider])
+    assert len(session.get_providers()) == (2 if backend == "cuda" else 1), "no CUDA provider"
     binding = session.io_binding()
     where = "cuda" if backend == "cuda" else "cpu"
     binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(x, where, 0))
@@ -146,7 +155,8 @@ async def compare(
     )
     print(
         f"{name:34} onnxruntime {medians['onnxruntime'] * 1e3:8.3f} ms  {ours}"
-        f"  {len(x) / medians['awaited']:8.1f} rows/s"
+        f"  {len(x) / medians['awaited']:8.1f} rows/s",
+        flush=True,
     )
 
 
@@ -163,27 +173,65 @@ async def resnets(device: Device, rng: np.random.Generator) -> None:
     """A ResNet-50, in three precisions."""
     made = resnet50(rng)
     pictures = rng.standard_normal((32, 3, 224, 224), np.float32)
+    model = made.SerializeToString()
+    for rows, calls in ((32, 1), (1, 3)):
+        x = pictures[:rows]
+        await compare(device, f"ResNet-50 fp32, batch {rows}", model, x, calls)
+        await compare(device, f"ResNet-50 fp16, batch {rows}", model, x, calls, precision="fp16")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "resnet50.onnx"
         onnx.save(made, path)
-        model, quantized = path.read_bytes(), in_int8(path, [pictures[:2]]).read_bytes()
-    for rows, calls in ((1, 3), (32, 1)):
-        x = pictures[:rows]
-        await compare(device, f"ResNet-50 fp32, batch {rows}", model, x, calls)
-        await compare(device, f"ResNet-50 int8, batch {rows}", quantized, x, calls)
-        await compare(device, f"ResNet-50 fp16, batch {rows}", model, x, calls, precision="fp16")
+        quantized = in_int8(path, [pictures[:2]]).read_bytes()
+    for rows, calls in ((32, 1), (1, 3)):
+        await compare(device, f"ResNet-50 int8, batch {rows}", quantized, pictures[:rows], calls)
 
 
-async def main(backend: str, *, resnet: bool) -> None:
-    """Compare small models, or a ResNet-50."""
+async def faults(device: Device, rng: np.random.Generator) -> None:
+    """Faults in the middle of calls: all answers are right, and each host makes the engine."""
+    engine = await device.engine.build(convolutions(rng, 4, 32))
+    x = await device.put(rng.standard_normal((8, 32, 28, 28), np.float32), sealed=True)
+    expected = await device.get(await engine(x=x))
+    right, over = 0, trio.Event()
+    waits: list[float] = []
+
+    async def answer() -> None:
+        found = await device.get(await engine(x=x))
+        np.testing.assert_allclose(found, expected, 1e-3, 1e-3)
+
+    async def ask() -> None:
+        nonlocal right
+        while not over.is_set():
+            await device.retry(answer, attempts=100)
+            right += 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(ask)
+        for kind in get_args(FaultName):
+            await trio.sleep(0.2)
+            await poison(device, kind)
+            begun = time.perf_counter()
+            await device.retry(answer, attempts=100)
+            waits.append(time.perf_counter() - begun)
+        over.set()
+    print(
+        f"{len(waits)} faults: {right} right answers, and after each fault one within "
+        f"{max(waits):.2f} s; the engine was made {engine.statistics().loads} times"
+    )
+
+
+async def main(backend: str, part: Callable[[Device, Any], Awaitable[None]]) -> None:
+    """Run one part."""
     rng = np.random.default_rng(0)
-    async with open_device(0, backend=backend) as device:
+    async with open_device(0, backend=backend, max_restarts=100) as device:
         try:
-            await (resnets if resnet else small)(device, rng)
+            await part(device, rng)
         except Unsupported as error:
             print(error)
 
 
 if __name__ == "__main__":
     words = [each for each in sys.argv[1:] if not each.startswith("-")]
-    trio.run(partial(main, words[0] if words else "cpu", resnet="--resnet" in sys.argv))
+    chosen = resnets if "--resnet" in sys.argv else faults if "--faults" in sys.argv else small
+    warnings.simplefilter("ignore", CpuFallbackWarning)
+    trio.run(main, words[0] if words else "cpu", chosen)

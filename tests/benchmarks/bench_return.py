@@ -12,8 +12,10 @@ the host imports the model's packages, never the program.
 
 ``--clients 32`` runs 32 tasks that ask the model without pause. It causes six faults, 1.5 s apart,
 and prints the remaining throughput. ``--storm`` causes ten faults, each 50 ms after the return from
-the last. ``--timeline`` prints the steps of the program and of the host that took over at the last
-return. Recording them takes some time, too.
+the last, or ``--apart`` seconds. Both take ``--standby hot=1,parked=3`` or ``default``.
+``--sealed 4`` prints how long four sealed GiB take to be mapped again. ``--timeline`` prints the
+steps of the program and of the host that took over at the last return. Recording them takes some
+time, too.
 
 A hot standby's ``warm_up`` makes the measured calls once; ``--cold`` omits it.
 """
@@ -181,12 +183,11 @@ async def llama(device: Device, name: str) -> tuple[Subject, int]:
     """A model on a lane of ``device.run``, and its bytes."""
     size = SIZES[name]
     rng = np.random.default_rng(0)
+    some = (rng.standard_normal(1 << 22, np.float32) * 0.02).astype(np.float16)
     weights, nbytes = {}, 0
     for key, shape in shapes(size).items():
-        if len(shape) == 1:
-            host = np.ones(shape, np.float16)
-        else:
-            host = (rng.standard_normal(shape, np.float32) * 0.02).astype(np.float16)
+        # Numbers that do not repeat would take longer to make than all else.
+        host = np.ones(shape, np.float16) if len(shape) == 1 else np.resize(some, shape)
         weights[key] = await device.put(host, sealed=True)
         nbytes += host.nbytes
     load, forward = (load_llama, ask_llama) if WITH_LLAMA else (load_stand_in, ask_stand_in)
@@ -254,8 +255,24 @@ class Rehearsal:
 
 def opened(mode: StandbyMode, options: argparse.Namespace, rehearsal: Rehearsal) -> Any:
     """A device that is never lost."""
-    warm_up = rehearsal if mode == "hot" and not options.cold else None
-    wanted = Standby(**{mode: options.standbys}, warm_up=warm_up)
+    wanted = standby_of({mode: options.standbys}, options, rehearsal)
+    return open_device(0, standby=wanted, max_restarts=10**6)
+
+
+def standby_of(
+    numbers: dict[str, int], options: argparse.Namespace, rehearsal: Rehearsal
+) -> Standby:
+    """Return what keeps some numbers of standbys; none of them is the default."""
+    known: Any = numbers
+    cold = options.cold or not {"hot", "parked"} & numbers.keys()
+    return Standby(**known, warm_up=None if cold else rehearsal)
+
+
+def opened_as_asked(options: argparse.Namespace, rehearsal: Rehearsal) -> Any:
+    """A device with the standbys of ``--standby``."""
+    given = options.standby or f"hot={options.standbys}"
+    pairs = [] if given == "default" else [each.split("=") for each in given.split(",")]
+    wanted = standby_of({name: int(number) for name, number in pairs}, options, rehearsal)
     return open_device(0, standby=wanted, max_restarts=10**6)
 
 
@@ -336,10 +353,13 @@ class Clients:
 async def clients(options: argparse.Namespace) -> None:
     """Run tasks that ask without pause, cause faults, and print the remaining throughput."""
     rehearsal = Rehearsal()
-    async with opened("hot", options, rehearsal) as device:
+    async with opened_as_asked(options, rehearsal) as device:
         subject, nbytes = await llama(device, options.model)
         await rehearsal.begin(device, subject)
+        standby = device.statistics().standby
+        assert standby is not None, "the default keeps no standby on the CPU backend"
         await standby_ready(device)
+        standby = device.statistics().standby
         ours = Clients(device, subject)
         async with trio.open_nursery() as nursery:
             for _ in range(options.clients):
@@ -350,8 +370,8 @@ async def clients(options: argparse.Namespace) -> None:
             usual = ours.rate()
             print(
                 f"{options.clients} clients of a {subject.name} of {nbytes / 2**30:.2f} GiB, "
-                f"{options.standbys} hot standbys: {usual:.0f} answers a second, "
-                f"longest wait {ours.longest:.3f} s"
+                f"{told_standby(standby)}: {usual:.0f} answers a second, longest wait "
+                f"{ours.longest:.3f} s"
             )
             ours.begin()
             returns: list[Return] = []
@@ -382,24 +402,60 @@ def told(seconds: Iterable[float]) -> str:
 async def storm(options: argparse.Namespace) -> None:
     """Faults right after each return."""
     rehearsal = Rehearsal()
-    async with opened("hot", options, rehearsal) as device:
+    async with opened_as_asked(options, rehearsal) as device:
         subject = await builtin(device)
         await rehearsal.begin(device, subject)
         await standby_ready(device)
-        returns = []
+        kept = device.statistics().standby
+        assert kept is not None
+        returns: list[Return] = []
+        begun = time.monotonic()
         for _ in range(STORM):
+            if options.apart:
+                await wait_until(begun + len(returns) * options.apart)
             returns.append(await back(device, subject, options.fault))
             await trio.sleep(CALM_SECONDS)
         after = time.monotonic()
         await standby_ready(device, 1)
+        one = time.monotonic()
+        with trio.move_on_after(options.seconds):
+            await standby_ready(device)
         standby = device.statistics().standby
         assert standby is not None
-        print(f"storm of {STORM} faults, {options.standbys} hot standbys:")
+        print(f"storm of {STORM} faults in {after - begun:.1f} s, {told_standby(kept)}:")
         print(f"    good after             {told(each.seconds for each in returns)}")
         print(
-            f"    a {standby.mode} one is ready     {time.monotonic() - after:.2f} s after the "
-            f"last; {standby.used} were used, {standby.died} died"
+            f"    a {standby.mode} one is ready     {one - after:.2f} s after the last, "
+            f"{standby.ready} of {standby.kept} {time.monotonic() - after:.2f} s after it; "
+            f"{standby.used} were used, {standby.died} died"
         )
+
+
+async def sealed(options: argparse.Namespace) -> None:
+    """Faults of a device with large sealed buffers, and how long a GiB takes to be mapped."""
+    for wanted in (Standby(warm=1), Standby(warm=0)):
+        async with open_device(0, standby=wanted, max_restarts=10**6) as device:
+            ones = np.ones(1 << 28, np.float32)
+            kept = [await device.put(ones, sealed=True) for _ in range(options.sealed)]
+            found = []
+            for _ in range(4):
+                if wanted.warm:
+                    await standby_ready(device, 1)
+                await poison(device, options.fault)
+                assert await device.get(kept[-1][-1:]) == 1
+                startup = device.statistics().startup
+                assert startup is not None
+                found.append(startup.remap / startup.remapped_bytes * 2**30)
+        told_ms = ", ".join(f"{each * 1e3:.2f}" for each in found)
+        print(f"a sealed GiB of {options.sealed}, {wanted.warm} warm: mapped again in {told_ms} ms")
+
+
+def told_standby(standby: Any) -> str:
+    """The standbys of a device, and the memory that they take."""
+    return (
+        f"{standby.kept} standbys, the best {standby.mode} ({standby.parked} parked), "
+        f"{standby.nbytes / 2**20:.0f} MiB of the device"
+    )
 
 
 async def main(options: argparse.Namespace) -> None:
@@ -409,18 +465,20 @@ async def main(options: argparse.Namespace) -> None:
         f"backend {'cuda' if ON_CUDA else 'cpu'}, Python {sys.version.split()[0]}, {options.fault}"
     )
     timeline = Timeline() if options.timeline else None
-    if not options.clients and not options.storm:
+    if not (options.clients or options.storm or options.sealed):
         print(
             "mode  subject     n    median     least      most     alone   ready s  bytes MiB "
             "kept died   (ms from seen to good)"
         )
         for part in options.parts.split(","):
             for mode in options.modes.split(","):
-                print(await measure(mode, part, options, timeline), flush=True)
+                print(await measure(mode, part, options, timeline))
     if options.clients:
         await clients(options)
     if options.storm:
         await storm(options)
+    if options.sealed:
+        await sealed(options)
 
 
 def parsed() -> argparse.Namespace:
@@ -437,8 +495,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--cold", action="store_true", help="without a warm_up")
     parser.add_argument("--clients", type=int, default=0)
     parser.add_argument("--storm", action="store_true")
+    parser.add_argument("--sealed", type=int, default=0, help="GiB")
+    parser.add_argument("--apart", type=float, default=0, help="seconds between a storm's faults")
+    parser.add_argument("--standby", help="of clients and storms: default, or as hot=1,parked=3")
     return parser.parse_args()
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     trio.run(main, parsed())

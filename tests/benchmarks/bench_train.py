@@ -11,10 +11,12 @@
 On CUDA there are a billion parameters and GPT-2 with 124 million; without a GPU few.
 
     python tests/benchmarks/bench_train.py
+    python tests/benchmarks/bench_train.py --parts adamw,gpt
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -74,8 +76,9 @@ async def adamw(device: Device, size: int, *, numpy: bool) -> None:
     """Print the first table."""
     params = {"w": np.zeros(size, np.float32)}
     optimizer = train.AdamW(lr=1e-3)
-    state = await ModelState.create(device, ModelLayout(params, optimizer), params, optimizer)
-    grads = await device.put(np.full(size, 0.5, np.float32))
+    buffers = [await device.zeros(size, np.float32) for _ in range(1 + optimizer.slots)]
+    state = ModelState(ModelLayout(params, optimizer), device, buffers, 0)
+    grads = await device.full(size, 0.5, np.float32)
     other = await device.empty(size, np.float32)
 
     async def step() -> None:
@@ -297,8 +300,8 @@ def gpt_loss(size: GptSize) -> Callable[..., Any]:
     return model_loss
 
 
-async def gpt(devices: list[Device], size: GptSize, *, compared: bool) -> None:
-    """Print steps of a data parallel trainer on some devices, next to torch's."""
+async def gpt(devices: list[Device], size: GptSize) -> float:
+    """Print tokens per second of a data parallel trainer on some devices, and return seconds."""
     rng = np.random.default_rng(0)
     ranks = len(devices)
     shape = (size.rows * ranks, size.length)
@@ -317,11 +320,18 @@ async def gpt(devices: list[Device], size: GptSize, *, compared: bool) -> None:
         losses = [made.loss async for made in trainer.run([batch] * 2)]
     tokens = shape[0] * shape[1]
     print(f"GPT of {size}, {ranks} device(s): {tokens / ours:,.0f} tokens/s, loss {losses[-1]:.3f}")
-    theirs = rival(size, ranks) if compared else None
+    return ours
+
+
+def compare(size: GptSize, ranks: int, ours: float | None) -> None:
+    """Print tokens per second of torch, next to a trainer's seconds for a step, if known."""
+    theirs = rival(size, ranks)
     if theirs is None:
         print("  torch: skipped")
     else:
-        print(f"  torch: {tokens / theirs:,.0f} tokens/s, ratio {theirs / ours:.3f}")
+        tokens = size.rows * ranks * size.length
+        ratio = "" if ours is None else f", ratio {theirs / ours:.3f}"
+        print(f"  torch: {tokens / theirs:,.0f} tokens/s{ratio}")
 
 
 # --- other trainers ---------------------------------------------------------------------------
@@ -435,14 +445,8 @@ async def kills(backend: str, count: int) -> None:
     )
 
 
-async def main() -> None:
-    """Print all."""
-    async with open_device(0, deterministic=True) as device:
-        cuda = device.backend == "cuda"
-        await adamw(device, 1_000_000_000 if cuda else 1 << 20, numpy=not cuda)
-        await trainer_step(device, 4096 if cuda else 256, 8192 if cuda else 256)
-    async with open_device(0) as device:
-        await gpt([device], GPT2 if cuda else SMALL, compared=cuda)
+async def two_devices(*, cuda: bool) -> None:
+    """Print steps of trainers on two devices, if there are as many."""
     async with AsyncExitStack() as stack:
         try:
             devices = [
@@ -453,13 +457,42 @@ async def main() -> None:
             ]
         except DeviceUnavailable:
             print("two devices: skipped")
-        else:
-            await gpt(devices, GPT2 if cuda else SMALL, compared=cuda)
-            await trainers(devices, 4096 if cuda else 256, 8192 if cuda else 256)
-    await kills("cuda" if cuda else "cpu", 5)
+            return
+        ours = await gpt(devices, GPT2 if cuda else SMALL)
+        if cuda:
+            compare(GPT2, 2, ours)
+        await trainers(devices, 4096 if cuda else 256, 8192 if cuda else 256)
+
+
+async def main(parts: list[str]) -> None:
+    """Print some parts. Torch's step comes last, because it takes a minute to compile."""
+    async with open_device(0, deterministic=True) as device:
+        cuda = device.backend == "cuda"
+        if "adamw" in parts:
+            await adamw(device, 1_000_000_000 if cuda else 1 << 20, numpy=not cuda)
+    ours = None
+    if "gpt" in parts:
+        async with open_device(0) as device:
+            ours = await gpt([device], GPT2 if cuda else SMALL)
+    if "cost" in parts:
+        async with open_device(0, deterministic=True) as device:
+            await trainer_step(device, 4096 if cuda else 256, 8192 if cuda else 256)
+    if "kills" in parts:
+        await kills("cuda" if cuda else "cpu", 5)
+    if "two" in parts:
+        await two_devices(cuda=cuda)
+    if "torch" in parts and cuda:
+        compare(GPT2, 1, ours)
+
+
+def parsed() -> argparse.Namespace:
+    """Return the parsed options."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--parts", default="adamw,gpt,cost,kills,two,torch", help="some of these")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", CpuFallbackWarning)
-    trio.run(main)
-    sys.exit(0)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    trio.run(main, parsed().parts.split(","))

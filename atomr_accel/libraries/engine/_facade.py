@@ -67,7 +67,8 @@ class Engines(Facade[D]):
             ValueError: the model is truncated or invalid; its external data is missing, or outside
                 its folder; a profile does not fit the model; an unknown precision.
             LibraryError: onnxruntime refuses the model.
-            LibraryMissing: onnx or onnxruntime is not installed.
+            LibraryMissing: onnx or onnxruntime is not installed; on CUDA, onnxruntime's
+                provider for it cannot be loaded.
             Unsupported: the model has an opset, an op or a type that is unknown; on CUDA,
                 onnxruntime has no CUDA provider; in a batch or a recording.
         """

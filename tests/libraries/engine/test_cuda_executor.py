@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from atomr_accel import LibraryError, Unsupported
+from atomr_accel import LibraryError, LibraryMissing, Unsupported
 from atomr_accel.host.templates import HostTemplate
 from atomr_accel.libraries.engine.host import _cuda
 from atomr_accel.libraries.engine.host._cuda import CudaEngines
@@ -45,14 +46,25 @@ class _Value:
 
 
 class _Session:
-    """Notes the bound tensors of each run."""
+    """Notes the bound tensors of each run.
+
+    Attributes:
+        all_absent: whether the libraries of the provider cannot be loaded.
+    """
+
+    all_absent = False
 
     def __init__(self, serialized: bytes, options: Any, providers: list[Any]) -> None:
         self.providers = providers
+        self.absent = _Session.all_absent
         self.runs: list[tuple[dict[str, Any], Any]] = []
         self.error: Exception | None = None
         if options.optimized_model_filepath:
             Path(options.optimized_model_filepath).write_bytes(serialized)
+
+    def get_providers(self) -> list[str]:
+        names = [each if isinstance(each, str) else each[0] for each in self.providers]
+        return names[1:] if self.absent else names
 
     def io_binding(self) -> Any:
         bound: dict[str, Any] = {}
@@ -83,7 +95,10 @@ class _Host:
         self.sessions: list[_Session] = []
         self.steps: list[Any] = []
 
-        def session(serialized: bytes, options: Any, providers: list[Any]) -> _Session:
+        def session(
+            serialized: bytes, options: Any, providers: list[Any], enable_fallback: int
+        ) -> _Session:
+            assert enable_fallback == 0
             self.sessions.append(_Session(serialized, options, providers))
             return self.sessions[-1]
 
@@ -132,7 +147,7 @@ def _bound(x: int, y: int) -> dict[str, Any]:
 
 def test_sessions_queue_on_the_stream_of_the_lane_and_do_not_wait(host: _Host) -> None:
     host.load()
-    device = {"device_id": "3", "user_compute_stream": str(_STREAM)}
+    device = {"device_id": "3", "user_compute_stream": str(_STREAM), "use_tf32": "0"}
     for each in host.sessions:
         assert each.providers == [("CUDAExecutionProvider", device), "CPUExecutionProvider"]
     host.engines.handlers[RunEngine](_run(256, 512))
@@ -174,6 +189,33 @@ def test_builds_without_the_provider(host: _Host, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     with pytest.raises(Unsupported, match="pip install onnxruntime-gpu"):
         host.load()
+
+
+def test_builds_without_the_libraries_of_the_provider(
+    host: _Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Session, "all_absent", True)  # onnxruntime then has a session on the CPU
+    with pytest.raises(LibraryMissing, match="cannot load its CUDA provider, which needs cudart"):
+        host.load()
+
+
+def test_libraries_are_loaded_before_the_first_session(
+    host: _Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+
+    def load(name: str) -> None:
+        assert not host.sessions
+        found.append(name)
+        if name == "nvrtc":
+            raise RuntimeError("not found")
+
+    pathfinder = ModuleType("cuda.pathfinder")
+    pathfinder.load_nvidia_dynamic_lib = load  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
+    host.load()
+    assert found == ["cudart", "nvrtc", "cublasLt", "cublas", "cufft", "curand", "cudnn"]
 
 
 def test_recordings_are_refused(host: _Host, monkeypatch: pytest.MonkeyPatch) -> None:

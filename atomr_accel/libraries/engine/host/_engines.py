@@ -155,7 +155,10 @@ class EngineExecutor:
             wanted.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
             wanted.optimized_model_filepath = str(save)
         return _checked(
-            lambda: onnxruntime.InferenceSession(serialized, wanted, providers=self._providers)
+            # A session that falls back prints its error, and has other providers.
+            lambda: onnxruntime.InferenceSession(
+                serialized, wanted, providers=self._providers, enable_fallback=0
+            )
         )
 
     def _drop(self, message: DropEngine) -> None:
