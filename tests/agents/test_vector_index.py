@@ -30,7 +30,6 @@ from atomr_accel.agents import (
     UpdateVectors,
 )
 from atomr_accel.patterns import Closed
-from atomr_accel.testing import kill_host, poison
 
 from ..harness import Shared, on_shared, opened, program, sized
 from .vectors import DIMENSION, check_found, check_reopened, index_at, inserted_under_faults

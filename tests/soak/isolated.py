@@ -185,7 +185,6 @@ def compare(files: list[Path], jobs: int, seconds: float) -> bool:
 
     A session runs a file. Those without come first, and compile kernels for those with.
     """
-    same = True
     until = time.monotonic() + seconds
     found: list[dict[str, tuple[str, str]]] = []
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(jobs) as pool:
@@ -204,14 +203,17 @@ def compare(files: list[Path], jobs: int, seconds: float) -> bool:
                 f"{dict(Counter(outcome for outcome, _ in found[-1].values()))}",
                 flush=True,
             )
-    one, other = found
-    for test in sorted(one.keys() | other.keys()):
-        pair = [each.get(test, ("missing", "")) for each in found]
-        if pair[0][0] != pair[1][0]:
-            same = False
-            print(f"  {test}: {pair[0][0]}, isolated {pair[1][0]}: {pair[1][1][-600:]}")
-    print(f"{len(one)} tests are {'equal' if same else 'not equal'}")
-    return same and bool(one)
+    every = sorted(found[0].keys() | found[1].keys())
+    missing = [test for test in every if not all(test in each for each in found)]
+    apart = 0
+    for test in every:
+        (plain, _), (isolated, said) = (each.get(test, ("missing", "")) for each in found)
+        if test not in missing and plain != isolated:
+            apart += 1
+            print(f"  {test}: {plain}, isolated {isolated}: {said[-600:]}")
+    equal = len(every) - len(missing) - apart
+    print(f"{equal} tests are equal, {apart} are not, {len(missing)} did not run in both")
+    return bool(equal) and not (apart or missing)
 
 
 def _with_options(options: tuple[str, ...], until: float, file: Path, report: Path) -> str:
