@@ -30,10 +30,9 @@ from atomr_accel.agents import (
     UpdateVectors,
 )
 from atomr_accel.patterns import Closed
-from atomr_accel.testing import kill_host, poison
 
 from ..harness import Shared, on_shared, opened, program, sized
-from .vectors import DIMENSION, check_found, index_at
+from .vectors import DIMENSION, check_found, check_reopened, index_at, inserted_under_faults
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -386,52 +385,13 @@ async def test_a_full_disk_loses_nothing_that_was_acknowledged(
 @program
 async def test_faults_lose_no_vector_and_no_answer(tmp_path: Path) -> None:
     faults = sized(6, 50)
-    rows = drawn(9, 40 * faults, np.float16)
-    async with (
-        opened(max_restarts=10 * faults) as device,
-        index_at(device, tmp_path, metric="dot", dtype="f2", seal_at=64) as index,
-    ):
-        held: dict[int, NDArray[Any]] = {}
-        answered = 0
-        done = False
-
-        async def insert(first: int, last: int) -> None:
-            for key in range(first, last):
-                await index.insert(key, rows[key])
-                held[key] = rows[key]
-
-        async def search(seed: int) -> None:
-            nonlocal answered
-            while not done:
-                query = drawn(seed + answered, 1, np.float16)[0]
-                before = {*held}
-                found = await index.search(query, 5)
-                # What was acknowledged before is found, unless something later is nearer.
-                worst = min(found.scores, default=np.float32(-np.inf))
-                for key in before - {*found.ids.tolist()}:
-                    product = rows[key].astype(np.float32) @ query.astype(np.float32)
-                    assert len(found.ids) == 5
-                    assert product <= worst + 1e-2
-                answered += 1
-
-        async with trio.open_nursery() as nursery:
-            for seed in range(3):
-                nursery.start_soon(search, seed)
-            for fault in range(faults):
-                async with trio.open_nursery() as inserts:
-                    inserts.start_soon(insert, fault * 40, fault * 40 + 20)
-                    inserts.start_soon(insert, fault * 40 + 20, fault * 40 + 40)
-                    await (kill_host if fault % 3 == 2 else poison)(device)
-            done = True
-        query = drawn(1, 1, np.float16)[0]
-        found = await index.search(query, 100)
-        check_found("dot", held, query, 100, found.ids, found.scores, 5e-3)
+    async with opened(max_restarts=10 * faults) as device:
+        held, answered = await inserted_under_faults(device, tmp_path, faults)
         assert device.generation > faults
-        assert answered
-    async with opened() as device, index_at(device, tmp_path, metric="dot", dtype="f2") as index:
-        assert len(index) == 40 * faults
-        for entry in await index.get([*held]):
-            np.testing.assert_array_equal(entry.vector, rows[entry.id])
+    assert len(held) == 40 * faults
+    assert answered
+    async with opened() as device:
+        await check_reopened(device, tmp_path, held)
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])

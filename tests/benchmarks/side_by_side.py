@@ -26,6 +26,9 @@ ROUNDS = 3
 ROUND_SECONDS = 0.2
 """Least duration of a throughput round, so long that its start and end do not count."""
 
+LONGEST = 2.0
+"""Most seconds of a round, unless two ops take longer."""
+
 MOST_QUEUED = 1000
 """Number of ops that a host takes at a time; a batch keeps the rest until its block is left."""
 
@@ -124,26 +127,36 @@ async def compare(
     sides: dict[str, tuple[Queue, Queue]] = {"": (queued if together else alone, alone)}
     sides |= {name: _sides_of(rival) for name, rival in rivals.items()}
     counts: dict[str, int] = {}
+    slowest = 0.0
     for name, (many, one) in sides.items():
         await one(1)  # plans, memory, clocks
-        await many(8)
-        await many(8)
-        seconds = await _seconds(many, 8)
-        counts[name] = min(MOST_QUEUED, max(8, int(ROUND_SECONDS / seconds)))
-    count = max(counts.values())  # as many for everybody, and enough for the fastest
+        few = _within(ROUND_SECONDS, await _seconds(one, 1), 8)
+        await many(few)
+        await many(few)
+        seconds = await _seconds(many, few)
+        slowest = max(slowest, seconds)
+        counts[name] = max(few, _within(ROUND_SECONDS, seconds, MOST_QUEUED))
+    # As many for everybody: enough for the fastest, and not too many for the slowest.
+    count = _within(LONGEST, slowest, max(counts.values()))
+    single = _within(LONGEST, slowest, ALONE)
     samples: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in sides}
     order = list(sides)
     for _ in range(ROUNDS):
         for name in order:
             samples[name][0].append(await _seconds(sides[name][0], count))
         for name in order:
-            samples[name][1].append(await _seconds(sides[name][1], ALONE))
+            samples[name][1].append(await _seconds(sides[name][1], single))
         order.append(order.pop(0))
     paces = {
         name: Pace(statistics.median(many), statistics.median(one))
         for name, (many, one) in samples.items()
     }
     return paces.pop(""), paces
+
+
+def _within(limit: float, seconds: float, most: int) -> int:
+    """How many ops of some seconds fit into a time: two at least, unless one is the most."""
+    return min(most, max(2, int(limit / max(seconds, 1e-9))))
 
 
 def _sides_of(rival: Rival) -> tuple[Queue, Queue]:
