@@ -292,9 +292,12 @@ class SlabGrowth:
         except OutOfMemory as error:
             # The program comes before what only stands by for it.
             standby = self._core.standby
-            if standby is None or not await standby.make_room(descriptors=lacks_descriptors(error)):
+            if standby is None:
                 raise
-        return await create()
+            with standby.aside():
+                if not await standby.make_room(descriptors=lacks_descriptors(error)):
+                    raise
+                return await create()
 
     async def _create_managed(self, context: ServingContext, nbytes: int) -> Slab | None:
         memory = self._core.memory

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractContextManager
     from types import CoroutineType
 
     import numpy as np
@@ -107,6 +108,9 @@ class StandbyHosts(Protocol):
 
     async def make_room(self, *, descriptors: bool = False) -> bool:
         """Give up standbys, because the program needs their memory or descriptors."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Start no hosts in this block, in which the program takes what ``make_room`` gives."""
 
     def changed(self) -> None:
         """The device uses more than before, or less."""

@@ -97,6 +97,11 @@ MISTAKES: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "numpy.einsum": (lambda d, x: np.einsum("ij->ji", x), TypeError, "device.tensor.einsum(...)"),
     "numpy.linalg.inv": (lambda d, x: np.linalg.inv(x), TypeError, "device.linalg.inv(...)"),
     "numpy.fft.fft": (lambda d, x: np.fft.fft(x), TypeError, "write: await device.fft.fft(...)"),
+    "numpy.interp": (
+        lambda d, x: np.interp(x, [0], [0]),
+        TypeError,
+        "write: await device.array.interp(...)",
+    ),
     "numpy.kron": (lambda d, x: np.kron(x, x), TypeError, "write: await device.array.kron(...)"),
     "numpy.vander": (lambda d, x: np.vander(x[0]), TypeError, NOWHERE),
     "numpy.piecewise": (lambda d, x: np.piecewise(x, [x > 0], [1]), TypeError, NOWHERE),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -171,9 +172,10 @@ class Context:
         except OSError as error:
             if core.standby is None or not lacks_descriptors(error):
                 raise
-            if not await core.standby.make_room(descriptors=True):
-                raise
-        return await start()
+            with core.standby.aside():
+                if not await core.standby.make_room(descriptors=True):
+                    raise
+                return await start()
 
     async def _end(self) -> None:
         """End the host completely."""
@@ -540,10 +542,11 @@ class Context:
         failed = await self.prepared.start_lanes(core, specs)
         for make_room in (core.reaper.make_room, partial(self._give_up_standbys, failed)):
             short = [spec for spec in specs if is_short(failed.get(spec.name))]
-            if short and await make_room():
-                for spec in short:
-                    del failed[spec.name]
-                failed |= await self.prepared.start_lanes(core, short)
+            with core.standby.aside() if core.standby is not None and short else nullcontext():
+                if short and await make_room():
+                    for spec in short:
+                        del failed[spec.name]
+                    failed |= await self.prepared.start_lanes(core, short)
         for spec in specs:
             if spec.name not in failed:
                 self._run_port(self.prepared.ports[spec.name])

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, final
 
 import trio
@@ -45,7 +45,7 @@ from ._spare import Spare
 from ._statistics import StandbyStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from ...actors import ActorRef
     from ...lanes import HostHandle, Op, Port
@@ -120,6 +120,8 @@ class StandbyKeeper:
         self._used = self._died = 0
         self._gave_up = 0  # for want of descriptors, in a row
         self._not_before = -math.inf  # time from which hosts may be started again
+        self._aside = 0  # blocks in which none may be started
+        self._back = trio.Event()
         core.memory.sealed_changed = self.changed
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -290,10 +292,11 @@ class StandbyKeeper:
 
         Args:
             descriptors: give up warm ones, too, and those that start, because the program needs
-                their descriptors. Others follow after a back-off.
+                their descriptors. Others follow after a back-off, and after ``aside``.
 
         Returns:
-            True if there were any.
+            True if there may be room now: there were any, or one that had descriptors may have
+            ended by itself meanwhile.
         """
         given_up = [
             spare
@@ -301,7 +304,7 @@ class StandbyKeeper:
             if not spare.taken and (descriptors or (spare.shadow is not None and not spare.parked))
         ]
         if not given_up:
-            return False
+            return descriptors
         self._gave_up = self._gave_up + 1 if descriptors else 0
         if descriptors:
             self._not_before = trio.current_time() + _RETRY.delay(self._gave_up)
@@ -314,6 +317,18 @@ class StandbyKeeper:
                 await spare.over.wait()
         self._room.account()
         return True
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Start no hosts in this block, in which the program takes what ``make_room`` gives."""
+        self._aside += 1
+        try:
+            yield
+        finally:
+            self._aside -= 1
+            if not self._aside:
+                self._back.set()
+                self._back = trio.Event()
 
     # --- each of them ---------------------------------------------------------------------
 
@@ -370,8 +385,11 @@ class StandbyKeeper:
         failures = 0
         while True:
             await self._core.ready()
-            while trio.current_time() < self._not_before:
-                await trio.sleep_until(self._not_before)
+            while self._aside or trio.current_time() < self._not_before:
+                if self._aside:
+                    await self._back.wait()
+                else:
+                    await trio.sleep_until(self._not_before)
                 await self._core.ready()
             spare = Spare(
                 self._core,
