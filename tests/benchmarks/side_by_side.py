@@ -155,7 +155,7 @@ async def compare(
 
 
 def _within(limit: float, seconds: float, most: int) -> int:
-    """How many ops of some seconds fit into a time: two at least, unless one is the most."""
+    """Count the ops that fit into a time: two at least, and ``most`` at most."""
     return min(most, max(2, int(limit / max(seconds, 1e-9))))
 
 

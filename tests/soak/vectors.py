@@ -1,4 +1,4 @@
-"""Faults while a vector index takes inserts and answers searches, on a GPU where there is one.
+"""Faults while a vector index takes inserts and answers searches, on a GPU if one is present.
 
 ``python -m tests.soak.vectors --faults 50`` ends as many contexts, two by an illegal address for
 each host that is killed. Every answer is checked, and in the end the files against all that was
