@@ -352,7 +352,9 @@ class LockstepTrainer(Trainer):
         """Compare replicas and take a snapshot, if it is time; a fault waits for the next step."""
 
     async def _make(self, prepared: Any) -> TrainStep:
-        number, failures = max(self._reached, max(self._batches, default=-1) + 1), 0
+        # A fault may have taken the model, so what is kept for repeats tells how far it had come.
+        kept = max(self._batches, default=-1) + 1
+        number, failures = max(self._reached, self._saved, kept), 0
         self._batches[number] = prepared
         try:
             while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,15 +45,19 @@ class Faulty:
 async def trained(
     ranks: int,
     faults: Set[tuple[int, int]] = frozenset(),
+    after: Set[int] = frozenset(),
     **options: Any,
 ) -> tuple[list[float], Any, train.TrainerStatistics]:
-    """The losses, parameters and statistics of a short run."""
+    """The losses, parameters and statistics of a short run.
+
+    Faults come at calls of ranks, and on all ranks after some numbers of steps.
+    """
     rng = np.random.default_rng(1)
     data, params = batches(rng), model(rng)
     async with AsyncExitStack() as stack:
         devices = [
             await stack.enter_async_context(
-                open_device(0, backend="cpu", isolation="process" if faults else "thread")
+                open_device(0, backend="cpu", isolation="process" if faults or after else "thread")
             )
             for _ in range(ranks)
         ]
@@ -63,7 +68,12 @@ async def trained(
                 **{"shards": 4, "clip": 1.0, "snapshot_every": 3, "digest_every": 2, **options},
             )
         )
-        losses = [made.loss async for made in trainer.run(data)]
+        losses = []
+        async for made in trainer.run(data):
+            losses.append(made.loss)
+            if len(losses) in after:
+                for device in devices:
+                    await poison(device)
         return losses, await trainer.params(), trainer.statistics()
 
 
@@ -81,6 +91,14 @@ def test_faults_change_no_bit() -> None:
         hurt = trio.run(trained, ranks, faults)
         same(calm, hurt)
         assert hurt[2].steps == STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("every", [1, 3])
+def test_faults_between_steps_change_no_bit(ranks: int, every: int) -> None:
+    calm = trio.run(trained, ranks)
+    same(calm, trio.run(partial(trained, ranks, after={1, 3, 4}, snapshot_every=every)))
 
 
 @pytest.mark.slow
