@@ -144,12 +144,11 @@ extern "C" __global__ void nearest(
         for (int z = max(c[2] - deep, 0); z <= min(c[2] + deep, size[2] - 1); z++)
             for (int y = max(c[1] - shell, 0); y <= min(c[1] + shell, size[1] - 1); y++) {
                 bool whole = abs(y - c[1]) == shell || (d == 3 && abs(z - c[2]) == shell);
-                int step = whole ? 1 : 2 * shell, end = min(c[0] + shell, size[0] - 1);
+                int step = whole || shell == 0 ? 1 : 2 * shell;
                 int x = c[0] - shell;
-                if (x < 0) x = whole ? 0 : x + step;
-                // A loop that skips cells before the grid by `continue` is compiled to one that
-                // skips the first cell of each row, by NVRTC 13.0 for sm_90.
-                for (; x <= end; x += step) {
+                if (whole) x = max(x, 0);
+                for (; x <= min(c[0] + shell, size[0] - 1); x += step) {
+                    if (x < 0) continue;
                     int cell = (z * size[1] + y) * size[0] + x;
                     for (int at = starts[cell]; at < starts[cell + 1]; at++) {
                         point_of(p, points, order[at], d);
