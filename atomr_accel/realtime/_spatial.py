@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 import trio
 
+from .._errors import Unsupported
 from ..actors.util import check_instance
 from ..device import Device
 from ._checks import array_of, number, whole
@@ -113,9 +114,13 @@ class SpatialIndex:
 
         Raises:
             TypeError, ValueError: a wrong argument.
+            Unsupported: points of three dimensions on CUDA; use `within`.
             ContextPoisoned, DeviceLost: the device does not come back.
         """
         asked, count = self._asked(queries, "queries"), whole(k, "k", 1, MOST)
+
+        if asked.shape[1] == 3 and self.device.backend == "cuda":
+            raise Unsupported("nearest takes points of two dimensions on CUDA; use within()")
 
         async def ask() -> tuple[Array, Array]:
             await self._ready()
