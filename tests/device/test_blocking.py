@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import gc
 import signal
+import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_type
 
 import numpy as np
@@ -28,13 +31,14 @@ from atomr_accel import (
     GpuRefStale,
     open_blocking,
 )
-from atomr_accel.device.portal.portal import PortalCall
+from atomr_accel.device.portal.portal import End, PortalCall
 from atomr_accel.testing import poison
 
 from ..harness import AT_ONCE, BACKEND, SECONDS, cpu_only, opened
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from types import FrameType
 
 
 @contextmanager
@@ -249,6 +253,134 @@ def test_ctrl_c_around_the_start_of_a_call_ends_it(
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(PortalCall, "start", interrupted)
             number.run(work)
+        assert log == ["cancelled"]
+        assert number.run(add, 1) == 8
+
+
+_FOLDERS = tuple(
+    str(Path(file).parent)
+    for file in (sys.modules[PortalCall.__module__].__file__, concurrent.futures.__file__)
+    if file is not None
+)
+
+
+def _starts_a_thread(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code is threading.Thread.start.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class CtrlC:
+    """Raises ``KeyboardInterrupt`` where this thread begins or leaves its n-th function.
+
+    That is where Python may call a signal's handler. It counts functions of the portal and of
+    futures; the wait for an end is the last one.
+    """
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.at_last = False
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> CtrlC | None:
+        path = frame.f_code.co_filename
+        if not path.startswith(_FOLDERS) and path != threading.__file__:
+            return None
+        if _starts_a_thread(frame):  # Python's own functions, which do not bear it
+            return None
+        if event in ("call", "return"):
+            self.left -= 1
+            self.at_last = frame.f_code is End.wait.__code__
+            if self.at_last or self.left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+@contextmanager
+def interrupted_each_time() -> Iterator[Callable[[], Iterator[CtrlC]]]:
+    """Yield what to loop over, with something that is interrupted in each turn."""
+    before = sys.gettrace()
+
+    def turns() -> Iterator[CtrlC]:
+        number, trace = 0, CtrlC(0)
+        while not trace.at_last:
+            number += 1
+            trace = CtrlC(number)
+            yield trace
+        assert number > 3
+
+    try:
+        yield turns
+    finally:
+        sys.settrace(before)
+
+
+def test_ctrl_c_anywhere_in_a_call_leaves_no_function_behind() -> None:
+    log: list[str] = []
+
+    async def work(_number: int) -> None:
+        log.append("began")
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.testing.wait_all_tasks_blocked()
+            log.append("ended")
+
+    with open_blocking(open_number()) as number, interrupted_each_time() as turns:
+        for trace in turns():
+            log.clear()
+            with pytest.raises(KeyboardInterrupt):
+                sys.settrace(trace)
+                number.run(work)
+            seen = list(log)
+            assert seen in ([], ["began", "ended"])
+            assert number.run(add, 1) == 8
+            assert log == seen
+
+
+def test_ctrl_c_anywhere_in_opening_and_closing_leaves_no_thread_behind() -> None:
+    log: list[str] = []
+
+    with interrupted_each_time() as turns:
+        for trace in turns():
+            with no_thread_left(), pytest.raises(KeyboardInterrupt):
+                sys.settrace(trace)
+                open_blocking(open_number(log))
+    with interrupted_each_time() as turns:
+        for trace in turns():
+            log.clear()
+            with no_thread_left():
+                number = open_blocking(open_number(log))
+                with pytest.raises(KeyboardInterrupt):
+                    sys.settrace(trace)
+                    number.close()
+                number.close()
+                assert log == ["closed"]
+
+
+def test_what_another_handler_of_a_signal_raises_ends_the_call_too() -> None:
+    log: list[str] = []
+
+    def handler(*_: object) -> None:
+        raise TimeoutError("of a handler")
+
+    async def work(_number: int) -> None:
+        try:
+            press_ctrl_c()
+            await trio.sleep_forever()
+        finally:
+            log.append("cancelled")
+
+    with open_blocking(open_number()) as number:
+        before = signal.signal(signal.SIGINT, handler)
+        try:
+            with pytest.raises(TimeoutError, match="of a handler"):
+                number.run(work)
+        finally:
+            signal.signal(signal.SIGINT, before)
         assert log == ["cancelled"]
         assert number.run(add, 1) == 8
 

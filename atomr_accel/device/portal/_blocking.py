@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from concurrent.futures import wait
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -47,12 +46,14 @@ class Blocking(Generic[T]):
     def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
         portal: Final = Portal(manager)
         try:
-            portal.start()
+            try:
+                portal.start()
+                portal.opening.wait()
+            except BaseException:  # of a signal's handler, as Ctrl-C is
+                portal.cancel()
+                portal.end.wait()
+                raise
             portal.opened.result()
-        except KeyboardInterrupt:
-            portal.cancel()
-            wait([portal.ended])
-            raise
         finally:
             self._portal: Final = portal
             del portal  # the traceback of an error has this frame in it
@@ -66,7 +67,8 @@ class Blocking(Generic[T]):
     ) -> R:
         """Call an async function with the opened object as its first argument, and wait for it.
 
-        Ctrl-C cancels the function, waits until it has ended, and raises ``KeyboardInterrupt``. A
+        Ctrl-C cancels the function, waits until it has ended, and raises ``KeyboardInterrupt``; so
+        does what another handler of a signal raises. A
         second Ctrl-C does not wait.
 
         Args:
@@ -87,12 +89,14 @@ class Blocking(Generic[T]):
         _check_thread("run", "`await` the function directly")
         call = self._portal.prepared(function, *args, **kwargs)
         try:
-            call.start()
+            try:
+                call.start()
+                call.end.wait()
+            except BaseException:  # of a signal's handler, as Ctrl-C is
+                call.cancel()
+                call.end.wait()
+                raise
             return call.future.result()  # type: ignore[return-value] # None only if cancelled
-        except KeyboardInterrupt:
-            call.cancel()
-            wait([call.future])
-            raise
         finally:
             del call  # the traceback of an error has this frame in it
 
@@ -124,11 +128,12 @@ class Blocking(Generic[T]):
         portal, again = self._portal, self._portal.closed
         try:
             portal.close()
-            failure = portal.ended.result()
-        except KeyboardInterrupt:
+            portal.end.wait()
+        except BaseException:  # of a signal's handler, as Ctrl-C is
             portal.cancel()
-            wait([portal.ended])
+            portal.end.wait()
             raise
+        failure = portal.ended.result()
         try:
             if failure is not None and not again:
                 raise failure

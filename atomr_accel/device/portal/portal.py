@@ -23,6 +23,30 @@ T = TypeVar("T")
 
 
 @final
+class End:
+    """The end of a future, which a thread waits for whatever interrupts it.
+
+    A future's own methods take its lock in Python, where Ctrl-C can leave it locked; whoever gives
+    the result would then wait for ever. A thread that may be interrupted calls them only before
+    the work begins or after the end. In between it waits here, in one call of the interpreter.
+
+    Args:
+        future: the future.
+    """
+
+    def __init__(self, future: Future[Any]) -> None:
+        lock = threading.Lock()
+        lock.acquire()
+        self._lock: Final = lock
+        future.add_done_callback(lambda _: lock.release())
+
+    def wait(self) -> None:
+        """Wait until the future is done."""
+        with self._lock:
+            pass
+
+
+@final
 class PortalCall(Generic[R]):
     """A call, which begins with ``start``.
 
@@ -31,11 +55,13 @@ class PortalCall(Generic[R]):
 
     Attributes:
         future: gets the function's result or error; None if it was cancelled.
+        end: the end of ``future``.
         cancelled: whether ``cancel`` has ended it. Known once the future is done.
     """
 
     def __init__(self, portal: Portal[Any], function: Callable[[], Awaitable[R]]) -> None:
         self.future: Final[Future[R | None]] = Future()
+        self.end: Final = End(self.future)
         self.cancelled: bool = False
         self._portal: Final = portal
         self._function: Final = function
@@ -56,7 +82,7 @@ class PortalCall(Generic[R]):
         """Have the portal's end answer this call; if that has been, answer it now."""
         portal = self._portal
         with portal._lock:
-            over = portal.ended.done()
+            over = portal._over
             if not over:
                 portal._calls.add(self)
         if over:
@@ -114,6 +140,8 @@ class Portal(Generic[T]):
     Attributes:
         opened: done when functions can be called. It holds the error if opening fails.
         ended: done when everything has ended, with the error of the block, if any.
+        opening: the end of ``opened``.
+        end: the end of ``ended``.
         closed: whether ``close`` was called.
     """
 
@@ -125,10 +153,14 @@ class Portal(Generic[T]):
             )
         self.opened: Final[Future[None]] = Future()
         self.ended: Final[Future[BaseException | None]] = Future()
+        self.opening: Final = End(self.opened)
+        self.end: Final = End(self.ended)
         self.closed: bool = False
         self._manager: Final = manager
         self._scope: Final = trio.CancelScope()
         self._lock: Final = threading.Lock()
+        # Under the lock: whether the thread serves, and has ended, or was cancelled before.
+        self._serves = self._over = False
         # Under the lock: what the run is to do as soon as it has a token.
         self._token: trio.lowlevel.TrioToken | None = None
         self._early: list[Callable[[], object]] = []
@@ -160,7 +192,15 @@ class Portal(Generic[T]):
         self._soon(self._stop.set)
 
     def cancel(self) -> None:
-        """Cancel everything, also while it is being opened."""
+        """Cancel everything, also while it is being opened, or before."""
+        with self._lock:
+            never = not (self._serves or self._over)
+            self._over = self._over or never
+        if (
+            never
+        ):  # an interrupted ``start`` may have begun no thread, and one that comes does nothing
+            self.ended.set_result(None)
+            self.opened.set_result(None)
         self._soon(self._scope.cancel)
 
     def _soon(self, action: Callable[[], object]) -> None:
@@ -172,14 +212,19 @@ class Portal(Generic[T]):
             self._token.run_sync_soon(action)
 
     def _serve(self) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._serves = True
         failure: BaseException | None = None
         try:
             trio.run(self._main)
         except BaseException as error:  # noqa: BLE001 (whoever waits gets it)
             failure = error
         with self._lock:
-            self.ended.set_result(failure)
+            self._over = True
             calls, self._calls = self._calls, set()
+        self.ended.set_result(failure)
         for call in calls:
             call._fail(failure)
         if not self.opened.done():
