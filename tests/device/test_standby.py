@@ -652,10 +652,7 @@ async def test_memory_of_a_host_that_is_ending_is_waited_for(
 
 @pytest.mark.parametrize("standby", [Standby(hot=1), Standby(warm=1)])
 @program
-async def test_a_lane_gets_the_descriptors_of_standbys(
-    monkeypatch: pytest.MonkeyPatch, standby: Any
-) -> None:
-    monkeypatch.setattr(_keeper, "_RETRY", Backoff(initial=0.5))  # the lane comes first
+async def test_a_lane_gets_the_descriptors_of_standbys(standby: Any) -> None:
     async with opened(standby=standby, max_restarts=OFTEN) as device:
         await standby_of(device).wait_ready()
         hosts = standby_of(device).hosts
@@ -664,6 +661,62 @@ async def test_a_lane_gets_the_descriptors_of_standbys(
             assert all(host.ended for host in hosts)
         await works(device)
         await standby_of(device).wait_ready()
+
+
+@program
+async def test_no_standby_starts_before_a_lane_has_its_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual, usual_host = PreparedHost.start_lanes, start_host
+    attempts: list[str] = []
+
+    async def start_lanes(self: PreparedHost, core: DeviceCore, specs: Any) -> dict[str, Exception]:
+        attempts.append("lane")
+        if len(attempts) == 1:
+            await trio.lowlevel.checkpoint()
+            return {spec.name: OSError(errno.EMFILE, "too many open files") for spec in specs}
+        await trio.testing.wait_all_tasks_blocked(0.01)  # a standby would start now
+        failed = await usual(self, core, specs)
+        attempts.append("lane has started")
+        return failed
+
+    async def start(*args: Any) -> HostHandle:
+        attempts.append("standby")
+        return await usual_host(*args)
+
+    async with opened(standby=Standby(warm=1), max_restarts=OFTEN) as device:
+        await standby_of(device).wait_ready()
+        monkeypatch.setattr(PreparedHost, "start_lanes", start_lanes)
+        monkeypatch.setattr(_spare, "start_host", start)
+        await open_a_lane(device)
+        await standby_of(device).wait_ready()
+        assert attempts == ["lane", "lane", "lane has started", "standby"]
+
+
+@program
+async def test_a_lane_is_started_again_if_standbys_have_ended_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = PreparedHost.start_lanes
+    attempts: list[str] = []
+
+    async def start_lanes(self: PreparedHost, core: DeviceCore, specs: Any) -> dict[str, Exception]:
+        attempts.append("lane")
+        if len(attempts) > 1:
+            return await usual(self, core, specs)
+        (host,) = standby_of(device).hosts
+        host.kill()
+        await host.wait_ended()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not standby_of(device).hosts
+        return {spec.name: OSError(errno.EMFILE, "too many open files") for spec in specs}
+
+    async with opened(standby=Standby(warm=1), max_restarts=OFTEN) as device:
+        await standby_of(device).wait_ready()
+        monkeypatch.setattr(_keeper, "_RETRY", Backoff(initial=1e6, base=1e6, maximum=1e6))
+        monkeypatch.setattr(PreparedHost, "start_lanes", start_lanes)
+        await open_a_lane(device)
+        assert attempts == ["lane", "lane"]
 
 
 @program
