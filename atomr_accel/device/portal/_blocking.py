@@ -67,9 +67,8 @@ class Blocking(Generic[T]):
     ) -> R:
         """Call an async function with the opened object as its first argument, and wait for it.
 
-        Ctrl-C cancels the function, waits until it has ended, and raises ``KeyboardInterrupt``; so
-        does what another handler of a signal raises. A
-        second Ctrl-C does not wait.
+        Ctrl-C cancels the function, waits until it has ended, and raises ``KeyboardInterrupt``. A
+        second Ctrl-C does not wait. What another handler of a signal raises does the same.
 
         Args:
             function: the function to call: one of the program, a method such as ``Device.put``, or

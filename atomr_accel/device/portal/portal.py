@@ -196,9 +196,7 @@ class Portal(Generic[T]):
         with self._lock:
             never = not (self._serves or self._over)
             self._over = self._over or never
-        if (
-            never
-        ):  # an interrupted ``start`` may have begun no thread, and one that comes does nothing
+        if never:  # an interrupted ``start`` may have begun no thread; a late one does nothing
             self.ended.set_result(None)
             self.opened.set_result(None)
         self._soon(self._scope.cancel)
@@ -221,10 +219,10 @@ class Portal(Generic[T]):
             trio.run(self._main)
         except BaseException as error:  # noqa: BLE001 (whoever waits gets it)
             failure = error
+        self.ended.set_result(failure)
         with self._lock:
             self._over = True
             calls, self._calls = self._calls, set()
-        self.ended.set_result(failure)
         for call in calls:
             call._fail(failure)
         if not self.opened.done():
