@@ -21,6 +21,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
+_SIGNAL_SECONDS: Final = 0.5
+"""Most seconds that Ctrl-C is not seen if it comes just before a thread blocks.
+
+Python has noted the signal then, and calls its handler only when the thread goes on.
+"""
+
 
 @final
 class End:
@@ -28,22 +34,28 @@ class End:
 
     A future's own methods take its lock in Python, where Ctrl-C can leave it locked; whoever gives
     the result would then wait for ever. A thread that may be interrupted calls them only before
-    the work begins or after the end. In between it waits here, in one call of the interpreter.
+    the work begins or after the end. In between it waits here.
 
     Args:
         future: the future.
     """
 
     def __init__(self, future: Future[Any]) -> None:
-        lock = threading.Lock()
-        lock.acquire()
-        self._lock: Final = lock
-        future.add_done_callback(lambda _: lock.release())
+        self._done = False
+        self._lock: Final = threading.Lock()
+        self._lock.acquire()
+        future.add_done_callback(self._tell)
+
+    def _tell(self, _: Future[Any]) -> None:
+        self._done = True
+        self._lock.release()
 
     def wait(self) -> None:
         """Wait until the future is done."""
-        with self._lock:
-            pass
+        while not self._done:
+            # Whether done or interrupted between the two, the next wait does not need the lock.
+            if self._lock.acquire(timeout=_SIGNAL_SECONDS):
+                self._lock.release()
 
 
 @final
