@@ -13,6 +13,7 @@ from tests.harness import AT_ONCE
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A standby may take its time to answer where the tests share their cores with others."""
     monkeypatch.setattr(_context, "_PROMPT_SECONDS", 20.0)
+    monkeypatch.setattr(_keeper, "_STEP_SECONDS", 20.0)
 
 
 @pytest.fixture
