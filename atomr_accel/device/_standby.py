@@ -33,8 +33,8 @@ class Standby:
             ones are kept instead, with a ``StandbyWarning``.
         parked: number of hosts that are prepared like hot ones and then parked: their processes
             stand still, take no memory on the device, and continue after a fault, or when a hot one
-            was used. On CUDA this needs a driver that takes checkpoints of processes (580), and has
-            not run on a card yet. A device of a world parks none.
+            was used. On CUDA this needs a driver that takes checkpoints of processes (580). A
+            device of a world parks none.
         warm: number of hosts that have done their imports and touch no device. By default one in
             reserve next to hot and parked ones, and otherwise one where hosts are slow to start.
         warm_up: an async function that prepares a hot or parked standby. It is called with a device

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 import trio
 
-from .._errors import Unsupported
+from .. import Unsupported
 from ..actors.util import check_instance
 from ..device import Device
 from ._checks import array_of, number, whole
@@ -89,12 +89,19 @@ class SpatialIndex:
 
         Raises:
             TypeError, ValueError: no such points, or a wrong length.
+            Unsupported: points of three dimensions on CUDA.
             OutOfMemory: the device is full.
         """
         check_instance("device", device, Device)
         made = array_of(points, "points", (None, None))
         if made.shape[1] not in {2, 3} or not len(made) or len(made) >= 2**30:
             raise ValueError(f"points must have shape (n, 2) or (n, 3), not {made.shape}")
+        if made.shape[1] == 3 and device.backend == "cuda":
+            # There `nearest` has missed near points, for a reason that is not known.
+            raise Unsupported(
+                "points must be of two dimensions on CUDA, not three; open a device with "
+                "backend='cpu' for these"
+            )
         side = number(cell, "cell", 0.0)
         index = cls(device, made.copy(), side, await KernelSet.load(device, SPATIAL))
         await index._again(index._ready)
@@ -114,13 +121,9 @@ class SpatialIndex:
 
         Raises:
             TypeError, ValueError: a wrong argument.
-            Unsupported: points of three dimensions on CUDA; use `within`.
             ContextPoisoned, DeviceLost: the device does not come back.
         """
         asked, count = self._asked(queries, "queries"), whole(k, "k", 1, MOST)
-
-        if asked.shape[1] == 3 and self.device.backend == "cuda":
-            raise Unsupported("nearest takes points of two dimensions on CUDA; use within()")
 
         async def ask() -> tuple[Array, Array]:
             await self._ready()

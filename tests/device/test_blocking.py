@@ -31,7 +31,7 @@ from atomr_accel import (
     GpuRefStale,
     open_blocking,
 )
-from atomr_accel.device.portal.portal import End, PortalCall
+from atomr_accel.device.portal.portal import FutureEnd, PortalCall
 from atomr_accel.testing import poison
 
 from ..harness import AT_ONCE, BACKEND, SECONDS, cpu_only, opened
@@ -291,7 +291,7 @@ class CtrlC:
             return None
         if event in ("call", "return"):
             self.left -= 1
-            self.at_last = frame.f_code is End.wait.__code__
+            self.at_last = frame.f_code is FutureEnd.wait.__code__
             if self.at_last or self.left == 0:
                 sys.settrace(None)
                 raise KeyboardInterrupt

@@ -294,7 +294,7 @@ async def test_answers_belong_to_what_was_asked(device: Device) -> None:
     assert await perform(submitter, Request(LANE, "all", prepare)) == "abc"
 
 
-@cpu_only  # on CUDA a device that is being stopped still answers for a while
+@cpu_only  # on a card the answer came before the stop
 @program
 async def test_questions_wait_while_a_supervisor_restarts_the_device() -> None:
     together = Supervision(strategy=Strategy.ONE_FOR_ALL, backoff=Backoff(base=0.0))

@@ -29,7 +29,7 @@ Python has noted the signal then, and calls its handler only when the thread goe
 
 
 @final
-class End:
+class FutureEnd:
     """The end of a future, which a thread waits for whatever interrupts it.
 
     A future's own methods take its lock in Python, where Ctrl-C can leave it locked; whoever gives
@@ -73,7 +73,7 @@ class PortalCall(Generic[R]):
 
     def __init__(self, portal: Portal[Any], function: Callable[[], Awaitable[R]]) -> None:
         self.future: Final[Future[R | None]] = Future()
-        self.end: Final = End(self.future)
+        self.end: Final = FutureEnd(self.future)
         self.cancelled: bool = False
         self._portal: Final = portal
         self._function: Final = function
@@ -165,8 +165,8 @@ class Portal(Generic[T]):
             )
         self.opened: Final[Future[None]] = Future()
         self.ended: Final[Future[BaseException | None]] = Future()
-        self.opening: Final = End(self.opened)
-        self.end: Final = End(self.ended)
+        self.opening: Final = FutureEnd(self.opened)
+        self.end: Final = FutureEnd(self.ended)
         self.closed: bool = False
         self._manager: Final = manager
         self._scope: Final = trio.CancelScope()
