@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -227,8 +228,11 @@ def open_files() -> set[str]:
 
 def children() -> set[str]:
     """The processes that this one has started and not reaped."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {pid for task in tasks for pid in (task / "children").read_text().split()}
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that has ended since
+            found.update((task / "children").read_text().split())
+    return found
 
 
 async def open_and_close(isolation: Isolation) -> None:
