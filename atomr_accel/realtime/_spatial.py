@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 import trio
 
-from .. import Unsupported
 from ..actors.util import check_instance
 from ..device import Device
 from ._checks import array_of, number, whole
@@ -89,19 +88,12 @@ class SpatialIndex:
 
         Raises:
             TypeError, ValueError: no such points, or a wrong length.
-            Unsupported: points of three dimensions on CUDA.
             OutOfMemory: the device is full.
         """
         check_instance("device", device, Device)
         made = array_of(points, "points", (None, None))
         if made.shape[1] not in {2, 3} or not len(made) or len(made) >= 2**30:
             raise ValueError(f"points must have shape (n, 2) or (n, 3), not {made.shape}")
-        if made.shape[1] == 3 and device.backend == "cuda":
-            # There `nearest` has missed near points, for a reason that is not known.
-            raise Unsupported(
-                "points must be of two dimensions on CUDA, not three; open a device with "
-                "backend='cpu' for these"
-            )
         side = number(cell, "cell", 0.0)
         index = cls(device, made.copy(), side, await KernelSet.load(device, SPATIAL))
         await index._again(index._ready)

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from atomr_accel import Unsupported
 from atomr_accel.realtime import SpatialIndex
 from atomr_accel.realtime.wire import spatial as wire
 from atomr_accel.testing import poison
 
 from .. import seeds
-from ..harness import ON_CUDA, cpu_only, opened, sized
+from ..harness import cpu_only, opened, sized
 from .emulated import emulated, needs_compiler
 
 if TYPE_CHECKING:
@@ -31,14 +30,11 @@ def sources(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 pytestmark = pytest.mark.usefixtures("sources")
 
-DIMENSIONS = 2 if ON_CUDA else 3
-"""Most that points have."""
-
 
 def clouds(random: Any) -> dict[str, Array]:
     """Return clouds of points; most are degenerate."""
     n = int(random.integers(1, 60))
-    d = int(random.integers(2, DIMENSIONS + 1))
+    d = int(random.integers(2, 4))
     some = random.standard_normal((n, d))
     line = some * np.eye(d)[0]
     far = some.copy()
@@ -104,16 +100,6 @@ async def test_many_clouds(device: Device) -> None:
             await check(device, points, random)
 
 
-@cpu_only
-async def test_three_dimensions_are_refused_on_cuda(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(type(device), "backend", "cuda")
-    with pytest.raises(Unsupported, match="two dimensions on CUDA, not three"):
-        await SpatialIndex.build(device, np.eye(3))
-
-
-@cpu_only  # of three dimensions
 async def test_bad_input(device: Device) -> None:
     for points, message in [
         (np.zeros((0, 2)), r"points must have shape \(n, 2\)"),

@@ -103,14 +103,16 @@ extern "C" __global__ void within(
     if (!offsets) out[i] = count;
 }
 
-__device__ __forceinline__ void offer(
-    double* best, int* which, int k, int* have, double apart, int index
-) {
-    int place = *have;
-    if (place == k) {
-        if (apart > best[k - 1] || (apart == best[k - 1] && index > which[k - 1])) return;
-        place = k - 1;
-    } else *have = place + 1;
+// The nearest points so far, in ascending order.
+struct Near { double apart[64]; int which[64], k, have; };
+
+__device__ __forceinline__ void offer(Near& near, double apart, int index) {
+    double* best = near.apart;
+    int *which = near.which, place = near.have;
+    if (place == near.k) {
+        place--;
+        if (apart > best[place] || (apart == best[place] && index > which[place])) return;
+    } else near.have = place + 1;
     while (place > 0 && (best[place - 1] > apart
                          || (best[place - 1] == apart && which[place - 1] > index))) {
         best[place] = best[place - 1];
@@ -121,6 +123,17 @@ __device__ __forceinline__ void offer(
     which[place] = index;
 }
 
+// Offers the points of cells that are beside each other in a row.
+__device__ __forceinline__ void offer_all(
+    Near& near, const double* q, const float* points, const int* order, int begin, int end, int d
+) {
+    double p[3];
+    for (int at = begin; at < end; at++) {
+        point_of(p, points, order[at], d);
+        offer(near, square(q, p), order[at]);
+    }
+}
+
 // Shells of cells around the query, until no cell further out can have a nearer point.
 extern "C" __global__ void nearest(
     double* distances, int* indices, const float* queries, const float* points, const int* order,
@@ -129,34 +142,35 @@ extern "C" __global__ void nearest(
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     Box b = box_of(box, size);
-    double q[3], p[3], best[64];
-    int which[64], have = 0, c[3], shell = 0, last = 0;
+    Near near;
+    near.k = k;
+    near.have = 0;
+    double q[3];
+    int c[3] = {0, 0, 0}, shell = 0, last = 0;
     point_of(q, queries, i, d);
     for (int axis = 0; axis < d; axis++) {
         c[axis] = cell_along(b, q[axis], axis);
-        int below = -c[axis], above = c[axis] - size[axis] + 1;
-        shell = max(shell, max(below, above));
-        last = max(last, max(c[axis], size[axis] - 1 - c[axis]));
+        // Not max(-c, c - size + 1): of that CUDA 13.0's compiler loses the minus for sm_90.
+        shell = max(shell, abs(c[axis] - limited(c[axis], b.size[axis])));
+        last = max(last, max(c[axis], b.size[axis] - 1 - c[axis]));
     }
-    if (d == 2) c[2] = 0;
     for (; shell <= last; shell++) {
         int deep = d == 3 ? shell : 0;
-        for (int z = max(c[2] - deep, 0); z <= min(c[2] + deep, size[2] - 1); z++)
-            for (int y = max(c[1] - shell, 0); y <= min(c[1] + shell, size[1] - 1); y++) {
-                bool whole = abs(y - c[1]) == shell || (d == 3 && abs(z - c[2]) == shell);
-                int step = whole || shell == 0 ? 1 : 2 * shell;
-                int x = c[0] - shell;
-                if (whole) x = max(x, 0);
-                for (; x <= min(c[0] + shell, size[0] - 1); x += step) {
-                    if (x < 0) continue;
-                    int cell = (z * size[1] + y) * size[0] + x;
-                    for (int at = starts[cell]; at < starts[cell + 1]; at++) {
-                        point_of(p, points, order[at], d);
-                        offer(best, which, k, &have, square(q, p), order[at]);
-                    }
+        int left = c[0] - shell, right = c[0] + shell;
+        for (int z = max(c[2] - deep, 0); z <= min(c[2] + deep, b.size[2] - 1); z++)
+            for (int y = max(c[1] - shell, 0); y <= min(c[1] + shell, b.size[1] - 1); y++) {
+                const int* row = starts + (long long)(z * b.size[1] + y) * b.size[0];
+                if (abs(y - c[1]) == shell || (d == 3 && abs(z - c[2]) == shell)) {
+                    int from = max(left, 0), to = min(right, b.size[0] - 1);
+                    if (from <= to) offer_all(near, q, points, order, row[from], row[to + 1], d);
+                    continue;
                 }
+                if (left >= 0 && left < b.size[0])
+                    offer_all(near, q, points, order, row[left], row[left + 1], d);
+                if (right >= 0 && right < b.size[0])
+                    offer_all(near, q, points, order, row[right], row[right + 1], d);
             }
-        if (have < k) continue;
+        if (near.have < k) continue;
         double reach = 1e300;
         for (int axis = 0; axis < d; axis++) {
             double low = b.low[axis] + (double)(c[axis] - shell) * b.cell;
@@ -164,11 +178,11 @@ extern "C" __global__ void nearest(
             reach = fmin(reach, fmin(q[axis] - low, high - q[axis]));
         }
         reach = reach * (1.0 - 1e-9) - b.cell * 1e-9;
-        if (reach > 0.0 && best[k - 1] < reach * reach) break;
+        if (reach > 0.0 && near.apart[k - 1] < reach * reach) break;
     }
     for (int j = 0; j < k; j++) {
-        distances[(long long)i * k + j] = j < have ? sqrt(best[j]) : infinite();
-        indices[(long long)i * k + j] = j < have ? which[j] : -1;
+        distances[(long long)i * k + j] = j < near.have ? sqrt(near.apart[j]) : infinite();
+        indices[(long long)i * k + j] = j < near.have ? near.which[j] : -1;
     }
 }
 
