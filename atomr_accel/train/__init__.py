@@ -6,7 +6,7 @@ several devices whose faults change no bit of the result (`open_data_parallel`).
 
 from . import _library_rules  # noqa: F401 - registers the rules
 from ._data import TrainingData, prefetched
-from ._data_parallel import DataParallel, GradientStep, gradient_step, open_data_parallel
+from ._data_parallel import DataParallel, open_data_parallel
 from ._files import SnapshotDamaged, SnapshotForeign
 from ._losses import bce_with_logits, huber, kl_div, mae, mse
 from ._optimizers import SGD, Adam, AdamW, Optimizer
@@ -16,6 +16,7 @@ from ._progress import RunProgress, open_progress
 from ._rules import Applied, rule
 from ._schedules import LossScale, cosine, linear
 from ._state import ModelLayout, ModelState
+from ._steps import GradientStep, gradient_step
 from ._tape import Tape, checkpoint, custom, differentiate, grad
 from ._tensor_parallel import TensorParallel, TensorPart, open_tensor_parallel
 from ._trainer import LossNotFinite, ReplicasDiffer, Trainer, TrainerStatistics, TrainStep

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Unpack, final
 
 import numpy as np
 import trio
 
-from .._errors import DeviceLost, said_of
+from .._errors import DeviceLost, OutOfMemory, said_of
 from ..actors import Place, serving
 from ..arrays import GpuRef
 from ..device import Device, Snapshot
 from ._optimizers import Optimizer
 from ._schedules import LossScale
 from ._state import ModelLayout, ModelState
-from ._tape import grad
+from ._steps import GradientStep
 from ._trainer import (
     FAULTS,
     LockstepTrainer,
@@ -29,28 +29,6 @@ from ._trainer import (
     each_rank,
 )
 from ._trees import optree
-
-GradientStep = Callable[..., Awaitable[tuple[GpuRef, Any]]]
-"""An async function of a device, the parameters and a shard of a batch: the loss and gradients.
-
-A trainer with a loss scale calls it with ``scale=``, and the gradients are those of the loss times
-that number. The loss itself is not scaled.
-"""
-
-
-def gradient_step(function: Callable[..., Any]) -> GradientStep:
-    """Return a trainer's step for a function of a tape, the parameters and a shard of the batch.
-
-    Args:
-        function: as for `grad`; its loss is a mean over the shard.
-    """
-
-    async def step(
-        device: Device, params: Any, batch: Any, *, scale: float = 1.0
-    ) -> tuple[GpuRef, Any]:
-        return await grad(device, function)(params, batch, scale=scale)
-
-    return step
 
 
 class _ModelReplica:
@@ -87,7 +65,8 @@ class DataParallel(LockstepTrainer):
         self._replicas = [_ModelReplica(rank, device) for rank, device in ranks]
         self._step = step
         self._shards = shards
-        self._snapshots: list[Snapshot] = []  # the newest last; two at most
+        self._snapshot: Snapshot | None = None  # the newest that is complete
+        self._moving: tuple[Snapshot, int] | None = None  # the next one, and its step
 
     @property
     def _reached(self) -> int:
@@ -113,7 +92,7 @@ class DataParallel(LockstepTrainer):
             made.close()
             raise
         self.close()
-        self._snapshots.append(made)
+        self._snapshot = made
         self._replicas = live
         for each, state in zip(live, states, strict=True):
             each.state = state
@@ -213,6 +192,8 @@ class DataParallel(LockstepTrainer):
         best = max(
             (state for each in left if (state := each.valid)), key=lambda s: s.step, default=None
         )
+        if best is None:
+            await self._settle()
         for each in left:
             state = each.valid
             if state is not None and best is not None and state.step == best.step:
@@ -221,7 +202,8 @@ class DataParallel(LockstepTrainer):
                 buffers = [await each.device.copy(buffer) for buffer in best.buffers]
                 step = best.step
             else:
-                buffers = await each.device.restore(self._snapshots[-1])
+                assert self._snapshot is not None
+                buffers = await each.device.restore(self._snapshot)
                 step = self._saved
             each.state = ModelState(self._layout, each.device, buffers, step)
             self._restored += 1
@@ -233,6 +215,8 @@ class DataParallel(LockstepTrainer):
                 await self._compare(steps)
             if steps % self._options.snapshot_every == 0:
                 await self._save()
+            elif self._moving is not None and self._moving[0].statistics().state != "moving":
+                await self._settle()
         except FAULTS:
             return
 
@@ -261,27 +245,43 @@ class DataParallel(LockstepTrainer):
                 each.state = None
 
     async def _save(self) -> None:
-        """Take a snapshot into the older of two places, and forget the batches before it."""
+        """Take a snapshot, which moves to the host while steps go on."""
+        await self._settle()
         for each in self._replicas:
             state = each.valid
-            if state is None or state.step != self._reached:
-                continue
-            older = self._snapshots.pop(0) if len(self._snapshots) == 2 else None
-            made = await each.device.snapshot(state.buffers)
-            try:
-                await made.wait()
-            finally:
-                if older is not None:
-                    older.close()
-            self._snapshots.append(made)
-            self._forget(state.step)
+            if state is not None and state.step == self._reached:
+                buffers = state.buffers
+                with suppress(OutOfMemory):  # else the next update waits until all is on the host
+                    buffers = tuple([await each.device.copy(buffer) for buffer in buffers])
+                self._moving = await each.device.snapshot(buffers), state.step
+                return
+
+    async def _settle(self) -> None:
+        """Wait for the snapshot that is moving, and forget what came before it.
+
+        If a fault has taken it, the one before is still there, with the batches since.
+        """
+        if self._moving is None:
             return
+        made, step = self._moving
+        try:
+            await made.wait()
+        except FAULTS:
+            self._moving = None
+            made.close()
+            return
+        self._moving = None
+        if self._snapshot is not None:
+            self._snapshot.close()
+        self._snapshot = made
+        self._forget(step)
 
     def close(self) -> None:
         """Free the snapshots."""
-        for each in self._snapshots:
-            each.close()
-        self._snapshots.clear()
+        for each in (self._snapshot, self._moving and self._moving[0]):
+            if each is not None:
+                each.close()
+        self._snapshot = self._moving = None
 
 
 @asynccontextmanager

@@ -15,9 +15,9 @@ from ..actors import Place, serving
 from ..actors.nursery import PlainNursery
 from ..device import Device, Snapshot
 from ._data import TrainingData
-from ._data_parallel import GradientStep
 from ._optimizers import Optimizer
 from ._state import ModelLayout, ModelState
+from ._steps import GradientStep
 from ._trainer import (
     FAULTS,
     LossNotFinite,

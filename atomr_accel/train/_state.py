@@ -20,7 +20,7 @@ from ._trees import optree
 if TYPE_CHECKING:
     from ..device import Device
 
-_ALIGNED: Final = 64
+ALIGNED: Final = 64
 """Elements, a multiple of which each parameter begins at. Kernels want 16 bytes at least."""
 
 _HALVES: Final = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
@@ -86,13 +86,13 @@ class ModelLayout:
         for flag in (True, False):
             mine = [number for number in range(len(leaves)) if flags[number] is flag]
             # Those that leave a gap come last, so that the gaps of all are in one part.
-            mine.sort(key=lambda number: leaves[number].size % _ALIGNED > 0)
+            mine.sort(key=lambda number: leaves[number].size % ALIGNED > 0)
             even = at
             for number in mine:
                 size = leaves[number].size
                 starts[number] = at
-                at += -(-size // _ALIGNED) * _ALIGNED
-                if size % _ALIGNED == 0:
+                at += -(-size // ALIGNED) * ALIGNED
+                if size % ALIGNED == 0:
                     even = at
             ends.append(at)
             if even < at:
@@ -187,17 +187,41 @@ class ModelState:
                 raise ValueError(
                     f"gradient of {place.name} must have shape {place.shape}, not {found}"
                 )
+        whole = self._whole(leaves)
         async with self.device.batch() as batch:
             flat = batch.empty(self.layout.size, self.layout.master_dtype)
+            if whole is not None:  # which has anything in the gaps
+                batch.evaluate(cast(whole, flat.dtype), out=flat)
             for start, end in self.layout.gaps:
                 batch.fill(flat[start:end], 0)
             for place, leaf in zip(self.layout.places, leaves, strict=True):
+                if whole is not None and not any(a <= place.start < b for a, b in self.layout.gaps):
+                    continue
                 there = flat[place.start : place.start + leaf.size].reshape(place.shape)
                 if leaf.dtype == flat.dtype:
                     batch.copy(leaf, there)
                 else:
                     batch.evaluate(cast(leaf, flat.dtype), out=there)
         return flat
+
+    def _whole(self, leaves: Sequence[GpuRef]) -> GpuRef | None:
+        """Return the buffer whose views in the model's places these are, or None.
+
+        Recorded steps make such; to gather many gradients takes longer than to compute them.
+        """
+        dtype, first = leaves[0].dtype, leaves[0].block
+        begin = first.offset - self.layout.places[0].start * dtype.itemsize
+        for place, leaf in zip(self.layout.places, leaves, strict=True):
+            if (
+                leaf.dtype != dtype
+                or leaf.block.base != first.base
+                or leaf.block.offset != begin + place.start * dtype.itemsize
+                or not leaf.contiguous
+            ):
+                return None
+        if not 0 <= begin <= first.base.nbytes - self.layout.size * dtype.itemsize:
+            return None
+        return leaves[0].with_layout((self.layout.size,), (dtype.itemsize,), begin - first.offset)
 
     async def norm(self, flat: GpuRef, factor: float) -> float:
         """Return the norm of all gradients, each multiplied by a factor.

@@ -362,7 +362,11 @@ def checked_leaves(params: Any) -> tuple[list[GpuRef], Any]:
 
 
 def differentiate(
-    batch: Any, function: Callable[..., Any], params: Any, *args: Any, scale: float = 1.0
+    batch: Any,
+    function: Callable[..., Any],
+    params: Any,
+    *args: Any,
+    scale: float | GpuRef = 1.0,
 ) -> tuple[GpuRef, Any]:
     """Compute a function and its gradients inside a batch or a recording.
 
@@ -377,7 +381,8 @@ def differentiate(
         params: the parameters, a tree (of dicts, lists, tuples, dataclasses known to optree) of
             refs to floats.
         *args: further arguments of ``function``, which have no gradients.
-        scale: a factor of the gradients, from the first on; see `LossScale`.
+        scale: a factor of the gradients, from the first on, see `LossScale`: a number, or a ref of
+            shape ().
 
     Returns:
         The loss, of shape (), and a tree like ``params`` of gradients, of the parameters' shapes
@@ -406,7 +411,12 @@ def differentiate(
         )
     seeds: list[tuple[TapeValue, Operand]] = []
     if isinstance(loss, TapeValue):
-        seeds = [(loss, batch.full((), scale, loss.dtype))]
+        seed = (
+            batch.evaluate(cast(scale, loss.dtype))
+            if isinstance(scale, GpuRef)
+            else batch.full((), scale, loss.dtype)
+        )
+        seeds = [(loss, seed)]
     made = tape.backward(seeds, values)
     ref = loss.ref if isinstance(loss, TapeValue) else loss
     return ref, optree.tree_unflatten(form, made)

@@ -306,7 +306,7 @@ async def gpt(devices: list[Device], size: GptSize) -> float:
     ranks = len(devices)
     shape = (size.rows * ranks, size.length)
     batch = {name: rng.integers(0, size.letters, shape).astype(np.int32) for name in "xy"}
-    step = train.gradient_step(gpt_loss(size))
+    step = train.gradient_step(gpt_loss(size), recorded=True)
     params = gpt_params(size)
     async with train.open_data_parallel(
         devices, step, params, train.AdamW(lr=1e-4), clip=1.0, snapshot_every=100
