@@ -730,11 +730,21 @@ class Lane:
         if times is not None:
             append_frame(self._out, times)
 
-    def suspect(self) -> int:
-        """Return the sequence number of the oldest op that may be unfinished; 0 without one."""
-        suspects = [slot.in_flight[0].ops[0][0] for slot in self.slots if slot.in_flight]
-        suspects = suspects or [slot.unmarked[0][0] for slot in self.slots if slot.unmarked]
-        return min(suspects, default=0)
+    def suspects(self) -> tuple[int, ...]:
+        """Return the ops of the host that may have ended the context, see ``Fault``.
+
+        Each stream executes its ops in order, so none but the oldest has begun. Other threads
+        continue meanwhile.
+        """
+        ours: set[int] = set()
+        others: set[int] = set()
+        for lane in [*self._lanes.values()]:
+            found = ours if lane._launcher is self._launcher else others
+            found.add(lane._launcher.launching())
+            for slot in [*lane.slots]:
+                groups = [*slot.in_flight]
+                found.update([seq for seq, _ in (groups[0].ops if groups else slot.unmarked)[:1]])
+        return (*sorted(ours - {0}), *sorted(others - ours - {0}))
 
     def flush_prints(self) -> None:
         """Have the output of kernels, and failed asserts, written before the fault is reported."""
@@ -742,10 +752,10 @@ class Lane:
         if flush is not None:
             flush()
 
-    def report(self, fault: StickyFault, suspect: int) -> None:
+    def report(self, fault: StickyFault, suspects: tuple[int, ...]) -> None:
         """Report to the program that the context has failed, probably because of an op."""
         reply = Fault(
-            seq=suspect,
+            suspects=suspects,
             status=fault.status,
             status_name=fault.status_name,
             message=str(fault),

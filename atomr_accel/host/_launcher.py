@@ -20,7 +20,7 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ..wire import ProtocolViolation, StickyFault
-from ..wire.blackbox import CURRENT, note_thread
+from ..wire.blackbox import LAUNCHED, SEQ, note_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,9 +80,9 @@ class Launcher:
         completion: CompletionStrategy,
         *,
         idle_spin: bool,
-        record: memoryview | None = None,
+        record: memoryview,
     ) -> None:
-        self.record: Final = CURRENT.words if record is None else record
+        self.record: Final = record
         self.process: Final = os.getpid()
         self.polls: Final = not completion.sleeps
         self.quiet: float = 0.0
@@ -220,6 +220,7 @@ class Launcher:
 
     def _answer(self) -> None:
         """Answer finished ops."""
+        self.record[LAUNCHED] = self.record[SEQ]
         for lane in self._lanes.values():  # most of which have nothing to do
             if lane.launches:
                 lane.reap()
@@ -346,12 +347,18 @@ class Launcher:
     # --- the end ----------------------------------------------------------------------
 
     def _report(self, fault: StickyFault) -> None:
-        """Report the end of the context on all lanes, with the op that has probably caused it."""
+        """Report the end of the context on all lanes, with the ops that may have caused it."""
+        suspects = () if not fault.seq else (fault.seq,)
         for lane in [*self._lanes.values()][:1]:
             lane.flush_prints()
-        suspects = [suspect for lane in self._lanes.values() if (suspect := lane.suspect())]
+            suspects = suspects or lane.suspects()
         for lane in self._lanes.values():
-            lane.report(fault, fault.seq or min(suspects, default=0))
+            lane.report(fault, suspects)
+
+    def launching(self) -> int:
+        """Return the op that the thread is launching; 0 without one."""
+        seq = self.record[SEQ]
+        return 0 if seq == self.record[LAUNCHED] else seq
 
 
 def _in_order(came: list[tuple[Lane, list[Request]]]) -> list[tuple[Lane, list[Request]]]:

@@ -58,7 +58,7 @@ from ..wire import (
     encoder,
     map_file,
 )
-from ..wire.blackbox import BOX_BYTES, CURRENT, SEQ, TEXT, BlackBox
+from ..wire.blackbox import BOX_BYTES, CURRENT, FUNCTION, SEQ, TEXT, BlackBox
 from ..wire.channel import ProtocolError, close_all, receive, send
 from ..wire.control import MODULE_NAME, MOST_MODULES, Done, brings, find_class
 from ..wire.failures import pack_exception
@@ -537,7 +537,7 @@ def _read_types(kind: type[Message]) -> None:
 def _packed(error: BaseException) -> Failure | Fault:
     """An error as a reply."""
     if isinstance(error, StickyFault):
-        return Fault(0, error.status, error.status_name, str(error))
+        return Fault((), error.status, error.status_name, str(error))
     return pack_exception(0, error)
 
 
@@ -588,12 +588,26 @@ class Imports:
         """
         if _WITH_BLAS not in sys.modules:
             require_room(_ROOM_FOR_BLAS, "the libraries of SciPy")
-        with self.running():
+        with self._excluded():
             yield
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """A function of the program is loaded or runs, as soon as no module is being imported."""
+        """A function of the program is loaded or runs, as soon as no module is being imported.
+
+        The thread's op is noted as one that runs a function.
+        """
+        with self._excluded():
+            words = CURRENT.words
+            words[FUNCTION] = words[SEQ]
+            try:
+                yield
+            finally:
+                words[FUNCTION] = 0
+
+    @contextlib.contextmanager
+    def _excluded(self) -> Iterator[None]:
+        """Wait until no module is being imported, and exclude imports in advance."""
         with self._changed:
             self._waiting += 1
             self._changed.wait_for(lambda: not self._importing)

@@ -35,11 +35,13 @@ class MessageTemplate(msgspec.Struct, frozen=True, eq=False):
         number: its number in the host, until another template replaces it.
         encoded: the message.
         returns: the type of its value, as for a message.
+        unchecked: whether it can go out of bounds, as for a message.
     """
 
     number: int
     encoded: msgspec.Raw
     returns: Any = None
+    unchecked: bool = False
 
     # Templates have none of these properties of messages.
     required: ClassVar[bool] = False

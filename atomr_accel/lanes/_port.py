@@ -171,7 +171,7 @@ class Port:
         self._completed = 0
         self._failed = 0
         self._frames = 0
-        self._on_fault: Callable[[Fault, str], None]
+        self._on_fault: Callable[[Fault], None]
         self._frames_in = Frames()
         self._cut = trio.Event()
         self._oldest: Op | None = None
@@ -295,12 +295,12 @@ class Port:
             frames_sent=self._frames,
         )
 
-    async def run(self, on_fault: Callable[[Fault, str], None]) -> None:
+    async def run(self, on_fault: Callable[[Fault], None]) -> None:
         """Carry ops to the host and answers back until the socket ends.
 
         Args:
-            on_fault: called when the host reports a sticky fault, with the name of the
-                suspected op; the port does nothing more afterwards.
+            on_fault: called when the host reports a sticky fault; the port does nothing more
+                afterwards.
         """
         self._on_fault = on_fault
         if self._low_latency:
@@ -448,6 +448,11 @@ class Port:
         if self.load:
             self._receive()
 
+    def take_last_answers(self) -> None:
+        """Receive all answers that a host sent before its context ended; never blocks."""
+        while self.load and self._receive():
+            pass
+
     def send(self) -> None:
         """Encode queued ops and send them as far as the socket takes them; never blocks."""
         self.encode()
@@ -553,19 +558,19 @@ class Port:
         prepared[payload.number] = template
         return CallWithTemplate(payload.number, template.encoded, payload.addresses)
 
-    def _receive(self) -> None:
-        """Receive pending answers and hand them out; never blocks."""
+    def _receive(self) -> bool:
+        """Receive pending answers and hand them out; return False if there were none."""
         if self._ended:
-            return
+            return False
         try:
             data = self._sock.recv(RECEIVED_BYTES, _RECEIVING)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._ended = True
-            return
+            return False
         outermost = not self._received  # a hook may submit, which may receive
         if outermost and self._instruments.each_op:
             self._received = monotonic_ns()
@@ -581,14 +586,14 @@ class Port:
                 received, self._received = self._received, 0
                 if self._done.waiting:
                     self._done.answer(received, idle=not self.load)
+        return True
 
     def _violated(self, why: str) -> None:
         """End the context, because the host has broken the protocol."""
         self._ended = True
         why = f"the host broke the protocol of lane {self.name}: {why}"
-        suspect = next((op for op in self._in_flight.values() if op.port is self), None)
-        seq, name = (0, "idle") if suspect is None else (suspect.seq, suspect.name)
-        self._on_fault(Fault(seq, errno.EPROTO, "protocol violation", why), name)
+        suspects = [op.seq for op in self._in_flight.values() if op.port is self][:1]
+        self._on_fault(Fault(tuple(suspects), errno.EPROTO, "protocol violation", why))
 
     def _take(self, data: bytes) -> None:
         """Hand out the answers that ``data`` completes.
@@ -656,9 +661,8 @@ class Port:
             elif type(reply) is Times:
                 self._note_times(reply)
             elif type(reply) is Fault:
-                suspect = in_flight.get(reply.seq)
-                self._on_fault(reply, suspect.name if suspect is not None else "idle")
                 self._ended = True
+                self._on_fault(reply)
                 return
         if self._outbox:
             self._send_soon()

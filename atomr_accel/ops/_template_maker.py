@@ -237,7 +237,12 @@ class TemplateMaker:
         return OpTemplate(
             request.lane.name,
             request.name,
-            MessageTemplate(next(_numbers) % MOST_TEMPLATES, msgspec.Raw(encoded), message.returns),
+            MessageTemplate(
+                next(_numbers) % MOST_TEMPLATES,
+                msgspec.Raw(encoded),
+                message.returns,
+                message.unchecked,
+            ),
             picker([starts[hole.values] + hole.at for hole in holes]),
             tuple([hole.offset for hole in holes]) if any(hole.offset for hole in holes) else None,
             picker([places[block] for block in submission.reads]),

@@ -1,6 +1,7 @@
 """Memory that a host shares with its program, which can be read after the host has died.
 
-Each thread that launches ops notes the op that it launches, and the part of a recording. A thread
+Each thread that launches ops notes the op that it launches, the part of a recording, and the op
+whose function of the program it runs; and then that it has launched all that came. A thread
 that ends the process is noted too: by ``os._exit``, or by ``faulthandler``, which writes the stack
 of the thread that has crashed.
 """
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
 THREAD: Final = 0
 SEQ: Final = 1
 NODE: Final = 2
-"""Words of a record: the thread's identity, the op that it launches, and the part of a recording
-that it executes."""
+FUNCTION: Final = 3
+LAUNCHED: Final = 4
+"""Words of a record: the thread's identity, the op that it launches, the part of a recording that
+it executes, the op whose function of the program it runs (0 without one), and the last op when it
+had launched all that came."""
 
-_WORDS: Final = 4
+_WORDS: Final = 8  # a cache line, so that threads do not slow each other down
 _RECORDS: Final = 256
 """Threads of a host that have a record of their own. Others share, and overwrite each other's."""
 
@@ -89,9 +93,15 @@ class BlackBox:
         found = _CRASHED.search(self._text())
         return () if found is None else tuple(map(str.strip, found[2].splitlines()))
 
-    def launched(self) -> set[int]:
-        """Return the op that each thread has launched last."""
-        return {*self._words[_WORDS + SEQ :: _WORDS]} - {0}
+    def functions(self) -> set[int]:
+        """Return the ops whose functions of the program threads were running."""
+        return {*self._words[_WORDS + FUNCTION :: _WORDS]} - {0}
+
+    def launching(self) -> set[int]:
+        """Return the ops that threads were launching."""
+        seqs = self._words[_WORDS + SEQ :: _WORDS]
+        launched = self._words[_WORDS + LAUNCHED :: _WORDS]
+        return {seq for seq, last in zip(seqs, launched, strict=True) if seq != last}
 
     def node_of(self, seq: int) -> int:
         """Return the part of a recording that the replay ``seq`` executed last; 0 if unknown."""

@@ -117,6 +117,10 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pickles: ClassVar[bool] = False
     """True if its error may come as a pickle, because it calls functions of the program."""
 
+    unchecked: ClassVar[bool] = False
+    """True if no check of its caller keeps it in bounds, because it runs code of the program on the
+    device, or takes indices from buffers. A fault is probably due to such an op."""
+
 
 class Withdrawn(Message, frozen=True):
     """Stands for an op whose caller was cancelled before it was sent."""
@@ -357,9 +361,18 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fault(msgspec.Struct, frozen=True, tag=True):
-    """The context has ended for good, and this host sends nothing more."""
+    """The context has ended for good, and this host sends nothing more.
 
-    seq: int
+    Attributes:
+        suspects: the ops that may have ended it: the oldest unfinished one of each stream, and
+            those that threads were launching. The ops of the thread that sends this come first;
+            among these, and among the others, the oldest.
+        status: the driver's status code.
+        status_name: its name.
+        message: the fault in words.
+    """
+
+    suspects: tuple[int, ...]
     status: int
     status_name: str
     message: str

@@ -215,7 +215,7 @@ async def test_a_host_that_tells_of_other_lanes_than_it_was_asked_for_is_killed(
 
         async def odd(request: Any, *fds: int) -> Any:
             reply = await ask(request, *fds)
-            return (LanesOpened({"memory": Fault(0, 700, "ODD", "")}), -1) if fds else reply
+            return (LanesOpened({"memory": Fault((), 700, "ODD", "")}), -1) if fds else reply
 
         context.host.request = odd  # type: ignore[method-assign, assignment]
         with pytest.raises(ContextPoisoned) as info:

@@ -33,6 +33,7 @@ from atomr_accel.wire import (
     StickyFault,
     Value,
 )
+from atomr_accel.wire.blackbox import BOX_BYTES, BlackBox
 from atomr_accel.wire.interface import Fusion, Later
 
 if TYPE_CHECKING:
@@ -338,6 +339,11 @@ STRATEGIES: Final[dict[str, Callable[[], CompletionStrategy]]] = {
 }
 
 
+def new_record() -> memoryview:
+    """Return words in which the thread of a launcher notes its ops."""
+    return BlackBox(bytearray(BOX_BYTES)).record(1)
+
+
 class Lanes:
     """Lanes in threads, and the program's ends of their sockets."""
 
@@ -361,7 +367,7 @@ class Lanes:
         self._decode = msgspec.msgpack.Decoder(Reply).decode
         context: Any = device
         launchers = [
-            Launcher(STRATEGIES[completion](), idle_spin=False)
+            Launcher(STRATEGIES[completion](), idle_spin=False, record=new_record())
             for _ in range(1 if shared else count)
         ]
         streams: dict[int, FakeStream] = {}
@@ -442,5 +448,7 @@ class Lanes:
                     yield from ((seq, None) for seq in reply)
                 elif isinstance(reply, Value):
                     yield reply.seq, msgspec.msgpack.decode(reply.value)
-                elif isinstance(reply, Failure | Fault):
+                elif isinstance(reply, Failure):
                     yield reply.seq, reply
+                elif isinstance(reply, Fault):
+                    yield next(iter(reply.suspects), 0), reply

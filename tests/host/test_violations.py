@@ -38,7 +38,7 @@ from atomr_accel.wire import (
 from atomr_accel.wire.failures import pack_exception
 from atomr_accel.wire.messages import FRAME_BYTES, PAYLOAD_BYTES, Withdrawn
 
-from ..fakes.lanes import FakeDevice, FakeExecutor, FakeStream, Work
+from ..fakes.lanes import FakeDevice, FakeExecutor, FakeStream, Work, new_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -266,7 +266,7 @@ class Recording:
         self.ports = [Port("lane", 0, self.sock, self.in_flight)]  # type: ignore[arg-type]
         self.ports.append(Port("other", 1, Sock(), self.in_flight))  # type: ignore[arg-type]
         for port in self.ports:
-            port._on_fault = lambda fault, _suspect: self.faults.append(fault)
+            port._on_fault = self.faults.append
         for seq, message in enumerate((Do(), Do(), Ask(), Call(), Do()), 1):
             self._submit(self.ports[seq == 5], seq, message)
         self.ports[0].send()
@@ -393,7 +393,7 @@ def test_ten_thousand_wrong_frames_of_a_host(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cloudpickle, "loads", read.append)
     whole = [frame_of(kind) for kind in EVERY_KIND]
     whole += [frame_of([2], kind) for kind in EVERY_KIND]
-    whole.append(frame_of(Fault(1, 700, "ILLEGAL", "why")))
+    whole.append(frame_of(Fault((1,), 700, "ILLEGAL", "why")))
     draw = rubbish(1, whole)
     program, ends = Recording(), 0
     for _ in range(10_000):
@@ -423,7 +423,7 @@ def serve(data: bytes) -> tuple[list[Any], FakeDevice]:
     ours, theirs = socket.socketpair()
     device: Any = FakeDevice()
     lanes: dict[int, Lane] = {}
-    launcher = Launcher(PolledCompletion(), idle_spin=False)
+    launcher = Launcher(PolledCompletion(), idle_spin=False, record=new_record())
 
     def new_slot(_number: int) -> StreamSlot:
         stream = FakeStream(device)

@@ -40,6 +40,7 @@ from ..fakes.lanes import (
     Odd,
     Stay,
     Work,
+    new_record,
 )
 
 COMPLETIONS: Final = tuple(STRATEGIES)
@@ -353,6 +354,24 @@ def test_a_fault_of_the_device_is_seen_however_a_lane_waits(completion: str) -> 
     assert (fault.status, fault.status_name, fault.message) == (700, "ILLEGAL", "a fault")
 
 
+def test_a_fault_names_the_oldest_op_of_each_stream_of_all_threads() -> None:
+    """The thread that sees it first may have none but innocent ops."""
+    device = FakeDevice()
+    with Lanes(device, 2, max_streams=2) as lanes:
+        lanes.send(0, (1, [], Work(1)))
+        lanes.send(1, (2, [], Work(2)))
+        device.wait_for(lambda: len(device.launched()) == 2)
+        device.finish(1)
+        assert take(lanes, 0, 1) == {1: None}
+        lanes.send(0, (3, [], Work(3)), (4, [(0, 3)], Work(4)))
+        device.wait_for(lambda: len(device.launched()) == 4)
+        device.fail()
+        for lane in range(2):
+            [(_, fault)] = lanes.replies(lane)
+            assert isinstance(fault, Fault)
+            assert {*fault.suspects} == {2, 3}
+
+
 def test_a_failure_that_turns_out_to_be_a_fault_names_its_op() -> None:
     device = FakeDevice()
     with Lanes(device, 1) as lanes:
@@ -439,7 +458,9 @@ def test_a_lane_leaves_no_descriptor_behind(completion: str) -> None:
 def test_lanes_that_wait_for_each_other_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes: dict[int, Lane] = {}
     socks = [socket.socketpair() for _ in range(3)]
-    launchers = [Launcher(CallbackCompletion(), idle_spin=False) for _ in socks]
+    launchers = [
+        Launcher(CallbackCompletion(), idle_spin=False, record=new_record()) for _ in socks
+    ]
     for index, (_, theirs) in enumerate(socks):
         lanes[index] = Lane(index, theirs, lanes, launchers[index])
     first, *others = lanes.values()
@@ -502,7 +523,7 @@ def test_fault_in_a_run_of_calls_names_the_call_that_caused_it() -> None:
         lanes.send(0, (2, [(0, 1)], with_template(2, Break(PLACE), 0)), *calls_in_a_row(1, 3, 4))
         ((_, answer),) = lanes.replies(0)
         assert isinstance(answer, Fault)
-        assert answer.seq == 2
+        assert answer.suspects == (2,)
     assert device.launched() == [1]
 
 

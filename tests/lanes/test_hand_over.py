@@ -164,8 +164,8 @@ async def in_time(function: Any) -> None:
         await function()
 
 
-def _never(fault: Any, suspect: str) -> None:
-    raise AssertionError(fault, suspect)
+def _never(fault: Any) -> None:
+    raise AssertionError(fault)
 
 
 @program

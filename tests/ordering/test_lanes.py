@@ -24,6 +24,7 @@ from atomr_accel.memory import LateAddress
 from atomr_accel.testing import lane_delays, poison
 from atomr_accel.wire import Fill
 
+from ..fakes.lanes import new_record
 from ..harness import ON_CUDA, on_shared, opened, program, settled
 from .programs import ADD, KINDS, Run, add, adder
 from .running import compiled
@@ -347,7 +348,9 @@ def test_a_registration_between_two_looks_is_not_lost() -> None:
     """A lane that starts to watch another while that one is waking those who watch it."""
     pairs = [socket.socketpair(), socket.socketpair()]
     lanes: dict[int, Lane] = {}
-    launchers = [Launcher(BlockingCompletion(), idle_spin=False) for _ in pairs]
+    launchers = [
+        Launcher(BlockingCompletion(), idle_spin=False, record=new_record()) for _ in pairs
+    ]
     watched, watcher = (
         Lane(index, pair[1], lanes, launchers[index]) for index, pair in enumerate(pairs)
     )

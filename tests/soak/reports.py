@@ -35,7 +35,7 @@ from atomr_accel import (
 )
 from atomr_accel.testing import standby_ready
 from atomr_accel.testing._faults import FAULTS, FaultName, simulate, source_of
-from atomr_accel.wire.blackbox import CURRENT, SEQ, note_thread
+from atomr_accel.wire.blackbox import BOX_BYTES, CURRENT, SEQ, BlackBox, note_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -180,7 +180,7 @@ class Tally:
 
 def note_seconds() -> float:
     """Return the time that a thread of a host takes to note an op that it launches."""
-    note_thread(memoryview(bytearray(64)).cast("q"))
+    note_thread(BlackBox(bytearray(BOX_BYTES)).record(1))
     count = 200_000
     begun = time.perf_counter()
     for number in range(count):

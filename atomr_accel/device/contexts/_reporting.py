@@ -13,7 +13,7 @@ from ...libraries.recordings.wire.messages import Replay
 from ...wire.trace import traceparent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ...lanes import Op, Port
     from ...memory import Block
@@ -27,20 +27,35 @@ _MOST_BUFFERS: Final = 32
 def suspect_of(core: DeviceCore, box: BlackBox) -> tuple[Op | None, bool]:
     """Return the op that may have ended the host, and whether that is certain.
 
-    Without notes of the host, a function of the program is more likely than an op of a library. Its
-    lane runs one at a time, and does so although ops that it follows may be still to be answered.
+    A function of the program that was running is more likely than anything else, and an op that was
+    executed is more likely than one that waited. A function of `Device.run` is more likely than
+    those that stand in for kernels.
     """
-    op = core.in_flight.get(box.ended_by())
+    in_flight = core.in_flight
+    op = in_flight.get(box.ended_by())
     if op is not None:
         return op, True
     heads: dict[str, Op] = {}
-    launched = set() if core.capabilities.asynchronous else box.launched()
-    executed = [op for seq in launched if (op := core.in_flight.get(seq)) is not None]
-    for op in core.in_flight.values():
+    for op in in_flight.values():
         if op.sent:
             heads.setdefault(op.lane, op)
-    suspects = executed or [*heads.values()]
-    return min(suspects, key=lambda op: (not op.message.pickles, op.seq), default=None), False
+    # Where launches are not the execution, any op on the device may have ended the host.
+    executed = set() if core.capabilities.asynchronous else box.launching()
+    for seqs in (box.functions(), executed, [op.seq for op in heads.values()]):
+        suspects = [in_flight[seq] for seq in sorted(seqs) if seq in in_flight]
+        if suspects:
+            suspects.sort(key=lambda op: not op.message.pickles)
+            return likeliest(suspects), False
+    return None, False
+
+
+def likeliest(suspects: Sequence[Op]) -> Op | None:
+    """Return the op that has probably caused a fault: the first that no check can make safe.
+
+    Args:
+        suspects: the ops that may have caused it, the likelier ones first.
+    """
+    return next((op for op in suspects if op.message.unchecked), next(iter(suspects), None))
 
 
 def fault_report(

@@ -30,7 +30,7 @@ from .._failures import is_short, lacks_descriptors, named, short_of, taken_down
 from ..core import MEMORY_LANE, Startup
 from ..data.durable import DIGESTS
 from ._prepared import PreparedHost
-from ._reporting import fault_report, suspect_of
+from ._reporting import fault_report, likeliest, suspect_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +99,7 @@ class Context:
         self._handed_over = self._over = False
         self._generation: Final = core.memory.generation
         self._fault: ContextPoisoned | None = None
-        self._found: tuple[Fault, str] | None = None
+        self._found: Fault | None = None
         self._suspect: tuple[Op | None, bool] = (None, False)
         self._dead = trio.Event()
         self._ended = StaggeredEvent()
@@ -581,17 +581,24 @@ class Context:
         """End a lane that is not used any more."""
         self.prepared.remove_lane(name)
 
-    def _on_fault(self, fault: Fault, op: str) -> None:
+    def _on_fault(self, fault: Fault) -> None:
         if self.host.sanitizer is None:
-            self._note_fault(fault, op)
+            self._note_fault(fault)
         else:
-            self._found = self._found or (fault, op)
+            self._found = self._found or fault
         self.report_dead()
 
-    def _note_fault(self, fault: Fault, op: str) -> None:
+    def _take_last_answers(self) -> None:
+        """Take the answers that the host has still sent: ops that are done are no suspects."""
+        for port in [*self.prepared.ports.values()]:
+            port.take_last_answers()
+
+    def _note_fault(self, fault: Fault) -> None:
         """Note a fault that the host has reported."""
+        self._take_last_answers()
         in_flight = self._core.in_flight
-        suspect = in_flight.get(fault.seq)
+        suspect = likeliest([in_flight[seq] for seq in fault.suspects if seq in in_flight])
+        op = "idle" if suspect is None else suspect.name
         # Where ops are executed one by one, the one that fails is the one.
         alone = len(in_flight) == 1 or not self._core.capabilities.asynchronous
         certain = suspect is not None and alone
@@ -626,11 +633,11 @@ class Context:
     async def _end_when_dead(self) -> None:
         await self._dead.wait()
         # Before later ones are sent to a host that is gone.
+        self._take_last_answers()
         self._suspect = suspect_of(self._core, self.host.box)
         if self._found is not None:
             await self.host.finish()
-            fault, op = self._found
-            self._note_fault(fault, op)
+            self._note_fault(self._found)
         raise self._fault or HostDied(f"the host of {self._core.name} is gone")
 
 

@@ -38,6 +38,8 @@ class RunCub(Message, frozen=True):
         workspace, workspace_bytes: scratch memory; a call that needs more has its own.
     """
 
+    unchecked: ClassVar[bool] = True
+
     spec: bytes
     addresses: tuple[Address, ...]
     sizes: tuple[int, ...]

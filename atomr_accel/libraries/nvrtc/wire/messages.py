@@ -374,6 +374,8 @@ class LaunchKernel(Message, frozen=True):
         options: None for a plain launch.
     """
 
+    unchecked: ClassVar[bool] = True
+
     module: int
     function: int
     grid: tuple[int, int, int]

@@ -60,6 +60,8 @@ class PrepareRecording(Message, frozen=True):
 class Replay(Message, frozen=True):
     """Execute a recording."""
 
+    unchecked: ClassVar[bool] = True
+
     recording: int
 
 

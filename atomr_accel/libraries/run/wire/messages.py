@@ -70,6 +70,8 @@ class Initialize(Message, frozen=True):
         buffers: the buffers.
     """
 
+    unchecked: ClassVar[bool] = True
+
     pickles: ClassVar[bool] = True
     waits: ClassVar[bool] = True
 
@@ -93,6 +95,8 @@ class CallFunction(Message, frozen=True):
         buffers: the buffers.
         traceparent: the caller's place in a trace, if it has one.
     """
+
+    unchecked: ClassVar[bool] = True
 
     returns: ClassVar[Any] = tuple[bytes, list[Left], list[_Size]]
     pickles: ClassVar[bool] = True

@@ -114,6 +114,8 @@ class RunSparse(Message, frozen=True):
         work: bytes of it; a call that needs more uses the executor's own memory.
     """
 
+    unchecked: ClassVar[bool] = True
+
     spec: bytes
     operands: tuple[Address, ...]
     alpha: Scalar = 1.0
@@ -130,6 +132,8 @@ class Analyse(Message, frozen=True):
         spec: of the later solves.
         matrix: the addresses of the matrix's three parts.
     """
+
+    unchecked: ClassVar[bool] = True
 
     prepares: ClassVar[bool] = True
 
@@ -148,6 +152,8 @@ class Solve(Message, frozen=True):
         alpha: a factor for the right-hand side.
     """
 
+    unchecked: ClassVar[bool] = True
+
     number: int
     spec: bytes
     operands: tuple[Address, ...]
@@ -160,6 +166,8 @@ class FindStructure(Message, frozen=True):
     Returns:
         How many elements it has.
     """
+
+    unchecked: ClassVar[bool] = True
 
     returns: ClassVar[Any] = int
 
@@ -178,6 +186,8 @@ class ComputeProduct(Message, frozen=True):
         structure: also write the product's indices.
         alpha: a factor for the product.
     """
+
+    unchecked: ClassVar[bool] = True
 
     number: int
     spec: bytes
