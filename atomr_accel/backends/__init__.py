@@ -78,7 +78,7 @@ class Backend:
         memory: ``module:class`` of the executor of its memory lane.
         why_absent: a cheap check in the program that loads no vendor library. It returns the reason
             why this machine has no such device, or None if it may have one.
-        slow_start: whether a host starts slowly enough to make a warm standby the default.
+        slow_start: whether a host starts slowly enough to make a standby the default.
         capabilities: the capabilities of its devices.
         executors: ``module:class`` of executors that come with the backend, by the name of the
             lane. They take priority over a library's executors for it.

@@ -522,14 +522,23 @@ async def _keeper(core: DeviceCore, wanted: Standby) -> StandbyKeeper | None:
     Raises:
         Unsupported: hosts cannot be parked here.
     """
-    warm = wanted.warm_on(slow_start=core.backend_description.slow_start)
-    if not (wanted.hot or wanted.parked or warm):
+    slow_start = core.backend_description.slow_start
+    parked, warm = (count(slow_start=slow_start) for count in (wanted.parked_on, wanted.warm_on))
+    if not (wanted.hot or parked or warm):
         return None
     if wanted.parked:
         await check_parking(core)
     warm_up = wanted.warm_up
     called = None if warm_up is None else lambda shadow, ref: warm_up(Device(shadow, ref))
-    return StandbyKeeper(core, wanted.hot, wanted.parked, warm, called, wanted.host_memory)
+    return StandbyKeeper(
+        core,
+        wanted.hot,
+        parked,
+        warm,
+        called,
+        wanted.host_memory,
+        optional=not wanted.parked,
+    )
 
 
 def _sanitizer_of(backend: Backend, tool: SanitizerTool | None) -> Sanitizer | None:

@@ -22,8 +22,10 @@ _LEAST: Final = 16 << 20
 class Standby:
     """The standbys that a device keeps: hosts prepared for the next rebuild.
 
-    ``Standby()``, the default of ``open_device``, keeps one warm standby where hosts are slow to
-    start: on CUDA, under ``isolation="process"``.
+    ``Standby()``, the default of ``open_device``, keeps none where hosts are quick to start, which
+    is on the CPU backend. On CUDA, under ``isolation="process"``, it is ``Standby(parked=1)`` if
+    the driver can park hosts, and otherwise ``Standby(warm=1)``, without a warning. Write the
+    latter if the ``init`` of a lane of ``device.run`` must not be called in a second host.
 
     Args:
         hot: number of hosts that have the device open, the sealed buffers mapped and the lanes in
@@ -80,6 +82,14 @@ class Standby:
                 raise ValueError(
                     "host_memory is for parked standbys: write Standby(parked=1, host_memory=...)"
                 )
+
+    def parked_on(self, *, slow_start: bool) -> int:
+        """Return the number of parked ones on a backend, if it can park hosts.
+
+        Args:
+            slow_start: whether the backend's hosts are slow to start.
+        """
+        return self.parked or int(slow_start and not self.hot and self.warm is None)
 
     @property
     def explicit(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 from atomr_accel import OutOfMemory, Unsupported
 from atomr_accel.backends.cpu.host.parking import CpuParker
@@ -50,6 +51,19 @@ class ParksOneInTwo(Stops):
         if not ParksOneInTwo.failed:
             ParksOneInTwo.failed = True
             raise RuntimeError(f"process {pid} is busy")
+        return super().park(pid, uuid)
+
+
+class ParksOne(Stops):
+    """A process that has parked one is busy with the second for good."""
+
+    done = False
+
+    def park(self, pid: int, uuid: str) -> int:
+        """Return once."""
+        if ParksOne.done:
+            time.sleep(3600)
+        ParksOne.done = True
         return super().park(pid, uuid)
 
 

@@ -39,6 +39,7 @@ pytestmark = pytest.mark.usefixtures("patient", "at_once")
 @pytest.fixture(autouse=True)
 def follow_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_spare, "SETTLE", AT_ONCE)
+    monkeypatch.setattr(_spare, "CALM_SECONDS", 0.0)
 
 
 def state_of(pid: int) -> str:
@@ -151,6 +152,89 @@ async def test_a_parked_one_becomes_hot_when_a_hot_one_is_used() -> None:
         await kill_host(device)
         await works(device)
         assert device.statistics().host_pid == second.pid
+
+
+@pytest.mark.slow
+@program
+async def test_after_a_fault_one_is_kept_from_being_parked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another fault that follows soon does not wait for its return."""
+    async with parked() as device:
+        await works(device)
+        await standby_ready(device)
+        monkeypatch.setattr(_spare, "CALM_SECONDS", 1e6)
+        monkeypatch.setattr(_parking.Parking, "park", None)
+        for used in (1, 2):
+            await kill_host(device)
+            await works(device)
+            await standby_ready(device)
+            seen = standby_of(device).statistics()
+            assert (seen.state, seen.used, seen.ready, seen.parked) == ("ready", used, 1, 0)
+            assert not seen.degraded
+
+
+@pytest.mark.slow
+@program
+async def test_only_the_one_that_takes_over_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    returned: list[tuple[int | None, bool]] = []
+    restore = _parking.Parking.restore
+
+    async def counted(self: Any, host: Any, *args: Any, urgent: bool = False) -> None:
+        returned.append((host.pid, urgent))
+        await restore(self, host, *args, urgent=urgent)
+
+    monkeypatch.setattr(_parking.Parking, "restore", counted)
+    async with hot(standby=Standby(parked=2)) as device:
+        await works(device)
+        await standby_ready(device)
+        returned.clear()
+        await kill_host(device)
+        await works(device)
+        await standby_ready(device)
+        assert returned == [(device.statistics().host_pid, True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["here", "nowhere"])
+@program
+async def test_parked_by_default_where_hosts_can_be(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Where hosts are slow to start; nothing is said where they cannot be parked."""
+    parker(monkeypatch, "IsNone" if where == "nowhere" else "Stops")
+    monkeypatch.setattr(cpu, "BACKEND", replace(cpu.BACKEND, slow_start=True))
+    async with hot(standby=Standby()) as device:
+        await works(device)
+        await standby_ready(device)
+        seen = standby_of(device).statistics()
+        mode = "parked" if where == "here" else "warm"
+        told = (seen.mode, seen.kept, seen.ready, seen.parked, seen.degraded, seen.problem)
+        assert told == (mode, 1, 1, int(where == "here"), False, None)
+        host = standby_of(device).hosts[0]
+        await kill_host(device)
+        await works(device)
+        assert device.statistics().host_pid == host.pid
+
+
+@pytest.mark.slow
+@program
+async def test_a_return_waits_for_no_other_host_that_is_being_parked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parker(monkeypatch, "ParksOne")
+    changes = Changes()
+    async with hot(standby=Standby(parked=2), instruments=[changes]) as device:
+        await changes.until(
+            lambda: (
+                [host.step for host in standby_of(device)._spares].count("parking") == 1
+                and standby_of(device).statistics().parked == 1
+            )
+        )
+        host = standby_of(device).hosts[0]
+        await kill_host(device)
+        await works(device)
+        assert device.statistics().host_pid == host.pid
 
 
 @program

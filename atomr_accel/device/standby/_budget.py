@@ -35,6 +35,8 @@ class Room:
         core: the device.
         wanted: the mode that is wanted.
         host_memory: bytes of host memory that parked ones may take; None: any number.
+        optional: whether a warm one is as good as one of the mode that is wanted, so that no
+            warning is due.
 
     Attributes:
         wanted: the mode that is wanted.
@@ -42,19 +44,36 @@ class Room:
         why: the reason why it is not the mode that is wanted.
         most_parked: number of standbys that can be parked, as far as that is known.
         spares: the standbys.
+        used_at: the time when the last one took over.
     """
 
     def __init__(
-        self, core: DeviceCore, wanted: StandbyMode, host_memory: int | None = None
+        self,
+        core: DeviceCore,
+        wanted: StandbyMode,
+        host_memory: int | None = None,
+        *,
+        optional: bool = False,
     ) -> None:
         self._core = core
         self._host_memory: Final = host_memory
         self.most_parked = math.inf
-        self._warned = False
-        self.wanted: Final = wanted
+        self._optional: Final = optional
+        self._warned = optional
+        self.used_at = -math.inf
+        self.wanted = wanted
         self.mode = wanted
         self.why: str | None = None
         self.spares: Final[list[Spare]] = []
+
+    @property
+    def short(self) -> bool:
+        """True if standbys are less far prepared than the program asked for."""
+        return self.mode != self.wanted and not self._optional
+
+    def want_warm(self) -> None:
+        """Keep warm standbys for good."""
+        self.wanted = self.mode = "warm"
 
     def be_warm(self, why: str) -> None:
         """Keep warm standbys, because hot ones have no room, and warn once."""

@@ -91,6 +91,7 @@ class StandbyKeeper:
         warm: number of warm ones; next to others they are in reserve.
         warm_up: called with the device of a hot one.
         host_memory: bytes of host memory that parked ones may take; None: any number.
+        optional: whether warm ones are as good as parked ones where hosts cannot be parked.
     """
 
     def __init__(
@@ -101,15 +102,18 @@ class StandbyKeeper:
         warm: int,
         warm_up: Callable[[DeviceCore, ActorRef], Awaitable[object]] | None,
         host_memory: int | None,
+        *,
+        optional: bool = False,
     ) -> None:
         self._core = core
         mode: StandbyMode = "hot" if hot else "parked" if parked else "warm"
-        self._room: Final = Room(core, mode, host_memory)
+        self._asks: Final = optional and mode == "parked"
+        self._room: Final = Room(core, mode, host_memory, optional=self._asks)
         self._parking: Final = Parking(core)
         self._history: Final = PreparationHistory()
         self._hot: Final = hot
         self._parked: Final = parked
-        self._number: Final = hot + parked + warm
+        self._number = hot + parked + warm
         self._kept: Final = hot + parked or warm
         self._failure: str | None = None
         self._warm_up: Final = warm_up
@@ -129,11 +133,24 @@ class StandbyKeeper:
         task_status.started()
         async with trio.open_nursery() as nursery:
             try:
+                if self._asks:
+                    await self._ask_for_parking()
                 for _ in range(self._number):
                     nursery.start_soon(self._keep)
                 await self._promote()
             finally:
                 self._parking.close()
+
+    async def _ask_for_parking(self) -> None:
+        """Keep warm ones alone if hosts cannot be parked here."""
+        await self._core.ready()  # the device comes first
+        try:
+            await self._parking.check()
+        except (AccelError, OSError) as error:
+            self._parking.close()
+            self._number -= self._parked
+            self._room.want_warm()
+            _log.info("%s parks no standby: %s", self._core.name, error)
 
     # --- for the device -------------------------------------------------------------------
 
@@ -211,9 +228,9 @@ class StandbyKeeper:
         parked = sum(spare.current for spare in wanted)
         ready = sum(s.step == "ready" and (warm or s.shadow is not None) for s in wanted)
         if not warm:
-            ready = min(ready, self._hot)
+            ready = min(ready, self._hot + sum(spare.held for spare in wanted))
         ready = min(ready + parked, self._kept)
-        degraded = ready < self._kept or self._room.mode != self._room.wanted
+        degraded = ready < self._kept or self._room.short
         return StandbyStatistics(
             mode=self._room.mode,
             state=wanted[0].step if wanted else "waiting",
@@ -265,6 +282,7 @@ class StandbyKeeper:
                     if self._closed_meanwhile(spare, port):
                         _end_lane(prepared, spare.shadow, name)
             self._room.be_as_wanted()
+            self._room.used_at = trio.current_time()
             self._used += 1
             return prepared, spare.shadow, ready
         await trio.lowlevel.checkpoint()
@@ -360,21 +378,27 @@ class StandbyKeeper:
             self._vacant = trio.Event()
             await self._core.ready()
             if self._used:
+                # The processor is the program's at first, and takes no part in a return.
+                self._make_hot([spare for spare in self._wanting("hot") if spare.parked])
                 await trio.sleep(_BREATH_SECONDS)
             if self._room.mode == "warm":
                 continue
-            for spare in self._wanting("hot", self._hot):
-                spare.role = "hot"
-                spare.promoted.set()
-                spare.wake.set()
-            for spare in self._wanting("parked", min(self._parked, self._room.most_parked)):
+            self._make_hot(self._wanting("hot"))
+            for spare in self._wanting("parked"):
                 spare.role = "parked"
             for spare in self._spares:
                 if spare.role != "warm" and spare.shadow is None:
                     spare.wake.set()
 
-    def _wanting(self, role: Role, number: float) -> list[Spare]:
+    def _make_hot(self, spares: list[Spare]) -> None:
+        for spare in spares:
+            spare.role = "hot"
+            spare.promoted.set()
+            spare.wake.set()
+
+    def _wanting(self, role: Role) -> list[Spare]:
         """Return the standbys that are to have a role next, the furthest ones first."""
+        number = self._hot if role == "hot" else min(self._parked, self._room.most_parked)
         missing = number - sum(spare.role == role for spare in self._spares)
         below = ("warm",) if role == "parked" else ("warm", "parked")
         others = [spare for spare in self._best_first() if spare.role in below]
@@ -440,7 +464,7 @@ async def _running(spare: Spare) -> bool:
     if spare.prepared is None:
         return False
     try:
-        return not spare.parked or await spare.restore()
+        return not spare.parked or await spare.restore(urgent=True)
     except (AccelError, OSError, StickyFault):
         return False  # it was killed, and its own task replaces it
 

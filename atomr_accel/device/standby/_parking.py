@@ -45,13 +45,16 @@ class NotParkedError(Exception):
 class Parking:
     """Parks hosts of a device and restores them.
 
+    A process does one step at a time. A rebuild has one of its own, so that it waits for no other
+    host's step.
+
     Args:
         core: the device.
     """
 
     def __init__(self, core: DeviceCore) -> None:
         self._core = core
-        self._helper: HostHandle | None = None
+        self._helpers: dict[bool, HostHandle] = {}  # by whether they serve rebuilds
         self._starting = trio.Lock()
 
     async def park(self, host: HostHandle, info: DeviceInfo) -> int:
@@ -64,23 +67,28 @@ class Parking:
             Exception: it is not known to be parked, and must be killed.
         """
         with trio.move_on_after(PARK_SECONDS):
+            if True not in self._helpers:
+                await self._ask("check", urgent=True)  # it is prepared by then
             return await self._ask("park", host, info)
         raise HostDied(f"it was not parked within {PARK_SECONDS:g} s")
 
-    async def restore(self, host: HostHandle, info: DeviceInfo, nbytes: int) -> None:
+    async def restore(
+        self, host: HostHandle, info: DeviceInfo, nbytes: int, *, urgent: bool = False
+    ) -> None:
         """Have a parked host run again.
 
         Args:
             host: the host.
             info: its device.
             nbytes: bytes of device memory that it takes.
+            urgent: whether a rebuild waits for it.
 
         Raises:
             OutOfMemory: no room; the host is parked as before.
             Exception: it is lost, and must be killed.
         """
         with trio.move_on_after(RESTORE_SECONDS):
-            await self._ask("restore", host, info, nbytes)
+            await self._ask("restore", host, info, nbytes, urgent=urgent)
             return
         raise HostDied(f"it was parked, and did not return within {RESTORE_SECONDS:g} s")
 
@@ -89,10 +97,10 @@ class Parking:
         await self._ask("check")
 
     def close(self) -> None:
-        """End the process. Parked hosts stay parked."""
-        helper, self._helper = self._helper, None
-        if helper is not None:
+        """End the processes. Parked hosts stay parked."""
+        for helper in self._helpers.values():
             self._core.lifecycle.discard(helper, {})
+        self._helpers.clear()
 
     async def _ask(
         self,
@@ -100,6 +108,8 @@ class Parking:
         host: HostHandle | None = None,
         info: DeviceInfo | None = None,
         nbytes: int = 0,
+        *,
+        urgent: bool = False,
     ) -> int:
         parker = self._core.backend_description.parker
         if parker is None:
@@ -108,10 +118,11 @@ class Parking:
                 "Standby(hot=1)"
             )
         async with self._starting:
-            if self._helper is None or not self._helper.alive:
-                self.close()
-                self._helper = await start_host("process")
-        helper = self._helper
+            helper = self._helpers.get(urgent)
+            if helper is None or not helper.alive:
+                if helper is not None:
+                    self._core.lifecycle.discard(self._helpers.pop(urgent), {})
+                helper = self._helpers[urgent] = await start_host("process")
         pid = 0 if host is None or host.pid is None else host.pid
         if host is not None and not host.alive:
             raise HostDied("it has ended")

@@ -58,6 +58,10 @@ STEPS: Final = (
 SETTLE: Final = Backoff(initial=1.0, base=2.0, factor=2.0, maximum=60.0)
 """Back-off before a parked one returns to follow the device, because that takes memory."""
 
+CALM_SECONDS: Final = 2.0
+"""Time after a fault in which one that is ready is not parked, because faults follow each other and
+parking and restoring it would take longer than it may have."""
+
 LONG_SECONDS: Final = 10.0
 """Time after which a ``warm_up`` that has not returned counts as a problem."""
 
@@ -94,6 +98,7 @@ class Spare:
         host_bytes: bytes of host memory that it takes, if it is parked.
         behind: whether the device has changed since its last update.
         noted: the device's objects that it has prepared.
+        held: whether it is kept from being parked for a while.
         taken: whether it has taken over.
         given_up: whether it has ended because it was given up.
         over: set when it has released its memory and descriptors.
@@ -134,7 +139,7 @@ class Spare:
         self.left = self.nbytes = self.host_bytes = 0
         self.behind = True
         self.noted: set[tuple[str, Message]] = set()
-        self.taken = self.given_up = False
+        self.held = self.taken = self.given_up = False
         self._called_at = math.inf  # when ``warm_up`` was called, while it runs
         self._warm_up_failure: str | None = None
         self.over: Final = trio.Event()
@@ -265,12 +270,31 @@ class Spare:
                 if first and self.begun is not None:
                     self.seconds, self.begun = trio.current_time() - self.begun, None
                 if self.role == "parked" and self.context is not None:
+                    if await self._is_kept_hot(wake):
+                        continue
                     await self._park(prepared)
                 else:
                     self._returns = 0
                     self.step = "ready"
                 self._told(self)
                 await wake.wait()
+
+    async def _is_kept_hot(self, wake: trio.Event) -> bool:
+        """Wait until no fault has come for a while; return whether there is more to prepare.
+
+        One at a time takes memory of the device meanwhile.
+        """
+        left = CALM_SECONDS - (trio.current_time() - self._room.used_at)
+        if left > 0 and not any(spare.held for spare in self._room.spares):
+            self.held = True
+            self.step = "ready"
+            self._told(self)
+            try:
+                with trio.move_on_after(left):
+                    await wake.wait()
+            finally:
+                self.held = False
+        return wake.is_set()
 
     def _check_parkable(self) -> None:
         """Refuse what a parked host cannot have.
@@ -321,8 +345,11 @@ class Spare:
             self.wake.set()
             return False
 
-    async def restore(self) -> bool:
+    async def restore(self, *, urgent: bool = False) -> bool:
         """Have a parked process run again. The caller holds ``moving``.
+
+        Args:
+            urgent: whether a rebuild waits for it.
 
         Returns:
             Whether there was room. Otherwise it is parked as before.
@@ -335,7 +362,7 @@ class Spare:
         assert prepared.info is not None
         host = prepared.host
         self.step = "restoring"
-        call = partial(self._parking.restore, host, prepared.info, self.nbytes)
+        call = partial(self._parking.restore, host, prepared.info, self.nbytes, urgent=urgent)
         try:
             await self._core.reaper.with_room(call)
         except OutOfMemory as error:
