@@ -222,15 +222,18 @@ def test_a_standby_refuses_invalid_values(
 
 
 @pytest.mark.parametrize(
-    ("standby", "slow_start", "warm"),
+    ("standby", "slow_start", "parked", "warm"),
     [
-        (Standby(), False, 0),
-        (Standby(), True, 1),
-        (Standby(hot=2), False, 1),
-        (Standby(parked=3), False, 1),
-        (Standby(hot=2, warm=0), True, 0),
-        (Standby(warm=3), False, 3),
+        (Standby(), False, 0, 0),
+        (Standby(), True, 1, 1),
+        (Standby(hot=2), False, 0, 1),
+        (Standby(hot=2), True, 0, 1),
+        (Standby(parked=3), False, 3, 1),
+        (Standby(hot=2, warm=0), True, 0, 0),
+        (Standby(warm=3), False, 0, 3),
+        (Standby(warm=1), True, 0, 1),
     ],
 )
-def test_warm_standbys_by_default(standby: Standby, slow_start: bool, warm: int) -> None:
+def test_standbys_by_default(standby: Standby, slow_start: bool, parked: int, warm: int) -> None:
+    assert standby.parked_on(slow_start=slow_start) == parked
     assert standby.warm_on(slow_start=slow_start) == warm
