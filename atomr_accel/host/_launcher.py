@@ -348,7 +348,7 @@ class Launcher:
 
     def _report(self, fault: StickyFault) -> None:
         """Report the end of the context on all lanes, with the ops that may have caused it."""
-        suspects = () if not fault.seq else (fault.seq,)
+        suspects: tuple[int, ...] = (fault.seq,) if fault.seq else ()
         for lane in [*self._lanes.values()][:1]:
             lane.flush_prints()
             suspects = suspects or lane.suspects()
