@@ -62,6 +62,7 @@ class Device(MemoryMethods, Libraries[Awaited]):
         sparse: sparse matrices (cuSPARSE, cuDSS).
         sparselt: products with matrices half of whose elements are zero (cuSPARSELt).
         tensor: sums of products along any axes (cuTENSOR; einsum without it, too).
+        xp: the names of the Array API standard.
         core: the device for libraries (``ops.DeviceView``) and instruments (``WatchedDevice``).
             Programs do not need it.
         requests: the same libraries, whose methods make requests: messages to their actors.

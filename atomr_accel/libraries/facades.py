@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .sparse._facade import Sparse
     from .sparselt._facade import SparseLt
     from .tensor._facade import Tensor
+    from .xp._facade import ArrayApi
 
 
 class Libraries(Generic[D], HasOtherNames):
@@ -49,6 +50,7 @@ class Libraries(Generic[D], HasOtherNames):
     sparse: Sparse[D]
     sparselt: SparseLt[D]
     tensor: Tensor[D]
+    xp: ArrayApi[D]
 
     def _add_libraries(self, device: DeviceView, transfers: Transfers | None = None) -> None:
         known = catalogue()

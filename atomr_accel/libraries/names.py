@@ -13,6 +13,7 @@ BUILT_IN: Final = {
     for name in (
         *("array", "blas", "blaslt", "cub", "cutlass", "dnn", "engine", "fft"),
         *("flash_attention", "linalg", "nccl", "nvrtc", "rng", "sparse", "sparselt", "tensor"),
+        "xp",
     )
 }
 """``module:attribute`` of this package's libraries, the same as its entry points."""

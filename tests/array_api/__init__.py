@@ -1,108 +1,150 @@
-"""A synchronous namespace of the Array API standard, for the standard's own tests.
+"""``device.xp`` through ``open_blocking``, for the standard's own tests.
 
     ARRAY_API_TESTS_MODULE=tests.array_api pytest array_api_tests
 
-The device is in a trio thread of its own; each call waits for it. It shows that the pieces exist,
-and is not meant for programs: a program awaits, or collects calls in batches.
+They call functions and operators without awaiting, so an array here evaluates its operators.
 """
 
 from __future__ import annotations
 
-import math
+import atexit
+import inspect
+import operator
+from functools import wraps
 from typing import Any, Final
 
 import numpy as np
 
-from ._array import Array, array_of, evaluated, on_device, refs_of, unwrapped
-from ._functions import *  # noqa: F403 - the standard's names
+from atomr_accel import GpuRef, open_blocking
+from atomr_accel.libraries.xp._facade import ArrayApi
 
-__array_api_version__: Final = "2024.12"
+_GPU: Final = open_blocking(0, isolation="thread")
+atexit.register(_GPU.close)
 __version__: Final = "of the working tree"
 
-e: Final = math.e
-inf: Final = math.inf
-nan: Final = math.nan
-pi: Final = math.pi
-newaxis: Final = None
 
-bool: Final = np.dtype(np.bool_)  # noqa: A001
-int8: Final = np.dtype(np.int8)
-int16: Final = np.dtype(np.int16)
-int32: Final = np.dtype(np.int32)
-int64: Final = np.dtype(np.int64)
-uint8: Final = np.dtype(np.uint8)
-uint16: Final = np.dtype(np.uint16)
-uint32: Final = np.dtype(np.uint32)
-uint64: Final = np.dtype(np.uint64)
-float32: Final = np.dtype(np.float32)
-float64: Final = np.dtype(np.float64)
-complex64: Final = np.dtype(np.complex64)
-complex128: Final = np.dtype(np.complex128)
-
-_UNARY: Final = {
-    **{
-        name: name
-        for name in (
-            *("cos", "cosh", "sin", "sinh", "tan", "tanh", "exp", "expm1", "log", "log1p", "log2"),
-            *("log10", "sqrt", "square", "sign", "signbit", "negative", "positive", "isnan"),
-            *("isfinite", "isinf", "ceil", "floor", "trunc", "logical_not", "reciprocal"),
-        )
-    },
-    "abs": "absolute",
-    "acos": "arccos",
-    "acosh": "arccosh",
-    "asin": "arcsin",
-    "asinh": "arcsinh",
-    "atan": "arctan",
-    "atanh": "arctanh",
-    "bitwise_invert": "invert",
-    "conj": "conjugate",
-    "round": "rint",
-}
-_BINARY: Final = {
-    **{
-        name: name
-        for name in (
-            *("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "equal"),
-            *("not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and"),
-            *("logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "maximum"),
-            *("minimum", "hypot", "copysign", "logaddexp", "nextafter"),
-        )
-    },
-    "atan2": "arctan2",
-    "bitwise_left_shift": "left_shift",
-    "bitwise_right_shift": "right_shift",
-    "pow": "power",
-}
-_AS_THEY_ARE: Final = frozenset(["ceil", "floor", "trunc", "round"])
-"""Integers are their own results, with unchanged dtype."""
+def _ref_of(value: Any) -> Any:
+    """Return the ref of an array, also in tuples and lists; other values unchanged."""
+    if isinstance(value, tuple | list):
+        return type(value)(_ref_of(each) for each in value)
+    return value._ref if isinstance(value, Array) else value
 
 
-def _unary(name: str, numpy_name: str) -> Any:
-    function: Any = getattr(np, numpy_name)
+def _array_of(made: Any) -> Any:
+    """Return arrays instead of refs, also in tuples."""
+    if isinstance(made, GpuRef):
+        return Array(made)
+    if isinstance(made, tuple) and made and isinstance(made[0], GpuRef):
+        arrays = [Array(each) for each in made]
+        return type(made)(*arrays) if hasattr(made, "_fields") else tuple(arrays)
+    return made
 
-    def call(x: Array, /) -> Array:
-        if name in _AS_THEY_ARE and x.dtype.kind in "iu":
-            return array_of(on_device("copy", x._ref))
-        return evaluated(function(x._ref))
 
-    call.__name__ = name
+def _run(name: str, *args: Any, of: str = "xp", **kwargs: Any) -> Any:
+    """Call a function of the device's, and wait for it."""
+
+    async def call(device: Any) -> Any:
+        owner = getattr(device, of) if of else device
+        made = getattr(owner, name)(*_ref_of(args), **_ref_of(kwargs))
+        return await made if inspect.isawaitable(made) else made
+
+    return _array_of(_GPU.run(call))
+
+
+class Array:
+    """A ref whose operators are evaluated at once."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, ref: GpuRef) -> None:
+        self._ref = ref
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("dtype", "shape", "ndim", "size", "device", "T", "mT"):
+            raise AttributeError(name)
+        if name == "T" and self._ref.ndim != 2:
+            raise ValueError("T is of matrices")
+        return _array_of(getattr(self._ref, name))
+
+    def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
+        import tests.array_api as namespace
+
+        return namespace
+
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Array:
+        assert device == self.device
+        return self
+
+    def __len__(self, /) -> int:
+        return len(self._ref)
+
+    def __repr__(self, /) -> str:
+        return f"Array({_run('get', self, of='')!r})"
+
+    def __getitem__(self, key: Any, /) -> Array:
+        array: Array = _run("getitem", self, key, "raise")
+        return array
+
+    def __setitem__(self, key: Any, value: Any, /) -> None:
+        _run("setitem", self, key, value, deterministic=True)
+
+    def __dlpack__(self, /, **options: Any) -> Any:
+        del options["stream"]
+        return _run("get", self, of="").__dlpack__(**options)
+
+    def __dlpack_device__(self, /) -> Any:
+        return _run("get", self, of="").__dlpack_device__()
+
+
+def _as_number(convert: Any, kinds: str) -> Any:
+    def number(self: Array, /) -> Any:
+        if self.ndim or self.dtype.kind not in kinds:
+            raise TypeError(f"{convert.__name__} of {self.dtype} with {self.ndim} dimensions")
+        return convert(_run("get", self, of="")[()])
+
+    return number
+
+
+def _operator(of: Any, *, reflected: bool = False, in_place: bool = False) -> Any:
+    def call(self: Array, other: Any = None, /) -> Any:
+        pair = _ref_of((self,) if of in _OF_ONE else (other, self) if reflected else (self, other))
+        return _run("evaluate", of(*pair), out=self if in_place else None, of="")
+
     return call
 
 
-def _binary(name: str, numpy_name: str) -> Any:
-    function: Any = getattr(np, numpy_name)
+_OF_ONE: Final = (operator.abs, operator.neg, operator.pos, operator.invert)
+for _name, _convert, _kinds in (
+    *(("bool", bool, "biufc"), ("int", int, "biuf"), ("float", float, "biuf")),
+    *(("complex", complex, "biufc"), ("index", operator.index, "iu")),
+):
+    setattr(Array, f"__{_name}__", _as_number(_convert, _kinds))
+for _of in _OF_ONE:
+    setattr(Array, f"__{_of.__name__.strip('_')}__", _operator(_of))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Array, f"__{_name}__", _operator(getattr(operator, _name)))
+for _name in (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift"),
+    *("rshift", "matmul"),
+):
+    _of = getattr(operator, f"__{_name}__")
+    setattr(Array, f"__{_name}__", _operator(_of))
+    setattr(Array, f"__r{_name}__", _operator(_of, reflected=True))
+    setattr(Array, f"__i{_name}__", _operator(_of, in_place=True))
 
-    def call(x1: Array, x2: Array, /) -> Array:
-        return evaluated(function(unwrapped(x1), unwrapped(x2)))
 
-    call.__name__ = name
+def __getattr__(name: str) -> Any:
+    """Return a constant or a dtype of ``device.xp``, or a function that waits."""
+    found: Any = getattr(ArrayApi, name)
+    if not callable(found) or isinstance(found, np.dtype):
+        return found
+
+    @wraps(found)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _run(name, *args, **kwargs)
+
+    signature = inspect.signature(found)
+    call.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*signature.parameters.values()][1:]
+    )
     return call
-
-
-for _name, _numpy in _UNARY.items():
-    globals()[_name] = _unary(_name, _numpy)
-for _name, _numpy in _BINARY.items():
-    globals()[_name] = _binary(_name, _numpy)
-
-__all__ = ["Array", "refs_of"]

@@ -628,6 +628,7 @@ async def test_dir_tells_what_programs_call(device: Device) -> None:
         "sparse",
         "sparselt",
         "tensor",
+        "xp",
     }
     making = {
         "copy",

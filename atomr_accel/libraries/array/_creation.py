@@ -43,6 +43,8 @@ class Creation(ArrayPart[D]):
         stop: Real | None = None,
         step: Real = 1,
         dtype: DTypeLike | None = None,
+        *,
+        device: str | None = None,
     ) -> Request[GpuRef]:
         """Make numbers at equal distances; as ``numpy.arange``.
 
@@ -51,6 +53,7 @@ class Creation(ArrayPart[D]):
             stop: the end, which is excluded.
             step: the distance.
             dtype: the dtype of the result; by default that of the arguments together.
+            device: this device's name, or None.
 
         Raises:
             TypeError: an argument is not a real number.
@@ -58,6 +61,7 @@ class Creation(ArrayPart[D]):
             ValueError: the number of elements is not finite.
             OverflowError: integers that do not hold the first or the last number.
         """
+        self._check_device(device)
         first, end = (0, start) if stop is None else (start, stop)
         return self._evaluated(_arange(first, end, step, dtype))
 
@@ -70,6 +74,7 @@ class Creation(ArrayPart[D]):
         endpoint: bool = True,
         *,
         dtype: DTypeLike | None = None,
+        device: str | None = None,
     ) -> Request[GpuRef]:
         """Make ``num`` numbers at equal distances; as ``numpy.linspace``.
 
@@ -79,11 +84,13 @@ class Creation(ArrayPart[D]):
             num: the number of elements.
             endpoint: whether ``stop`` is among them.
             dtype: the dtype of the result; integers are rounded down.
+            device: this device's name, or None.
 
         Raises:
             TypeError: an argument is not a number.
             ValueError: ``num`` is negative.
         """
+        self._check_device(device)
         return self._evaluated(_linspace(start, stop, num, endpoint=endpoint, dtype=dtype))
 
     @op
@@ -120,7 +127,9 @@ class Creation(ArrayPart[D]):
         N: SupportsIndex,  # noqa: N803 - NumPy's names
         M: SupportsIndex | None = None,  # noqa: N803
         k: SupportsIndex = 0,
-        dtype: DTypeLike = np.float64,
+        dtype: DTypeLike | None = None,
+        *,
+        device: str | None = None,
     ) -> Request[GpuRef]:
         """Make ones on a diagonal; as ``numpy.eye``.
 
@@ -129,10 +138,12 @@ class Creation(ArrayPart[D]):
             M: columns, by default as many.
             k: how far above the main diagonal.
             dtype: the dtype of the result.
+            device: this device's name, or None.
 
         Raises:
             ValueError: a negative size.
         """
+        self._check_device(device)
         row, column = _rows_and_columns(N, M)
         return self._evaluated(cast(row + _offset(k, row) == column, as_dtype(dtype)))
 
@@ -187,17 +198,25 @@ class Creation(ArrayPart[D]):
         return where(inside, m, constant(0, m.dtype))
 
     @op
-    def ones(self, shape: Shape, dtype: DTypeLike = np.float64) -> Request[GpuRef]:
+    def ones(
+        self, shape: Shape, dtype: DTypeLike | None = None, *, device: str | None = None
+    ) -> Request[GpuRef]:
         """Make ones; as ``numpy.ones``.
 
         Raises:
             ValueError: a negative size.
         """
+        self._check_device(device)
         return self._evaluated(broadcast_constant(as_shape(shape), as_dtype(dtype), 1))
 
     @op
     def full(
-        self, shape: Shape, fill_value: Number, dtype: DTypeLike | None = None
+        self,
+        shape: Shape,
+        fill_value: Number,
+        dtype: DTypeLike | None = None,
+        *,
+        device: str | None = None,
     ) -> Request[GpuRef]:
         """Make an array of one value; as ``numpy.full``.
 
@@ -205,12 +224,14 @@ class Creation(ArrayPart[D]):
             shape: its shape.
             fill_value: a number.
             dtype: its dtype; by default that of the number.
+            device: this device's name, or None.
 
         Raises:
             TypeError: no number, or no dtype of device memory.
             OverflowError: integers that do not hold it.
             ValueError: NaN as an integer.
         """
+        self._check_device(device)
         value = _number(fill_value, "fill_value")
         kind = as_dtype(np.asarray(value).dtype if dtype is None else dtype)
         return self._evaluated(broadcast_constant(as_shape(shape), kind, value))
@@ -223,6 +244,7 @@ class Creation(ArrayPart[D]):
         dtype: DTypeLike | None = None,
         *,
         shape: Shape | None = None,
+        device: str | None = None,
     ) -> Request[GpuRef]:
         """Make an array of one value in the shape of another array; as ``numpy.full_like``.
 
@@ -231,29 +253,46 @@ class Creation(ArrayPart[D]):
             fill_value: a number.
             dtype: another dtype.
             shape: another shape.
+            device: this device's name, or None.
 
         Raises:
             TypeError, OverflowError, ValueError: as ``full``.
         """
-        return self._alike(a, fill_value, dtype, shape)
+        return self._alike(a, fill_value, dtype, shape, device)
 
     @op
     def zeros_like(
-        self, a: Operand, dtype: DTypeLike | None = None, *, shape: Shape | None = None
+        self,
+        a: Operand,
+        dtype: DTypeLike | None = None,
+        *,
+        shape: Shape | None = None,
+        device: str | None = None,
     ) -> Request[GpuRef]:
         """Zeros in the shape and dtype of another; as ``numpy.zeros_like``."""
-        return self._alike(a, 0, dtype, shape)
+        return self._alike(a, 0, dtype, shape, device)
 
     @op
     def ones_like(
-        self, a: Operand, dtype: DTypeLike | None = None, *, shape: Shape | None = None
+        self,
+        a: Operand,
+        dtype: DTypeLike | None = None,
+        *,
+        shape: Shape | None = None,
+        device: str | None = None,
     ) -> Request[GpuRef]:
         """Make ones in the shape and dtype of another array; as ``numpy.ones_like``."""
-        return self._alike(a, 1, dtype, shape)
+        return self._alike(a, 1, dtype, shape, device)
 
     def _alike(
-        self, a: Operand, value: Number, dtype: DTypeLike | None, shape: Shape | None
+        self,
+        a: Operand,
+        value: Number,
+        dtype: DTypeLike | None,
+        shape: Shape | None,
+        device: str | None,
     ) -> Request[GpuRef]:
+        self._check_device(device)
         like = self._operand(a, "a")
         kind = like.dtype if dtype is None else as_dtype(dtype)
         sizes = like.shape if shape is None else as_shape(shape)
@@ -261,9 +300,15 @@ class Creation(ArrayPart[D]):
 
     @op
     def empty_like(
-        self, prototype: Operand, dtype: DTypeLike | None = None, *, shape: Shape | None = None
+        self,
+        prototype: Operand,
+        dtype: DTypeLike | None = None,
+        *,
+        shape: Shape | None = None,
+        device: str | None = None,
     ) -> Request[GpuRef]:
         """Make a buffer of undefined content, like another one; as ``numpy.empty_like``."""
+        self._check_device(device)
         like = self._operand(prototype, "prototype")
         kind = like.dtype if dtype is None else as_dtype(dtype)
         sizes = like.shape if shape is None else as_shape(shape)

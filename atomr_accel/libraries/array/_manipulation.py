@@ -32,7 +32,13 @@ class Manipulation(ArrayPart[D]):
 
     @op
     def astype(
-        self, x: Operand, dtype: DTypeLike, casting: Casting = "unsafe", *, copy: bool = True
+        self,
+        x: Operand,
+        dtype: DTypeLike,
+        casting: Casting = "unsafe",
+        *,
+        copy: bool = True,
+        device: str | None = None,
     ) -> Request[GpuRef]:
         """Convert elements to another dtype; as ``numpy.ndarray.astype``.
 
@@ -41,10 +47,12 @@ class Manipulation(ArrayPart[D]):
             dtype: the new dtype.
             casting: the conversions that are allowed.
             copy: whether the result is a copy even if the dtype is the same.
+            device: this device's name, or None.
 
         Raises:
             TypeError: a conversion that ``casting`` does not allow.
         """
+        self._check_device(device)
         given, kind = self._operand(x), as_dtype(dtype)
         if not np.can_cast(given.dtype, kind, casting):
             raise TypeError(

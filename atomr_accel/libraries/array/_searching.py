@@ -6,10 +6,11 @@ from typing import Final, Literal
 
 from ..._dtypes import DTYPES, NAMES
 from ...arrays import GpuRef
-from ...arrays.expressions import Operand
+from ...arrays.expressions import Operand, Value, constant
 from ...arrays.expressions.expression import broadcast_constant, where
 from ...arrays.expressions.promotion import FLOAT32, common
 from ...ops import D, Request, op
+from ._creation import _number
 from ._keys import taken
 from ._top import FP8
 from .choosing import INT64
@@ -26,7 +27,7 @@ class Searching(ArrayPart[D]):
     def searchsorted(
         self,
         a: GpuRef,
-        v: Operand,
+        v: Value,
         side: Literal["left", "right"] = "left",
         sorter: GpuRef | None = None,
     ) -> Request[GpuRef]:
@@ -43,7 +44,8 @@ class Searching(ArrayPart[D]):
             TypeError: a dtype without an order.
             Unsupported: CUB is not installed.
         """
-        ref, given = self._ref(a, "a"), self._operand(v, "v")
+        ref = self._ref(a, "a")
+        given = v if isinstance(v, Operand) else constant(_number(v, "v"), ref.dtype)
         order = None if sorter is None else self._ref(sorter, "sorter")
         return self._several("searchsorted", lambda steps: search(steps, ref, given, side, order))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, NamedTuple, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
@@ -21,6 +21,46 @@ from .steps import CallSteps
 from .wire.indexing import PARTS, Distinct
 
 T = TypeVar("T")
+
+
+class UniqueAll(NamedTuple):
+    """The result of ``unique_all``.
+
+    Attributes:
+        values: the different elements.
+        indices: the first position of each.
+        inverse_indices: the index in ``values`` of each element.
+        counts: how often each occurs.
+    """
+
+    values: GpuRef
+    indices: GpuRef
+    inverse_indices: GpuRef
+    counts: GpuRef
+
+
+class UniqueCounts(NamedTuple):
+    """The result of ``unique_counts``.
+
+    Attributes:
+        values: the different elements.
+        counts: how often each occurs.
+    """
+
+    values: GpuRef
+    counts: GpuRef
+
+
+class UniqueInverse(NamedTuple):
+    """The result of ``unique_inverse``.
+
+    Attributes:
+        values: the different elements.
+        inverse_indices: the index in ``values`` of each element.
+    """
+
+    values: GpuRef
+    inverse_indices: GpuRef
 
 
 class Unique(Sorting[D]):
@@ -107,25 +147,29 @@ class Unique(Sorting[D]):
         return self._unique(self._operand(x), flags, operator.itemgetter(0), equal_nan=False)
 
     @op
-    def unique_counts(self, x: Operand) -> Request[tuple[GpuRef, GpuRef]]:
+    def unique_counts(self, x: Operand) -> Request[UniqueCounts]:
         """Find the different elements, and count each; as ``numpy.unique_counts``.
 
         Raises:
             TypeError, Unsupported: as ``unique``.
         """
-        return self._unique(self._operand(x), (False, False, True), _pair, equal_nan=False)
+        return self._unique(
+            self._operand(x), (False, False, True), UniqueCounts._make, equal_nan=False
+        )
 
     @op
-    def unique_inverse(self, x: Operand) -> Request[tuple[GpuRef, GpuRef]]:
+    def unique_inverse(self, x: Operand) -> Request[UniqueInverse]:
         """Find the different elements, and the inverse; as ``numpy.unique_inverse``.
 
         Raises:
             TypeError, Unsupported: as ``unique``.
         """
-        return self._unique(self._operand(x), (False, True, False), _pair, equal_nan=False)
+        return self._unique(
+            self._operand(x), (False, True, False), UniqueInverse._make, equal_nan=False
+        )
 
     @op
-    def unique_all(self, x: Operand) -> Request[tuple[GpuRef, GpuRef, GpuRef, GpuRef]]:
+    def unique_all(self, x: Operand) -> Request[UniqueAll]:
         """Find the different elements, their first positions, the inverse, and the count of each.
 
         As ``numpy.unique_all``.
@@ -133,12 +177,8 @@ class Unique(Sorting[D]):
         Raises:
             TypeError, Unsupported: as ``unique``.
         """
-
-        def made_of(found: tuple[GpuRef, ...]) -> tuple[GpuRef, GpuRef, GpuRef, GpuRef]:
-            values, first, inverse, counts = found
-            return values, first, inverse, counts
-
-        return self._unique(self._operand(x), (True, True, True), made_of, equal_nan=False)
+        flags = True, True, True
+        return self._unique(self._operand(x), flags, UniqueAll._make, equal_nan=False)
 
     def _unique(
         self,
@@ -176,11 +216,6 @@ class Unique(Sorting[D]):
             return made_of((steps.cast(found[0], dtype), *found[1:]))
 
         return self._several("unique", build)
-
-
-def _pair(found: tuple[GpuRef, ...]) -> tuple[GpuRef, GpuRef]:
-    first, second = found
-    return first, second
 
 
 def _distinct(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from ...ops import D
 from ._calculus import Calculus
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ..cub.facade import Cub
 
 
-@final
 class ArrayFunctions(
     Creation[D],
     Joining[D],

@@ -353,6 +353,16 @@ class ArrayPart(Facade[D]):
             raise ref_error(x, self.home.memory, name)
         return x
 
+    def _check_device(self, device: str | None) -> None:
+        """Require that a ``device=`` of NumPy's functions names this device, or is None.
+
+        Raises:
+            ValueError: it is another one.
+        """
+        own = self.home.memory.device
+        if device not in (None, own):
+            raise ValueError(f"device must be {own!r} or None, not {device!r}; ask that device")
+
     def _refs(self, arrays: Sequence[GpuRef], name: str = "arrays") -> list[GpuRef]:
         """Several buffers.
 

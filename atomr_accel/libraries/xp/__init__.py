@@ -1,0 +1,1 @@
+"""``device.xp``: the names of the Array API standard."""
