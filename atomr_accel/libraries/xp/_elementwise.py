@@ -14,7 +14,7 @@ from ..array.steps import ArrayPart
 _NUMPY: Final[Any] = np
 """NumPy, whose functions make expressions of refs."""
 
-_ROUNDED: Final = frozenset(("ceil", "floor", "round", "trunc"))
+_ROUNDED: Final = frozenset(("ceil", "floor", "trunc"))
 """Functions whose results are integers as they are."""
 _NAMES: Final[dict[str, str]] = {}
 """NumPy's names of the functions that have others there."""
@@ -74,7 +74,6 @@ class StandardElementwise(ArrayPart[D]):
     negative: Final = _of_one("negative")
     positive: Final = _of_one("positive")
     reciprocal: Final = _of_one("reciprocal")
-    round: Final = _of_one("round", "rint")
     sign: Final = _of_one("sign")
     signbit: Final = _of_one("signbit")
     sin: Final = _of_one("sin")

@@ -218,7 +218,7 @@ class ArrayApi(StandardDtypes, StandardElementwise[D], ArrayFunctions[D]):
     # --- elements ---------------------------------------------------------------------------
 
     @op
-    def clip(
+    def clip(  # type: ignore[override] # as the standard
         self,
         x: Operand,
         /,
@@ -265,7 +265,7 @@ class ArrayApi(StandardDtypes, StandardElementwise[D], ArrayFunctions[D]):
     # --- shapes -----------------------------------------------------------------------------
 
     @op
-    def broadcast_arrays(self, *arrays: GpuRef) -> Request[tuple[GpuRef, ...]]:
+    def broadcast_arrays(self, *arrays: GpuRef) -> Request[tuple[GpuRef, ...]]:  # type: ignore[override] # as the standard
         """Views in one shape."""
         made = super().broadcast_arrays(*arrays)
         return self._several("broadcast_arrays", lambda _: made)
@@ -287,7 +287,7 @@ class ArrayApi(StandardDtypes, StandardElementwise[D], ArrayFunctions[D]):
         return self._viewed("expand_dims", x[(*[slice(None)] * at, None)])
 
     @op
-    def flip(self, x: GpuRef, /, *, axis: int | tuple[int, ...] | None = None) -> Request[GpuRef]:
+    def flip(self, x: GpuRef, /, *, axis: int | tuple[int, ...] | None = None) -> Request[GpuRef]:  # type: ignore[override] # as the standard
         """View in reverse order."""
         return self._viewed("flip", super().flip(x, axis))
 

@@ -139,7 +139,8 @@ def _listed(expected: Any) -> Any:
 
 @on_shared
 async def test_values_of_the_program(device: Device) -> None:
-    xp = device.xp
+    xp: Any = device.xp
+    requests: Any = device.requests.xp
     ref = await xp.asarray([[1, 2], [3, 4]], dtype=xp.float32, device=ref_device(device))
     same(await device.get(ref), np.array([[1, 2], [3, 4]], "float32"))
     assert (await xp.asarray(ref)).block is ref.block
@@ -150,7 +151,7 @@ async def test_values_of_the_program(device: Device) -> None:
         added = batch.xp.add(batch.xp.asarray([1.0, 2.0]), 1)
     same(await device.get(added), np.array([2.0, 3.0]))
     with pytest.raises(Unsupported, match=r"await device\.put"):
-        device.requests.xp.asarray([1])
+        requests.asarray([1])
     for bad in ({"copy": False}, {"device": "cpu:99"}):
         with pytest.raises(ValueError, match="must"):
             xp.asarray([1], **bad)
