@@ -18,16 +18,28 @@ import numpy as np
 from atomr_accel import GpuRef, open_blocking
 from atomr_accel.libraries.xp._facade import ArrayApi
 
-_GPU: Final = open_blocking(0, isolation="thread")
+from ..harness import BACKEND
+
+_GPU: Final = open_blocking(0, backend=BACKEND, isolation="thread")
 atexit.register(_GPU.close)
 __version__: Final = "of the working tree"
 
 
 def _ref_of(value: Any) -> Any:
-    """Return the ref of an array, also in tuples and lists; other values unchanged."""
+    """Return the ref of an array, also in tuples, lists and slices; other values unchanged."""
     if isinstance(value, tuple | list):
         return type(value)(_ref_of(each) for each in value)
+    if isinstance(value, slice):
+        parts = (value.start, value.stop, value.step)
+        return slice(*(part if part is None else operator.index(part) for part in parts))
     return value._ref if isinstance(value, Array) else value
+
+
+def _on_host(value: Any) -> Any:
+    """Return numbers instead of arrays in nested lists."""
+    if isinstance(value, tuple | list):
+        return [_on_host(each) for each in value]
+    return _run("get", value, of="") if isinstance(value, Array) else value
 
 
 def _array_of(made: Any) -> Any:
@@ -43,9 +55,11 @@ def _array_of(made: Any) -> Any:
 def _run(name: str, *args: Any, of: str = "xp", **kwargs: Any) -> Any:
     """Call a function of the device's, and wait for it."""
 
+    given, named = _ref_of(args), {key: _ref_of(value) for key, value in kwargs.items()}
+
     async def call(device: Any) -> Any:
         owner = getattr(device, of) if of else device
-        made = getattr(owner, name)(*_ref_of(args), **_ref_of(kwargs))
+        made = getattr(owner, name)(*given, **named)
         return await made if inspect.isawaitable(made) else made
 
     return _array_of(_GPU.run(call))
@@ -88,9 +102,17 @@ class Array:
     def __setitem__(self, key: Any, value: Any, /) -> None:
         _run("setitem", self, key, value, deterministic=True)
 
-    def __dlpack__(self, /, **options: Any) -> Any:
-        del options["stream"]
-        return _run("get", self, of="").__dlpack__(**options)
+    def __dlpack__(
+        self,
+        /,
+        *,
+        stream: Any = None,
+        max_version: Any = None,
+        dl_device: Any = None,
+        copy: Any = None,
+    ) -> Any:
+        host = _run("get", self, of="")
+        return host.__dlpack__(max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self, /) -> Any:
         return _run("get", self, of="").__dlpack_device__()
@@ -141,7 +163,10 @@ def __getattr__(name: str) -> Any:
 
     @wraps(found)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return _run(name, *args, **kwargs)
+        if name == "asarray" and not isinstance(args[0], Array):
+            args = (_on_host(args[0]),)
+        made = _run(name, *args, **kwargs)
+        return list(made) if name in ("broadcast_arrays", "meshgrid") else made
 
     signature = inspect.signature(found)
     call.__signature__ = signature.replace(  # type: ignore[attr-defined]

@@ -15,20 +15,20 @@ _NUMPY: Final[Any] = np
 """NumPy, whose functions make expressions of refs."""
 
 _ROUNDED: Final = frozenset(("ceil", "floor", "trunc"))
-"""Functions whose results are integers as they are."""
+"""Functions that leave integers unchanged."""
 _NAMES: Final[dict[str, str]] = {}
 """NumPy's names of the functions that have others there."""
 
 
-def _unary(part: StandardElementwise[Any], name: str, x: Operand, /) -> Request[GpuRef]:
-    given = part._operand(x)
+def _unary(self: StandardElementwise[Any], name: str, x: Operand, /) -> Request[GpuRef]:
+    given = self._operand(x)
     if name in _ROUNDED and given.dtype.kind in "iu":
-        return part._evaluated(given)
-    return part._evaluated(part._made(getattr(_NUMPY, _NAMES.get(name, name)), given))
+        return self._evaluated(given)
+    return self._evaluated(self._made(getattr(_NUMPY, _NAMES.get(name, name)), given))
 
 
-def _binary(part: StandardElementwise[Any], name: str, x1: Value, x2: Value, /) -> Request[GpuRef]:
-    return part._evaluated(part._made(getattr(_NUMPY, _NAMES.get(name, name)), x1, x2))
+def _binary(self: StandardElementwise[Any], name: str, x1: Value, x2: Value, /) -> Request[GpuRef]:
+    return self._evaluated(self._made(getattr(_NUMPY, _NAMES.get(name, name)), x1, x2))
 
 
 def _told(name: str, numpy: str | None) -> str:

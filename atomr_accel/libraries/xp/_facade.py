@@ -33,7 +33,7 @@ _NUMPY: Final[Any] = np
 
 
 def _cumulative(
-    xp: ArrayApi[Any],
+    self: ArrayApi[Any],
     name: str,
     x: Operand,
     /,
@@ -42,13 +42,13 @@ def _cumulative(
     dtype: DTypeLike | None = None,
     include_initial: bool = False,
 ) -> Request[GpuRef]:
-    given = xp._operand(x)
+    given = self._operand(x)
     shape = given.shape
     if axis is None and len(shape) != 1:
         raise ValueError(f"axis must be given for {len(shape)} dimensions")
     at = normalize_axis_index(axis or 0, len(shape))
     sums = name == "cumulative_sum"
-    scan: Any = xp._steps.cumsum if sums else xp._steps.cumprod
+    scan: Any = self._steps.cumsum if sums else self._steps.cumprod
     request: Request[GpuRef] = scan(given, at, dtype)
     if not include_initial:
         return request
@@ -62,7 +62,7 @@ def _cumulative(
         steps.assign((rest, made[(*key, slice(1, None))]))
         return made
 
-    return xp._several(name, build)
+    return self._several(name, build)
 
 
 @final
@@ -190,7 +190,7 @@ class ArrayApi(StandardDtypes, StandardElementwise[D], ArrayFunctions[D]):
         Raises:
             TypeError: it has no DLPack.
             ValueError, Unsupported: as ``asarray``.
-            BufferError: it is on a GPU. ``await device.adopt(x)`` uses it where it is.
+            BufferError: it is on a GPU; write ``await device.adopt(x)``, which shares its memory.
         """
         given: Any = x
         values = given if isinstance(given, Operand) else np.from_dlpack(given)
@@ -311,7 +311,7 @@ class ArrayApi(StandardDtypes, StandardElementwise[D], ArrayFunctions[D]):
     def reshape(
         self, x: Operand, /, shape: tuple[int, ...], *, copy: Flag | None = None
     ) -> Request[GpuRef]:
-        """Give another shape of the same size, as a view where that is possible.
+        """Change the shape, without a copy if possible.
 
         Raises:
             ValueError: the sizes differ; or it has to be copied, and ``copy`` is False.

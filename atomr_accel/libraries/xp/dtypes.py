@@ -1,4 +1,4 @@
-"""Constants and dtypes of the Array API standard, and what they can do."""
+"""Constants and dtypes of the Array API standard, and functions of dtypes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _DTYPES: Final = {
 
 @final
 class NamespaceInfo:
-    """What ``device.xp.__array_namespace_info__()`` returns.
+    """Description of a namespace, which its ``__array_namespace_info__()`` returns.
 
     Args:
         device: the name of the device.
