@@ -15,7 +15,6 @@ import itertools
 import socket
 from collections import deque
 from dataclasses import dataclass
-from itertools import islice
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -47,7 +46,6 @@ from .instrument import NOBODY, InstrumentedDevice, MeasuredTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
 
 _RECEIVING: Final = int(socket.MSG_DONTWAIT)
 _SENDING: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -492,7 +490,7 @@ class Port:
     def _encode_together(self, most: int) -> int:
         """Encode the first queued ops into a frame, up to a bulky one; return their number."""
         outbox, prepared = self._outbox, self._prepared
-        ops = [*outbox] if len(outbox) <= most else [*islice(outbox, most)]
+        ops = [*outbox] if len(outbox) <= most else [*itertools.islice(outbox, most)]
         payloads: list[object] = []
         for op in ops:
             payload: Any = op.payload
@@ -568,8 +566,8 @@ class Port:
             return False
         except OSError:
             data = b""
+        self._ended = not data
         if not data:
-            self._ended = True
             return False
         outermost = not self._received  # a hook may submit, which may receive
         if outermost and self._instruments.each_op:
@@ -592,8 +590,8 @@ class Port:
         """End the context, because the host has broken the protocol."""
         self._ended = True
         why = f"the host broke the protocol of lane {self.name}: {why}"
-        suspects = [op.seq for op in self._in_flight.values() if op.port is self][:1]
-        self._on_fault(Fault(tuple(suspects), errno.EPROTO, "protocol violation", why))
+        suspects = tuple(op.seq for op in self._in_flight.values() if op.port is self)[:1]
+        self._on_fault(Fault(suspects, errno.EPROTO, "protocol violation", why))
 
     def _take(self, data: bytes) -> None:
         """Hand out the answers that ``data`` completes.

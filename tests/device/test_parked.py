@@ -201,7 +201,7 @@ async def test_only_the_one_that_takes_over_returns(monkeypatch: pytest.MonkeyPa
 async def test_parked_by_default_where_hosts_can_be(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Where hosts are slow to start; nothing is said where they cannot be parked."""
+    """A parked standby where hosts are slow to start, or a warm one without a warning."""
     parker(monkeypatch, "IsNone" if where == "nowhere" else "Stops")
     monkeypatch.setattr(cpu, "BACKEND", replace(cpu.BACKEND, slow_start=True))
     async with hot(standby=Standby()) as device:

@@ -64,7 +64,7 @@ class Lane:
     async def run(self, scope: trio.CancelScope) -> None:
         """Be who runs it, until another does."""
         with scope:
-            await self.port.run(lambda fault, _: self.faults.append(fault))
+            await self.port.run(self.faults.append)
 
     def hand_over(self, scope: trio.CancelScope) -> None:
         self.port.hand_over()

@@ -215,7 +215,7 @@ async def test_a_fault_ends_the_port_and_names_a_suspect() -> None:
 
 @program
 async def test_answers_that_are_still_in_the_socket_are_taken_at_the_end() -> None:
-    """They are several times what is received at once."""
+    """Answers of several times the size that is received at once."""
     host = Host(1)
     op = host.submit(0, Ask(""))
     others = [host.submit(0) for _ in range(3)]
