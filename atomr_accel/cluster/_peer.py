@@ -378,7 +378,10 @@ class NodePeer:
 
     async def _beat(self) -> None:
         while True:
-            await trio.sleep(self._settings.heartbeat)
+            due = trio.current_time() + self._settings.heartbeat
+            await trio.sleep_until(due)
+            # While this program itself stood still, as in a long garbage collection, it heard none.
+            self._heard += trio.current_time() - due
             silent = trio.current_time() - self._heard
             if silent > self._settings.silence:
                 raise trio.TooSlowError(f"node {self.node!r} has been silent for {silent:.1f} s")

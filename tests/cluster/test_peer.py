@@ -105,3 +105,29 @@ def test_who_asks_hears_that_this_node_has_ended(sent: bool) -> None:
         assert [type(each) for each in caught] == [ConnectionLost if sent else NodeUnreachable]
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=1))
+
+
+def test_a_pause_of_this_program_is_no_silence_of_the_other() -> None:
+    """A long garbage collection, say, in which the other node's words stayed in the socket."""
+    clock = trio.testing.MockClock()
+
+    async def ask(peer: NodePeer) -> None:
+        with pytest.raises(ConnectionLost, match=r"silent for 2\.0 s"):
+            await peer.ask("/a", None, "", b"")
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery, trio.open_nursery() as askers:
+            peer = _peer(trio.Event())
+            nursery.start_soon(peer.run)
+            askers.start_soon(ask, peer)
+            await trio.testing.wait_all_tasks_blocked()
+            clock.jump(10.0)
+            await trio.testing.wait_all_tasks_blocked()
+            assert peer.ended == 0
+            for _ in range(3):
+                clock.jump(0.5)
+                await trio.testing.wait_all_tasks_blocked()
+            assert peer.ended == 1
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=clock)
