@@ -131,12 +131,13 @@ def mps() -> Iterator[dict[str, str]]:
         sys.exit("nvidia-cuda-mps-control must be on the path for --mps; it is not")
     with tempfile.TemporaryDirectory() as folder:
         env = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        subprocess.run([control, "-d"], env={**os.environ, **env}, check=True)
+        away = subprocess.DEVNULL  # a daemon would keep them open
+        told = {**os.environ, **env}
+        subprocess.run([control, "-d"], env=told, check=True, stdout=away, stderr=away)
         os.environ.update(env)
         try:
             yield env
         finally:
-            told = {**os.environ, **env}
             subprocess.run([control], env=told, input=b"quit\n", timeout=30, check=False)
 
 
