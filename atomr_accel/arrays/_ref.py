@@ -10,7 +10,7 @@ import numpy as np
 
 from .._dtypes import as_dtype
 from .._errors import DeviceLost, GpuRefSealed, GpuRefStale, said_of
-from ..memory import Block, BlockView, StridedView, part_of
+from ..memory import Block, BlockView, DurableState, StridedView, part_of
 from .expressions import Operand
 from .views import (
     Key,
@@ -137,7 +137,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         sealed buffer after ``Device.verify``. Otherwise it is None.
         """
         state = self.block.durable or self.block.digests
-        return None if state is None else state.digest()
+        return state.digest() if isinstance(state, DurableState) else None
 
     @property
     def is_stale(self) -> bool:

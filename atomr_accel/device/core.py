@@ -533,7 +533,7 @@ class DeviceCore:
             raise self._elsewhere()
         self._sequence = sequence = self._sequence + 1
         op = Op(port, sequence, name, message, reads, writes, payload)
-        if self.durables.live:
+        if self.memory.has_durable:
             self.durables.submit(op)
         else:
             port.submit(op)

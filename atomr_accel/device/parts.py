@@ -178,13 +178,7 @@ class FunctionCalls(Protocol):
 
 
 class DurableMemory(Protocol):
-    """The durable buffers of a device, verified sealed ones, and the digests that prove them.
-
-    Attributes:
-        live: whether there may be any; asked before each op.
-    """
-
-    live: bool
+    """The durable buffers of a device, verified sealed ones, and the digests that prove them."""
 
     @property
     def required(self) -> bool:

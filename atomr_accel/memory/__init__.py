@@ -19,6 +19,7 @@ from ._block import (
     part_of,
 )
 from ._durable import DurableState, DurableStatistics, Proof, differing, told
+from ._durable_rows import RowDigests, RowProof, Rows
 from ._host_handles import Kept, Release, keep
 from ._scope import MemoryScope
 from .map import MemoryMap, MemoryStatistics, Slab, least_slab
@@ -41,6 +42,9 @@ __all__ = [
     "NotContiguous",
     "Proof",
     "Release",
+    "RowDigests",
+    "RowProof",
+    "Rows",
     "Slab",
     "StridedView",
     "block_at",

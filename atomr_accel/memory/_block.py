@@ -10,6 +10,7 @@ from ._at_end import AtEnd
 
 if TYPE_CHECKING:
     from ._durable import DurableState
+    from ._durable_rows import RowDigests, Rows
     from .map import MemoryMap
 
 SLICE: Final = 256
@@ -75,7 +76,7 @@ class Block(msgspec.Struct, eq=False, weakref=True):
     retired: list[AtEnd] | None = None
     kept: list[list[AtEnd | None]] | None = None
     stands_for: tuple[Block, int] | None = None
-    durable: DurableState | None = None
+    durable: DurableState | RowDigests | None = None
     digests: DurableState | None = None
 
     @property
@@ -146,11 +147,13 @@ class BlockView(Block, eq=False):
         start: offset of the view in it, in bytes.
         extent: offsets of the view's first byte and the one after its last; None if unknown. Only
             views of durable blocks have it.
+        rows: the rows that an op writes by it, of a block with digests of rows; None if unknown.
     """
 
     whole: Block = msgspec.UNSET  # type: ignore[assignment] # always given
     start: int = 0
     extent: tuple[int, int] | None = None
+    rows: Rows | None = None
 
     @property
     def base(self) -> Block:
@@ -214,7 +217,7 @@ class StridedView(BlockView, eq=False):
     def plain(self) -> BlockView:
         """Part of the same memory, with an address."""
         plain = part_of(self, 0)
-        plain.extent = self.extent
+        plain.extent, plain.rows = self.extent, self.rows
         return plain
 
 

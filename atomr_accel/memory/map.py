@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import weakref
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ._durable import DurableState
+    from ._durable_rows import RowDigests
 
 SLAB_BYTES: Final = 64 << 20
 """Least size of a slab that requests share."""
@@ -129,6 +131,8 @@ class MemoryMap:
         index: the device's index among those of its backend.
         over: the reason why the device does not come back, once it does not.
         reserved: bytes of the limit that are not for slabs.
+        has_durable: whether there may be durable blocks; asked before each op.
+        durable_blocks: the durable blocks.
         sealed_changed: called when a sealed slab is added or removed.
         slab_changed: called with every slab that is added or removed.
     """
@@ -156,6 +160,8 @@ class MemoryMap:
         self._slab_ids = itertools.count(1)
         self._whole: MemoryMap | None = None
         self.reserved: int = 0
+        self.has_durable: bool = False
+        self.durable_blocks: Final[weakref.WeakSet[Block]] = weakref.WeakSet()
         self.sealed_changed: Callable[[], None] = _nothing
         self.slab_changed: Callable[[Slab, bool], None] = _nothing
         self._changes: deque[tuple[Slab, bool]] = deque()  # that are still to be told
@@ -270,10 +276,12 @@ class MemoryMap:
         block.sealed = True
         block.epoch = self.sealed_epoch
 
-    def make_durable(self, block: Block, state: DurableState) -> None:
+    def make_durable(self, block: Block, state: DurableState | RowDigests) -> None:
         """Make a block of a durable slab survive rebuilds, as long as its digests prove it."""
         block.durable = state
         block.epoch = self.sealed_epoch
+        self.durable_blocks.add(block)
+        self.has_durable = True
 
     def lose(self, block: Block, why: str) -> None:
         """Make a durable block, or a sealed one, stale for good."""

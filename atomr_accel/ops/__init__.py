@@ -33,6 +33,7 @@ from ._origin import require_home, require_made_on
 from ._perform import ImmediatePreparer, perform, result, submit
 from ._request import (
     Answered,
+    DurableRoom,
     HostObjects,
     Pending,
     Preparer,
@@ -65,6 +66,7 @@ __all__ = [
     "Collected",
     "D",
     "DeviceView",
+    "DurableRoom",
     "Facade",
     "HoldsRefs",
     "HostObjects",

@@ -195,8 +195,10 @@ class OpSubmitter(DeviceView, Protocol):
     def try_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], nbytes: int) -> GpuRef | None:
         """Return an uninitialised buffer, or None if making it has to wait."""
 
-    async def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> GpuRef:
-        """Make an uninitialised buffer."""
+    async def empty(
+        self, shape: tuple[int, ...], dtype: DTypeLike, *, durable: bool = False
+    ) -> GpuRef:
+        """Make an uninitialised buffer, which is in memory that survives if it is ``durable``."""
 
     async def open_lane(self, lane: LaneSpec) -> Any:
         """Wait for the context, and start the lane if it is not running."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
+import numpy as np
 import trio
 
-from ._request import Pending, Preparing, Request
+from ._request import DurableRoom, Pending, Preparing, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
-
-    import numpy as np
 
     from ..arrays import GpuRef
     from ..memory import Epoch
@@ -107,6 +106,8 @@ class WaitingPreparer(Preparing):
                 self._answers.append((epoch, answer))
             else:
                 self._by_key[wanted.key] = epoch, answer
+        elif isinstance(wanted, DurableRoom):  # which is dropped here, and free for the request
+            await self._device.empty((wanted.nbytes,), np.uint8, durable=True)
         elif isinstance(wanted, tuple):
             self._made.append(await self._device.empty(*wanted))
         else:

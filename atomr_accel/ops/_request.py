@@ -213,11 +213,17 @@ class Request(Message[T], Generic[T], frozen=True):
             )
 
 
+class DurableRoom(msgspec.Struct, frozen=True):
+    """A need for memory that survives, for a buffer of ``nbytes``."""
+
+    nbytes: int
+
+
 class Pending(Exception):
     """Signals that a request has to wait: for memory, a lane, or the answer to another request."""
 
     def __init__(
-        self, wanted: tuple[tuple[int, ...], np.dtype[Any]] | Request[Any] | LaneSpec
+        self, wanted: tuple[tuple[int, ...], np.dtype[Any]] | DurableRoom | Request[Any] | LaneSpec
     ) -> None:
         super().__init__()
         self.wanted = wanted

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from atomr_accel.libraries.dnn.attention._facade import DnnFlashAttention
+from atomr_accel.libraries.dnn.attention.caches import Caches
 from atomr_accel.libraries.dnn.attention.options import AttentionOptions
-from atomr_accel.libraries.dnn.attention.paged import Caches
 from atomr_accel.libraries.dnn.rnn.facade import Recurrent
 from atomr_accel.libraries.dnn.routines._facade import DnnRoutines
 from atomr_accel.libraries.dnn.routines._pooling import Pooling

@@ -208,7 +208,7 @@ async def test_programs_without_durable_buffers_digest_nothing() -> None:
     async with opened() as device:
         ref = await device.zeros(100)
         await device.fill(ref, 1)
-        assert not device.core.durables.live
+        assert not device.core.memory.has_durable
         assert digested(device) == 0
         durable = await device.zeros(100, durable=True)
         before = digested(device)

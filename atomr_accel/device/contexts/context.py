@@ -25,10 +25,10 @@ from ...lanes import (
     start_host,
     uninterrupted,
 )
+from ...libraries.digests.lane import DIGESTS
 from ...wire import Preload, Probe, StickyFault
 from .._failures import is_short, lacks_descriptors, named, short_of, taken_down
 from ..core import MEMORY_LANE, Startup
-from ..data.durable import DIGESTS
 from ._prepared import PreparedHost
 from ._reporting import fault_report, likeliest, suspect_of
 

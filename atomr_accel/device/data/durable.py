@@ -17,9 +17,10 @@ import numpy as np
 from ..._errors import Unsupported
 from ...arrays import GpuRef
 from ...lanes import Op, uninterrupted
-from ...libraries.digests.wire.messages import Digest
-from ...memory import BlockView, DurableState, DurableStatistics, Kept, told
-from ...ops import LaneSpec, require_readable
+from ...libraries.digests.lane import DIGESTS
+from ...libraries.digests.wire.messages import Digest, RowRange
+from ...memory import BlockView, DurableState, DurableStatistics, Kept, RowDigests, told
+from ...ops import require_readable
 from ...wire import CHUNK_BYTES, Copy
 
 if TYPE_CHECKING:
@@ -29,34 +30,20 @@ if TYPE_CHECKING:
     from ...memory import Block, Proof
     from ..core import DeviceCore
 
-DIGESTS: Final = LaneSpec(
-    "digests",
-    {
-        "cpu": "atomr_accel.libraries.digests.host._cpu:CpuDigests",
-        "cuda": "atomr_accel.libraries.digests.host._cuda:CudaDigests",
-    },
-)
-
 _MOST_CHUNKS: Final = 1 << 18
 """Chunks that one op digests at most when a buffer is verified: 16 GiB, for an answer of 2 MiB."""
 
-Asked = tuple["Block", DurableState, "Proof"]
-"""A proof that is asked for, of a block."""
+Asked = tuple["Block", DurableState | RowDigests, Any]
+"""A ``Proof`` or a ``RowProof`` that is asked for, of a block."""
 
 
 @final
 @uninterrupted
 class DurableBuffers:
-    """The durable buffers of one device, and the sealed ones that are verified.
-
-    Attributes:
-        live: whether there may be any; asked before each op.
-    """
+    """The durable buffers of one device, and the sealed ones that are verified."""
 
     def __init__(self, core: DeviceCore) -> None:
         self._core: Final = core
-        self.live = False
-        self._blocks: Final[weakref.WeakSet[Block]] = weakref.WeakSet()
         self._sealed: Final[weakref.WeakSet[Block]] = weakref.WeakSet()
         self._latest: Final[weakref.WeakKeyDictionary[Block, Op]] = weakref.WeakKeyDictionary()
         self._verified = self._in_flight = self._changed = 0
@@ -84,8 +71,6 @@ class DurableBuffers:
         """
         state = DurableState(block.nbytes)
         self._core.memory.make_durable(block, state)
-        self._blocks.add(block)
-        self.live = True
         proof = state.proof_of(0, block.nbytes)
         return self._ask("durable.proof", [] if proof is None else [(block, state, proof)])
 
@@ -139,6 +124,11 @@ class DurableBuffers:
         await self.ready()
         block = _require_lasting(core, ref)
         state, checks = block.durable or block.digests, True
+        if isinstance(state, RowDigests):
+            raise ValueError(
+                "ref must not be the memory of a cache, whose rows have digests of their own; "
+                "verify these: await cache.recover()"
+            )
         if state is None:
             state = block.digests = DurableState(block.nbytes, known)
             self._sealed.add(block)
@@ -153,42 +143,54 @@ class DurableBuffers:
 
     def submit(self, op: Op) -> None:
         """Submit an op by its port, with digests of the bytes it writes."""
-        extents = [
-            (block.base, state, *_extent(block))
-            for block in op.writes
-            if (state := block.durable) is not None
-        ]
-        if not extents:
+        extents = []
+        rows: list[Asked] = []
+        for block in op.writes:
+            state = block.durable
+            if isinstance(state, RowDigests):
+                written = state.proof_of(
+                    *_extent(block), block.rows if isinstance(block, BlockView) else None
+                )
+                if written is not None:
+                    rows.append((block.base, state, written))
+            elif state is not None:
+                extents.append((block.base, state, *_extent(block)))
+        if not extents and not rows:
             op.port.submit(op)
             return
-        checks: list[Asked] = []
+        checks: list[tuple[Block, DurableState, Proof]] = []
         for block, state, begin, end in extents:
             checks += [(block, state, check) for check in state.checks_of(begin, end)]
         if checks and DIGESTS.name in self._core.ports:
-            self._ask("durable.check", checks)
+            self._ask("durable.check", [*checks])
             op.seq = self._core.next_place()
         op.port.submit(op)
         if op.answered:  # its context is over, and nothing was written
             for _, state, check in checks:
                 state.drop(check)
             return
-        proofs = [
+        proofs: list[Asked] = [
             (block, state, proof)
             for block, state, begin, end in extents
             if (proof := state.proof_of(begin, end)) is not None
         ]
+        proofs += rows
         if proofs and DIGESTS.name in self._core.ports:
             op.proof = self._ask("durable.proof", proofs)
 
     def _ask(self, name: str, asked: list[Asked]) -> Op:
         core = self._core
-        ranges = []
+        ranges: list[tuple[Any, int]] = []
+        rows: list[RowRange] = []
         for block, state, proof in asked:
-            begin, nbytes = state.range_of(proof)
-            ranges.append((block.address + begin, nbytes))
+            if isinstance(state, DurableState):
+                begin, nbytes = state.range_of(proof)
+                ranges.append((block.address + begin, nbytes))
+            else:
+                rows.append(RowRange.of(block.address, state.row_bytes, proof.rows))
         blocks = tuple(block for block, _, _ in asked)
         port = core.ports[DIGESTS.name]
-        op = Op(port, core.next_place(), name, Digest(tuple(ranges)), blocks, ())
+        op = Op(port, core.next_place(), name, Digest(tuple(ranges), tuple(rows)), blocks, ())
         op.when_answered(partial(self._answered, op, asked))
         for block in blocks:
             self._latest[block] = op
@@ -215,7 +217,7 @@ class DurableBuffers:
         for block in self._usable():
             state = block.durable
             assert state is not None
-            if state.in_flight:
+            if isinstance(state, DurableState) and state.in_flight:
                 self._in_flight += 1
                 why = f"a write to it was in flight when generation {core.generation - 1} ended"
                 self._lose(block, why)
@@ -231,7 +233,7 @@ class DurableBuffers:
     @property
     def required(self) -> bool:
         """True if a host must have the lane of digests."""
-        return self.live or bool(self._sealed)
+        return self._core.memory.has_durable or bool(self._sealed)
 
     async def verify(self, ports: Mapping[str, Port]) -> None:
         """Compare the content of all buffers with their digests, on a new host.
@@ -249,6 +251,8 @@ class DurableBuffers:
         for block in self._usable() + sealed:
             state = block.durable or block.digests
             assert state is not None
+            if isinstance(state, RowDigests):
+                continue  # a cache asks for them when it recovers, and loses rows
             found = [await op.wait() for op in self._all_of(block, state, ports[DIGESTS.name])]
             changed = state.changed(b"".join(found))
             if changed:
@@ -270,7 +274,7 @@ class DurableBuffers:
 
     def _lose_changed(self, block: Block, changed: list[int]) -> None:
         state = block.durable or block.digests
-        if state is None or state.lost:
+        if not isinstance(state, DurableState) or state.lost:
             return
         self._changed += 1
         where = told(changed, state.chunks)
@@ -283,7 +287,7 @@ class DurableBuffers:
 
     def _usable(self) -> list[Block]:
         lasting = self._core.memory.sealed_epoch
-        return [block for block in self._blocks if block.epoch is lasting]
+        return [block for block in self._core.memory.durable_blocks if block.epoch is lasting]
 
     def statistics(self) -> DurableStatistics:
         """Return the counters at this moment."""

@@ -6,7 +6,7 @@ from typing import final
 
 from ...ops import D
 from ...wire.options import whole
-from .attention.paged import Caches
+from .attention.caches import Caches
 from .graph._run import DnnStatistics
 from .graph.user_graph import UserGraphs
 from .ops._conv import DnnConvolutions

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from ..wire.digest import digests_of
+import numpy as np
+
+from ..wire.digest import digests_of, digests_of_rows
 from ..wire.messages import Digest
 
 if TYPE_CHECKING:
@@ -26,4 +28,9 @@ class CpuDigests:
     def _digest(self, message: Digest) -> bytes:
         self._context.check()
         bytes_at = self._context.bytes_at
-        return b"".join(digests_of(bytes_at(at, nbytes).data) for at, nbytes in message.ranges)
+        found = [digests_of(bytes_at(at, nbytes).data) for at, nbytes in message.ranges]
+        for each in message.rows:
+            nbytes = each.row_bytes * (1 + int(np.frombuffer(each.rows, "<u4").max(initial=0)))
+            data = bytes_at(each.address, nbytes).data
+            found.append(digests_of_rows(data, each.row_bytes, each.rows))
+        return b"".join(found)

@@ -1,4 +1,4 @@
-"""Digests on CUDA: a block of threads for each chunk, a thread for each leaf."""
+"""Digests on CUDA: a block of threads for each chunk, a thread for each leaf, or for each row."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from ..wire.messages import LEAF_BYTES, Digest
 
 if TYPE_CHECKING:
     from ....backends.cuda.host.context import CudaContext, CudaStream
+    from ..wire.messages import RowRange
 
 SOURCE: Final = CudaSource(
     __package__, "digests.cu", CHUNK_BYTES=CHUNK_BYTES, LEAF_BYTES=LEAF_BYTES
 )
 KERNEL: Final = "digest_chunks"
+ROW_KERNEL: Final = "digest_rows"
+_ROW_THREADS: Final = 64
 _LEAST: Final = 64
 """Least number of digests for which an answer has room, so that small answers share memory."""
 
@@ -33,6 +36,7 @@ class CudaDigests:
         self._context: Final = context
         self._kernels: Final = Kernels(context, stream, SOURCE)
         self._arguments: Final = ArgumentBlocks()
+        self._row_arguments: Final = ArgumentBlocks()
         self._free: Final[dict[int, list[int]]] = {}
         self._all: Final[list[int]] = []
         self.handlers: Final = {Digest: self._digest}
@@ -47,8 +51,11 @@ class CudaDigests:
 
     def _digest(self, message: Digest) -> Later:
         counts = [-(-nbytes // CHUNK_BYTES) for _, nbytes in message.ranges]
-        total = sum(counts)
-        room = max(_LEAST, 1 << (total - 1).bit_length()) if total else _LEAST
+        rows = sum(len(each.rows) // 4 for each in message.rows)
+        total = sum(counts) + rows
+        # Behind the answer are the numbers of the rows, of half its size.
+        words = total + -(-rows // 2)
+        room = max(_LEAST, 1 << (words - 1).bit_length()) if words else _LEAST
         cell = self._cell(room)
         kernel = self._kernels.function(KERNEL)
         at = cell
@@ -60,7 +67,28 @@ class CudaDigests:
                     kernel, count, CHUNK_BYTES // LEAF_BYTES, 0, arguments
                 )()
             at += 8 * count
+        numbers = cell + 8 * total
+        for each in message.rows:
+            self._digest_rows(each, at, numbers)
+            at += 2 * len(each.rows)
+            numbers += len(each.rows)
         return Later(partial(self._read, cell, room, 8 * total))
+
+    def _digest_rows(self, part: RowRange, answer: int, numbers: int) -> None:
+        """Launch the digests of rows, with their numbers in page-locked memory at ``numbers``."""
+        count = len(part.rows) // 4
+        if not count:
+            return
+        ctypes.memmove(numbers, part.rows, len(part.rows))
+        data = self._context.pointer(part.address)
+        arguments = struct.pack("<QQQQQ", data, answer, numbers, count, part.row_bytes)
+        self._kernels.prepare_blocks(
+            self._kernels.function(ROW_KERNEL),
+            -(-count // _ROW_THREADS),
+            _ROW_THREADS,
+            0,
+            self._row_arguments.having(arguments),
+        )()
 
     def _cell(self, room: int) -> int:
         """Return page-locked memory for ``room`` digests, which the device can write to."""

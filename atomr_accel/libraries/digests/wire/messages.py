@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
+import msgspec
+import numpy as np
+
 from ....wire import Address, Message
 
 LEAF_BYTES: Final = 1 << 10
@@ -12,14 +15,36 @@ are little-endian numbers of 64 bits and XXH64 of the leaves' bytes. So a GPU ha
 by side, each in a thread, and a CPU with the package ``xxhash``."""
 
 
+class RowRange(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of a buffer, each of which has a digest: XXH64 of its bytes, with seed 0.
+
+    Attributes:
+        address: address of the buffer.
+        row_bytes: bytes of a row, a multiple of 8.
+        rows: numbers of the rows, uint32 and little-endian.
+    """
+
+    address: Address
+    row_bytes: int
+    rows: bytes
+
+    @classmethod
+    def of(cls, address: Any, row_bytes: int, rows: np.ndarray[Any, Any]) -> RowRange:
+        """Return the range of rows that an array of any integers has the numbers of."""
+        return cls(address, row_bytes, rows.astype("<u4").tobytes())
+
+
 class Digest(Message, frozen=True):
-    """Digests of some ranges, eight bytes for each chunk, after all earlier ops on the memory.
+    """Digests, of eight bytes each, after all earlier ops on the memory.
 
     Attributes:
         ranges: address and size in bytes of each range, which begins with a chunk of its buffer.
+            There is a digest for each chunk.
+        rows: rows that have digests, which come after those of the ranges.
     """
 
     required: ClassVar[bool] = True
     returns: ClassVar[Any] = bytes
 
     ranges: tuple[tuple[Address, int], ...]
+    rows: tuple[RowRange, ...] = ()

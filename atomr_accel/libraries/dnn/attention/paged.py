@@ -1,4 +1,4 @@
-"""``device.dnn.kv_cache``: keys and values of growing sequences, in pages of device memory.
+"""Caches of ``device.dnn.kv_cache``: keys and values of growing sequences, in pages of device memory.
 
 Which pages a sequence has is known here, in the program; a call sends the tables along. So
 a page is given out and taken back without asking the device, and sequences that begin
@@ -9,22 +9,32 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 import numpy as np
 
 from ...._dtypes import as_dtype
-from ...._errors import OutOfMemory, Unsupported
-from ....ops import Collected, D, Request, Submission, op, require_no_alias
+from ...._errors import GpuRefStale, OutOfMemory, Unsupported
+from ....ops import (
+    Collected,
+    D,
+    Request,
+    Submission,
+    op,
+    require_no_alias,
+    require_readable,
+    require_writable,
+)
+from ....wire import Copy
 from ....wire.options import whole
+from ...digests.lane import DIGESTS
 from ..graph._run import LANE
-from ..wire.sequence_messages import NOTHING, Clear, Grow, SequenceUpload
-from ._facade import DnnFlashAttention
+from ..wire.sequence_messages import NOTHING, Grow, SequenceUpload
 from .call import (
     ARGUMENTS,
     CACHES,
-    HALF,
     Appending,
     AttentionCall,
     AttentionPart,
@@ -36,15 +46,15 @@ from .call import (
     scored,
 )
 from .checked import NOT_CACHED, forward
+from .durable_rows import CacheDigests, CacheRows, CacheScan, RecoveredSequence, say_rows
 from .graph import AttentionSpec
 from .options import BUFFERS, AttentionOptions, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import DTypeLike
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ....arrays import GpuRef
+    from ....memory import Rows
     from ....ops import DeviceView, Preparer
     from ..graph._run import DnnPlanCache
 
@@ -81,10 +91,12 @@ class _PagedSequence:
     Attributes:
         pages: in order.
         lengths: in each layer.
+        growing: whether a block of ``growing`` is open with it.
     """
 
     pages: list[int]
     lengths: list[int]
+    growing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +126,24 @@ class PagedKVCache(AttentionPart[D]):
 
     All layers of a model share the pages' numbers, and each has its own length, so layers
     are written one after the other. After a rebuild of the device the content is gone, and
-    calls raise ``GpuRefStale``: make a new cache then. Await all calls, even inside a batch's
-    block. They cannot be part of a batch or a recording, because the program keeps the lengths
-    of sequences, and rows must be written before another call reads them.
+    calls raise ``GpuRefStale``: make a new cache then, or call ``recover`` if it is durable. Await
+    all calls, even inside a batch's block. They cannot be part of a batch or a recording, because
+    the program keeps the lengths of sequences, and rows must be written before another call reads
+    them. In a block of ``growing``, batches, recordings and functions can write rows.
 
     Attributes:
         k, v: memory, (layers, pages, page_size, kv_heads, size).
         page_size: rows of a page.
     """
 
-    def __init__(self, device: DeviceView, plans: DnnPlanCache, k: GpuRef, v: GpuRef) -> None:
+    def __init__(
+        self,
+        device: DeviceView,
+        plans: DnnPlanCache,
+        k: GpuRef,
+        v: GpuRef,
+        digests: CacheDigests | None = None,
+    ) -> None:
         super().__init__(device, plans)
         self.k: Final = k
         self.v: Final = v
@@ -134,6 +154,12 @@ class PagedKVCache(AttentionPart[D]):
         self._sequences: dict[int, _PagedSequence] = {}
         self._numbers: Final = itertools.count()
         self._copied: Final[Counter[int]] = Counter()
+        self._digests: Final = digests
+
+    @property
+    def durable(self) -> bool:
+        """``True`` if sequences continue after a fault."""
+        return self._digests is not None
 
     def on(self, device: DeviceView) -> Any:
         """Return a copy whose ops go to ``device``.
@@ -160,9 +186,11 @@ class PagedKVCache(AttentionPart[D]):
         Nothing is copied: pages are shared, and one that is written later is copied then.
 
         Raises:
-            ValueError: the sequence does not exist.
+            ValueError: the sequence does not exist, or is in a block of ``growing``.
+            GpuRefStale: the cache has to recover first.
         """
-        old = self._get(sequence)
+        self._require_recovered()
+        old = self._idle(sequence)
         self._users.update(old.pages)
         return self._add(_PagedSequence(list(old.pages), list(old.lengths)))
 
@@ -170,27 +198,25 @@ class PagedKVCache(AttentionPart[D]):
         """End a sequence. Pages that it shares with no other sequence are free at once.
 
         Raises:
-            ValueError: the sequence does not exist.
+            ValueError: the sequence does not exist, or is in a block of ``growing``.
         """
-        self._release(self._get(sequence).pages)
+        self._release(self._idle(sequence).pages)
         del self._sequences[sequence]
 
     def trim(self, sequence: int, length: int) -> None:
         """Drop all rows after the first ``length``, in all layers.
 
         Raises:
-            ValueError: the sequence does not exist, or is shorter.
+            ValueError: the sequence does not exist, is shorter, or is in a block of ``growing``.
         """
-        found = self._get(sequence)
+        found = self._idle(sequence)
         if not 0 <= whole(length, "length") <= min(found.lengths):
             raise ValueError(
                 f"sequence {sequence} has {min(found.lengths)} rows in all layers; it cannot be "
                 f"cut to {length}"
             )
-        keep = -(-length // self.page_size)
-        self._release(found.pages[keep:])
-        del found.pages[keep:]
         found.lengths[:] = [length] * self._layers
+        self._fit(found)
 
     def length(self, sequence: int, layer: int = 0) -> int:
         """Return the number of rows of a sequence in a layer.
@@ -227,7 +253,150 @@ class PagedKVCache(AttentionPart[D]):
             nbytes=self.k.nbytes + self.v.nbytes,
         )
 
+    # --- faults ---------------------------------------------------------------------------
+
+    @op
+    def recover(self) -> Request[dict[int, RecoveredSequence]]:
+        """Compare all rows of a durable cache with their digests, and cut sequences to what holds.
+
+        After a fault the cache has to recover before its next use. Each sequence is cut before its
+        first token of which a row in any layer is not proven: its write was in flight, or its
+        bytes have changed. Layers that were shorter stay so. Without a fault, only changed bytes
+        cut a sequence.
+
+        Returns:
+            What each sequence has kept and lost.
+
+        Raises:
+            ValueError: the cache is not durable.
+            GpuRefStale: an earlier host has not ended, and may still write to the cache.
+            ContextPoisoned: the device has failed meanwhile; call it again.
+        """
+        digests = self._digests
+        if digests is None:
+            raise ValueError("the cache must be durable to recover; make it with durable=True")
+        scan: CacheScan | None = None
+
+        def prepare(preparer: Preparer) -> Submission[dict[int, RecoveredSequence]]:
+            nonlocal scan
+            memory = preparer.memory
+            for ref in (self.k, self.v):
+                require_readable(ref, memory, "the cache")
+            if scan is None or scan.epoch is not memory.epoch:
+                held = {
+                    number: (tuple(each.pages), tuple(each.lengths))
+                    for number, each in self._sequences.items()
+                }
+                scan = digests.scan(memory, held)
+            for request in scan.requests():
+                preparer.perform(request)
+            done = scan
+            return Submission(None, (), (), finish=lambda _: self._recovered(digests, done))
+
+        return Request(DIGESTS, "dnn.kv_recover", prepare)
+
+    def _recovered(self, digests: CacheDigests, scan: CacheScan) -> dict[int, RecoveredSequence]:
+        told = {}
+        for number in scan.held:
+            sequence = self._sequences.get(number)
+            if sequence is None:
+                continue
+            before = max(sequence.lengths)
+            first, changed = scan.kept(number)
+            if first is not None:
+                sequence.lengths[:] = [min(length, first) for length in sequence.lengths]
+                if not sequence.growing:
+                    self._fit(sequence)
+            now = max(sequence.lengths)
+            told[number] = RecoveredSequence(now, before - now, changed)
+        digests.epoch = scan.epoch
+        return told
+
+    def _require_recovered(self) -> None:
+        digests = self._digests
+        if digests is not None and digests.epoch is not self.home.memory.epoch:
+            require_readable(self.k, self.home.memory, "the cache")
+            raise GpuRefStale(
+                "the device was rebuilt, and the cache does not know yet what its sequences have "
+                "lost; call: await cache.recover()"
+            )
+
     # --- rows -----------------------------------------------------------------------------
+
+    @contextmanager
+    def growing(
+        self,
+        sequences: Sequence[int],
+        new: int = 1,
+        *,
+        layer: int | None = None,
+        columns: int | None = None,
+    ) -> Iterator[CacheRows]:
+        """Let any ops of the block write new rows: those of batches, recordings and functions.
+
+        It takes pages for the rows. The ops get ``k``, ``v`` or views of them, such as
+        ``flash_attention_with_kvcache`` does, and must write these rows alone. At the end of the
+        block the sequences are longer; if it ends with an error, they are as before.
+
+        Args:
+            sequences: different ones, of this cache.
+            new: number of rows for each.
+            layer: number of the layer; by default all, in which lengths must be equal.
+            columns: columns of the table; by default a power of two. A recording needs the same
+                number each time.
+
+        Yields:
+            The lengths before, and the table of pages, as arrays of the program.
+
+        Raises:
+            ValueError: no such sequences or layer, or lengths that differ; ``columns`` is too
+                small.
+            OutOfMemory: there are not enough free pages; nothing has happened.
+            GpuRefStale: the cache is of an older generation, or has to recover first; or the
+                device was rebuilt during the block.
+        """
+        memory, digests = self.home.memory, self._digests
+        layers = range(self._layers) if layer is None else (self._layer(layer),)
+        for ref in (self.k, self.v):
+            require_writable(ref, memory, "the cache")
+        growth = self._grown(sequences, whole(new, "new", 1), layers[0])
+        for number, length in growth.lengths.items():
+            lengths = self._sequences[number].lengths
+            if any(lengths[at] != length for at in layers):
+                raise ValueError(
+                    f"sequence {number} has layers of different lengths, {lengths}; give the layer"
+                )
+        table = self._table(growth.pages.values())
+        wide = table.shape[1] if columns is None else whole(columns, "columns", 1)
+        most = max(map(len, growth.pages.values()))
+        if wide < most:
+            raise ValueError(
+                f"columns must be at least {most}, the pages of a sequence, not {wide}"
+            )
+        table = np.pad(table[:, :wide], ((0, 0), (0, max(0, wide - table.shape[1]))))
+        before = np.array([*growth.lengths.values()], np.int32)
+        epoch = memory.epoch
+        self._copy_pages(growth)
+        self._take(growth)
+        grown = [self._sequences[number] for number in growth.pages]
+        for sequence in grown:
+            sequence.growing = True
+        rows = None if digests is None else digests.new_rows(layers, before, new, table)
+        if digests is not None and rows is not None:
+            digests.declare(rows)
+        try:
+            yield CacheRows(before, table)
+            if memory.epoch is not epoch:
+                raise GpuRefStale("the device was rebuilt while rows were being written")
+            for sequence in grown:
+                for at in layers:
+                    sequence.lengths[at] += new
+        finally:
+            if digests is not None and rows is not None:
+                digests.withdraw(rows)
+            for sequence in grown:
+                sequence.growing = False
+                self._fit(sequence)
 
     @op
     def append(
@@ -256,6 +425,7 @@ class PagedKVCache(AttentionPart[D]):
             data = np.concatenate([after, table.ravel()]).tobytes()
             append = appending.message(lengths.address, rows.address)
             message = Grow((SequenceUpload(lengths.address, data),), append, NOTHING, (), None)
+            self._say_rows(growth, table, appending.k_cache, appending.v_cache)
             reads, writes = appending.blocks(self.home.memory)
             require_no_alias(
                 "append",
@@ -359,7 +529,10 @@ class PagedKVCache(AttentionPart[D]):
             after = self._after(growth)
             if after.min() < 1:
                 raise ValueError("there is a sequence without any rows to attend to")
-            call = self._call(q, self._table(growth.pages.values()), after, growth.layer)
+            table = self._table(growth.pages.values())
+            if appending is not None:
+                self._say_rows(growth, table, reads["k"], reads["v"])
+            call = self._call(q, table, after, growth.layer)
             call.appending = appending
             spec = scored(call, chosen, memory, batch=len(after), backward=False).spec
             spec = spec._replace(scale=chosen.scale(spec.size))
@@ -374,7 +547,14 @@ class PagedKVCache(AttentionPart[D]):
         at = self._layer(layer)
         scores = {each: getattr(chosen, each) for each in BUFFERS}
         buffers = {each: ref for each, ref in scores.items() if not isinstance(ref, bool)}
-        reads = {"q": q, "k": self.k[at], "v": self.v[at], "new_k": k, "new_v": v, **buffers}
+        reads: dict[str, Any] = {
+            "q": q,
+            "k": self.k[at],
+            "v": self.v[at],
+            "new_k": k,
+            "new_v": v,
+            **buffers,
+        }
         called = {**ARGUMENTS, **CACHES}
         work = AttentionWork("dnn.kv_attend", None, reads, (out,), make, chosen.autotune, called)
         return self._attend(work, sent=sent)
@@ -436,9 +616,11 @@ class PagedKVCache(AttentionPart[D]):
         Raises:
             ValueError: a sequence or the layer does not exist, or sequences repeat.
             OutOfMemory: there are not enough pages.
+            GpuRefStale: the cache has to recover first.
         """
+        self._require_recovered()
         at = self._layer(layer)
-        found = [self._get(each) for each in sequences]
+        found = [(self._idle if new else self._get)(each) for each in sequences]
         if not found or len(set(sequences)) != len(found):
             raise ValueError(f"sequences must be different ones, and at least one, not {sequences}")
         free = list(self._free)
@@ -481,14 +663,46 @@ class PagedKVCache(AttentionPart[D]):
 
     def _commit(self, growth: _CacheGrowth) -> None:
         """Apply the changes that ``_grown`` has found, because its message is being sent."""
+        self._take(growth)
+        for number in growth.pages:
+            self._sequences[number].lengths[growth.layer] += growth.new
+
+    def _take(self, growth: _CacheGrowth) -> None:
+        """Take the pages that new rows need."""
         del self._free[len(self._free) - growth.taken :]
         for number, pages in growth.pages.items():
             sequence = self._sequences[number]
             self._users.update(pages)
             self._release(sequence.pages)
             sequence.pages = pages
-            sequence.lengths[growth.layer] += growth.new
         self._copied[growth.layer] += len(growth.copies)
+        if self._digests is not None and growth.copies:
+            self._digests.copied(growth.copies)
+
+    def _say_rows(self, growth: _CacheGrowth, table: Any, *caches: GpuRef) -> None:
+        """Note which rows an op writes by its views of a durable cache."""
+        digests = self._digests
+        if digests is None:
+            return
+        rows = digests.new_rows((growth.layer,), [*growth.lengths.values()], growth.new, table)
+        if growth.copies:
+            rows = np.union1d(rows, digests.doubtful(growth.copies))
+        say_rows(caches, rows)
+
+    def _copy_pages(self, growth: _CacheGrowth) -> None:
+        """Copy shared pages that are going to be written."""
+        lane, digests = self.home.memory_lane.name, self._digests
+        rows: Rows | None = None
+        if digests is not None and growth.copies:
+            rows = digests.doubtful(growth.copies)
+        for ref in (self.k, self.v) if growth.copies else ():
+            for layer, (source, target) in itertools.product(range(self._layers), growth.copies):
+                view, old = ref[layer, target], ref[layer, source]
+                if rows is not None:
+                    say_rows([view], rows)
+                message = Copy(view.block.address, old.block.address, view.nbytes)
+                blocks = (old.block,), (view.block,)
+                self.home.submit(self.home.ports[lane], "dnn.kv_copy", message, *blocks)
 
     def _table(self, pages: Iterable[list[int]]) -> Any:
         lists = list(pages)
@@ -501,6 +715,12 @@ class PagedKVCache(AttentionPart[D]):
     def _after(growth: _CacheGrowth) -> Any:
         """The lengths of sequences with their new rows."""
         return np.array([*growth.lengths.values()], np.int32) + np.int32(growth.new)
+
+    def _fit(self, sequence: _PagedSequence) -> None:
+        """Release the pages behind the rows of a sequence."""
+        keep = -(-max(sequence.lengths) // self.page_size)
+        self._release(sequence.pages[keep:])
+        del sequence.pages[keep:]
 
     def _release(self, pages: Iterable[int]) -> None:
         for page in pages:
@@ -520,83 +740,18 @@ class PagedKVCache(AttentionPart[D]):
             raise ValueError(f"there is no sequence {sequence!r} in this cache; it has {len(self)}")
         return found
 
+    def _idle(self, sequence: int) -> _PagedSequence:
+        found = self._get(sequence)
+        if found.growing:
+            raise ValueError(
+                f"sequence {sequence} is in a block of cache.growing; call this after the block"
+            )
+        return found
+
     def _layer(self, layer: int) -> int:
         if not 0 <= whole(layer, "layer") < self._layers:
             raise ValueError(f"there is no layer {layer}; the cache has {self._layers}")
         return layer
-
-
-class Caches(DnnFlashAttention[D]):
-    """Caches of keys and values."""
-
-    @op
-    def kv_cache(
-        self,
-        pages: int,
-        page_size: int,
-        kv_heads: int,
-        size: int,
-        *,
-        value_size: int | None = None,
-        layers: int = 1,
-        dtype: DTypeLike = "bfloat16",
-    ) -> Request[PagedKVCache[D]]:
-        """Memory for keys and values of many sequences, in pages.
-
-        Args:
-            pages: number of pages.
-            page_size: rows of a page; a power of two, for cuDNN.
-            kv_heads: heads of keys and values.
-            size: size of a key.
-            value_size: size of a value; by default that of a key.
-            layers: number of layers of the model that uses it.
-            dtype: float16 or bfloat16.
-
-        Returns:
-            An empty cache; its memory is filled with zeros.
-
-        Raises:
-            ValueError: sizes that are not positive, or no power of two.
-            TypeError: another dtype.
-            OutOfMemory: no room for it.
-        """
-        values = size if value_size is None else value_size
-        sizes = {
-            "pages": pages,
-            "page_size": page_size,
-            "kv_heads": kv_heads,
-            "size": size,
-            "value_size": values,
-            "layers": layers,
-        }
-        for name, number in sizes.items():
-            whole(number, name, 1)
-        if page_size & (page_size - 1):
-            raise ValueError(f"page_size must be a power of two, not {page_size}")
-        kind = as_dtype(dtype)
-        if kind not in HALF:
-            raise TypeError(f"dtype must be float16 or bfloat16, not {kind.name}")
-        device, plans = self.home, self.plans
-
-        def zeros(preparer: Preparer, width: int) -> tuple[Clear, GpuRef]:
-            ref = preparer.output((layers, pages, page_size, kv_heads, width), kind)
-            return Clear(ref.block.address, ref.nbytes), ref
-
-        def prepare_k(preparer: Preparer) -> Submission[GpuRef]:
-            message, k = zeros(preparer, size)
-            return Submission(message, (), (k.block,), k)
-
-        def prepare(preparer: Preparer) -> Submission[PagedKVCache[D]]:
-            k = preparer.perform(Request(LANE, "dnn.kv_cache", prepare_k))
-            message, v = zeros(preparer, values)
-
-            def finish(_answer: object) -> PagedKVCache[D]:
-                assert k is not None  # only in a batch, where nothing is finished
-                return PagedKVCache(device, plans, k, v)
-
-            return Submission(message, (), (v.block,), finish=finish)
-
-        return Request(LANE, "dnn.kv_cache", prepare)
 
 
 def _columns(pages: Iterable[list[int]]) -> int:

@@ -1,4 +1,4 @@
-// Digests of chunks: XXH64 of the XXH64 of their leaves. See wire/messages.py.
+// Digests of chunks: XXH64 of the XXH64 of their leaves. And of rows. See wire/messages.py.
 
 typedef unsigned long long u64;
 
@@ -53,6 +53,15 @@ __device__ u64 xxh64(const unsigned char* data, unsigned size) {
     hash = (hash ^ (hash >> 33)) * P2;
     hash = (hash ^ (hash >> 29)) * P3;
     return hash ^ (hash >> 32);
+}
+
+// A thread digests a row, which begins at a multiple of 8 bytes. Numbers and answer are page-locked.
+extern "C" __global__ void digest_rows(const unsigned char* data, u64* answer, const unsigned* rows,
+                                       u64 count, u64 row_bytes) {
+    u64 at = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at < count) {
+        answer[at] = xxh64(data + rows[at] * row_bytes, static_cast<unsigned>(row_bytes));
+    }
 }
 
 // A block digests the chunk of its number, a thread one leaf of it. The answer is page-locked.
