@@ -1,4 +1,4 @@
-"""Digests of memory whose rows are written one by one, as the program keeps them. No device, no I/O.
+"""Digests of memory that is written row by row, as the program keeps them. No device and no I/O.
 
 A cache of tokens is written in single rows, and loses single rows. So each row has a digest of its
 own, and needs no check before a write: no digest covers bytes that an op has not written.
@@ -80,7 +80,8 @@ class RowDigests:
         """Note a write; return the proof to ask for.
 
         Args:
-            begin, end: offsets of the bytes that the op may write.
+            begin: offset of the first byte that the op may write.
+            end: offset behind the last one.
             rows: the rows that it writes; None if it does not say, and has those declared.
 
         Returns:
@@ -123,7 +124,7 @@ class RowDigests:
 
     def pending(self, rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return of which rows the digest is on its way."""
-        return self._marks[rows] > _UNKNOWN  # type: ignore[no-any-return]
+        return self._marks[rows] > _UNKNOWN
 
     def known(self, rows: Rows) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """Return a copy of the digests of rows."""

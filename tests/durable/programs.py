@@ -1,14 +1,14 @@
 """Random programs with durable buffers, beside a model that says what becomes of each.
 
 A program writes in all ways to its buffers: whole ones and views, by ops, batches, recordings and
-functions. Bytes of the shared memory are scribbled over behind its back, which no op does. Then the
-device fails, often with writes in flight. Afterwards each buffer must have exactly the bytes of the
-model, or be stale for the reason that the model knows.
+functions. It appends to a durable cache. Bytes of memory are scribbled over behind its back, which
+no op does. Then the device fails, often with writes in flight. Afterwards each buffer must have
+exactly the bytes of the model, or be stale for the reason that the model knows. Each sequence of
+the cache must be cut to what the model can prove.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -17,7 +17,9 @@ import trio
 
 from atomr_accel import ContextPoisoned, GpuRefStale
 from atomr_accel.testing import kill_host, poison
-from atomr_accel.wire import CHUNK_BYTES, OFFSET_MASK
+from atomr_accel.wire import CHUNK_BYTES
+
+from .caches import ModelledCache
 
 if TYPE_CHECKING:
     import random
@@ -25,21 +27,20 @@ if TYPE_CHECKING:
 
     from atomr_accel import Device, GpuRef, Recording
 
+    from .scribbling import Scribbler
+
 CHANGED: Final = "have changed that no op has written"
 IN_FLIGHT: Final = "a write to it was in flight"
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
-def scribble(ref: GpuRef, start: int, data: bytes) -> None:
-    """Write to the shared memory of a buffer of the CPU backend, as a wild kernel would."""
-    block = ref.block
-    slab = block.memory.slab_of(block)
-    os.pwrite(slab.fd, data, (block.address & OFFSET_MASK) + start)
-
-
-def change(array: np.ndarray[Any, Any], row: int, value: float) -> None:
+def change(array: Any, row: int, value: float) -> None:
     """Change a row, in the host."""
+    if hasattr(array, "__cuda_array_interface__"):
+        import cupy
+
+        array = cupy.asarray(array)
     array[row] = value
 
 
@@ -83,9 +84,9 @@ class Modelled:
         first, last = begin // CHUNK_BYTES * CHUNK_BYTES, -(-end // CHUNK_BYTES) * CHUNK_BYTES
         self.proven[first:last] = self.content[first:last]
 
-    def scribble(self, start: int, data: bytes) -> None:
+    async def scribble(self, scribbler: Scribbler, start: int, data: bytes) -> None:
         """Bytes have changed behind the program's back."""
-        scribble(self.ref, start, data)
+        await scribbler(self.ref, start, data)
         self.content[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
     def fail(self) -> None:
@@ -99,19 +100,22 @@ class Program:
     """One program on a device that is shared with those before and after it.
 
     Args:
-        device: the device, of the CPU backend.
+        device: the device.
         random: the source of its choices.
+        scribbler: changes the memory of the device.
 
     Attributes:
         counts: numbers of events.
     """
 
-    def __init__(self, device: Device, random: random.Random) -> None:
+    def __init__(self, device: Device, random: random.Random, scribbler: Scribbler) -> None:
         self.device: Final = device
         self.random: Final = random
         self.numbers: Final = np.random.default_rng(random.getrandbits(64))
         self.buffers: Final[list[Modelled]] = []
         self.counts: Counter[str] = Counter()
+        self.cache: ModelledCache | None = None
+        self._scribbler: Final = scribbler
 
     async def run(self, *, faults: int = 2) -> None:
         """Run the program, and check everything after each of its faults.
@@ -121,10 +125,14 @@ class Program:
         """
         for _ in range(self.random.randint(2, 6)):
             await self._make()
+        if self.random.random() < 0.5:
+            self.cache = await ModelledCache.make(self.device, self.random)
         for _ in range(faults):
             for _ in range(self.random.randint(0, 16)):
                 await self._step()
             await self._fault()
+            if self.cache is not None:
+                self.counts["tokens lost"] += await self.cache.recover(self._failed)
             for buffer in list(self.buffers):
                 await self._check(buffer)
             while not self.buffers:
@@ -208,16 +216,22 @@ class Program:
         buffer = draw.choice(self.buffers)
         step = draw.choice(
             ["write", "write", "write", "batch", "record", "scribble", "make", "free"]
+            + ["cache"] * 4 * (self.cache is not None)
         )
         self.counts[step] += 1
-        if step == "make" and len(self.buffers) < 6:
+        if step == "cache":
+            assert self.cache is not None
+            await (
+                self.cache.change() if draw.random() < 0.9 else self.cache.scribble(self._scribbler)
+            )
+        elif step == "make" and len(self.buffers) < 6:
             await self._make()
         elif step == "free" and len(self.buffers) > 1:
             self.buffers.remove(buffer)
             if draw.random() < 0.5 and not buffer.lost:
                 await self.device.free(buffer.ref)
         elif step == "scribble":
-            self._scribble(buffer)
+            await self._scribble(buffer)
         elif step == "batch":
             await self._batch()
         elif buffer.lost:
@@ -231,12 +245,12 @@ class Program:
             await call()
             buffer.write(key, values)
 
-    def _scribble(self, buffer: Modelled) -> None:
+    async def _scribble(self, buffer: Modelled) -> None:
         size = len(buffer.content)
         start = self.random.randrange(size)
         length = self.random.choice([1, 4, 100, 70000])
         data = self.numbers.bytes(min(length, size - start))
-        buffer.scribble(start, data)
+        await buffer.scribble(self._scribbler, start, data)
 
     async def _batch(self) -> None:
         written = [buffer for buffer in self.buffers if not buffer.lost]
@@ -283,15 +297,28 @@ class Program:
         # What was scribbled over before would be found by the write.
         busy = [buffer for buffer in busy if (buffer.content == buffer.proven).all()]
         idle = [buffer for buffer in self.buffers if buffer not in busy]
+        cache, appends = self.cache, draw.random() < 0.5
+        self._failed: Any = None
+
+        async def append() -> None:
+            assert cache is not None
+            self._failed = await cache.in_flight()
+
         async with trio.open_nursery() as nursery:
+            if cache is not None and appends:
+                nursery.start_soon(append)
             for buffer in busy:
                 nursery.start_soon(write, buffer)
             for _ in range(draw.choice([0, 1, 2, 5, 20])):
                 await trio.lowlevel.checkpoint()
             for buffer in idle:
                 if draw.random() < 0.3:
-                    self._scribble(buffer)
+                    await self._scribble(buffer)
                     self.counts["scribbled"] += 1
+            for _ in range(draw.randrange(3) if cache is not None and not appends else 0):
+                assert cache is not None
+                await cache.scribble(self._scribbler)
+                self.counts["cache scribbled"] += 1
             if draw.random() < 0.5:
                 await poison(self.device)
             else:

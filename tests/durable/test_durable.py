@@ -16,7 +16,8 @@ from atomr_accel.wire import CHUNK_BYTES
 
 from ..harness import Gate, cpu_only, opened, program, sized
 from ..seeds import draw
-from .programs import CHANGED, IN_FLIGHT, Program, scribble
+from .programs import CHANGED, IN_FLIGHT, Program
+from .scribbling import Scribbler, scribble
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -385,4 +386,4 @@ async def killed_at(step: int, device: Device, function: Any) -> bool:
 async def test_random_programs() -> None:
     async with opened() as device:
         for _ in range(sized(3, 20)):
-            await Program(device, random.Random(draw())).run()
+            await Program(device, random.Random(draw()), Scribbler(device)).run()

@@ -1,7 +1,9 @@
-"""Random programs with durable buffers, and faults that scribble over memory first.
+"""Random programs with durable buffers and caches, and faults that scribble over memory first.
 
-``python -m tests.soak.durable --programs 10000`` runs that number on the CPU backend. Each ends two
-contexts. Every change outside of writes in flight must be found, without a false alarm.
+``python -m tests.soak.durable --backend cuda --seconds 100 --seed 7`` runs as many as it can in
+that time, and ``--programs 10000`` that number. Each ends two contexts. Every change outside of
+writes in flight must be found, without a false alarm. ``--only 12`` repeats the program of that
+number.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import logging
 import random
 import sys
 import time
+import traceback
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -21,26 +24,30 @@ from atomr_accel import Standby, open_device
 from atomr_accel.actors import Backoff
 
 from ..durable.programs import Program
+from ..durable.scribbling import Scribbler
 
-_AT_ONCE = Backoff(initial=0.0, base=0.0, maximum=0.0)
 
-
-async def soak(programs: int, seed: int, counts: Counter[str], **options: Any) -> list[str]:
-    """Run programs; return the failures with the seeds of the programs that had them."""
+async def soak(words: argparse.Namespace, counts: Counter[str]) -> list[str]:
+    """Run programs; return the failures with the names of the programs that had them."""
     wrong: list[str] = []
-    options = {
+    options: dict[str, Any] = {
         "standby": Standby(hot=2),
         "backoff": Backoff(initial=0.0, base=0.0, maximum=0.0),
-        **options,
     }
-    async with open_device(0, backend="cpu", **options) as device:
-        for number in range(programs):
-            name = f"{seed}:{number}"
-            program = Program(device, random.Random(name))
+    numbers = range(words.programs) if words.only is None else [words.only]
+    end = trio.current_time() + words.seconds
+    async with open_device(0, backend=words.backend, **options) as device:
+        scribbler = Scribbler(device)
+        for number in numbers:
+            if trio.current_time() > end:
+                break
+            name = f"{words.seed}:{number}"
+            program = Program(device, random.Random(name), scribbler)
             try:
                 await program.run()
-            except AssertionError as error:
-                wrong.append(f"program {name}: {error}")
+            except Exception:  # noqa: BLE001 - whatever it is, the other programs run, too
+                wrong.append(f"program {name}: {traceback.format_exc()}")
+                print(wrong[-1], flush=True)
             counts += program.counts
             counts["programs"] += 1
         counts["faults"] = device.statistics().faults
@@ -50,14 +57,17 @@ async def soak(programs: int, seed: int, counts: Counter[str], **options: Any) -
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--programs", type=int, default=10000)
+    parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--programs", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int)
     words = parser.parse_args()
     logging.disable(logging.CRITICAL)  # a line for each restart
     counts: Counter[str] = Counter()
     begun = time.monotonic()
-    wrong = trio.run(partial(soak, words.programs, words.seed, counts))
-    print(*wrong, dict(counts), f"{time.monotonic() - begun:.0f} s, {len(wrong)} wrong", sep="\n")
+    wrong = trio.run(partial(soak, words, counts))
+    print(dict(counts), f"{time.monotonic() - begun:.0f} s, {len(wrong)} wrong", sep="\n")
     sys.exit(bool(wrong))
 
 

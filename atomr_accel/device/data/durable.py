@@ -125,7 +125,7 @@ class DurableBuffers:
         block = _require_lasting(core, ref)
         state, checks = block.durable or block.digests, True
         if isinstance(state, RowDigests):
-            raise ValueError(
+            raise ValueError(  # noqa: TRY004 - it is of the right type
                 "ref must not be the memory of a cache, whose rows have digests of their own; "
                 "verify these: await cache.recover()"
             )

@@ -74,12 +74,12 @@ class CacheDigests:
         self._refs: Final = (k, v)
         self._shape: Final = k.shape[:3]
         self.epoch = memory.epoch
-        states = []
+        states: list[RowDigests] = []
         for ref, name in ((k, "k"), (v, "v")):
             require_readable(ref, memory, name)
             states.append(RowDigests(rows := int(np.prod(self._shape)), ref.nbytes // rows))
             memory.make_durable(ref.block, states[-1])
-        self._states: Final = tuple(states)
+        self._states: Final = (states[0], states[1])
 
     def new_rows(self, layers: Iterable[int], lengths: Any, new: int, table: Any) -> Rows:
         """Return the numbers of ``new`` rows behind those of sequences."""
@@ -95,11 +95,15 @@ class CacheDigests:
         firsts = (np.arange(layers)[:, None] * most + np.asarray(pages, np.intp)) * size
         return (firsts[..., None] + np.arange(size)).ravel()
 
+    def proven(self, rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return which rows have digests that prove them."""
+        keys, values = self._states
+        return keys.proven(rows) & values.proven(rows)
+
     def doubtful(self, copies: Sequence[tuple[int, int]]) -> Rows:
         """Return the rows in copies of pages that need a digest, because their sources lack one."""
         sources, targets = (self.in_pages([each[at] for each in copies]) for at in (0, 1))
-        proven = self._states[0].proven(sources) & self._states[1].proven(sources)
-        return targets[~proven]
+        return targets[~self.proven(sources)]
 
     def copied(self, copies: Sequence[tuple[int, int]]) -> None:
         """Note copies of pages, which have the digests of their sources."""

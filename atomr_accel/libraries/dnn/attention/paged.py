@@ -1,4 +1,4 @@
-"""Caches of ``device.dnn.kv_cache``: keys and values of growing sequences, in pages of device memory.
+"""Caches of ``device.dnn.kv_cache``: keys and values of growing sequences, in pages of memory.
 
 Which pages a sequence has is known here, in the program; a call sends the tables along. So
 a page is given out and taken back without asking the device, and sequences that begin
@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 import numpy as np
@@ -49,6 +48,7 @@ from .checked import NOT_CACHED, forward
 from .durable_rows import CacheDigests, CacheRows, CacheScan, RecoveredSequence, say_rows
 from .graph import AttentionSpec
 from .options import BUFFERS, AttentionOptions, checked
+from .sequences import CacheGrowth, HeldPage, KVCacheStatistics, PagedSequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -59,65 +59,6 @@ if TYPE_CHECKING:
     from ..graph._run import DnnPlanCache
 
 _INT32: Final = as_dtype("int32")
-
-
-@dataclass(frozen=True, slots=True)
-class KVCacheStatistics:
-    """Contents of a cache.
-
-    Attributes:
-        sequences: number of sequences.
-        tokens: rows of all sequences, each counted in its longest layer.
-        pages: number of pages.
-        used: pages in use.
-        shared: pages in use by more than one sequence.
-        copied: pages that were copied so far, because a sequence wrote to a shared page.
-        nbytes: bytes of memory, in use or not.
-    """
-
-    sequences: int
-    tokens: int
-    pages: int
-    used: int
-    shared: int
-    copied: int
-    nbytes: int
-
-
-@dataclass(slots=True)
-class _PagedSequence:
-    """A sequence.
-
-    Attributes:
-        pages: in order.
-        lengths: in each layer.
-        growing: whether a block of ``growing`` is open with it.
-    """
-
-    pages: list[int]
-    lengths: list[int]
-    growing: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _CacheGrowth:
-    """Changes that new rows need, before they are written.
-
-    Attributes:
-        layer: the layer of the rows.
-        new: number of rows for each sequence.
-        lengths: lengths of the sequences before, in that layer.
-        pages: their pages afterwards.
-        copies: pages to copy, from and to.
-        taken: number of pages taken from the free ones.
-    """
-
-    layer: int
-    new: int
-    lengths: dict[int, int]
-    pages: dict[int, list[int]]
-    copies: list[tuple[int, int]]
-    taken: int
 
 
 @final
@@ -151,10 +92,12 @@ class PagedKVCache(AttentionPart[D]):
         self._layers: Final[int] = k.shape[0]
         self._free: list[int] = list(reversed(range(k.shape[1])))
         self._users: Counter[int] = Counter()
-        self._sequences: dict[int, _PagedSequence] = {}
+        self._sequences: dict[int, PagedSequence] = {}
         self._numbers: Final = itertools.count()
         self._copied: Final[Counter[int]] = Counter()
         self._digests: Final = digests
+        self._held: list[HeldPage] = []
+        self._longest: dict[int, int] = {}
 
     @property
     def durable(self) -> bool:
@@ -178,7 +121,7 @@ class PagedKVCache(AttentionPart[D]):
 
     def new(self) -> int:
         """Begin an empty sequence; its number."""
-        return self._add(_PagedSequence([], [0] * self._layers))
+        return self._add(PagedSequence([], [0] * self._layers))
 
     def fork(self, sequence: int) -> int:
         """Begin a sequence as a copy of another one, and return its number.
@@ -192,7 +135,7 @@ class PagedKVCache(AttentionPart[D]):
         self._require_recovered()
         old = self._idle(sequence)
         self._users.update(old.pages)
-        return self._add(_PagedSequence(list(old.pages), list(old.lengths)))
+        return self._add(PagedSequence(list(old.pages), list(old.lengths)))
 
     def free(self, sequence: int) -> None:
         """End a sequence. Pages that it shares with no other sequence are free at once.
@@ -243,6 +186,7 @@ class PagedKVCache(AttentionPart[D]):
     def statistics(self) -> KVCacheStatistics:
         """A snapshot."""
         pages = self.k.shape[1]
+        self._let_go()
         return KVCacheStatistics(
             sequences=len(self._sequences),
             tokens=sum(max(each.lengths) for each in self._sequences.values()),
@@ -282,6 +226,10 @@ class PagedKVCache(AttentionPart[D]):
             memory = preparer.memory
             for ref in (self.k, self.v):
                 require_readable(ref, memory, "the cache")
+            if digests.epoch is not memory.epoch:
+                for number, sequence in self._sequences.items():
+                    self._longest.setdefault(number, max(sequence.lengths))
+                self._take_back()
             if scan is None or scan.epoch is not memory.epoch:
                 held = {
                     number: (tuple(each.pages), tuple(each.lengths))
@@ -301,7 +249,7 @@ class PagedKVCache(AttentionPart[D]):
             sequence = self._sequences.get(number)
             if sequence is None:
                 continue
-            before = max(sequence.lengths)
+            before = self._longest.get(number, max(sequence.lengths))
             first, changed = scan.kept(number)
             if first is not None:
                 sequence.lengths[:] = [min(length, first) for length in sequence.lengths]
@@ -310,6 +258,7 @@ class PagedKVCache(AttentionPart[D]):
             now = max(sequence.lengths)
             told[number] = RecoveredSequence(now, before - now, changed)
         digests.epoch = scan.epoch
+        self._longest.clear()
         return told
 
     def _require_recovered(self) -> None:
@@ -376,12 +325,12 @@ class PagedKVCache(AttentionPart[D]):
         table = np.pad(table[:, :wide], ((0, 0), (0, max(0, wide - table.shape[1]))))
         before = np.array([*growth.lengths.values()], np.int32)
         epoch = memory.epoch
+        rows = None if digests is None else digests.new_rows(layers, before, new, table)
         self._copy_pages(growth)
-        self._take(growth)
+        self._take(growth, rows)
         grown = [self._sequences[number] for number in growth.pages]
         for sequence in grown:
             sequence.growing = True
-        rows = None if digests is None else digests.new_rows(layers, before, new, table)
         if digests is not None and rows is not None:
             digests.declare(rows)
         try:
@@ -425,7 +374,7 @@ class PagedKVCache(AttentionPart[D]):
             data = np.concatenate([after, table.ravel()]).tobytes()
             append = appending.message(lengths.address, rows.address)
             message = Grow((SequenceUpload(lengths.address, data),), append, NOTHING, (), None)
-            self._say_rows(growth, table, appending.k_cache, appending.v_cache)
+            rows = self._say_rows(growth, table, appending.k_cache, appending.v_cache)
             reads, writes = appending.blocks(self.home.memory)
             require_no_alias(
                 "append",
@@ -434,7 +383,7 @@ class PagedKVCache(AttentionPart[D]):
             )
 
             def sent() -> None:
-                self._commit(growth)
+                self._commit(growth, rows)
 
             return Submission(message, reads, [*writes, lengths], sent=sent)
 
@@ -515,7 +464,7 @@ class PagedKVCache(AttentionPart[D]):
         if (k is None) != (v is None):
             raise ValueError("k and v belong together: new keys and new values")
         memory = self.home.memory
-        growing: list[_CacheGrowth] = []
+        growing: list[tuple[CacheGrowth, Rows | None]] = []
 
         def make() -> AttentionCall:
             require(q, memory, "q", (self.k.dtype,))
@@ -523,7 +472,6 @@ class PagedKVCache(AttentionPart[D]):
             growing.clear()
             if k is not None and v is not None:
                 growth, appending = self._growing(sequences, k, v, layer)
-                growing.append(growth)
             else:
                 growth = self._grown(sequences, 0, layer)
             after = self._after(growth)
@@ -531,7 +479,7 @@ class PagedKVCache(AttentionPart[D]):
                 raise ValueError("there is a sequence without any rows to attend to")
             table = self._table(growth.pages.values())
             if appending is not None:
-                self._say_rows(growth, table, reads["k"], reads["v"])
+                growing.append((growth, self._say_rows(growth, table, reads["k"], reads["v"])))
             call = self._call(q, table, after, growth.layer)
             call.appending = appending
             spec = scored(call, chosen, memory, batch=len(after), backward=False).spec
@@ -541,8 +489,8 @@ class PagedKVCache(AttentionPart[D]):
             return forward(call, shape, lse=lse)
 
         def sent() -> None:
-            for growth in growing:
-                self._commit(growth)
+            for growth, rows in growing:
+                self._commit(growth, rows)
 
         at = self._layer(layer)
         scores = {each: getattr(chosen, each) for each in BUFFERS}
@@ -590,7 +538,7 @@ class PagedKVCache(AttentionPart[D]):
 
     def _growing(
         self, sequences: Sequence[int], k: GpuRef, v: GpuRef, layer: int
-    ) -> tuple[_CacheGrowth, Appending]:
+    ) -> tuple[CacheGrowth, Appending]:
         """Check new rows, and return the changes that they need and how to write them."""
         memory, dtype = self.home.memory, (self.k.dtype,)
         new = k.shape[1] if len(getattr(k, "shape", ())) == 4 else 1
@@ -610,7 +558,7 @@ class PagedKVCache(AttentionPart[D]):
         )
         return growth, appending
 
-    def _grown(self, sequences: Sequence[int], new: int, layer: int) -> _CacheGrowth:
+    def _grown(self, sequences: Sequence[int], new: int, layer: int) -> CacheGrowth:
         """Return the changes that new rows need, without applying them.
 
         Raises:
@@ -619,6 +567,7 @@ class PagedKVCache(AttentionPart[D]):
             GpuRefStale: the cache has to recover first.
         """
         self._require_recovered()
+        self._let_go()
         at = self._layer(layer)
         found = [(self._idle if new else self._get)(each) for each in sequences]
         if not found or len(set(sequences)) != len(found):
@@ -647,7 +596,7 @@ class PagedKVCache(AttentionPart[D]):
         if short:
             raise self._full(short)
         lengths = {number: each.lengths[at] for number, each in zip(sequences, found, strict=True)}
-        return _CacheGrowth(at, new, lengths, pages, copies, len(self._free) - len(free))
+        return CacheGrowth(at, new, lengths, pages, copies, len(self._free) - len(free))
 
     def _full(self, short: int) -> OutOfMemory:
         pages, free = self.k.shape[1], len(self._free)
@@ -661,35 +610,73 @@ class PagedKVCache(AttentionPart[D]):
             largest_free=free * nbytes,
         )
 
-    def _commit(self, growth: _CacheGrowth) -> None:
+    def _commit(self, growth: CacheGrowth, rows: Rows | None) -> None:
         """Apply the changes that ``_grown`` has found, because its message is being sent."""
-        self._take(growth)
+        self._take(growth, rows)
         for number in growth.pages:
             self._sequences[number].lengths[growth.layer] += growth.new
 
-    def _take(self, growth: _CacheGrowth) -> None:
-        """Take the pages that new rows need."""
+    def _take(self, growth: CacheGrowth, rows: Rows | None) -> None:
+        """Take the pages that new rows need; ``rows`` are those, if the cache is durable."""
         del self._free[len(self._free) - growth.taken :]
         for number, pages in growth.pages.items():
             sequence = self._sequences[number]
             self._users.update(pages)
+            if rows is not None and growth.copies:
+                self._hold(number, pages, rows)
             self._release(sequence.pages)
             sequence.pages = pages
         self._copied[growth.layer] += len(growth.copies)
         if self._digests is not None and growth.copies:
             self._digests.copied(growth.copies)
 
-    def _say_rows(self, growth: _CacheGrowth, table: Any, *caches: GpuRef) -> None:
-        """Note which rows an op writes by its views of a durable cache."""
+    def _hold(self, number: int, pages: list[int], rows: Rows) -> None:
+        """Keep the pages that a sequence replaces by copies."""
+        sequence = self._sequences[number]
+        for place, (old, new) in enumerate(zip(sequence.pages, pages, strict=False)):
+            if old != new:
+                self._users[old] += 1
+                lengths = tuple(sequence.lengths)
+                self._held.append(HeldPage(number, place, old, new, lengths, rows))
+
+    def _let_go(self) -> None:
+        """Release pages whose copies are proven, or not needed any more."""
+        if self._digests is None or not self._held:
+            return
+        left = []
+        for held in self._held:
+            if held.number in self._sequences and not self._digests.proven(held.rows).all():
+                left.append(held)
+            else:
+                self._release([held.old])
+        self._held = left
+
+    def _take_back(self) -> None:
+        """Return to pages of which a copy was in flight at a fault."""
+        self._let_go()
+        for held in reversed(self._held):
+            sequence = self._sequences[held.number]
+            if sequence.pages[held.place : held.place + 1] == [held.new]:
+                sequence.pages[held.place] = held.old
+                pairs = zip(sequence.lengths, held.lengths, strict=True)
+                sequence.lengths[:] = [min(pair) for pair in pairs]
+                self._release([held.new])
+            else:
+                self._release([held.old])
+        self._held = []
+
+    def _say_rows(self, growth: CacheGrowth, table: Any, *caches: GpuRef) -> Rows | None:
+        """Note which rows an op writes by its views of a durable cache, and return them."""
         digests = self._digests
         if digests is None:
-            return
+            return None
         rows = digests.new_rows((growth.layer,), [*growth.lengths.values()], growth.new, table)
         if growth.copies:
             rows = np.union1d(rows, digests.doubtful(growth.copies))
         say_rows(caches, rows)
+        return rows
 
-    def _copy_pages(self, growth: _CacheGrowth) -> None:
+    def _copy_pages(self, growth: CacheGrowth) -> None:
         """Copy shared pages that are going to be written."""
         lane, digests = self.home.memory_lane.name, self._digests
         rows: Rows | None = None
@@ -712,11 +699,11 @@ class PagedKVCache(AttentionPart[D]):
         return table
 
     @staticmethod
-    def _after(growth: _CacheGrowth) -> Any:
+    def _after(growth: CacheGrowth) -> Any:
         """The lengths of sequences with their new rows."""
         return np.array([*growth.lengths.values()], np.int32) + np.int32(growth.new)
 
-    def _fit(self, sequence: _PagedSequence) -> None:
+    def _fit(self, sequence: PagedSequence) -> None:
         """Release the pages behind the rows of a sequence."""
         keep = -(-max(sequence.lengths) // self.page_size)
         self._release(sequence.pages[keep:])
@@ -729,18 +716,18 @@ class PagedKVCache(AttentionPart[D]):
                 del self._users[page]
                 self._free.append(page)
 
-    def _add(self, sequence: _PagedSequence) -> int:
+    def _add(self, sequence: PagedSequence) -> int:
         number = next(self._numbers)
         self._sequences[number] = sequence
         return number
 
-    def _get(self, sequence: int) -> _PagedSequence:
+    def _get(self, sequence: int) -> PagedSequence:
         found = self._sequences.get(sequence)
         if found is None:
             raise ValueError(f"there is no sequence {sequence!r} in this cache; it has {len(self)}")
         return found
 
-    def _idle(self, sequence: int) -> _PagedSequence:
+    def _idle(self, sequence: int) -> PagedSequence:
         found = self._get(sequence)
         if found.growing:
             raise ValueError(
