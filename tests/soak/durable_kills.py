@@ -1,9 +1,10 @@
 """Hosts killed at every await of writes to a durable buffer; no ref may continue with wrong bytes.
 
-``python -m tests.soak.durable_kills --kills 1000`` kills that number of hosts on the CPU backend.
-Each time a program of writes is interrupted by ``SIGKILL`` when its task awaits something: at the
-next await each time, until the program ends before it. Every second time, the kill comes up to 2 ms
-after the await has begun.
+``python -m tests.soak.durable_kills --kills 1000 --backend cuda --seconds 100 --seed 7`` kills that
+number of hosts, or as many as it can in that time. Each time a program of writes, or of appends to a
+durable cache, is interrupted by ``SIGKILL`` when its task awaits something: at the next await each
+time, until the program ends before it. Every second time, the kill comes up to 2 ms after the await
+has begun.
 """
 
 from __future__ import annotations
@@ -33,11 +34,17 @@ if TYPE_CHECKING:
 
 SIZE = 40_000  # elements of float32: three chunks, the last one in part
 
+HEADS, SIZE_OF_HEAD, PAGE, PROMPT = 2, 16, 4, 5
+
 Write = tuple["Callable[[Device, GpuRef], Awaitable[object]]", slice, float]
 """A write, the elements that it sets, and to what."""
 
 
 def _set(array: Any, value: float) -> None:
+    if hasattr(array, "__cuda_array_interface__"):
+        import cupy
+
+        array = cupy.asarray(array)
     array[:] = value
 
 
@@ -163,40 +170,87 @@ async def kill_one(
     return ended, "" if good else f"step {step}: wrong bytes after {done} writes"
 
 
-async def soak(kills: int, counts: Counter[str]) -> list[str]:
+async def kill_appends(
+    device: Device, step: int, delay: float, counts: Counter[str]
+) -> tuple[bool, str]:
+    """Kill the host at one checkpoint of appends to a durable cache.
+
+    Returns:
+        True if all appends had ended before that; the failure, or an empty text.
+    """
+    cache = await device.dnn.kv_cache(16, PAGE, HEADS, SIZE_OF_HEAD, dtype="float16", durable=True)
+    one = cache.new()
+    row = await device.put(np.full((1, PROMPT, HEADS, SIZE_OF_HEAD), 1, np.float16))
+    await cache.append([one], row, row)
+    other = cache.fork(one)
+    done = 0
+
+    async def write() -> None:
+        nonlocal done
+        for number in (2, 3):
+            new = await device.put(np.full((2, 2, HEADS, SIZE_OF_HEAD), number, np.float16))
+            await cache.append([one, other], new, new)
+            done += 1
+
+    ended = await killed_at(step, delay, device, write)
+    counts["kills"] += 1
+    found = await cache.recover()
+    expected = [1] * PROMPT + [2, 2, 3, 3]
+    memory = (await device.get(cache.k)).reshape(-1, HEADS * SIZE_OF_HEAD)
+    for each in (one, other):
+        length = cache.length(each)
+        if found[each].changed or not PROMPT + 2 * done <= length <= PROMPT + 2 * done + 2:
+            return ended, f"step {step}: {found[each]} after {done} appends"
+        pages = cache.pages(each)
+        rows = [pages[at // PAGE] * PAGE + at % PAGE for at in range(length)]
+        if (memory[rows] != np.array(expected[:length])[:, None]).any():
+            return ended, f"step {step}: wrong tokens after {done} appends"
+    counts["tokens lost"] += sum(one.lost for one in found.values())
+    return ended, ""
+
+
+async def soak(words: argparse.Namespace, counts: Counter[str]) -> list[str]:
     """Kill hosts, and return the failures."""
+    kills, end = words.kills, trio.current_time() + words.seconds
     wrong: list[str] = []
     options: dict[str, Any] = {
         "standby": Standby(hot=2),
         "backoff": Backoff(initial=0.0, base=0.0, maximum=0.0),
     }
-    draw = random.Random(0)
-    async with open_device(0, backend="cpu", **options) as device:
-        turn = 0
-        while counts["kills"] < kills:
+    draw = random.Random(words.seed)
+    async with open_device(0, backend=words.backend, **options) as device:
+        turn = words.seed
+        while counts["kills"] < kills and trio.current_time() < end:
             writes = WRITES[turn % len(WRITES) :] + WRITES[: turn % len(WRITES)]
             turn += 1
             ended, step = False, 0
-            while not ended and counts["kills"] < kills:
+            while not ended and counts["kills"] < kills and trio.current_time() < end:
                 delay = draw.uniform(0, 0.002) if turn % 2 else 0.0
-                ended, said = await kill_one(device, writes, step, delay, counts)
+                if turn % 3:
+                    ended, said = await kill_one(device, writes, step, delay, counts)
+                else:
+                    ended, said = await kill_appends(device, step, delay, counts)
                 step += 1
                 if said:
                     wrong.append(f"turn {turn}, {said}")
-        counts["turns"] = turn
+                    print(wrong[-1], flush=True)
+        counts["turns"] = turn - words.seed
     return wrong
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--kills", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=100)
+    parser.add_argument("--seed", type=int, default=0)
     words = parser.parse_args()
     logging.disable(logging.CRITICAL)  # a line for each restart
     counts: Counter[str] = Counter()
     begun = time.monotonic()
-    wrong = trio.run(partial(soak, words.kills, counts))
-    print(*wrong, dict(counts), f"{time.monotonic() - begun:.0f} s, {len(wrong)} wrong", sep="\n")
+    wrong = trio.run(partial(soak, words, counts))
+    print(dict(counts), f"{time.monotonic() - begun:.0f} s, {len(wrong)} wrong", sep="\n")
     sys.exit(bool(wrong))
 
 
