@@ -1,6 +1,6 @@
 """Durable memory: the tokens of a paged cache that survive a fault, and what digests cost.
 
-``python -m tests.benchmarks.bench_durable --backend cuda --gib 20`` fills a durable cache of that
+``python tests/benchmarks/bench_durable.py --backend cuda --gib 20`` fills a durable cache of that
 size with 256 sequences. A kernel scribbles over 100 of its pages, then the device faults. It prints
 the share of tokens that were kept, and the milliseconds from the fault's detection until attention
 computes with the recovered cache. Then it compares steps with durable buffers and with plain ones:
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -22,7 +24,9 @@ from atomr_accel import Standby, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import poison
 
-from ..durable.scribbling import Scribbler
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.durable.scribbling import Scribbler
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

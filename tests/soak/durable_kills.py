@@ -1,10 +1,10 @@
 """Hosts killed at every await of writes to a durable buffer; no ref may continue with wrong bytes.
 
 ``python -m tests.soak.durable_kills --kills 1000 --backend cuda --seconds 100 --seed 7`` kills that
-number of hosts, or as many as it can in that time. Each time a program of writes, or of appends to a
-durable cache, is interrupted by ``SIGKILL`` when its task awaits something: at the next await each
-time, until the program ends before it. Every second time, the kill comes up to 2 ms after the await
-has begun.
+number of hosts, or as many as it can in that time. Each time a program of writes, or of appends to
+a durable cache, is interrupted by ``SIGKILL`` when its task awaits something: at the next await
+each time, until the program ends before it. Every second time, the kill comes up to 2 ms after the
+await has begun.
 """
 
 from __future__ import annotations

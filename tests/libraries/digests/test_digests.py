@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from xxhash import xxh64_digest
 
 from atomr_accel.libraries.digests.host import _cuda
-from atomr_accel.libraries.digests.host._cuda import KERNEL, SOURCE, CudaDigests
-from atomr_accel.libraries.digests.wire.digest import digests_of
-from atomr_accel.libraries.digests.wire.messages import LEAF_BYTES, Digest
+from atomr_accel.libraries.digests.host._cuda import KERNEL, ROW_KERNEL, SOURCE, CudaDigests
+from atomr_accel.libraries.digests.wire.digest import digests_of, digests_of_rows
+from atomr_accel.libraries.digests.wire.messages import LEAF_BYTES, Digest, RowRange
 from atomr_accel.wire import CHUNK_BYTES
 
 from ...harness import needs_nvrtc
@@ -66,20 +66,20 @@ class FakeDriver:
 class FakeKernels:
     """Launches the kernel on the host."""
 
-    launch: Launch
+    launches: dict[str, Launch]
 
     def __init__(self, *_: object) -> None:
         pass
 
     def function(self, name: str) -> str:
-        assert name == KERNEL
+        assert name in self.launches
         return name
 
     def prepare_blocks(
-        self, _function: str, blocks: int, threads: int, shared: int, arguments: Any
+        self, function: str, blocks: int, threads: int, shared: int, arguments: Any
     ) -> Any:
         assert shared == 0
-        return lambda: type(self).launch(bytes(arguments.pointers), (blocks, 1), threads)
+        return lambda: self.launches[function](bytes(arguments.pointers), (blocks, 1), threads)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -93,23 +93,48 @@ class FakeContext:
 
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    body = (
-        "struct Arguments { const unsigned char* data; u64* answer; u64 size; };\n"
-        f"static void run(Arguments a) {{ {KERNEL}(a.data, a.answer, a.size); }}"
-    )
-    return compile_bodies(on_host(SOURCE), [body], "run", tmp_path_factory.mktemp("digests"))[0]
+def launches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
+    bodies = [
+        (
+            "struct Arguments { const unsigned char* data; u64* answer; u64 size; };\n"
+            f"static void run(Arguments a) {{ {KERNEL}(a.data, a.answer, a.size); }}"
+        ),
+        (
+            "struct Arguments { const unsigned char* data; u64* answer; const unsigned* rows;"
+            " u64 count, row_bytes; };\n"
+            f"static void run(Arguments a) {{ {ROW_KERNEL}(a.data, a.answer, a.rows, a.count,"
+            " a.row_bytes); }"
+        ),
+    ]
+    folder = tmp_path_factory.mktemp("digests")
+    made = compile_bodies(on_host(SOURCE), bodies, "run", folder)
+    return dict(zip((KERNEL, ROW_KERNEL), made, strict=True))
+
+
+@given(row_bytes=st.integers(1, 40).map(lambda words: 8 * words), count=st.integers(0, 9))
+def test_a_digest_of_a_row_is_of_its_bytes(row_bytes: int, count: int) -> None:
+    data = rng().bytes(10 * row_bytes)
+    rows = rng().integers(0, 10, count)
+    expected = [xxh64_digest(data[row_bytes * row :][:row_bytes])[::-1] for row in rows]
+    sent = RowRange.of(0, row_bytes, rows)
+    assert digests_of_rows(memoryview(data), row_bytes, sent.rows) == b"".join(expected)
 
 
 @needs_compiler
 @pytest.mark.slow
-@given(several=st.lists(sizes, max_size=3))
+@given(
+    several=st.lists(sizes, max_size=3),
+    rows=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 200)), max_size=2),
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_kernel_computes_what_the_cpu_does(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch, several: list[int]
+    launches: dict[str, Launch],
+    monkeypatch: pytest.MonkeyPatch,
+    several: list[int],
+    rows: list[tuple[int, int]],
 ) -> None:
     driver = FakeDriver()
-    FakeKernels.launch = staticmethod(launch)
+    FakeKernels.launches = launches
     monkeypatch.setattr(_cuda, "driver", driver)
     monkeypatch.setattr(_cuda, "check", lambda _call, result: result)
     monkeypatch.setattr(_cuda, "Kernels", FakeKernels)
@@ -120,17 +145,26 @@ def test_the_kernel_computes_what_the_cpu_does(
     for whole, each in zip(aligned, data, strict=True):
         whole[: len(each)] = each
     ranges = tuple((each.ctypes.data, size) for each, size in zip(aligned, several, strict=True))
+    expected = [digests_of(each.data) for each in data]
+    parts, kept = [], []
+    for words, count in rows:
+        memory = rng().integers(0, 1 << 60, (20, words))
+        part = RowRange.of(memory.ctypes.data, 8 * words, rng().integers(0, 20, count))
+        expected.append(digests_of_rows(memory.view(np.uint8).data.cast("B"), 8 * words, part.rows))
+        parts.append(part)
+        kept.append(memory)
     for _ in range(2):  # the second time in the same memory
-        later = digests.handlers[Digest](Digest(ranges))
-        assert later.read() == b"".join(digests_of(each.data) for each in data)
+        later = digests.handlers[Digest](Digest(ranges, tuple(parts)))
+        assert later.read() == b"".join(expected)
     assert len(driver.cells) == 1
     digests.close()
     assert not driver.cells
 
 
 @needs_nvrtc
-def test_the_kernel_compiles() -> None:
+@pytest.mark.parametrize("kernel", [KERNEL, ROW_KERNEL])
+def test_the_kernel_compiles(kernel: str) -> None:
     from atomr_accel.executors.compiler import compile_cubin
 
-    image, lowered, log, *_ = compile_cubin(SOURCE.text, KERNEL, (), (9, 0))
-    assert (image[:4], lowered, log) == (b"\x7fELF", KERNEL, "")
+    image, lowered, log, *_ = compile_cubin(SOURCE.text, kernel, (), (9, 0))
+    assert (image[:4], lowered, log) == (b"\x7fELF", kernel, "")

@@ -158,7 +158,8 @@ class FunctionRunner:
             self.begin()
             try:
                 buffers = [self.array_of(buffer) for buffer in message.buffers]
-                function, args = loads(message.data, parts, buffers.__getitem__)
+                with IMPORTS.alone():
+                    function, args = loads(message.data, parts, buffers.__getitem__)
                 return self._apply(function, (*first, *args))
             finally:
                 self.end()
