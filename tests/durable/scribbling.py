@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Scribbler:
 
     def __init__(self, device: Device) -> None:
         self._device: Final = device
-        self._kernel: Kernel | None = None
+        self._kernel: Kernel[Any] | None = None
 
     async def __call__(self, ref: GpuRef, start: int, data: bytes) -> None:
         """Write bytes to a buffer from an offset on."""

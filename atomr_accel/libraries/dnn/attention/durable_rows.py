@@ -87,7 +87,8 @@ class CacheDigests:
         places = np.asarray(lengths, np.intp)[:, None] + np.arange(new)
         in_layer = np.take_along_axis(table.astype(np.intp), places // size, 1) * size
         in_layer += places % size
-        return np.concatenate([in_layer.ravel() + layer * pages * size for layer in layers])
+        flat: Rows = in_layer.ravel()
+        return np.concatenate([flat + layer * pages * size for layer in layers])
 
     def in_pages(self, pages: Sequence[int]) -> Rows:
         """Return the numbers of all rows in pages, in all layers."""

@@ -374,7 +374,7 @@ class PagedKVCache(AttentionPart[D]):
             data = np.concatenate([after, table.ravel()]).tobytes()
             append = appending.message(lengths.address, rows.address)
             message = Grow((SequenceUpload(lengths.address, data),), append, NOTHING, (), None)
-            rows = self._say_rows(growth, table, appending.k_cache, appending.v_cache)
+            written = self._say_rows(growth, table, appending.k_cache, appending.v_cache)
             reads, writes = appending.blocks(self.home.memory)
             require_no_alias(
                 "append",
@@ -383,7 +383,7 @@ class PagedKVCache(AttentionPart[D]):
             )
 
             def sent() -> None:
-                self._commit(growth, rows)
+                self._commit(growth, written)
 
             return Submission(message, reads, [*writes, lengths], sent=sent)
 
