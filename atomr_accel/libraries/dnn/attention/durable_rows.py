@@ -87,8 +87,7 @@ class CacheDigests:
         places = np.asarray(lengths, np.intp)[:, None] + np.arange(new)
         in_layer = np.take_along_axis(table.astype(np.intp), places // size, 1) * size
         in_layer += places % size
-        flat: Rows = in_layer.ravel()
-        return np.concatenate([flat + layer * pages * size for layer in layers])
+        return np.concatenate([in_layer.ravel() + layer * pages * size for layer in layers])
 
     def in_pages(self, pages: Sequence[int]) -> Rows:
         """Return the numbers of all rows in pages, in all layers."""
@@ -104,7 +103,8 @@ class CacheDigests:
     def doubtful(self, copies: Sequence[tuple[int, int]]) -> Rows:
         """Return the rows in copies of pages that need a digest, because their sources lack one."""
         sources, targets = (self.in_pages([each[at] for each in copies]) for at in (0, 1))
-        return targets[~self.proven(sources)]
+        doubtful: Rows = targets[~self.proven(sources)]
+        return doubtful
 
     def copied(self, copies: Sequence[tuple[int, int]]) -> None:
         """Note copies of pages, which have the digests of their sources."""
