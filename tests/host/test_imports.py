@@ -71,46 +71,6 @@ def test_functions_run_side_by_side() -> None:
     assert not together.broken
 
 
-def test_functions_load_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A package that is being imported waits for its module, which waits for the package."""
-    package = tmp_path / "loaded_alone"
-    package.mkdir()
-    (package / "__init__.py").write_text(
-        "import threading\nbegun, go = threading.Event(), threading.Event()\n"
-        "import sys\nsys.loaded_alone = begun, go\nbegun.set()\ngo.wait(20)\n"
-        "from .part import NAME\n"
-    )
-    (package / "part.py").write_text("NAME = 1\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "loaded_alone", None, raising=False)
-    errors: list[BaseException] = []
-    imports = Imports()
-
-    def load(name: str, waits: threading.Event) -> None:
-        try:
-            with imports.running(), imports.alone():
-                waits.set()
-                __import__(name)
-        except BaseException as error:  # noqa: BLE001 - told below
-            errors.append(error)
-
-    first, second = threading.Event(), threading.Event()
-    threads = [threading.Thread(target=load, args=("loaded_alone", first))]
-    threads[0].start()
-    assert first.wait(SECONDS)
-    threads.append(threading.Thread(target=load, args=("loaded_alone.part", second)))
-    threads[1].start()
-    assert not second.wait(0.02)  # until the first has ended
-    while getattr(sys, "loaded_alone", None) is None:
-        threads[0].join(0.001)
-    sys.loaded_alone[1].set()  # type: ignore[attr-defined]
-    for thread in threads:
-        thread.join(SECONDS)
-    assert not errors
-
-
 @pytest.mark.parametrize("names", [("", ".y"), (".y", "")], ids=["package-first", "part-first"])
 def test_import_waits_for_another_threads_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]

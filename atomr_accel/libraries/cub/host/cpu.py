@@ -103,7 +103,7 @@ def _ufunc(operator: OperatorSpec) -> Any:
         if operator.arguments[0] == "bool" and operator.kind == "identity":
             return np.logical_or if count == 2 else np.copy
         return ufunc
-    with IMPORTS.running(), IMPORTS.alone():
+    with IMPORTS.running():
         function: Any = cloudpickle.loads(operator.function)
     if isinstance(function, np.ufunc):
         return function

@@ -152,8 +152,7 @@ def _hooked(hook: Hook | None, values: _Array) -> _Array:
     import cloudpickle  # which few programs need
 
     with IMPORTS.running():
-        with IMPORTS.alone():
-            function = cloudpickle.loads(hook.function)
+        function = cloudpickle.loads(hook.function)
         # Of its own: it may write there, and what is loaded is the program's.
         made = np.asarray(function(values.flatten(), np.arange(values.size)))
     if made.size != values.size or number_kind(made.dtype) not in NUMBER_KINDS:

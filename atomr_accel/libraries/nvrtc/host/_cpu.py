@@ -164,7 +164,7 @@ def _functions(message: Load) -> _CpuModule:
         each.name: np.frombuffer(bytearray(each.data), DTYPES[each.dtype]).reshape(each.shape)
         for each in message.variables
     }
-    with IMPORTS.running(), IMPORTS.alone():
+    with IMPORTS.running():
         given = cloudpickle.loads(message.image)
     functions = tuple(
         None if function is None else twin_function(function, variables) for function in given

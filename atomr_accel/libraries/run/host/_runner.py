@@ -158,8 +158,7 @@ class FunctionRunner:
             self.begin()
             try:
                 buffers = [self.array_of(buffer) for buffer in message.buffers]
-                with IMPORTS.alone():
-                    function, args = loads(message.data, parts, buffers.__getitem__)
+                function, args = loads(message.data, parts, buffers.__getitem__)
                 return self._apply(function, (*first, *args))
             finally:
                 self.end()
