@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, final
 
 import msgspec
@@ -66,6 +67,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         dependencies: ``(lane, seq)`` of the ops in flight it must come after.
         sent: whether it was handed to the socket; until then it can be withdrawn.
         answered: whether it is over, with any outcome.
+        withdrawn: whether the host does nothing for it.
         task: the task that waits for it, if any.
         value: the value of the answer, if it has one.
         on_answer: called once it is over.
@@ -88,6 +90,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
     dependencies: tuple[tuple[int, int], ...] = ()
     sent: bool = False
     answered: bool = False
+    withdrawn: bool = False
     task: trio.lowlevel.Task | None = None
     value: Any = None
     on_answer: Callable[[], None] | None = None
@@ -185,7 +188,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
             return "lost"
         if self._error is not None:
             return "failed"
-        return "withdrawn" if self.message is WITHDRAWN else "done"
+        return "withdrawn" if self.withdrawn else "done"
 
     def result(self) -> Any:
         """Return the result of an answered op, or raise its error."""
@@ -209,13 +212,15 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         """Call ``callback`` once the op is over, however; now, if it is already."""
         if self.answered:
             callback()
-        else:
+        elif self.on_answer is None:
             self.on_answer = callback
+        else:
+            self.on_answer = partial(_call_both, self.on_answer, callback)
 
     def withdraw(self) -> None:
         """Let the host do nothing for it, if it is not on its way there yet."""
         if not self.sent and not self.message.required:
-            self.message, self.payload = WITHDRAWN, None
+            self.message, self.payload, self.withdrawn = WITHDRAWN, None, True
 
     def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         # The caller leaves now. If the host has the op, the op keeps its buffers until it is
@@ -224,6 +229,11 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         self.task = None
         self.withdraw()
         return trio.lowlevel.Abort.SUCCEEDED
+
+
+def _call_both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()
 
 
 def _like(error: Exception) -> Exception:

@@ -48,7 +48,8 @@ class Proof:
     Attributes:
         first: the first chunk.
         count: number of chunks.
-        checks: whether the digests must be those that are known, because nothing was written.
+        checks: whether the digests must be those that are known, because nothing was written. It
+            becomes true if the op is withdrawn.
         found: the digests, once they have arrived.
     """
 
@@ -57,7 +58,7 @@ class Proof:
     def __init__(self, first: int, count: int, *, checks: bool) -> None:
         self.first: Final = first
         self.count: Final = count
-        self.checks: Final = checks
+        self.checks = checks
         self.found: bytes | None = None
 
 

@@ -6,9 +6,12 @@ own, and needs no check before a write: no digest covers bytes that an op has no
 
 from __future__ import annotations
 
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Rows = np.ndarray[Any, np.dtype[np.intp]]
 """Numbers of rows."""
@@ -20,19 +23,37 @@ _MOST_ASKED: Final = 2**31 - 2
 
 
 @final
+class DeclaredRows:
+    """Rows that ops write which do not say themselves which rows they write.
+
+    Attributes:
+        rows: the rows.
+        doubtful: whether one of these ops has not written, which may be the one that was to.
+    """
+
+    __slots__ = ("doubtful", "rows")
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows: Final = rows
+        self.doubtful = False
+
+
+@final
 class RowProof:
     """Digests of rows that were asked for.
 
     Attributes:
         rows: the rows, in the order of their digests.
         number: the number of the question, which the rows have until a later write.
+        declared: what says that the op writes the rows, unless it does itself.
     """
 
-    __slots__ = ("number", "rows")
+    __slots__ = ("declared", "number", "rows")
 
-    def __init__(self, rows: Rows, number: int) -> None:
+    def __init__(self, rows: Rows, number: int, declared: Sequence[DeclaredRows] = ()) -> None:
         self.rows: Final = rows
         self.number: Final = number
+        self.declared: Final = declared
 
     @property
     def count(self) -> int:
@@ -65,16 +86,16 @@ class RowDigests:
         # Of each row: proven, unknown, or the number of the question that is going to prove it.
         self._marks = np.zeros(rows, np.int32)
         self._number = 0
-        self._declared: list[Rows] = []
+        self._declared: list[DeclaredRows] = []
 
     def declare(self, rows: Rows) -> None:
         """Let all ops that write by the whole block, or by a view, write these rows alone."""
         self._marks[rows] = _UNKNOWN
-        self._declared.append(rows)
+        self._declared.append(DeclaredRows(rows))
 
     def withdraw(self, rows: Rows) -> None:
         """Undo ``declare``."""
-        self._declared = [each for each in self._declared if each is not rows]
+        self._declared = [each for each in self._declared if each.rows is not rows]
 
     def proof_of(self, begin: int, end: int, rows: Rows | None) -> RowProof | None:
         """Note a write; return the proof to ask for.
@@ -89,28 +110,37 @@ class RowDigests:
             that the bytes cover.
         """
         first, last = begin // self.row_bytes, -(-end // self.row_bytes)
+        declared: list[DeclaredRows] = []
         if rows is None:
-            declared = [each[(first <= each) & (each < last)] for each in self._declared]
-            rows = np.concatenate(declared) if declared else _NO_ROWS
+            declared = list(self._declared)
+            within = [each.rows[(first <= each.rows) & (each.rows < last)] for each in declared]
+            rows = np.concatenate(within) if within else _NO_ROWS
             if not len(rows):
                 self._marks[first:last] = _UNKNOWN
         if not len(rows):
             return None
         self._number = self._number % _MOST_ASKED + 1
         self._marks[rows] = self._number
-        return RowProof(rows, self._number)
+        return RowProof(rows, self._number, declared)
 
-    def take(self, proof: RowProof, found: bytes) -> list[int]:
-        """Take the digests of a proof, except of rows that were written again since.
-
-        Returns:
-            Nothing that has changed, because nothing is compared.
-        """
+    def take(self, proof: RowProof, found: bytes) -> None:
+        """Take the digests of a proof, except of rows that were written again since."""
+        if any(each.doubtful for each in proof.declared):
+            self.refuse(proof)
+            return
         latest = self._marks[proof.rows] == proof.number
         rows = proof.rows[latest]
         self._known[rows] = np.frombuffer(found, "<u8")[latest]
         self._marks[rows] = _PROVEN
-        return []
+
+    def refuse(self, proof: RowProof) -> None:
+        """Let a proof prove nothing, because its op was withdrawn or has failed.
+
+        Other ops that write the same declared rows prove nothing either.
+        """
+        self._marks[proof.rows[self._marks[proof.rows] == proof.number]] = _UNKNOWN
+        for each in proof.declared:
+            each.doubtful = True
 
     def copy(self, sources: Rows, targets: Rows) -> None:
         """Note that an op copies rows. Copies of proven rows must have the same digests."""
@@ -133,4 +163,3 @@ class RowDigests:
     def settle(self) -> None:
         """Forget proofs that a fault has left without an answer; their rows are unknown."""
         self._marks[self._marks > _UNKNOWN] = _UNKNOWN
-        self._number = 0

@@ -17,6 +17,7 @@ from ..harness import cpu_only, opened, program, sized
 from ..seeds import draw
 from .caches import COLUMNS, HEADS, PAGE, SIZE, ModelledCache, rows_of
 from .scribbling import Scribbler, scribble
+from .withdrawing import Withdrawer
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -93,9 +94,9 @@ async def test_an_append_digests_its_rows_alone() -> None:
         asked: list[int] = []
         submit = durables._ask
 
-        def noted(name: str, proofs: Any) -> Any:
+        def noted(name: str, proofs: Any, writer: Any) -> Any:
             asked.extend(proof.count for _, _, proof in proofs)
-            return submit(name, proofs)
+            return submit(name, proofs, writer)
 
         durables._ask = noted
         row = await device.put(np.ones((2, 3, HEADS, SIZE), np.float16))
@@ -155,6 +156,48 @@ async def test_writes_by_ops_that_do_not_say_which_rows_leave_them_unproven() ->
         assert (found[second].length, found[second].changed) == (1, False)
 
 
+def raises(*_arrays: Any) -> None:
+    """Write nothing, in the host."""
+    raise ZeroDivisionError
+
+
+def touch(*_arrays: Any) -> None:
+    """Write nothing, in the host."""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@program
+async def test_rows_of_an_op_that_is_withdrawn_or_fails_are_not_proven(fails: bool) -> None:
+    withdrawer = Withdrawer()
+    async with opened(instruments=[withdrawer]) as device:
+        cache, (one, other) = await filled(device, [6, 2])
+        cache.trim(one, 2)
+        q = await device.put(np.ones((2, 1, HEADS, SIZE), np.float16))
+        with cache.growing([one, other], columns=COLUMNS) as rows:
+            lengths, table = await device.put(rows.lengths), await device.put(rows.table)
+            options = {"cache_seqlens": lengths, "block_table": table}
+            if fails:
+                with pytest.raises(ZeroDivisionError):
+                    await device.run(raises, cache.k[0], cache.v[0])
+            else:
+                withdrawer.withdraws = "dnn.flash_attention_with_kvcache"
+                async with device.batch() as batch:
+                    batch.dnn.flash_attention_with_kvcache(
+                        q, cache.k[0], cache.v[0], q, q, **options
+                    )
+            # Which of the two was to write the rows is not known.
+            await device.run(touch, cache.k[0], cache.v[0])
+        assert cache.length(one) == 3
+        await kill_host(device)
+        found = await cache.recover()
+        assert [found[each].length for each in (one, other)] == [2, 2]
+        assert not found[one].changed
+        row = await device.put(np.ones((2, 1, HEADS, SIZE), np.float16))
+        await cache.append([one, other], row, row)
+        await kill_host(device)
+        assert [each.length for each in (await cache.recover()).values()] == [3, 3]
+
+
 @pytest.mark.parametrize("waits", range(4))
 @program
 async def test_cancelled_appends_are_proven_or_not_there(waits: int) -> None:
@@ -175,6 +218,10 @@ async def test_cancelled_appends_are_proven_or_not_there(waits: int) -> None:
         await kill_host(device)
         found = await cache.recover()
         assert [found[each].length for each in sequences] == before
+        memory = (await device.get(cache.k)).reshape(-1, HEADS * SIZE)
+        for at, each in enumerate(sequences):
+            there = memory[rows_of(cache, each, 0, 0, before[at])]
+            assert (there == np.array([at + 1, 9, 9])[: before[at], None]).all()
 
 
 @program

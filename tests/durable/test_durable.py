@@ -18,6 +18,7 @@ from ..harness import Gate, cpu_only, opened, program, sized
 from ..seeds import draw
 from .programs import CHANGED, IN_FLIGHT, Program
 from .scribbling import Scribbler, scribble
+from .withdrawing import Withdrawer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,8 +109,23 @@ async def test_an_op_beside_changed_bytes_does_not_vouch_for_them() -> None:
         await device.fill(ref[50 : FLOATS + 1], 1)
         stale.append(ref.is_stale)
         assert stale == [False, True]
+
+
+@cpu_only
+@program
+async def test_a_write_that_is_withdrawn_does_not_vouch_for_bytes() -> None:
+    withdrawer = Withdrawer()
+    async with opened(instruments=[withdrawer]) as device:
+        changed, same = [await device.zeros(FLOATS, np.float32, durable=True) for _ in range(2)]
+        scribble(changed, 100, b"\1")
+        withdrawer.withdraws = "fill"
+        for ref in (changed, same):
+            await device.fill(ref, 1)
         with pytest.raises(GpuRefStale, match=CHANGED):
-            await device.get(ref)
+            await device.verify(changed)
+        await device.verify(same)
+        await kill_host(device)
+        assert not (await device.get(same)).any()
 
 
 @cpu_only

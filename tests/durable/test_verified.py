@@ -15,7 +15,8 @@ from atomr_accel.testing import kill_host, poison
 from atomr_accel.wire import CHUNK_BYTES
 
 from ..harness import AT_ONCE, BACKEND, cpu_only, on_shared, opened, program
-from .programs import CHANGED, scribble
+from .programs import CHANGED
+from .scribbling import scribble
 
 if TYPE_CHECKING:
     from pathlib import Path

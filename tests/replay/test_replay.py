@@ -38,7 +38,8 @@ from atomr_accel.replay._player import taken_down
 from atomr_accel.replay._reading import JournalCall, reading
 from atomr_accel.testing import kill_host
 
-from ..durable.programs import CHANGED, scribble
+from ..durable.programs import CHANGED
+from ..durable.scribbling import scribble
 from ..harness import cpu_only, on_shared, opened, program, same_bits, sized
 from ..ordering.programs import FAULTS, KINDS, SOURCE, Run, mix
 from .ops import OPS

@@ -19,7 +19,7 @@ from ...arrays import GpuRef
 from ...lanes import Op, uninterrupted
 from ...libraries.digests.lane import DIGESTS
 from ...libraries.digests.wire.messages import Digest, RowRange
-from ...memory import BlockView, DurableState, DurableStatistics, Kept, RowDigests, told
+from ...memory import BlockView, DurableState, DurableStatistics, Kept, RowDigests, RowProof, told
 from ...ops import require_readable
 from ...wire import CHUNK_BYTES, Copy
 
@@ -176,9 +176,10 @@ class DurableBuffers:
         ]
         proofs += rows
         if proofs and DIGESTS.name in self._core.ports:
-            op.proof = self._ask("durable.proof", proofs)
+            op.proof = self._ask("durable.proof", proofs, op)
 
-    def _ask(self, name: str, asked: list[Asked]) -> Op:
+    def _ask(self, name: str, asked: list[Asked], writer: Op | None = None) -> Op:
+        """Submit an op that digests blocks, after the op ``writer`` if that writes them."""
         core = self._core
         ranges: list[tuple[Any, int]] = []
         rows: list[RowRange] = []
@@ -191,13 +192,13 @@ class DurableBuffers:
         blocks = tuple(block for block, _, _ in asked)
         port = core.ports[DIGESTS.name]
         op = Op(port, core.next_place(), name, Digest(tuple(ranges), tuple(rows)), blocks, ())
-        op.when_answered(partial(self._answered, op, asked))
+        op.when_answered(partial(self._answered, op, asked, writer))
         for block in blocks:
             self._latest[block] = op
         port.submit(op)
         return op
 
-    def _answered(self, op: Op, asked: list[Asked]) -> None:
+    def _answered(self, op: Op, asked: list[Asked], writer: Op | None) -> None:
         """Take digests; without an answer the writes stay unproven."""
         if not op.succeeded:
             return
@@ -205,6 +206,13 @@ class DurableBuffers:
         for block, state, proof in asked:
             found = value[at : at + 8 * proof.count]
             at += 8 * proof.count
+            if isinstance(state, RowDigests):
+                assert writer is not None
+                # It may be answered later, because its lane has a socket of its own.
+                writer.when_answered(partial(_take_rows, state, proof, found, writer))
+                continue
+            if writer is not None and writer.withdrawn:
+                proof.checks = True  # the bytes are as they were
             changed = state.take(proof, found)
             if changed:
                 self._lose_changed(block, changed)
@@ -299,6 +307,14 @@ class DurableBuffers:
             in_flight=self._in_flight,
             changed=self._changed,
         )
+
+
+def _take_rows(state: RowDigests, proof: RowProof, found: bytes, writer: Op) -> None:
+    """Take the digests of rows, if the op that was to write them has done so."""
+    if writer.succeeded and not writer.withdrawn:
+        state.take(proof, found)
+    else:
+        state.refuse(proof)
 
 
 def within(block: Block, start: int, nbytes: int) -> Block:

@@ -285,7 +285,8 @@ class PagedKVCache(AttentionPart[D]):
 
         It takes pages for the rows. The ops get ``k``, ``v`` or views of them, such as
         ``flash_attention_with_kvcache`` does, and must write these rows alone. At the end of the
-        block the sequences are longer; if it ends with an error, they are as before.
+        block the sequences are longer; if it ends with an error, they are as before. In a durable
+        cache the rows are proven if all ops of the block that write to the cache have succeeded.
 
         Args:
             sequences: different ones, of this cache.
