@@ -145,7 +145,7 @@ async def decoding(device: Device, length: int) -> Callable[[bool], Any]:
         lengths = await device.zeros((SEQUENCES,), np.int32)
         table = await device.zeros((SEQUENCES, columns + 1), np.int32)
         async with device.record(q, lengths, table) as recording:
-            options = {"cache_seqlens": lengths, "block_table": table}
+            options: dict[str, Any] = {"cache_seqlens": lengths, "block_table": table}
             recording.dnn.flash_attention_with_kvcache(q, cache.k[0], cache.v[0], q, q, **options)
 
         async def step() -> None:

@@ -137,7 +137,7 @@ class ModelledCache:
         with cache.growing(sequences, new, layer=layer, columns=COLUMNS) as rows:
             lengths, table = await device.put(rows.lengths), await device.put(rows.table)
             caches = cache.k[layer], cache.v[layer]
-            options = {"cache_seqlens": lengths, "block_table": table}
+            options: dict[str, Any] = {"cache_seqlens": lengths, "block_table": table}
             if replays:
                 async with device.record(q, k, v, lengths, table) as recording:
                     recording.dnn.flash_attention_with_kvcache(q, *caches, k, v, **options)

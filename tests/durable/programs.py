@@ -23,7 +23,7 @@ from .caches import ModelledCache
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from atomr_accel import Device, GpuRef, Recording
 
@@ -97,7 +97,7 @@ class Modelled:
 
 @final
 class Program:
-    """One program on a device that is shared with those before and after it.
+    """A program on a device that others share, before, after and beside it.
 
     Args:
         device: the device.
@@ -116,27 +116,31 @@ class Program:
         self.counts: Counter[str] = Counter()
         self.cache: ModelledCache | None = None
         self._scribbler: Final = scribbler
+        self._busy: list[Modelled] = []
+        self._appends = False
+        self._failed: Any = None
+        self._ended: list[tuple[Modelled, Any, Any]] = []
 
-    async def run(self, *, faults: int = 2) -> None:
-        """Run the program, and check everything after each of its faults.
-
-        Raises:
-            AssertionError: a buffer differs from the model, or is stale for another reason.
-        """
+    async def begin(self) -> None:
+        """Make what the program works on."""
         for _ in range(self.random.randint(2, 6)):
             await self._make()
         if self.random.random() < 0.5:
             self.cache = await ModelledCache.make(self.device, self.random)
-        for _ in range(faults):
-            for _ in range(self.random.randint(0, 16)):
-                await self._step()
-            await self._fault()
-            if self.cache is not None:
-                self.counts["tokens lost"] += await self.cache.recover(self._failed)
-            for buffer in list(self.buffers):
-                await self._check(buffer)
-            while not self.buffers:
-                await self._make()
+
+    async def go_on(self) -> None:
+        """Do some steps."""
+        while not self.buffers:
+            await self._make()
+        for _ in range(self.random.randint(0, 16)):
+            await self._step()
+
+    async def check(self) -> None:
+        """Check everything after a fault."""
+        if self.cache is not None:
+            self.counts["tokens lost"] += await self.cache.recover(self._failed)
+        for buffer in list(self.buffers):
+            await self._check(buffer)
 
     def _values(self, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         return self.numbers.integers(-99, 99, shape).astype(np.float32)
@@ -275,62 +279,57 @@ class Program:
         after[:1] = 4
         buffer.write(slice(None), after)
 
-    async def _fault(self) -> None:
-        """Fail the device; some buffers have a write in flight, and others are scribbled over."""
+    def write_on(self, nursery: trio.Nursery) -> None:
+        """Begin writes that may be in flight when the device fails."""
         draw = self.random
-        before = self.device.generation
-        busy = [buffer for buffer in self.buffers if not buffer.lost and draw.random() < 0.4]
-
-        async def write(buffer: Modelled) -> None:
-            call, key, values = self._write(buffer)
-            try:
-                await call()
-            except (ContextPoisoned, GpuRefStale) as error:
-                # The op itself, or one that it needs first, which then has not written.
-                self.counts["write failed"] += 1
-                failed.append((buffer, error))
-            else:
-                done.append((buffer, key, values))
-
-        failed: list[tuple[Modelled, Exception]] = []
-        done: list[tuple[Modelled, Any, Any]] = []
+        self._busy = [buffer for buffer in self.buffers if not buffer.lost and draw.random() < 0.4]
         # What was scribbled over before would be found by the write.
-        busy = [buffer for buffer in busy if (buffer.content == buffer.proven).all()]
-        idle = [buffer for buffer in self.buffers if buffer not in busy]
-        cache, appends = self.cache, draw.random() < 0.5
-        self._failed: Any = None
+        self._busy = [each for each in self._busy if (each.content == each.proven).all()]
+        self._appends = self.cache is not None and draw.random() < 0.5
+        self._failed = None
+        self._ended.clear()
+        if self._appends:
+            nursery.start_soon(self._append)
+        for buffer in self._busy:
+            nursery.start_soon(self._try_write, buffer)
 
-        async def append() -> None:
-            assert cache is not None
-            self._failed = await cache.in_flight()
+    async def _append(self) -> None:
+        assert self.cache is not None
+        self._failed = await self.cache.in_flight()
 
-        async with trio.open_nursery() as nursery:
-            if cache is not None and appends:
-                nursery.start_soon(append)
-            for buffer in busy:
-                nursery.start_soon(write, buffer)
-            for _ in range(draw.choice([0, 1, 2, 5, 20])):
-                await trio.lowlevel.checkpoint()
-            for buffer in idle:
-                if draw.random() < 0.3:
-                    await self._scribble(buffer)
-                    self.counts["scribbled"] += 1
-            for _ in range(draw.randrange(3) if cache is not None and not appends else 0):
-                assert cache is not None
+    async def _try_write(self, buffer: Modelled) -> None:
+        call, key, values = self._write(buffer)
+        try:
+            await call()
+        except (ContextPoisoned, GpuRefStale):
+            # The op itself, or one that it needs first, which then has not written.
+            self.counts["write failed"] += 1
+            self._ended.append((buffer, None, None))
+        else:
+            self._ended.append((buffer, key, values))
+
+    async def scribble(self) -> None:
+        """Scribble over what has no write in flight."""
+        draw, cache = self.random, self.cache
+        for buffer in self.buffers:
+            if buffer not in self._busy and draw.random() < 0.3:
+                await self._scribble(buffer)
+                self.counts["scribbled"] += 1
+        if cache is not None and not self._appends:
+            for _ in range(draw.randrange(3)):
                 await cache.scribble(self._scribbler)
                 self.counts["cache scribbled"] += 1
-            if draw.random() < 0.5:
-                await poison(self.device)
+
+    def fail(self) -> None:
+        """The device has failed."""
+        for buffer in self.buffers:
+            if buffer not in self._busy:
+                buffer.fail()
+        for buffer, key, values in self._ended:
+            if key is None:
+                buffer.lost = "?"
             else:
-                await kill_host(self.device)
-        await self.device.get(await self.device.zeros(1))
-        assert self.device.generation > before
-        for buffer in idle:
-            buffer.fail()
-        for buffer, key, values in done:
-            buffer.write(key, values)
-        for buffer, _ in failed:
-            buffer.lost = "?"
+                buffer.write(key, values)
 
     async def _check(self, buffer: Modelled) -> None:
         """A buffer is what the model says; a lost one is dropped."""
@@ -351,3 +350,33 @@ class Program:
         assert found.tobytes() == buffer.content.tobytes()  # what was scribbled may be NaN
         buffer.lost = ""
         self.counts["continued"] += 1
+
+
+async def run_together(
+    device: Device, random: random.Random, programs: Sequence[Program], *, faults: int = 2
+) -> None:
+    """Run programs that share a device and its faults, and check everything after each fault.
+
+    Raises:
+        AssertionError: a buffer or a cache differs from the model, or is stale for another reason.
+    """
+    for each in programs:
+        await each.begin()
+    for _ in range(faults):
+        for each in programs:
+            await each.go_on()
+        before = device.generation
+        async with trio.open_nursery() as nursery:
+            for each in programs:
+                each.write_on(nursery)
+            for _ in range(random.choice([0, 1, 2, 5, 20])):
+                await trio.lowlevel.checkpoint()
+            for each in programs:
+                await each.scribble()
+            await (poison if random.random() < 0.5 else kill_host)(device)
+        await device.get(await device.zeros(1))
+        assert device.generation > before
+        for each in programs:
+            each.fail()
+        for each in programs:
+            await each.check()

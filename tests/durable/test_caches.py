@@ -114,14 +114,14 @@ async def test_batches_and_recordings_write_rows_in_a_block_of_growing(replays: 
             assert rows.lengths.tolist() == [5, 3]
             assert rows.table.shape == (2, COLUMNS)
             lengths, table = await device.put(rows.lengths), await device.put(rows.table)
-            options = {"cache_seqlens": lengths, "block_table": table}
-            made = device.record(q, lengths, table) if replays else device.batch()
-            async with made as collector:
+            options: dict[str, Any] = {"cache_seqlens": lengths, "block_table": table}
+            recording = device.record(q, lengths, table)
+            async with recording if replays else device.batch() as collector:
                 collector.dnn.flash_attention_with_kvcache(
                     q, cache.k[0], cache.v[0], q, q, **options
                 )
             if replays:
-                await made.replay()
+                await recording.replay()
             with pytest.raises(ValueError, match="is in a block"):
                 cache.free(sequences[0])
         await kill_host(device)
@@ -175,7 +175,7 @@ async def test_rows_of_an_op_that_is_withdrawn_or_fails_are_not_proven(fails: bo
         q = await device.put(np.ones((2, 1, HEADS, SIZE), np.float16))
         with cache.growing([one, other], columns=COLUMNS) as rows:
             lengths, table = await device.put(rows.lengths), await device.put(rows.table)
-            options = {"cache_seqlens": lengths, "block_table": table}
+            options: dict[str, Any] = {"cache_seqlens": lengths, "block_table": table}
             if fails:
                 with pytest.raises(ZeroDivisionError):
                     await device.run(raises, cache.k[0], cache.v[0])

@@ -16,7 +16,7 @@ from atomr_accel.wire import CHUNK_BYTES
 
 from ..harness import Gate, cpu_only, opened, program, sized
 from ..seeds import draw
-from .programs import CHANGED, IN_FLIGHT, Program
+from .programs import CHANGED, IN_FLIGHT, Program, run_together
 from .scribbling import Scribbler, scribble
 from .withdrawing import Withdrawer
 
@@ -401,5 +401,10 @@ async def killed_at(step: int, device: Device, function: Any) -> bool:
 @program
 async def test_random_programs() -> None:
     async with opened() as device:
-        for _ in range(sized(3, 20)):
-            await Program(device, random.Random(draw()), Scribbler(device)).run()
+        for _ in range(sized(1, 5)):
+            source = random.Random(draw())
+            scribbler = Scribbler(device)
+            programs = [
+                Program(device, random.Random(source.getrandbits(64)), scribbler) for _ in range(4)
+            ]
+            await run_together(device, source, programs)

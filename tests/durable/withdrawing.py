@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from atomr_accel import DeviceInstrument
+from atomr_accel.lanes import Op
 
 if TYPE_CHECKING:
-    from atomr_accel.lanes import Op
+    from atomr_accel import WatchedOp
 
 
 @final
@@ -21,7 +22,7 @@ class Withdrawer(DeviceInstrument):
     def __init__(self) -> None:
         self.withdraws = ""
 
-    def op_submitted(self, op: Op) -> None:
+    def op_submitted(self, op: WatchedOp) -> None:
         """An op is about to be queued."""
-        if op.name == self.withdraws:
+        if op.name == self.withdraws and isinstance(op, Op):
             op.withdraw()

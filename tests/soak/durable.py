@@ -1,9 +1,9 @@
 """Random programs with durable buffers and caches, and faults that scribble over memory first.
 
 ``python -m tests.soak.durable --backend cuda --seconds 100 --seed 7`` runs as many as it can in
-that time, and ``--programs 10000`` that number. Each ends two contexts. Every change outside of
-writes in flight must be found, without a false alarm. ``--only 12`` repeats the program of that
-number.
+that time, and ``--programs 10000`` that number. Some run side by side, and end two contexts. Every
+change outside of writes in flight must be found, without a false alarm. ``--only 12`` repeats the
+programs of that number.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import time
 import traceback
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import trio
 
 from atomr_accel import Standby, open_device
 from atomr_accel.actors import Backoff
 
-from ..durable.programs import Program
+from ..durable.programs import Program, run_together
 from ..durable.scribbling import Scribbler
+
+TOGETHER: Final = 16
+"""Programs that share a device and its faults, because a host takes longer to start."""
 
 
 async def soak(words: argparse.Namespace, counts: Counter[str]) -> list[str]:
@@ -34,7 +37,8 @@ async def soak(words: argparse.Namespace, counts: Counter[str]) -> list[str]:
         "standby": Standby(hot=2),
         "backoff": Backoff(initial=0.0, base=0.0, maximum=0.0),
     }
-    numbers = range(words.programs) if words.only is None else [words.only]
+    groups = -(-words.programs // TOGETHER)
+    numbers = range(groups) if words.only is None else [words.only]
     end = trio.current_time() + words.seconds
     async with open_device(0, backend=words.backend, **options) as device:
         scribbler = Scribbler(device)
@@ -42,14 +46,19 @@ async def soak(words: argparse.Namespace, counts: Counter[str]) -> list[str]:
             if trio.current_time() > end:
                 break
             name = f"{words.seed}:{number}"
-            program = Program(device, random.Random(name), scribbler)
+            draw = random.Random(name)
+            programs = [
+                Program(device, random.Random(draw.getrandbits(64)), scribbler)
+                for _ in range(TOGETHER)
+            ]
             try:
-                await program.run()
+                await run_together(device, draw, programs)
             except Exception:  # noqa: BLE001 - whatever it is, the other programs run, too
-                wrong.append(f"program {name}: {traceback.format_exc()}")
+                wrong.append(f"programs {name}: {traceback.format_exc()}")
                 print(wrong[-1], flush=True)
-            counts += program.counts
-            counts["programs"] += 1
+            for each in programs:
+                counts += each.counts
+            counts["programs"] += len(programs)
         counts["faults"] = device.statistics().faults
     return wrong
 
