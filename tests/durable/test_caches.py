@@ -225,6 +225,30 @@ async def test_cancelled_appends_are_proven_or_not_there(waits: int) -> None:
 
 
 @program
+async def test_appends_that_are_cancelled_before_they_are_sent_are_not_there() -> None:
+    async with opened() as device:
+        cache, sequences = await filled(device, [4, 2])
+        other = cache.fork(sequences[0])
+        row = await device.put(np.full((3, 2, HEADS, SIZE), 9, np.float16))
+        q = row[:, :1]
+        everyone = [*sequences, other]
+        before = [cache.pages(each) for each in everyone], cache.statistics()
+        core: Any = device.core
+        for call in (cache.append(everyone, row, row), cache.attend(q, everyone, row, row)):
+            with pytest.MonkeyPatch.context() as patch, trio.CancelScope() as scope:
+                patch.setattr(core.first_try, "try_empty", lambda *_: None)  # it waits for memory
+                scope.cancel()
+                await call
+            assert scope.cancelled_caught
+        assert ([cache.pages(each) for each in everyone], cache.statistics()) == before
+        assert [cache.length(each) for each in everyone] == [4, 2, 4]
+        await kill_host(device)
+        found = await cache.recover()
+        assert [found[each].length for each in everyone] == [4, 2, 4]
+        assert not any(one.lost for one in found.values())
+
+
+@program
 async def test_a_copy_in_flight_leaves_the_tokens_of_the_shared_page() -> None:
     async with opened() as device:
         cache, (one,) = await filled(device, [6])
