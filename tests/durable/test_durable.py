@@ -208,9 +208,9 @@ async def test_an_append_digests_what_it_appends() -> None:
         durables: Any = device.core.durables
         submit = durables._ask
 
-        def noted(name: str, asked: Any) -> Any:
+        def noted(name: str, asked: Any, *writer: Any) -> Any:
             sizes.extend(proof.count for _, _, proof in asked)
-            return submit(name, asked)
+            return submit(name, asked, *writer)
 
         durables._ask = noted
         await device.put(np.ones(10, np.float32), out=ref[5 * FLOATS + 7 :][:10])
