@@ -1,0 +1,43 @@
+"""Functions of ``torch.nn.functional``, and the code to write for some of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+TORCH: Final = """
+adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
+adaptive_max_pool3d affine_grid alpha_dropout avg_pool1d avg_pool2d avg_pool3d batch_norm bilinear
+binary_cross_entropy binary_cross_entropy_with_logits celu channel_shuffle conv1d conv2d conv3d
+conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d cosine_embedding_loss cosine_similarity
+cross_entropy ctc_loss dropout dropout1d dropout2d dropout3d elu embedding embedding_bag
+feature_alpha_dropout fold fractional_max_pool2d fractional_max_pool3d gaussian_nll_loss gelu glu
+grid_sample group_norm gumbel_softmax hardshrink hardsigmoid hardswish hardtanh hinge_embedding_loss
+huber_loss instance_norm interpolate kl_div l1_loss layer_norm leaky_relu linear local_response_norm
+log_softmax logsigmoid lp_pool1d lp_pool2d lp_pool3d margin_ranking_loss max_pool1d max_pool2d
+max_pool3d max_unpool1d max_unpool2d max_unpool3d mish mse_loss multi_head_attention_forward
+multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss native_channel_shuffle nll_loss
+normalize one_hot pad pairwise_distance pdist pixel_shuffle pixel_unshuffle poisson_nll_loss prelu
+relu relu6 rms_norm rrelu scaled_dot_product_attention selu sigmoid silu smooth_l1_loss
+soft_margin_loss softmax softmin softplus softshrink softsign tanh tanhshrink threshold
+triplet_margin_loss triplet_margin_with_distance_loss unfold upsample
+""".split()  # noqa: SIM905 - a list of a hundred
+"""PyTorch 2.9's, without deprecated ones and those that write to their argument."""
+
+_DIMENSIONS: Final = {
+    **{f"conv{n}d": "device.dnn.conv" for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": "device.dnn.conv_transpose" for n in (1, 2, 3)},
+    **{f"{kind}_pool{n}d": f"device.dnn.{kind}_pool" for kind in ("avg", "max") for n in (1, 2, 3)},
+    **{
+        f"adaptive_{kind}_pool{n}d": f"device.dnn.adaptive_{kind}_pool"
+        for kind in ("avg", "max")
+        for n in (1, 2, 3)
+    },
+}
+"""Functions that are here for any number of dimensions."""
+
+INSTEAD: Final[dict[str, str]] = {
+    **{name: f"await {call}(x, ...)" for name, call in _DIMENSIONS.items()},
+    "scaled_dot_product_attention": "await device.dnn.flash_attention(q, k, v)",
+    "upsample": "await device.dnn.interpolate(x, size)",
+}
+"""The code to write for functions that have no method of their name."""
