@@ -25,6 +25,15 @@ WRITE: Final[dict[str, str]] = {
     "numpy": _FETCH,
     "tobytes": f"({_FETCH}).tobytes()",
     "tolist": f"({_FETCH}).tolist()",
+    "tofile": f"({_FETCH}).tofile(path)",
+    "dump": f"({_FETCH}).dump(path)",
+    "dumps": f"({_FETCH}).dumps()",
+    "data": _FETCH,
+    "flat": "x.reshape(-1)",
+    "base": f"{_UNNEEDED}a view and its buffer share x.block",
+    "flags": "x.contiguous and x.sealed",
+    "setflags": "await device.seal(x)",
+    "ctypes": "await device.run(function, x), or np.from_dlpack(x)",
     # transfers, copies and lifetimes
     "asarray": "await device.put(array)",
     "clone": "await device.copy(x)",
@@ -47,15 +56,20 @@ WRITE: Final[dict[str, str]] = {
     "zeros": "await device.zeros(shape)",
     # shapes
     "concat": "await device.array.concatenate([x, y])",
+    "byteswap": f"await device.put(({_FETCH}).byteswap())",
+    "choose": "await device.array.select([x == 0, x == 1], [y, z])",
     "conjugate": "x.conj()",
     "diagonal": "x.diagonal()",
     "flatten": "x.reshape(-1)",
+    "getfield": "x.view(dtype)[..., start]",
     "itemsize": "x.dtype.itemsize",
     "matrix_transpose": "x.mT",
     "permute": "x.transpose(axes)",
     "permute_dims": "x.transpose(axes)",
     "ravel": "x.reshape(-1)",
     "reshape": "x.reshape(shape)",
+    "resize": "x.reshape(shape), or for more elements await device.array.pad(x, width)",
+    "setfield": "await device.copy(y, x.view(dtype)[..., start])",
     "unsqueeze": "np.expand_dims(x, axis)",
     "view": "x.view(dtype)",
     # mathematics
@@ -89,17 +103,12 @@ _TYPES: Final = ("f32", "f64", "i32", "u32", "u8", "complex64", "complex128")
 
 _ENDS: Final = ("", *(f"_{of}" for of in _TYPES))
 
-_HOST_DRAWS: Final = "vonmises wald zipf logistic pareto triangular logseries noncentral_chisquare"
+_HOST_DRAWS: Final = "wald zipf logistic pareto triangular logseries noncentral_chisquare"
 """Distributions of NumPy's generators that ``device.rng`` does not have."""
 
 WRITE.update(
     {
         **{of: f"await device.put(np_rng.{of}(...))" for of in _HOST_DRAWS.split()},
-        # SciPy's for matrices
-        "solve_banded": "await device.sparse.spsolve(matrix, b)",
-        "solveh_banded": "await device.sparse.spsolve(matrix, b)",
-        "eigh_tridiagonal": "await device.linalg.eigh(matrix)",
-        "sqrtm": "w, v = await device.linalg.eigh(x), and (v * np.sqrt(w)) @ v.mT.conj()",
         # the toolkit's devices
         **{f"allocate_{of}": "await device.zeros(shape, dtype)" for of in _TYPES},
         **{f"copy_from_numpy{of}": "await device.put(array)" for of in _ENDS},

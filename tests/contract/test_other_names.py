@@ -131,3 +131,15 @@ def test_a_name_that_nobody_has_is_missing_as_in_other_modules() -> None:
 def test_the_page_has_the_names_of_the_toolkits_package() -> None:
     page = (ROOT / "docs/reference/original-names.md").read_text(encoding="utf-8")
     assert [name for name in (*PACKAGE, *SYSTEM) if not re.search(rf"\b{name}\b", page)] == []
+
+
+@cpu_only
+@program
+async def test_refs_have_numpys_methods_or_say_what_to_write() -> None:
+    async with opened(isolation="thread") as device:
+        x = await device.put(np.ones((2, 2)))
+        for name in dir(np.ndarray):
+            if name.startswith("_") or hasattr(x, name):
+                continue
+            with pytest.raises(AttributeError, match=f"'{name}'; (write: |it is not needed)"):
+                getattr(x, name)

@@ -467,6 +467,8 @@ def _pad(random: Random) -> FunctionCall:
     options: dict[str, Any] = {"mode": mode}
     if mode in ("mean", "maximum", "minimum", "median"):
         options |= _option(random, stat_length=choose(random, (1, 2, (1, 3))))
+    elif mode in ("reflect", "symmetric") and x.dtype.kind != "b":
+        options |= _option(random, reflect_type="odd")
     elif mode == "linear_ramp":
         options |= _option(random, end_values=3)
     return FunctionCall((x, _Here(widths)), options, 8.0)

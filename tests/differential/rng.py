@@ -46,6 +46,7 @@ def continuous(random: Random) -> tuple[str, tuple[float, ...], Any, dict[str, f
         ("gumbel", (low, width), stats.gumbel_r(low, width), CROWDED),
         ("weibull", (a,), stats.weibull_min(a), CROWDED),
         ("rayleigh", (width,), stats.rayleigh(scale=width), SLACK),
+        ("vonmises", (0.0, width), stats.vonmises(width), CROWDED),
         ("standard_t", (a,), stats.t(a), CROWDED),
         ("f", (a, b), stats.f(a, b), CROWDED),
     ]

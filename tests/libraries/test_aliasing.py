@@ -32,7 +32,7 @@ _NOTHING_ELSE: Final = {
         *("gumbel", "hypergeometric", "integers", "laplace", "lognormal", "negative_binomial"),
         *("normal", "poisson", "random", "rayleigh", "sobol", "standard_cauchy"),
         *("standard_exponential", "standard_gamma", "standard_normal", "standard_t", "uniform"),
-        "weibull",
+        *("vonmises", "weibull"),
     )
 }
 """Functions that write one buffer and get no other."""

@@ -224,6 +224,7 @@ class Repeating(ArrayPart[D]):
         stat_length: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         constant_values: Number = 0,
         end_values: Number = 0,
+        reflect_type: Literal["even", "odd"] = "even",
     ) -> Request[GpuRef]:
         """Add elements around an array; as ``numpy.pad``.
 
@@ -237,14 +238,21 @@ class Repeating(ArrayPart[D]):
                 all.
             constant_values: the new elements with ``"constant"``.
             end_values: the outermost elements with ``"linear_ramp"``.
+            reflect_type: ``"odd"`` turns what ``"reflect"`` and ``"symmetric"`` give upside down:
+                twice the edge minus the element.
 
         Raises:
             ValueError: a negative width, a ``stat_length`` of less than 1, an empty axis, which has
                 no element to repeat, or NaN for integers.
             OverflowError: ``constant_values`` that the array's integers do not hold.
-            TypeError: widths that are not whole numbers.
+            TypeError: widths that are not whole numbers, or bools with ``"odd"``.
         """
         ref = self._ref(array, "array")
+        if reflect_type not in ("even", "odd"):
+            raise ValueError(f"reflect_type must be 'even' or 'odd', not {reflect_type!r}")
+        odd = reflect_type == "odd" and mode in ("reflect", "symmetric")
+        if odd and ref.dtype.kind == "b":
+            raise TypeError("array must hold numbers with reflect_type='odd', not bool")
         if mode not in _PAD_MODES:
             raise ValueError(f"mode '{mode}' is not supported; there are {', '.join(_PAD_MODES)}")
         widths = _widths(pad_width, ref.ndim)
@@ -303,6 +311,11 @@ class Repeating(ArrayPart[D]):
                     piece = whole[(*[slice(None)] * axis, along)]
                     if step < 0:
                         piece = piece[(*[slice(None)] * axis, slice(None, None, -1))]
+                    if odd and step:
+                        period = 2 * (n - (mode == "reflect"))
+                        ends = _ends_of(whole, axis, before, n)
+                        steps.evaluate(_upside_down(piece, ends, target // period, step), to)
+                        continue
                     pairs.append((piece.broadcast_to(to.shape), to))
                 steps.assign(*pairs)
             return made
@@ -324,6 +337,22 @@ class Repeating(ArrayPart[D]):
         step = (cast(kept, wide) - first) / constant(width, wide)
         line = cast(index(shape, 0), wide) * step + first
         return cast(ufunc("floor", line) if kept.dtype.kind in "iu" else line, kept.dtype)
+
+
+def _ends_of(whole: GpuRef, axis: int, before: int, n: int) -> tuple[GpuRef, GpuRef]:
+    """The first and the last of ``n`` elements along an axis, as views of extent 1."""
+    key = (slice(None),) * axis
+    last = before + n - 1
+    return whole[(*key, slice(before, before + 1))], whole[(*key, slice(last, last + 1))]
+
+
+def _upside_down(piece: GpuRef, ends: tuple[GpuRef, GpuRef], periods: int, step: int) -> Operand:
+    """Elements of an odd reflection, some periods away, each of which adds the rise twice."""
+    first, last = ends
+    dtype = piece.dtype
+    far: Any = constant(2 * periods, dtype) * (last - first) if periods else None
+    made: Any = piece if step > 0 else constant(2, dtype) * last - piece
+    return cast(made if far is None else made + far, dtype)
 
 
 def _turned(ref: GpuRef, axis: int) -> GpuRef:

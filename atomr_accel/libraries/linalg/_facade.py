@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import final
 
 from ...ops import D, WorkspaceStatistics
-from ._derived import DerivedFunctions
+from ._banded import BandedFunctions
 from ._steps import LANE
 
 __all__ = ["LANE", "Linalg"]
 
 
 @final
-class Linalg(DerivedFunctions[D]):
+class Linalg(BandedFunctions[D]):
     """Systems of equations, factorizations, singular values and eigenvalues.
 
     cuSOLVER on CUDA, LAPACK by SciPy on the CPU. Names, arguments, shapes and results are those of

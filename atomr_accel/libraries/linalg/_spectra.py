@@ -101,10 +101,12 @@ class Spectra(LinalgPart[D]):
         self,
         a: Operand,
         full_matrices: bool = True,
+        compute_uv: bool = True,
+        hermitian: bool = False,
         *,
         algorithm: SvdAlgorithm | None = None,
         k: int | None = None,
-    ) -> Request[SVD]:
+    ) -> Request[Any]:
         """Singular value decompositions; as ``numpy.linalg.svd``.
 
         Vendor functions: ``cusolverDnXgesvd`` (QR iterations), ``cusolverDnXgesvdp`` (a polar
@@ -117,24 +119,35 @@ class Spectra(LinalgPart[D]):
         Args:
             a: shape (..., m, n).
             full_matrices: return square U and Vh; otherwise of the smaller size, as with ``k``.
+            compute_uv: return ``U`` and ``Vh``, too.
+            hermitian: the matrices are; then by ``eigh``, without ``algorithm`` and ``k``.
             algorithm: the method. By default "gesvdj" for stacks of matrices up to 32 by 32, else
                 "gesvd", and "gesvdp" from 128 rows and columns on, unless U or Vh would have to be
                 completed.
             k: how many of the largest singular values, for "gesvdr" and "gesvda", which need it.
 
         Returns:
-            ``U``, ``S``, ``Vh``. NaN for matrices that did not converge.
+            An ``SVD`` of ``U``, ``S`` and ``Vh``; without ``compute_uv`` only ``S``. NaN for
+            matrices that did not converge.
 
         Raises:
             LinAlgError: it did not converge, once that is known; or fewer than two dimensions.
             ValueError: an unknown algorithm; ``k`` with one that does not take it, or out of
-                range.
+                range, or without ``compute_uv``.
             TypeError: ``k`` is not a whole number, or an unsupported dtype.
         """
         largest = None if k is None else whole(k, "k")
+        if hermitian and (algorithm is not None or k is not None):
+            raise ValueError("algorithm and k must be None for hermitian matrices")
+        if not compute_uv and (k is not None or algorithm not in (None, *_EXACT)):
+            raise ValueError(f"k must be None without compute_uv, and algorithm one of {_EXACT}")
 
-        def build(steps: LinalgSteps) -> SVD:
-            stack = steps.stack(self._operand(a, "a"))
+        def build(steps: LinalgSteps) -> SVD | GpuRef:
+            stack = steps.stack(self._operand(a, "a"), square=hermitian)
+            if hermitian:
+                return self._hermitian(steps, stack, vectors=compute_uv)
+            if not compute_uv:
+                return self._values(steps, stack, algorithm)
             return self._svd(steps, stack, full=full_matrices, algorithm=algorithm, k=largest)
 
         return self._calls("svd", build)
@@ -159,6 +172,22 @@ class Spectra(LinalgPart[D]):
             return self._values(steps, steps.stack(self._operand(x)), algorithm)
 
         return self._calls("svdvals", build)
+
+    def _hermitian(self, steps: LinalgSteps, stack: SolverStack, *, vectors: bool) -> SVD | GpuRef:
+        """Singular values of Hermitian matrices: eigenvalues without signs, largest first."""
+        w, *rest = self._eigh(steps, stack.ref, None, True, 1, None, None, vectors=vectors)
+        array = self._array
+        size = steps.evaluate(abs(w))
+        if not vectors:
+            return steps.fresh(steps.do(array.sort(size))[..., ::-1])
+        order = steps.fresh(steps.do(array.argsort(size))[..., ::-1])
+        s = steps.do(array.take_along_axis(size, order, -1))
+        at: Any = order[..., None, :]
+        u = steps.do(array.take_along_axis(rest[0], at.broadcast_to(rest[0].shape), -1))
+        signs: Any = steps.do(array.take_along_axis(w, order, -1))
+        one = constant(1, signs.dtype)
+        right = _rows(where(signs < 0, -one, one), stack) * _conjugate(u.mT)
+        return SVD(u, s, steps.evaluate(right))
 
     def _svd(
         self,

@@ -14,6 +14,7 @@ from ...arrays import GpuRef
 from ...arrays.expressions import Operand, cast
 from ...arrays.expressions.expression import ufunc, where
 from ...ops import D, Request, op
+from ...wire.options import real
 from ._arguments import (
     Size,
     check_out,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 _FLOAT64: Final = DTYPES["float64"]
 _FLOAT32: Final = DTYPES["float32"]
+_LEAST: Final = float(np.finfo(np.float64).tiny)
 
 
 class DerivedLaws(Choosing[D]):
@@ -145,6 +147,54 @@ class DerivedLaws(Choosing[D]):
         """Rayleigh numbers of mode ``scale``, which is not negative."""
         mode = not_negative(scale, "scale")
         return self._inverted("rayleigh", lambda e: mode * ufunc("sqrt", e * 2.0), size, dtype, out)
+
+    @op
+    def vonmises(
+        self,
+        mu: float,
+        kappa: float,
+        size: Size = None,
+        *,
+        dtype: Kind = None,
+        out: Out = None,
+    ) -> Request[GpuRef]:
+        """Von Mises angles around ``mu``, within pi of 0; computed in float64.
+
+        By inversion of a density that is linear between 4,097 angles, up to 12 deviations away.
+        ``kappa`` is not negative; 0 gives uniform angles.
+        """
+        centre, sharpness = real(mu, "mu"), real(kappa, "kappa")
+        if sharpness < 0:
+            raise ValueError(f"kappa must be at least 0, not {sharpness}")
+        cells = 1 << 12
+        reach = min(math.pi, 12 / math.sqrt(sharpness)) if sharpness else math.pi
+        wide = 2 * reach / cells
+        angles = np.linspace(-reach, reach, cells + 1)
+        heights = np.exp(-2 * sharpness * np.sin(angles / 2) ** 2)
+        chances = np.concatenate([[0.0], np.cumsum(heights[1:] + heights[:-1])])
+        chances /= chances[-1]
+
+        def build(steps: CallSteps) -> GpuRef:
+            kind, shape = self._target(steps, size, dtype, out)
+            drawn = self._drawn(steps, "vonmises", ("uniform", 0.0, 1.0), shape)
+            below, density = steps.upload(chances, _FLOAT64), steps.upload(heights, _FLOAT64)
+            array = self._known.array
+            found = steps.do(array.searchsorted(below, drawn, side="right"))
+            cell = steps.evaluate(ufunc("minimum", found, cells) - 1)
+            start, end, left, right = (
+                steps.do(array.take(of, steps.evaluate(cell + at)))
+                for of in (below, density)
+                for at in (0, 1)
+            )
+            # Under a line from left to right, the part of a cell up to a share of its chance.
+            share: Any = (drawn - start) / ufunc("maximum", end - start, _LEAST)
+            root = ufunc("sqrt", left * left + share * (right * right - left * left))
+            part = share * (left + right) / ufunc("maximum", left + root, _LEAST)
+            angle: Any = (part + cell) * wide + (centre - reach)
+            turned = angle - 2 * math.pi * ufunc("rint", angle / (2 * math.pi))
+            return steps.evaluate(cast(turned, kind), out)
+
+        return self._several("vonmises", build)
 
     def _inverted(
         self,

@@ -226,6 +226,9 @@ async def test_pad(device: Device, shape: tuple[int, ...], seed: int, mode: Any)
     pairs = tuple((draw.randint(0, 9), draw.randint(0, 9)) for _ in shape)
     width: Any = draw.choice([draw.randint(0, 5), pairs[0], pairs])
     same(await fetched(device, await device.array.pad(x, width, mode)), np.pad(host, width, mode))
+    if mode in ("reflect", "symmetric"):
+        made = await device.array.pad(x, width, mode, reflect_type="odd")
+        same(await fetched(device, made), np.pad(host, width, mode, reflect_type="odd"))
 
 
 @settings(max_examples=25)

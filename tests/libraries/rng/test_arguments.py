@@ -54,6 +54,8 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ("normal", (0, b"2"), {}, TypeError, "scale must be a real number, not b'2'"),
     ("uniform", (0, 1j), {}, TypeError, "high must be a real number, not 1j"),
     ("laplace", (0, -1), {}, ValueError, "scale must be at least 0"),
+    ("vonmises", (0, -1), {}, ValueError, "kappa must be at least 0"),
+    ("vonmises", (0, np.inf), {}, ValueError, "kappa must be"),
     ("laplace", ("0",), {}, TypeError, "loc must be a real number"),
     ("gumbel", (0, NAN), {}, ValueError, "scale must be at least 0"),
     ("weibull", (-1,), {}, ValueError, "a must be at least 0"),

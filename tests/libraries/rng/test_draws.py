@@ -104,6 +104,9 @@ CONTINUOUS = [
     Law("gumbel", (-1.0, 2.0), stats.gumbel_r(-1, 2)),
     Law("weibull", (1.5,), stats.weibull_min(1.5)),
     Law("rayleigh", (2.0,), stats.rayleigh(scale=2)),
+    Law("vonmises", (0.0, 2.5), stats.vonmises(2.5)),
+    Law("vonmises", (0.0, 0.0), stats.uniform(-np.pi, 2 * np.pi)),
+    Law("vonmises", (0.5, 900.0), stats.vonmises(900.0, 0.5)),
     Law("standard_t", (7.0,), stats.t(7)),
     Law("f", (5.0, 12.0), stats.f(5, 12)),
 ]
