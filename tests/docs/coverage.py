@@ -160,11 +160,14 @@ SPARSE: Final = (
 )
 
 RANDOM: Final = ((HOST, r"bit_generator|bytes"),)
-FFT: Final = ((HOST, r".*_(backend|workers)|get_workers|skip_backend"), (SMALL, r"fhtoffset"))
+FFT: Final = ((HOST, r".*_(backend|workers)|get_workers|skip_backend"), (SMALL, r"i?fht|fhtoffset"))
 
 DNN: Final = (
-    ("variants for training that draw; `device.dnn.dropout` draws", r".*dropout.*|.*_dropout_?"),
-    ("the results are on the host's side of a model", r"assert_int_or_pair|has_torch.*|handle_.*"),
+    ("variants for training that draw; `device.dnn.dropout` draws", r".*dropout.*|gumbel.*|rrelu"),
+    (
+        "no kernel yet for places that are computed, sums of windows and places of the largest",
+        r"grid_sample|affine_grid|(un)?fold|.*unpool.*|fractional_.*|lp_pool.*|embedding_bag|pdist",
+    ),
 )
 
 

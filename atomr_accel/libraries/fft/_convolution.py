@@ -149,6 +149,18 @@ class FftConvolutions(FftPart[D]):
         """
         return fast_size(whole(target, "target", 1))
 
+    def prev_fast_len(self, target: int) -> int:
+        """The last size up to ``target`` that is transformed quickly; as ``next_fast_len``."""
+        most = whole(target, "target", 1)
+        found = [1]
+        for factor in _FACTORS[1:]:
+            found = [
+                each * factor**power
+                for each in found
+                for power in range(int(math.log(most // each, factor) + 1e-9) + 1)
+            ]
+        return max(odd << ((most // odd).bit_length() - 1) for odd in found if odd <= most)
+
 
 def fast_size(least: int) -> int:
     """The least product of small primes that is not less."""

@@ -12,8 +12,8 @@ from ..._errors import GpuRefStale
 from ...arrays import GpuRef
 from ...ops import D, Request, Submission, op, require_dtype, require_no_alias, require_shape
 from ..blas.checks import operation, scalar
+from ._arithmetic import SparseArithmetic
 from ._ell import EllRef
-from ._structure import SparseStructure
 from .array import SparseRef
 from .part import FLOATS, LANE, WAITING, laid, place, require_sparse, taken_as
 from .wire._messages import ComputeProduct, FindStructure, ForgetSparse, SparseSpec, encode
@@ -63,7 +63,7 @@ class ProductPlan(msgspec.Struct, frozen=True, eq=False):
         return self.product.nnz
 
 
-class SparseProducts(SparseStructure[D]):
+class SparseProducts(SparseArithmetic[D]):
     """Products with sparse matrices."""
 
     @op

@@ -219,6 +219,13 @@ async def test_sizes_that_are_quick(device: Device) -> None:
         device.fft.next_fast_len(0)
 
 
+async def test_sizes_before_that_are_quick(device: Device) -> None:
+    for size in (*range(1, 300), 100_003, 2**31 - 1):
+        found = device.fft.prev_fast_len(size)
+        assert _smooth(found)
+        assert found <= size < device.fft.next_fast_len(found + 1)
+
+
 def _smooth(size: int) -> bool:
     for factor in (2, 3, 5, 7):
         while not size % factor:

@@ -1,0 +1,381 @@
+"""Sums, products by elements, parts and joins of sparse matrices, by steps of ``device.array``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ..._dtypes import DTYPES, as_dtype
+from ..._errors import Unsupported, said_of
+from ...arrays import GpuRef
+from ...arrays.expressions import Number, Operand, cast, constant
+from ...arrays.expressions.expression import broadcast_constant, where
+from ...arrays.expressions.promotion import common
+from ...ops import D, op
+from ...wire.options import whole
+from ._structure import Coordinates, SparseStructure, To
+from .array import SparseRef
+from .part import FLOATS, require_sparse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import DTypeLike
+
+    from ...ops import Request
+    from ..array.steps import CallSteps
+
+Axis = Literal[0, 1, -1, -2] | None
+_INT64 = DTYPES["int64"]
+
+
+class SparseArithmetic(SparseStructure[D]):
+    """Functions that SciPy's sparse arrays have as operators and methods.
+
+    Results are ``csr`` unless there is a ``format``. Elements that occur more than once count as
+    their sum; ``add`` keeps them, and ``sum_duplicates`` adds them up.
+    """
+
+    @op
+    def add(self, a: SparseRef, b: SparseRef) -> Request[SparseRef]:
+        """The sum of two matrices; as SciPy's ``a + b``, but with all elements of both.
+
+        Raises:
+            ValueError: other shapes.
+        """
+        require_sparse(a, "a")
+        require_sparse(b, "b")
+        if a.shape != b.shape:
+            raise ValueError(f"a and b must have one shape, not {a.shape} and {b.shape}")
+        return self._joined("add", [a, b], [(0, 0), (0, 0)], a.shape, "csr")
+
+    @op
+    def multiply(self, a: SparseRef, other: Operand | Number) -> Request[SparseRef]:
+        """Products of elements; as SciPy's ``a.multiply(other)`` and ``a * number``.
+
+        Args:
+            a: any format but ``bsr``, which takes numbers only.
+            other: a number, or a dense array or expression that broadcasts to the shape of ``a``.
+
+        Returns:
+            A matrix of the same places; they share the indices of ``a``.
+
+        Raises:
+            TypeError: a sparse ``other``.
+            ValueError: a shape that does not broadcast.
+        """
+        require_sparse(a, "a")
+        if not isinstance(other, Operand):
+            if not isinstance(other, int | float | complex | np.number):
+                raise TypeError(
+                    f"other must be a number or a dense array, not {said_of(other)}; of sparse "
+                    "ones: device.sparse.multiply(a, await device.sparse.todense(b))"
+                )
+            return self._with_data("multiply", a, lambda data: data * other)
+        if not other.shape:
+            return self._with_data("multiply", a, lambda data: data * other)
+        if np.broadcast_shapes(other.shape, a.shape) != a.shape:
+            raise ValueError(f"other must broadcast to shape {a.shape}, not shape {other.shape}")
+
+        def build(steps: CallSteps) -> SparseRef:
+            found = self._coordinates(steps, a)
+            if not found.data.size:
+                return a
+            dense = steps.ref(other, "other").broadcast_to(a.shape)
+            factors = steps.do(self._array.getitem(dense, (found.row, found.col)))
+            product: Any = found.data * factors
+            return a.with_data(steps.evaluate(cast(product, a.dtype)))
+
+        if a.format == "bsr":
+            raise TypeError("a is bsr; convert it first: await device.sparse.tocsr(a)")
+        return self._steps("multiply", build)
+
+    @op
+    def astype(self, a: SparseRef, dtype: DTypeLike) -> Request[SparseRef]:
+        """Convert elements to another dtype; the result shares the indices of ``a``.
+
+        Raises:
+            TypeError: a dtype that sparse matrices have not.
+        """
+        require_sparse(a, "a")
+        kind = as_dtype(dtype)
+        if kind.name not in FLOATS:
+            raise TypeError(f"dtype must be one of {', '.join(FLOATS)}, not {kind.name}")
+        return self._with_data("astype", a, lambda data: cast(data, kind))
+
+    @op
+    def sum(self, a: SparseRef, axis: Axis = None) -> Request[GpuRef]:
+        """Sum all elements, or those of each column (``axis=0``) or row (1), as a dense array."""
+        return self._summed("sum", a, axis, 1)
+
+    @op
+    def mean(self, a: SparseRef, axis: Axis = None) -> Request[GpuRef]:
+        """Means over all places, with zeros, as ``sum`` takes them."""
+        require_sparse(a, "a")
+        count = np.prod(a.shape) if axis is None else a.shape[axis]
+        return self._summed("mean", a, axis, int(count))
+
+    @op
+    def diagonal(self, a: SparseRef, k: int = 0) -> Request[GpuRef]:
+        """The elements of a diagonal, ``k`` above the main one, as a dense vector.
+
+        Raises:
+            ValueError: a diagonal outside of the matrix.
+        """
+        require_sparse(a, "a")
+        above = whole(k, "k")
+        rows, columns = a.shape
+        length = min(rows + min(above, 0), columns - max(above, 0))
+        if length < 0:
+            raise ValueError(f"k must be a diagonal of shape {a.shape}, not {above}")
+
+        def build(steps: CallSteps) -> GpuRef:
+            made = steps.evaluate(broadcast_constant((length,), a.dtype))
+            found = self._coordinates(steps, a)
+            if length and found.data.size:
+                row, col = (cast(each, _INT64) for each in (found.row, found.col))
+                on: Any = col - row == above
+                place: Any = row + min(above, 0)
+                places = steps.evaluate(where(on, place, constant(0, _INT64)))
+                data = steps.evaluate(where(on, found.data, constant(0, a.dtype)))
+                steps.do(self._array.add_at(made, places, data))
+            return made
+
+        return self._steps("diagonal", build)
+
+    @op
+    def tril(self, a: SparseRef, k: int = 0, format: To = "csr") -> Request[SparseRef]:  # noqa: A002
+        """The elements on a diagonal and below; as ``scipy.sparse.tril``.
+
+        How many there are only the device knows, so this waits for it.
+
+        Raises:
+            Unsupported: in a batch or a recording.
+        """
+        above = whole(k, "k")
+        return self._kept("tril", a, format, lambda found: found.col - found.row <= above)
+
+    @op
+    def triu(self, a: SparseRef, k: int = 0, format: To = "csr") -> Request[SparseRef]:  # noqa: A002
+        """The elements on a diagonal and above; as ``tril``."""
+        above = whole(k, "k")
+        return self._kept("triu", a, format, lambda found: found.col - found.row >= above)
+
+    @op
+    def eliminate_zeros(self, a: SparseRef) -> Request[SparseRef]:
+        """The elements that are not zero, in the format of ``a``; waits as ``tril``.
+
+        Raises:
+            TypeError: ``bsr``.
+            Unsupported: in a batch or a recording.
+        """
+        require_sparse(a, "a")
+        if a.format == "bsr":
+            raise TypeError("a is bsr; convert it first: await device.sparse.tocsr(a)")
+        return self._kept("eliminate_zeros", a, a.format, lambda found: found.data != 0)
+
+    @op
+    def vstack(self, blocks: Sequence[SparseRef], format: To = "csr") -> Request[SparseRef]:  # noqa: A002
+        """Put matrices below each other; as ``scipy.sparse.vstack``.
+
+        Raises:
+            ValueError: none, or other numbers of columns.
+        """
+        return self._stacked("vstack", blocks, 0, format)
+
+    @op
+    def hstack(self, blocks: Sequence[SparseRef], format: To = "csr") -> Request[SparseRef]:  # noqa: A002
+        """Put matrices beside each other; as ``scipy.sparse.hstack``.
+
+        Raises:
+            ValueError: none, or other numbers of rows.
+        """
+        return self._stacked("hstack", blocks, 1, format)
+
+    @op
+    def eye(
+        self,
+        m: int,
+        n: int | None = None,
+        k: int = 0,
+        dtype: DTypeLike = np.float64,
+        format: To = "csr",  # noqa: A002
+    ) -> Request[SparseRef]:
+        """Ones on a diagonal; as ``scipy.sparse.eye_array``, with int32 indices.
+
+        Raises:
+            TypeError: a dtype that sparse matrices have not.
+        """
+        kind = as_dtype(dtype)
+        shape = (whole(m, "m", least=0), whole(m if n is None else n, "n", least=0))
+        length = max(0, min(shape[0] + min(k, 0), shape[1] - max(k, 0)))
+        ones = broadcast_constant((length,), kind, 1)
+        return self._diagonals("eye", [(ones, whole(k, "k"))], shape, format)
+
+    @op
+    def diags(
+        self,
+        diagonals: Sequence[Operand],
+        offsets: Sequence[int],
+        shape: tuple[int, int],
+        format: To = "csr",  # noqa: A002
+    ) -> Request[SparseRef]:
+        """A matrix of diagonals; as ``scipy.sparse.diags_array``, with int32 indices.
+
+        Args:
+            diagonals: vectors of the lengths of the diagonals.
+            offsets: how far each is above the main one.
+            shape: rows and columns.
+            format: ``"csr"``, ``"csc"`` or ``"coo"``.
+
+        Raises:
+            ValueError: lengths that do not fit.
+        """
+        if len(diagonals) != len(offsets) or not len(offsets):
+            raise ValueError(
+                f"diagonals and offsets must be equally many, not {len(diagonals)}, {len(offsets)}"
+            )
+        rows, columns = (whole(each, "shape", least=0) for each in shape)
+        pairs = []
+        for each, offset in zip(diagonals, offsets, strict=True):
+            above = whole(offset, "offsets")
+            length = min(rows + min(above, 0), columns - max(above, 0))
+            if each.shape != (length,):
+                raise ValueError(
+                    f"diagonal {above} must have shape ({max(length, 0)},), not {each.shape}"
+                )
+            pairs.append((each, above))
+        return self._diagonals("diags", pairs, (rows, columns), format)
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def _with_data(
+        self, name: str, a: SparseRef, make: Callable[[GpuRef], Operand]
+    ) -> Request[SparseRef]:
+        def build(steps: CallSteps) -> SparseRef:
+            made = make(steps.preparer.stand_in(a.data))
+            if made.dtype.name not in FLOATS:
+                raise TypeError(f"the result would be {made.dtype.name}, which matrices are not")
+            return a.with_data(steps.evaluate(made))
+
+        return self._steps(name, build)
+
+    def _summed(self, name: str, a: SparseRef, axis: Axis, count: int) -> Request[GpuRef]:
+        require_sparse(a, "a")
+        if axis not in (None, 0, 1, -1, -2):
+            raise ValueError(f"axis must be None, 0 or 1, not {axis!r}")
+
+        def build(steps: CallSteps) -> GpuRef:
+            found = self._coordinates(steps, a)
+            if axis is None:
+                total: Any = found.data.sum()
+            else:
+                by_columns = axis in (0, -2)
+                total = steps.evaluate(broadcast_constant((a.shape[by_columns],), a.dtype))
+                if found.data.size:
+                    places = found.col if by_columns else found.row
+                    steps.do(self._array.add_at(total, places, found.data))
+            return (
+                total
+                if count == 1 and axis is not None
+                else steps.evaluate(cast(total / constant(count, a.dtype), a.dtype))
+            )
+
+        return self._steps(name, build)
+
+    def _kept(
+        self, name: str, a: SparseRef, form: Any, choose: Callable[[Coordinates], Any]
+    ) -> Request[SparseRef]:
+        """The elements that a mask chooses, in order."""
+        require_sparse(a, "a")
+
+        def coordinates(inner: CallSteps) -> Coordinates:
+            return self._coordinates(inner, a)
+
+        def build(steps: CallSteps) -> SparseRef:
+            found = steps.preparer.perform(self._steps(name, coordinates))
+            assert found is not None
+            if found.data.size:
+                places = steps.preparer.perform(self._array.flatnonzero(choose(found)))
+                assert places is not None
+                found = Coordinates(*(steps.do(self._array.take(each, places)) for each in found))
+            return self._assembled(steps, found, a.shape, form)
+
+        return self._steps(name, build)
+
+    def _stacked(
+        self, name: str, blocks: Sequence[SparseRef], axis: int, form: To
+    ) -> Request[SparseRef]:
+        if not blocks:
+            raise ValueError("blocks must be one matrix or more, not none")
+        for each in blocks:
+            require_sparse(each, "blocks")
+        other = {each.shape[1 - axis] for each in blocks}
+        if len(other) > 1:
+            raise ValueError(f"blocks must agree in axis {1 - axis}, not have {sorted(other)}")
+        starts = np.cumsum([0, *[each.shape[axis] for each in blocks]]).tolist()
+        offsets = [(start, 0) if axis == 0 else (0, start) for start in starts[:-1]]
+        (extent,) = other
+        shape = (starts[-1], extent) if axis == 0 else (extent, starts[-1])
+        return self._joined(name, blocks, offsets, shape, form)
+
+    def _joined(
+        self,
+        name: str,
+        blocks: Sequence[SparseRef],
+        offsets: list[tuple[int, int]],
+        shape: tuple[int, int],
+        form: To,
+    ) -> Request[SparseRef]:
+        """The elements of all matrices, each moved by some rows and columns."""
+        dtype = common(tuple(each.dtype for each in blocks))
+        wide = any(each.index_dtype is _INT64 for each in blocks)
+        index = DTYPES["int64" if wide or max(shape) > 2**31 - 1 else "int32"]
+
+        def build(steps: CallSteps) -> SparseRef:
+            parts = [self._coordinates(steps, each) for each in blocks]
+            moved = [
+                [
+                    steps.evaluate(cast(cast(of, index) + by, index))
+                    for of, by in zip((part.row, part.col), offset, strict=True)
+                ]
+                + [steps.evaluate(cast(part.data, dtype))]
+                for part, offset in zip(parts, offsets, strict=True)
+            ]
+            whole = [
+                steps.do(self._array.concatenate(list(each))) for each in zip(*moved, strict=True)
+            ]
+            return self._assembled(steps, Coordinates(*whole), shape, form)
+
+        return self._steps(name, build)
+
+    def _diagonals(
+        self, name: str, pairs: list[tuple[Operand, int]], shape: tuple[int, int], form: To
+    ) -> Request[SparseRef]:
+        dtype = common(tuple(each.dtype for each, _ in pairs))
+        if dtype.name not in FLOATS:
+            raise TypeError(f"dtype must be one of {', '.join(FLOATS)}, not {dtype.name}")
+        index = DTYPES["int32"]
+        if max(shape) > 2**31 - 1:
+            raise Unsupported(f"sparse.{name} of shape {shape}, which int32 does not hold")
+
+        def build(steps: CallSteps) -> SparseRef:
+            parts: list[list[GpuRef]] = []
+            for values, above in pairs:
+                count = values.shape[0]
+                at = steps.do(self._array.arange(count, dtype="int32"))
+                parts.append(
+                    [
+                        steps.evaluate(cast(at + max(-above, 0), index)),
+                        steps.evaluate(cast(at + max(above, 0), index)),
+                        steps.evaluate(cast(values, dtype)),
+                    ]
+                )
+            whole = [
+                steps.do(self._array.concatenate(list(each))) for each in zip(*parts, strict=True)
+            ]
+            return self._assembled(steps, Coordinates(*whole), shape, form)
+
+        return self._steps(name, build)
