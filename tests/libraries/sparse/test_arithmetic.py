@@ -28,7 +28,7 @@ DTYPES = st.sampled_from(["float32", "float64", "complex64", "complex128"])
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 6))
 
 
-def drawn(seed: int, shape: tuple[int, int], form: str, dtype: str) -> Any:
+def drawn(seed: int, shape: tuple[int, int], form: Any, dtype: str) -> Any:
     random = np.random.default_rng(seed)
     count = int(random.integers(0, shape[0] * shape[1] + 1))
     data = random.integers(-2, 3, count).astype(dtype)
