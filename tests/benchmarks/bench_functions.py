@@ -30,10 +30,12 @@ class Function(NamedTuple):
     """A function and its arguments.
 
     Attributes:
-        ours: one op, of the device or a batch and the arguments. cupy: CuPy's, of the module and
-        the arguments. torch: PyTorch's, if it has it. shapes: of the arguments, for a number of
-        elements; a negative length is that of sorted numbers. asks: whether only the device knows the size of the result. whole: whether the
-        arguments are integers.
+        ours: one op, of the device or a batch and the arguments.
+        cupy: CuPy's, of the module and the arguments.
+        torch: PyTorch's, if it has it.
+        shapes: of the arguments, for a number of elements; a negative length is of sorted numbers.
+        asks: whether only the device knows the size of the result.
+        whole: whether the arguments are integers.
     """
 
     ours: Callable[..., Any]
