@@ -124,7 +124,7 @@ class BandedFunctions(DerivedFunctions[D]):
         """The x of ``a @ x = b``, a banded; as ``scipy.linalg.solve_banded``, by ``solve``.
 
         The matrices are made dense. ``sparse.solve_banded`` solves systems of three or five
-        diagonals as they are.
+        diagonals without that.
 
         Args:
             l_and_u: diagonals below and above the main one.
