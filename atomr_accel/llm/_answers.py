@@ -253,7 +253,7 @@ class ModelAnswer:
             return [piece.text] if piece.text else []
         parts = choice.finder.add(piece.text)
         if piece.finish is not None:
-            parts += choice.finder.end()
+            parts += choice.finder.end(cut=piece.finish == "length")
         return parts
 
     def _call(self, call: CalledTool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from ._packages import package
 
 _INDEX: Final = "model.safetensors.index.json"
 _SINGLE: Final = "model.safetensors"
+_LAYER: Final = re.compile(r"model\.layers\.([0-9]{1,9})\.")
 _DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -25,6 +27,12 @@ class _TensorPlace(NamedTuple):
     file: str
     shape: tuple[int, ...]
     dtype: str
+
+
+def _layer_of(name: str) -> int | None:
+    """Return the number of the layer that a tensor is of, by its name; None for another one."""
+    found = _LAYER.match(name)
+    return None if found is None else int(found[1])
 
 
 class Checkpoint:
@@ -72,17 +80,20 @@ class Checkpoint:
                     f"{shard} must have the tensor {tensor}, as {_INDEX} says, and has not"
                 )
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Check that tensors are there, with shapes.
+    def check(self, shapes: Mapping[str, tuple[int, ...]], layers: int) -> None:
+        """Check that tensors are there, with shapes, and that there are no further layers.
 
         Raises:
             ModelFolderBroken: one is missing, or has another shape, or another dtype than floats of
-                16 or 32 bits.
+                16 or 32 bits. Or there is one of a layer that the config has not.
         """
         for name, shape in shapes.items():
             place = self._places.get(name)
             if place is None:
-                raise ModelFolderBroken(f"the folder must have a tensor {name}, and has none")
+                why = ""
+                if _layer_of(name) is not None:
+                    why = f", because num_hidden_layers in config.json is {layers}"
+                raise ModelFolderBroken(f"the folder must have a tensor {name}{why}, and has none")
             if place.shape != shape:
                 raise ModelFolderBroken(
                     f"{name} in {place.file} must have shape {shape}, as config.json says, not "
@@ -91,6 +102,14 @@ class Checkpoint:
             if place.dtype not in _DTYPES:
                 raise ModelFolderBroken(
                     f"{name} in {place.file} must be of {', '.join(_DTYPES)}, not {place.dtype}"
+                )
+
+        for name, place in self._places.items():
+            layer = _layer_of(name)
+            if layer is not None and layer >= layers:
+                raise ModelFolderBroken(
+                    f"num_hidden_layers in config.json must be that of the tensors, not {layers}: "
+                    f"{place.file} has {name}"
                 )
 
     def __contains__(self, name: object) -> bool:

@@ -109,7 +109,7 @@ def load_folder(path: str | PathLike[str]) -> ModelFolder:
             "the folder must have a tensor lm_head.weight, because tie_word_embeddings in "
             "config.json is not true"
         )
-    checkpoint.check(config.shapes())
+    checkpoint.check(config.shapes(), config.layers)
     tokenizer = _tokenizer(folder, config.vocabulary)
     about = read_json(folder / "tokenizer_config.json", optional=True) or {}
     generation = read_json(folder / "generation_config.json", optional=True) or {}

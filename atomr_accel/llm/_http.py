@@ -2,12 +2,17 @@
 
 While a request is answered its connection is watched. When the client closes it, or takes nothing
 for too long, the task that answers is cancelled at once.
+
+A client that only ends its sending still gets its answer. TCP tells both ends alike, until
+something is sent: the system of a client that has closed its connection resets it then.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
+import select
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -33,11 +38,17 @@ _SEND_BUFFER: Final = 1 << 16
 """Bytes that the system keeps for a client. With more, a slow one would be noticed late."""
 _LINGER: Final = 1.0
 """Seconds for a client to take a refusal while it is still sending."""
+_GRACE: Final = 0.2
+"""Seconds from the end of a client's sending until it is asked whether it is still there.
+
+It is asked again after twice that time, and so on.
+"""
 _CHUNKED: Final = b"\r\ntransfer-encoding: chunked\r\n"
 _FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
-    b"content-length: 0\r\n\r\n"
+    b"content-length: 0\r\nx-request-id: %b\r\n\r\n"
 )
+_ID: Final = "x-request-id"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +121,7 @@ class HttpExchange:
 
     Attributes:
         request: the request.
-        id: a name for it, which logs and the client have.
+        id: a name for it, which logs and the client have: the client's own, or a new one.
         key: whose request it is.
         begun: whether the answer has begun.
         finished: whether it was sent to its end.
@@ -119,12 +130,13 @@ class HttpExchange:
     def __init__(self, connection: _HttpConnection, request: HttpRequest) -> None:
         self._connection: Final = connection
         self.request: Final = request
-        self.id = ""
+        self.id: Final = _request_id(request.headers.get(_ID, ""))
         self.key = ""
         self.begun = False
         self.finished = False
         self._head = b""
         self._chunked = False
+        self._streams = False  # whether its events may have a comment among them
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole answer.
@@ -140,11 +152,23 @@ class HttpExchange:
         self.begun = True
         await self._end(data)
 
+    async def probe(self) -> None:
+        """Send what a client that is there passes over: its system resets the connection otherwise.
+
+        Raises:
+            ClientGone: the client does not take it.
+        """
+        if self._streams:
+            await self.tell(b":\n\n")  # a comment among server-sent events
+        elif not self.begun and self._connection.machine.their_http_version == b"1.1":
+            # Any number of these may come before an answer. Clients of 1.0 know none.
+            await self._connection.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+
     async def begin(self, status: int, headers: Headers) -> None:
-        """Begin an answer of unknown length. Its head is sent with the next part."""
+        """Begin server-sent events. The head is sent with the next part."""
         self._head = self._connection.head(status, headers)
         self._chunked = _CHUNKED in self._head.lower()  # as h11 has it for the client's version
-        self.begun = True
+        self.begun = self._streams = True
         await trio.lowlevel.checkpoint()
 
     async def tell(self, data: bytes) -> None:
@@ -165,6 +189,7 @@ class HttpExchange:
         Raises:
             ClientGone: the client does not take it.
         """
+        self._streams = False
         head, self._head = self._head, b""
         await self._end(head)
 
@@ -194,6 +219,8 @@ class _HttpConnection:
             h11.SERVER, max_incomplete_event_size=front.limits.headers
         )
         self.idle: trio.CancelScope | None = None
+        self._given_id = ""  # of the request that is read
+        self._sending = False  # whether the client is waited for
 
     async def serve(self) -> None:
         """Answer one request after the other."""
@@ -220,7 +247,7 @@ class _HttpConnection:
             return False
         exchange = HttpExchange(self, request)
         async with PlainNursery() as nursery:
-            nursery.start_soon(self._watch, nursery.cancel_scope)
+            nursery.start_soon(self._watch, nursery.cancel_scope, exchange)
             await self._front.handle(exchange)
             nursery.cancel_scope.cancel()
         return exchange.finished
@@ -229,6 +256,7 @@ class _HttpConnection:
         """Return the next request, or None after the last one."""
         h11 = self.h11
         head: Request | None = None
+        self._given_id = ""
         body: list[bytes] = []
         size = 0
         if not self.machine.trailing_data[0]:
@@ -247,6 +275,8 @@ class _HttpConnection:
                         return None
                 elif isinstance(event, h11.Request):
                     head = event
+                    given = [value for name, value in head.headers if name == _ID.encode()]
+                    self._given_id = b", ".join(given).decode("latin-1")
                     self._check(head)
                     scope.deadline = trio.current_time() + self._limits.read_seconds
                 elif isinstance(event, h11.Data):
@@ -314,6 +344,7 @@ class _HttpConnection:
             ("content-type", "application/json"),
             ("connection", "close"),
             ("content-length", str(len(body))),
+            (_ID, _request_id(self._given_id)),
         ]
         data = self.head(error.status, headers)
         data += self.machine.send(h11.Data(data=body)) or b""
@@ -321,19 +352,40 @@ class _HttpConnection:
         await self.send(data)
         await _linger(self._stream)
 
-    async def _watch(self, scope: trio.CancelScope) -> None:
+    async def _watch(self, scope: trio.CancelScope, exchange: HttpExchange) -> None:
         """Cancel the answer when the client is gone."""
         ahead = 0
-        while ahead <= _MOST_AHEAD:
-            try:
+        try:
+            while ahead <= _MOST_AHEAD:
                 data = await self._stream.receive_some(_READ)
-            except trio.BrokenResourceError:
-                data = b""
-            if not data:
-                scope.cancel()
+                if not data:
+                    await self._watch_silent(exchange)
+                    break
+                ahead += len(data)
+                self.machine.receive_data(data)
+            else:
                 return
-            ahead += len(data)
-            self.machine.receive_data(data)
+        except (trio.BrokenResourceError, ClientGone):
+            pass
+        scope.cancel()
+
+    async def _watch_silent(self, exchange: HttpExchange) -> None:
+        """Return when a client that has ended its sending is gone.
+
+        Raises:
+            ClientGone: it is.
+        """
+        # Beside an end of sending, which stays readable, only errors and hang-ups are waited for.
+        with select.epoll() as events:
+            events.register(self._stream.socket.fileno(), 0)
+            grace = _GRACE
+            while True:
+                with trio.move_on_after(grace):
+                    await trio.lowlevel.wait_readable(events.fileno())
+                    return
+                if not self._sending:  # which tells as much
+                    await exchange.probe()
+                grace *= 2
 
     def head(self, status: int, headers: Headers) -> bytes:
         """Return the head of an answer."""
@@ -359,11 +411,14 @@ class _HttpConnection:
             raise ClientGone from error
         if sent == len(data):  # as a rule: a deadline would cost more than the write
             return
+        self._sending = True
         with trio.move_on_after(self._limits.write_seconds) as scope:
             try:
                 await self._stream.send_all(memoryview(data)[sent:])
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise ClientGone from error
+            finally:
+                self._sending = False
         if scope.cancelled_caught:
             raise ClientGone
 
@@ -374,6 +429,13 @@ async def _linger(stream: trio.SocketStream) -> None:
         await stream.send_eof()
         while await stream.receive_some(_READ):
             pass
+
+
+def _request_id(given: str) -> str:
+    """Return a client's own id, if it can be repeated, or a new one."""
+    if 0 < len(given) <= 128 and given.isascii() and given.isprintable():
+        return given
+    return f"req_{secrets.token_hex(16)}"
 
 
 def _made(head: Request, body: bytes) -> HttpRequest:
@@ -433,7 +495,7 @@ class HttpFront:
         async with stream:
             if len(self._open) >= self.limits.connections or self.draining:
                 with suppress(trio.BrokenResourceError):
-                    await stream.send_all(_FULL)
+                    await stream.send_all(_FULL % _request_id("").encode())
                 await _linger(stream)
                 return
             with suppress(OSError):  # the client may have gone already

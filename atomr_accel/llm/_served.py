@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, Unpack, final
 
 import numpy as np
 import trio
@@ -102,8 +102,21 @@ class LanguageModelStatistics:
     durable_cache: bool
 
 
-_Choice: TypeAlias = tuple[int, float | None, tuple[TokenScore, ...]]
-"""A token, and the logarithms of probabilities that were asked for."""
+class _Choice(NamedTuple):
+    """A token that was chosen.
+
+    Attributes:
+        token: the token.
+        last: True if the grammar allows nothing after it.
+        logprob: the logarithm of its probability, if asked for.
+        top: the most likely tokens, if asked for.
+    """
+
+    token: int
+    last: bool
+    logprob: float | None
+    top: tuple[TokenScore, ...]
+
 
 _Chosen: TypeAlias = tuple[list[TokenPiece], _Choice | None]
 """Pieces of the prompt, and the next token if there is one."""
@@ -127,6 +140,7 @@ class _TokenStream:
         self._pieces: deque[TokenPiece] = deque()
         self._news = trio.Event()
         self._error: Exception | None = None
+        self._chosen: tuple[int, _Choice] | None = None
         self.finish: FinishReason | None = None
 
     @property
@@ -135,7 +149,10 @@ class _TokenStream:
         return self.finish is not None or self._error is not None
 
     def take(self, piece: StepSlice, logits: Any) -> _Chosen | Exception:
-        """Return what logits of a slice say. It changes nothing, and may run in a thread."""
+        """Return what logits of a slice say. It may run in a thread, one at a time.
+
+        Another call for the same position gives the same choice, so it can be done again.
+        """
         try:
             scores = self._scores(logits, piece.start) if piece.every else []
             wanted = piece.sample and self.request.sampling.max_tokens != 0
@@ -145,10 +162,15 @@ class _TokenStream:
 
     def _choose(self, logits: Any) -> _Choice:
         sequence, number = self.sequence, self.request.sampling.logprobs
-        token = self.sampler.choose(logits, len(sequence.tokens))
-        if number is None:
-            return token, None, ()
-        return (token, *score(logits, token, number))
+        position = len(sequence.tokens)
+        if self._chosen is not None and self._chosen[0] == position:
+            return self._chosen[1]  # the grammar has this token already
+        token = self.sampler.choose(logits, position)
+        last = self.sampler.add(token)
+        logprob, top = (None, ()) if number is None else score(logits, token, number)
+        choice = _Choice(token, last, logprob, top)
+        self._chosen = position, choice
+        return choice
 
     def _scores(self, logits: Any, start: int) -> list[TokenPiece]:
         """Return pieces of the prompt, of logits after its tokens from ``start`` on."""
@@ -176,8 +198,7 @@ class _TokenStream:
 
     def add(self, choice: _Choice, end_tokens: frozenset[int]) -> None:
         """Add a token that was chosen."""
-        token, logprob, top = choice
-        last = self.sampler.add(token)
+        token, last, logprob, top = choice
         ended = token in end_tokens and not self.request.sampling.ignore_eos
         text = ""
         if not (ended or self._text is None):
@@ -477,7 +498,9 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             at += piece.rows
             if piece.rows and (stream := self._streams.get(piece.sequence)) is not None:
                 parts.append((stream, piece, rows))
-        if logits.size > _IN_THREAD:
+        # A grammar may take a second to follow a token, and to find those that may come next.
+        grammars = any(stream.request.sampling.grammar is not None for stream, _, _ in parts)
+        if grammars or logits.size > _IN_THREAD:
             taken = await trio.to_thread.run_sync(_take_all, parts)
         else:
             taken = _take_all(parts)
@@ -517,7 +540,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             return
         if choice is not None:
             self._counts["tokens"] += 1
-            self._scheduler.append(sequence, choice[0])
+            self._scheduler.append(sequence, choice.token)
         if stream.finish is not None:
             self._scheduler.finish(sequence)
             self._end(stream, "finished")

@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import ipaddress
 import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -121,9 +120,8 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
         limits: ServerLimits,
         cause_fault: Callable[[], Awaitable[object]] | None,
     ) -> None:
-        host, self.port = address
-        shown = f"[{host}]" if ":" in host else host
-        self.url: Final = f"http://{shown}:{self.port}"
+        self.port: Final = address[1]
+        self.url: Final = f"http://{_address(*address)}"
         self._model: Final = model
         self._prompts: Final = _Prompts(model)
         self._token_text: Final = TokenText(model.tokenizer)
@@ -181,9 +179,16 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
 
     async def _handle(self, exchange: HttpExchange) -> None:
         request = exchange.request
-        number = _request_id(request)
         try:
-            await self._route(exchange, number)
+            try:
+                await self._route(exchange)
+            except (ApiError, ClientGone):
+                raise
+            except Exception as error:
+                _log.exception("request %s has failed", exchange.id)
+                raise ApiError(
+                    500, "the server has failed; its log says why", kind="server_error"
+                ) from error
         except ApiError as error:
             self._metrics.refused += error.status < 500
             self._metrics.failed += error.status >= 500
@@ -193,7 +198,7 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
                 return
             if request.path.startswith("/v1/"):
                 self._metrics.answers[request.path, error.status] += 1
-            headers = [_JSON, ("x-request-id", number)]
+            headers = [_JSON, ("x-request-id", exchange.id)]
             if error.retry_after is not None:
                 headers.append(("retry-after", str(error.retry_after)))
             if error.status == 401:
@@ -202,7 +207,7 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
                 headers += self._limit_headers()
             await exchange.answer(error.status, headers, error.body())
 
-    async def _route(self, exchange: HttpExchange, number: str) -> None:
+    async def _route(self, exchange: HttpExchange) -> None:
         request = exchange.request
         if self._names is not None and not is_here([request.headers.get("host", "")], self._names):
             raise ApiError(MISDIRECTED, REFUSAL)
@@ -213,7 +218,6 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
         method, handle = self._routes[at]
         if request.method != method and not (method == "GET" and request.method == "HEAD"):
             raise ApiError(405, f"{path} must be asked for by {method}, not {request.method}")
-        exchange.id = number
         if path.startswith(("/v1/", "/demo/")):
             exchange.key = self._key(request)
         if method == "POST":
@@ -535,14 +539,6 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _request_id(request: HttpRequest) -> str:
-    """Return the client's own id, if it can be repeated, or a new one."""
-    given = request.headers.get("x-request-id", "")
-    if 0 < len(given) <= 128 and given.isascii() and given.isprintable():
-        return given
-    return f"req_{secrets.token_hex(16)}"
-
-
 @opens
 async def serve_language_model(
     model: ServedModel,
@@ -574,7 +570,7 @@ async def serve_language_model(
     Raises:
         LibraryMissing: h11 is not installed.
         ValueError: other machines reach ``host``, and there are no keys.
-        OSError: the port is taken.
+        OSError: the port is taken, or the host is not one of this machine.
     """
     if find_spec("h11") is None:
         raise LibraryMissing(f"a server needs h11: {install_command('llm')}", library="h11")
@@ -592,7 +588,11 @@ async def serve_language_model(
         )
     allowed = frozenset(name.lower() for name in names)
     checked = None if keys or public else allowed
-    listeners = await trio.open_tcp_listeners(port, host=host, backlog=1024)
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=host, backlog=1024)
+    except OSError as error:
+        shown, said = _address(host, port), error.strerror or str(error)
+        raise OSError(error.errno, f"{shown} must be an address to listen on: {said}") from error
     address = listeners[0].socket.getsockname()[:2]
     server = LanguageModelServer.construct(model, address, keys, checked, limits, cause_fault)
     try:
@@ -604,6 +604,10 @@ async def serve_language_model(
     finally:
         for listener in listeners:
             listener.socket.close()
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _is_loopback(host: str) -> bool:

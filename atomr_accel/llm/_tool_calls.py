@@ -7,6 +7,7 @@ marks is text like the rest.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any, Final, final
@@ -15,6 +16,12 @@ BEGIN: Final = "<tool_call>"
 """Text before a call."""
 END: Final = "</tool_call>"
 """Text behind a call."""
+_HEAD: Final = re.compile(
+    r"""\s*\{\s*"name"\s*:\s*(?P<name>"[^"\\]*")"""
+    r"""(?:\s*,\s*"arguments"\s*:\s*(?P<arguments>\{.*))?""",
+    re.DOTALL,
+)
+"""The beginning of a call's JSON, from which its name is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +31,7 @@ class CalledTool:
     Attributes:
         number: calls of the text before it.
         name: the tool's name.
-        arguments: JSON of an object.
+        arguments: JSON of an object; of a call that was cut off, its beginning.
     """
 
     number: int
@@ -70,16 +77,21 @@ class ToolCallFinder:
             self._held = self._held[len(self._held) - kept :]
         return self._without_space(parts)
 
-    def end(self) -> list[str | CalledTool]:
+    def end(self, *, cut: bool = False) -> list[str | CalledTool]:
         """Return the rest: no more text comes.
 
         A call without its last mark counts: a model may stop right after the JSON.
+
+        Args:
+            cut: whether the text was cut off, so that the beginning of a call counts, too.
         """
         rest, self._held = self._held, ""
         parts: list[str | CalledTool] = [rest]
         if self._inside:
             self._inside = False
-            parts = [self._call(rest) or f"{BEGIN}{rest}"]
+            body = rest[: len(rest) - _begun(rest, END)]
+            call = self._call(body) or (self._cut_call(body) if cut else None)
+            parts = [call or f"{BEGIN}{rest}"]
         return self._without_space(parts)
 
     def _without_space(self, parts: list[str | CalledTool]) -> list[str | CalledTool]:
@@ -106,13 +118,31 @@ class ToolCallFinder:
         arguments = value.get("arguments", {})
         if not isinstance(arguments, dict):
             return None
+        return self._found(value["name"], json.dumps(arguments, ensure_ascii=False))
+
+    def _cut_call(self, text: str) -> CalledTool | None:
+        """Return the call that a text begins, if its name is known."""
+        head = _HEAD.match(text)
+        if head is None:
+            return None
+        name = json.loads(head["name"])
+        if name not in self._names:
+            return None
+        rest = head["arguments"] or ""
+        try:  # the arguments may have ended before the call has
+            arguments, _ = json.JSONDecoder().raw_decode(rest)
+        except (ValueError, RecursionError):
+            return self._found(name, rest)
+        return self._found(name, json.dumps(arguments, ensure_ascii=False))
+
+    def _found(self, name: str, arguments: str) -> CalledTool:
         self.found += 1
-        return CalledTool(self.found - 1, value["name"], json.dumps(arguments, ensure_ascii=False))
+        return CalledTool(self.found - 1, name, arguments)
 
 
-def _begun(text: str) -> int:
+def _begun(text: str, mark: str = BEGIN) -> int:
     """Return the length of the end of a text that may begin a mark."""
-    for length in range(min(len(BEGIN) - 1, len(text)), 0, -1):
-        if BEGIN.startswith(text[-length:]):
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if mark.startswith(text[-length:]):
             return length
     return 0

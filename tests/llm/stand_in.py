@@ -221,6 +221,14 @@ def chat(content: str = "hi", **more: object) -> dict[str, object]:
     return {"model": "toy", "messages": [{"role": "user", "content": content}], **more}
 
 
+def posted(body: object, version: str = "1.1") -> bytes:
+    """Return a request for a chat's next message as bytes."""
+    sent = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/{version}\r\nhost: localhost\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(sent)}\r\n\r\n"
+    return head.encode() + sent
+
+
 def completion(prompt: object = "hi", **more: object) -> dict[str, object]:
     """Return a request for text."""
     return {"model": "toy", "prompt": prompt, **more}

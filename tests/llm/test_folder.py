@@ -139,6 +139,16 @@ BREAKS: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
         ModelFolderBroken,
         "tensor model.norm.weight",
     ),
+    "fewer layers": (
+        lambda p: change(p / "config.json", num_hidden_layers=1),
+        ModelFolderBroken,
+        r"num_hidden_layers in config.json .* not 1: model.safetensors has model\.layers\.1\.",
+    ),
+    "more layers": (
+        lambda p: change(p / "config.json", num_hidden_layers=3),
+        ModelFolderBroken,
+        r"tensor model\.layers\.2\.\S+, because num_hidden_layers in config.json is 3",
+    ),
     "no head": (
         lambda p: tensors(p / "model.safetensors", lm_head__weight=None),
         ModelFolderBroken,

@@ -21,14 +21,17 @@ POST += b"content-type: application/json\r\n"
 async def test_bodies_and_headers_that_are_too_large_are_refused() -> None:
     limits = ServerLimits(body=1000, headers=2000)
     async with serving(saying("a"), limits=limits) as (server, model):
-        reply = await raw(server, POST + b"content-length: 1001\r\n\r\n")
+        own = b"x-request-id: mine\r\n"
+        reply = await raw(server, POST + own + b"content-length: 1001\r\n\r\n")
         assert (reply.status, reply.headers["connection"]) == (413, "close")
+        assert reply.headers["x-request-id"] == "mine"
         assert "1000 bytes" in reply.error["message"]
         chunk = b"400\r\n" + b"a" * 1024 + b"\r\n"
         reply = await raw(server, POST + b"transfer-encoding: chunked\r\n\r\n" + chunk)
         assert reply.status == 413
         reply = await raw(server, POST + b"x: " + b"a" * 3000)
         assert reply.status == 431
+        assert reply.headers["x-request-id"].startswith("req_")
         whole = POST + b"x: " + b"a" * 3000 + b"\r\ncontent-length: 0\r\n\r\n"
         reply = await raw(server, whole)  # at once, so that no end is waited for
         assert (reply.status, reply.headers["connection"]) == (431, "close")
@@ -65,6 +68,7 @@ async def test_what_is_no_http_is_refused(sent: bytes) -> None:
         reply = await raw(server, sent)
         assert reply.status in (400, 501, 505)
         assert reply.error["type"] == "invalid_request_error"
+        assert reply.headers["x-request-id"].startswith("req_")
         assert (await ask(server, "/live")).status == 200
 
 
@@ -131,11 +135,14 @@ async def test_connections_beyond_the_limit_get_503() -> None:
         await trio.testing.wait_all_tasks_blocked()
         reply = await raw(server, b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert reply.status == 503
+        assert reply.headers["x-request-id"].startswith("req_")
 
 
 async def test_methods_and_paths_that_are_not_there() -> None:
     async with serving(saying("a")) as (server, _model):
-        assert (await ask(server, "/v1/embeddings", {})).status == 404
+        reply = await ask(server, "/v1/embeddings", {})
+        assert reply.status == 404
+        assert reply.headers["x-request-id"].startswith("req_")
         assert (await ask(server, "/v1/chat/completions")).status == 405
         assert (await ask(server, "/live", method="DELETE")).status == 405
         reply = await ask(server, "/live", method="HEAD")

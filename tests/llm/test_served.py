@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -23,6 +24,7 @@ from atomr_accel.llm import (
     TokenRequest,
     open_language_model,
 )
+from atomr_accel.llm._sampler import GrammarState
 from atomr_accel.patterns import Closed, Overloaded
 from atomr_accel.testing import hang, poison
 
@@ -313,6 +315,27 @@ async def test_texts_follow_grammars_also_after_faults() -> None:
                 await _all(model, _request(3, grammar="start: missing"))
     assert found[0] == found[1]
     assert isinstance(json.loads(found[0].replace("[0", "[").replace(",0", ",")), list)
+
+
+@cpu_only
+@program
+async def test_grammars_are_followed_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def noting(function: Any) -> Any:
+        def noted(*args: Any) -> Any:
+            threads.append(threading.get_ident())
+            return function(*args)
+
+        return noted
+
+    for name in ("allowed", "add"):
+        monkeypatch.setattr(GrammarState, name, noting(getattr(GrammarState, name)))
+    async with _opened(tokenizer=byte_tokenizer(), end_tokens=[END]) as model:
+        pieces = await _all(model, _request(3, most=100, grammar="start: /[ab]{5}/"))
+        assert len(threads) >= 2 * 5
+        assert threading.get_ident() not in threads
+        assert len("".join(piece.text for piece in pieces)) == 5
 
 
 @cpu_only

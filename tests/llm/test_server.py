@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from atomr_accel.llm import (
     ServerLimits,
     TokenPiece,
     TokenRequest,
+    _http,
     serve_language_model,
 )
 from atomr_accel.patterns import Overloaded
@@ -28,6 +30,8 @@ from .stand_in import (
     chat,
     completion,
     failing,
+    parsed,
+    posted,
     raw,
     saying,
     serving,
@@ -47,6 +51,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
 ASKED: Any = {"model": "toy", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -162,10 +167,12 @@ async def test_tool_calls_are_parsed_whole_and_streamed() -> None:
         assert [call.index for call in told] == [0, 1]
         assert text == "So: "
         assert event.choices[0].finish_reason == "tool_calls"
-        # A call that was cut off is text, and the reason stays.
-        cut = await client.chat.completions.create(**ASKED, tools=TOOLS, max_tokens=4)
-        assert cut.choices[0].finish_reason == "length"
-        assert cut.choices[0].message.tool_calls is None
+        # A call that was cut off is told as far as it goes, and the reason stays.
+        for most, arguments in ((4, None), (10, '{"a"'), (11, '{"a": 1}')):
+            cut = await client.chat.completions.create(**ASKED, tools=TOOLS, max_tokens=most)
+            assert cut.choices[0].finish_reason == "length"
+            made: list[Any] = list(cut.choices[0].message.tool_calls or [])
+            assert [call.function.arguments for call in made] == ([arguments] if arguments else [])
         none = await client.chat.completions.create(**ASKED, tools=TOOLS, tool_choice="none")
         assert none.choices[0].message.content == f"So: {CALL}\n{CALL}"
 
@@ -286,6 +293,18 @@ async def test_errors_of_the_model_have_their_status(
     assert ("a secret" in caplog.text) == isinstance(error, RuntimeError)
 
 
+async def test_a_failure_of_the_server_has_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(saying("a")) as (server, _model):
+
+        def broken() -> bytes:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(server, "_metrics_text", broken)
+        reply = await ask(server, "/metrics", headers={"x-request-id": "mine"})
+        assert (reply.status, reply.headers["x-request-id"]) == (500, "mine")
+        assert "a bug" not in reply.error["message"]
+
+
 async def test_an_error_in_a_stream_is_its_last_event() -> None:
     async with asking(failing(FAULT, "a", "b")) as (client, _model, server):
         stream = await client.chat.completions.create(**ASKED, stream=True)
@@ -313,6 +332,14 @@ async def test_keys_are_needed_where_there_are_keys() -> None:
             with pytest.raises(openai.AuthenticationError) as caught:
                 await client.models.list()
             assert caught.value.code == "invalid_api_key"
+
+
+async def test_an_address_that_is_taken_is_named() -> None:
+    async with serving(saying("a")) as (server, model):
+        with pytest.raises(OSError, match=f"127.0.0.1:{server.port} must be") as raised:
+            async with serve_language_model(model, port=server.port):
+                pass
+        assert raised.value.errno == errno.EADDRINUSE
 
 
 async def test_servers_that_others_reach_need_keys() -> None:
@@ -499,20 +526,67 @@ async def test_ready_generates_a_token_and_not_more_than_one_a_second() -> None:
 # --- clients that go, and the end ----------------------------------------------------------------
 
 
-async def test_a_client_that_goes_has_its_request_aborted() -> None:
+async def test_a_client_that_goes_has_its_request_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_http, "_GRACE", 0.001)
     async with asking(held(trio.Event())) as (client, model, server):
         stream = await client.chat.completions.create(**ASKED, n=2, stream=True)
         await stream.close()
         await model.until_open(0)
         async with await trio.open_tcp_stream("127.0.0.1", server.port) as raw:
-            body = json.dumps(chat()).encode()
-            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
-            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-            await raw.send_all(head.encode() + body)
+            await raw.send_all(posted(chat()))
             await model.until_open(1)
         await model.until_open(0)
         assert server.statistics().in_progress == 0
         assert server.statistics().aborted == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_client_that_ends_its_sending_gets_its_answer(
+    stream: bool, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients such as ``nc -N`` do so. They are asked whether they are still there."""
+    monkeypatch.setattr(_http, "_GRACE", 0.001)
+    asked = b":\n\n" if stream else GO_ON
+    go_on = trio.Event()
+    async with serving(held(go_on)) as (server, model):
+        with trio.fail_after(10):
+            async with await trio.open_tcp_stream("127.0.0.1", server.port) as raw:
+                await raw.send_all(posted(chat(stream=stream), version))
+                await raw.send_eof()
+                await model.until_open(1)
+                answer = b""
+                while asked not in answer and (stream or version == "1.1"):
+                    answer += await raw.receive_some()
+                go_on.set()
+                answer += b"".join([part async for part in raw])
+        reply = parsed(answer.replace(GO_ON, b""))
+        assert reply.status == 200
+        assert server.statistics().aborted == 0
+        if stream:
+            events = replace(reply, body=reply.body.replace(asked, b"")).events
+            assert events[-1]["choices"][0]["finish_reason"] == "stop"
+        else:
+            assert reply.json()["choices"][0]["message"]["content"] == "ab"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_ends_its_sending_and_then_goes_is_aborted(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_http, "_GRACE", 0.001)
+    async with serving(held(trio.Event())) as (server, model):
+        with trio.fail_after(10):
+            raw = await trio.open_tcp_stream("127.0.0.1", server.port)
+            await raw.send_all(posted(chat(stream=stream)))
+            await raw.send_eof()
+            await model.until_open(1)
+            answer = b""
+            while (b":\n\n" if stream else GO_ON) not in answer:
+                answer += await raw.receive_some()
+            await raw.aclose()
+            await model.until_open(0)
+        assert server.statistics().aborted == 1
 
 
 async def test_a_client_that_takes_nothing_has_its_request_aborted() -> None:
@@ -525,10 +599,7 @@ async def test_a_client_that_takes_nothing_has_its_request_aborted() -> None:
     async with serving(endless, limits=limits) as (server, model):
         with trio.fail_after(10):
             async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
-                body = json.dumps(chat(stream=True)).encode()
-                head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
-                head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-                await stream.send_all(head.encode() + body)
+                await stream.send_all(posted(chat(stream=True)))
                 await model.until_open(1)
                 await model.until_open(0)
 

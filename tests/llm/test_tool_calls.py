@@ -16,14 +16,14 @@ ARGUMENTS = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_siz
 CALLS = st.builds(lambda name, arguments: (name, arguments), st.sampled_from(NAMES), ARGUMENTS)
 
 
-def found(text: str, cuts: list[int]) -> list[str | CalledTool]:
+def found(text: str, cuts: list[int], *, cut: bool = False) -> list[str | CalledTool]:
     """Return the parts of a text that comes in pieces, with neighbouring texts joined."""
     finder = ToolCallFinder(NAMES)
     parts: list[str | CalledTool] = []
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     for start, end in itertools.pairwise(edges):
         parts += finder.add(text[start:end])
-    parts += finder.end()
+    parts += finder.end(cut=cut)
     joined: list[str | CalledTool] = []
     for part in parts:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):
@@ -70,3 +70,36 @@ def test_what_is_no_call_is_text() -> None:
 
 def test_a_call_counts_without_its_last_mark() -> None:
     assert found(f'{BEGIN}{{"name": "add"}}', []) == [CalledTool(0, "add", "{}")]
+
+
+@given(CALLS, st.integers(0, 1000), st.booleans())
+def test_a_call_that_is_cut_off_has_the_beginning_of_its_arguments(
+    call: tuple[str, dict[str, object]], at: int, ascii_only: bool
+) -> None:
+    name, arguments = call
+    whole = json.dumps(arguments, ensure_ascii=ascii_only)
+    head = f'{BEGIN}\n{{"name": "{name}"'
+    rest = f', "arguments": {whole}}}\n{END}'
+    kept = rest[: at % len(rest)]
+    (part,) = found(head + kept, [3, at], cut=True)
+    assert isinstance(part, CalledTool)
+    assert (part.number, part.name) == (0, name)
+    got = kept[len(', "arguments": ') :].removesuffix("\n")
+    if len(got) >= len(whole):
+        assert json.loads(part.arguments) == arguments
+    else:
+        assert part.arguments == got
+        assert whole.startswith(part.arguments)
+
+
+def test_a_call_that_is_cut_off_in_its_last_mark_is_whole() -> None:
+    text = f'{BEGIN}{{"name": "add", "arguments": {{"a": 1}}}}\n{END}'
+    for length in range(text.index(END), len(text)):
+        for cut in (False, True):
+            assert found(text[:length], [], cut=cut) == [CalledTool(0, "add", '{"a": 1}')]
+
+
+def test_what_is_cut_off_before_its_name_is_text() -> None:
+    for body in ('{"na', '{"name": "ad', '{"name": "other", "arguments": {', '["name"'):
+        assert found(f"{BEGIN}{body}", [4], cut=True) == [f"{BEGIN}{body}"]
+        assert found(f"{BEGIN}{body}", [4]) == [f"{BEGIN}{body}"]
