@@ -12,13 +12,14 @@ import numpy as np
 
 from .. import CompileOptions
 from .._dtypes import as_dtype
-from .._errors import AccelError, GpuRefStale, OutOfMemory, said_of
+from .._errors import AccelError, OutOfMemory, said_of
 from ..device.data.transfer import in_worker
 from ..wire.options import count
 from ..wire.recent import Recent
 from ._folder import ModelFolder
-from ._steps import StepLogits, StepSlice, StepWork
-from .wire.kernels import SOURCE, THREADS, TWINS
+from ._step_inputs import CHOICE_INTS, PagedSteps, StepInputs
+from ._steps import StepChoices, StepLogits, StepTokens, StepWork
+from .wire.kernels import CHOOSERS, SOURCE, THREADS, TWINS
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -84,56 +85,28 @@ class LlamaStatistics:
     caches_lost: int
 
 
-class _RowPlan(NamedTuple):
-    """Places of tokens among the rows of products.
-
-    Attributes:
-        total: number of rows, a multiple of a tile's.
-        places: the row of each token.
-    """
-
-    total: int
-    places: Array
-
-
-class _StepInputs(NamedTuple):
-    """Whole numbers of a step, in one buffer on the device.
-
-    Attributes:
-        numbers: int32: the token, position, slot and slice of each row, then rows to sample, then
-            the pages of slices.
-        total: number of rows.
-        samples: number of rows to sample, with padding.
-        columns: pages of a slice.
-        places: the row of each token.
-        sampled: for each row of logits that is wanted, its row among those.
-    """
-
-    numbers: Array
-    total: int
-    samples: int
-    columns: int
-    places: Array
-    sampled: Array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes of a step. Steps of one shape are the same ops on other numbers."""
-        return self.total, self.samples, self.columns, len(self.numbers)
-
-
 class _StepRecording(NamedTuple):
     """A recording of a step.
 
     Attributes:
         recording: the recording.
-        numbers: its input, `_StepInputs.numbers`.
-        logits: its output.
+        numbers: its input, `StepInputs.numbers`.
+        tokens: tokens that it has chosen.
+        logits: logits that they are from.
     """
 
     recording: Recording
     numbers: GpuRef
+    tokens: GpuRef
     logits: GpuRef
+
+
+class _Computed(NamedTuple):
+    """Results of a step: tokens of rows to sample, logits, and vectors of rows after layers."""
+
+    tokens: Array
+    logits: Array | None = None
+    states: Sequence[Array] = ()
 
 
 class _LayerWeights(NamedTuple):
@@ -207,10 +180,16 @@ class LlamaModel:
         self._kernels: Final = kernels
         self._layers: Final = [_layer_weights(weights, layer) for layer in range(config.layers)]
         self._tile: Final = _TILES.get(device.backend, _TILES["cuda"])
-        self._on_cpu: Final = device.backend == "cpu"
         self._gate: Final[Any] = device.fuse(_gated)
         self._cache: tuple[GpuRef, GpuRef] | None = None
-        self._filled: Final = np.zeros(pages, np.int32)
+        self._plan: Final = PagedSteps(
+            pages=pages,
+            page_size=page_size,
+            vocabulary=self.vocabulary,
+            context=self.context,
+            tile=self._tile,
+            fixed=invariant and device.backend == "cpu",
+        )
         self._recorded: Final[Recent[tuple[int, ...], _StepRecording]] = Recent(_MOST_RECORDINGS)
         self._seen: Final[Recent[tuple[int, ...], list[int]]] = Recent(_MOST_SEEN)
         self._replayed = 0
@@ -326,8 +305,30 @@ class LlamaModel:
             ContextPoisoned: a fault of the device.
             OutOfMemory: no room for the step.
         """
-        logits, _ = await self._step(work, trace=False)
-        return logits
+        computed = await self._step(work, logits=True)
+        assert computed.logits is not None
+        return computed.logits
+
+    async def choose(self, work: StepWork, choices: StepChoices, *, logits: bool) -> StepTokens:
+        """Do a step as `step` does, and choose a token for each row of its logits on the device.
+
+        Args:
+            work: the slices.
+            choices: how to choose, for each row.
+            logits: whether logits are needed, too.
+
+        Returns:
+            tokens, and logits if they are needed.
+
+        Raises:
+            ValueError: as `step`, or another number of choices than rows.
+            GpuRefStale, ContextPoisoned, OutOfMemory: as `step`.
+        """
+        wanted = sum(each.rows for each in work.slices), 2
+        if np.shape(choices) != wanted:
+            raise ValueError(f"choices must have shape {wanted}, not {np.shape(choices)}")
+        tokens, found, _ = await self._step(work, choices, logits=logits)
+        return StepTokens(tokens, found)
 
     async def hidden_states(self, work: StepWork) -> list[Array]:
         """Compute a step, and return the vectors of its tokens after the embedding and each layer.
@@ -337,61 +338,76 @@ class LlamaModel:
         Returns:
             ``layers + 1`` arrays of shape (tokens of all slices, hidden), of the model's dtype.
         """
-        _, states = await self._step(work, trace=True)
-        return states
+        return [*(await self._step(work, trace=True)).states]
 
     # --- steps ------------------------------------------------------------------------------
 
-    async def _step(self, work: StepWork, *, trace: bool) -> tuple[StepLogits, list[Array]]:
-        self._check(work)
+    async def _step(
+        self,
+        work: StepWork,
+        choices: StepChoices | None = None,
+        *,
+        logits: bool = False,
+        trace: bool = False,
+    ) -> _Computed:
+        plan = self._plan
+        use = plan.use(work)
         cache = await self._ready_cache()
-        self._check_filled(work)
-        inputs = self._inputs(work)
-        for each in work.slices:
-            self._touch(each, each.start)
-        logits: Array = np.empty((0, self.vocabulary), np.float32)
-        states: list[Array] = []
+        plan.check_filled(use, work)
+        inputs = plan.inputs(use, work, choices)
+        plan.touch(use, done=False)
         if trace or not len(inputs.sampled):
-            states = await self._traced(cache, inputs, trace=trace)
+            computed = await self._traced(cache, inputs, trace=trace)
         else:
-            logits = (await self._computed(cache, inputs))[inputs.sampled]
-        for each in work.slices:
-            self._touch(each, each.start + len(each.tokens))
+            computed = await self._computed(cache, inputs, logits=logits)
+        plan.touch(use, done=True)
         self._steps += 1
         self._rows += len(inputs.places)
         self._padding += inputs.total - len(inputs.places)
-        return logits, states
+        return computed
 
     async def _traced(
-        self, cache: tuple[GpuRef, GpuRef], inputs: _StepInputs, *, trace: bool
-    ) -> list[Array]:
+        self, cache: tuple[GpuRef, GpuRef], inputs: StepInputs, *, trace: bool
+    ) -> _Computed:
         """Compute a step without logits, and return vectors of tokens, if they are wanted."""
         states: list[GpuRef] = []
         async with self.device.batch() as batch:
             self._forward(batch, cache, batch.put(inputs.numbers), inputs, states)
             found = [batch.get(each) for each in states] if trace else []
-        return [each.value[inputs.places] for each in found]
+        none = np.empty((0, self.vocabulary), np.float32)
+        return _Computed(np.empty(0, np.int32), none, [each.value[inputs.places] for each in found])
 
-    async def _computed(self, cache: tuple[GpuRef, GpuRef], inputs: _StepInputs) -> Array:
-        """Compute a step, and return the logits of rows to sample."""
+    async def _computed(
+        self, cache: tuple[GpuRef, GpuRef], inputs: StepInputs, *, logits: bool
+    ) -> _Computed:
+        """Compute a step, and return what there is of rows to sample."""
         device, shape = self.device, inputs.shape
         kept = self._recorded.get(shape)
         if kept is None and self._repeats(shape):
             numbers = await device.put(inputs.numbers)
             async with device.record(numbers) as recording:
                 x = self._forward(recording, cache, numbers, inputs)
-                logits = self._logits(recording, x, numbers, inputs)
-            kept = self._recorded.keep(shape, _StepRecording(recording, numbers, logits))
+                made = self._chosen(recording, x, numbers, inputs)
+            kept = self._recorded.keep(shape, _StepRecording(recording, numbers, *made))
         if kept is not None:
             await device.put(inputs.numbers, out=kept.numbers)
             await kept.recording.replay()
             self._replayed += 1
-            return await device.get(kept.logits)
+            tokens = await device.get(kept.tokens)
+            return self._found(inputs, tokens, await device.get(kept.logits) if logits else None)
         async with device.batch() as batch:
             numbers = batch.put(inputs.numbers)
             x = self._forward(batch, cache, numbers, inputs)
-            found = batch.get(self._logits(batch, x, numbers, inputs))
-        return found.value
+            made = self._chosen(batch, x, numbers, inputs)
+            found = [batch.get(each) for each in made[: 1 + logits]]
+        return self._found(inputs, found[0].value, found[1].value if logits else None)
+
+    def _found(self, inputs: StepInputs, tokens: Array, logits: Array | None) -> _Computed:
+        """Return the rows that are wanted, without a copy where they come first."""
+        at: Any = inputs.sampled
+        if at[-1] == len(at) - 1 and (at[1:] > at[:-1]).all():
+            at = slice(len(at))
+        return _Computed(tokens[at], None if logits is None else logits[at])
 
     def _repeats(self, shape: tuple[int, ...]) -> bool:
         """Count a step, and return whether steps of its shape are worth a recording."""
@@ -404,7 +420,7 @@ class LlamaModel:
         batch: Batch | Recording,
         cache: tuple[GpuRef, GpuRef],
         numbers: GpuRef,
-        inputs: _StepInputs,
+        inputs: StepInputs,
         states: list[GpuRef] | None = None,
     ) -> GpuRef:
         """Compute all layers, and return the vectors of rows."""
@@ -413,7 +429,7 @@ class LlamaModel:
         tokens, positions, slots, owners = (
             numbers[at * total : (at + 1) * total] for at in range(4)
         )
-        tables = numbers[4 * total + inputs.samples :]
+        tables = numbers[4 * total + (1 + CHOICE_INTS) * inputs.samples :]
         epsilon, slots_there = config.epsilon, self.pages * self.page_size
         block = _heads_of_block(config)
         x = batch.array.take(weights["embedding"], tokens, axis=0, mode="clip")
@@ -447,16 +463,21 @@ class LlamaModel:
                 states.append(x)
         return x
 
-    def _logits(
-        self, batch: Batch | Recording, x: GpuRef, numbers: GpuRef, inputs: _StepInputs
-    ) -> GpuRef:
-        """Return float32 logits of the rows to sample."""
-        weights = self._weights
-        rows = numbers[4 * inputs.total : 4 * inputs.total + inputs.samples]
+    def _chosen(
+        self, batch: Batch | Recording, x: GpuRef, numbers: GpuRef, inputs: StepInputs
+    ) -> tuple[GpuRef, GpuRef]:
+        """Return tokens for the rows to sample, int32, and their float32 logits."""
+        weights, samples, start = self._weights, inputs.samples, 4 * inputs.total
+        rows = numbers[start : start + samples]
+        choices = numbers[start + samples : start + (1 + CHOICE_INTS) * samples]
         h = batch.array.take(x, rows, axis=0, mode="clip")
         h = self._norm(batch, h, weights["final_norm"])
         head = weights["head" if "head" in weights else "embedding"]
-        return self._product(batch, h, head, dtype=np.float32)
+        logits = self._product(batch, h, head, dtype=np.float32)
+        tokens = batch.empty((samples,), np.int32)
+        kernel = self._kernels["choose_rows"]
+        batch.launch(kernel, samples, CHOOSERS, tokens, logits, choices, samples, self.vocabulary)
+        return tokens, logits
 
     def _norm(self, batch: Batch | Recording, x: GpuRef, weight: GpuRef) -> GpuRef:
         out = batch.empty(x.shape, self.dtype)
@@ -490,110 +511,6 @@ class LlamaModel:
             batch.blaslt.matmul(x[part], weight, out=out[part], **options)
         return out
 
-    # --- inputs of a step -------------------------------------------------------------------
-
-    def _check(self, work: StepWork) -> None:
-        """Check that tokens, positions and pages exist, and that pages are written by one slice.
-
-        Raises:
-            ValueError: they do not.
-        """
-        if not work.slices:
-            raise ValueError("work must have one slice at least, not none")
-        written: dict[int, int] = {}
-        for each in work.slices:
-            stop, size = each.start + len(each.tokens), self.page_size
-            if not each.tokens or each.start < 0 or stop > self.context:
-                raise ValueError(
-                    f"a slice must have tokens at positions from 0 to {self.context - 1}, not "
-                    f"{len(each.tokens)} from {each.start}"
-                )
-            if min(each.tokens) < 0 or max(each.tokens) >= self.vocabulary:
-                raise ValueError(
-                    f"tokens must be from 0 to {self.vocabulary - 1}, not "
-                    f"{min(each.tokens)} or {max(each.tokens)}"
-                )
-            if len(each.pages) * size < stop or not all(0 <= p < self.pages for p in each.pages):
-                raise ValueError(
-                    f"a slice that ends at position {stop} must have {-(-stop // size)} pages from "
-                    f"0 to {self.pages - 1}, not {each.pages}"
-                )
-            for page in each.pages[each.start // size : -(-stop // size)]:
-                written[page] = written.get(page, 0) + 1
-        for each in work.slices:
-            stop, mine = each.start + len(each.tokens), each.pages
-            first = each.start // self.page_size
-            for at, page in enumerate(mine[: -(-stop // self.page_size)]):
-                if written.get(page, 0) != (at >= first):
-                    raise ValueError(
-                        f"page {page} must not be written by a slice, and used by another or twice"
-                    )
-
-    def _check_filled(self, work: StepWork) -> None:
-        """Check that the cache has all positions before the slices.
-
-        Raises:
-            GpuRefStale: it has not.
-        """
-        for each in work.slices:
-            whole, rest = divmod(each.start, self.page_size)
-            full = self._filled[list(each.pages[:whole])] == self.page_size
-            if not full.all() or (rest and self._filled[each.pages[whole]] < rest):
-                raise GpuRefStale(
-                    f"positions before {each.start} of sequence {each.sequence} must be in the "
-                    "cache; compute the sequence from its beginning"
-                )
-
-    def _touch(self, each: StepSlice, end: int) -> None:
-        """Note that a slice's pages have its positions up to an end, and nothing behind it."""
-        stop = each.start + len(each.tokens)
-        size = self.page_size
-        for at in range(each.start // size, -(-stop // size)):
-            self._filled[each.pages[at]] = min(max(end - at * size, 0), size)
-
-    def _inputs(self, work: StepWork) -> _StepInputs:
-        slices = work.slices
-        lengths = np.array([len(each.tokens) for each in slices])
-        positions = np.concatenate(
-            [np.arange(each.start, each.start + len(each.tokens)) for each in slices]
-        )
-        owners = np.repeat(np.arange(len(slices)), lengths)
-        columns = max(-(-(each.start + len(each.tokens)) // self.page_size) for each in slices)
-        columns = 1 << (columns - 1).bit_length()
-        sequences = 1 << (len(slices) - 1).bit_length()  # few sizes, so few recordings
-        tables = np.zeros((sequences, columns), np.int32)
-        for row, each in zip(tables, slices, strict=False):
-            used = each.pages[:columns]
-            row[: len(used)] = used
-        total, places = self._placed(positions)
-        rows = np.zeros((4, total), np.int32)
-        rows[1:3] = -1
-        pages = tables[owners, positions // self.page_size]
-        rows[0, places] = np.concatenate([each.tokens for each in slices])
-        rows[1, places] = positions
-        rows[2, places] = pages * self.page_size + positions % self.page_size
-        rows[3, places] = owners
-        wanted = np.repeat([each.every for each in slices], lengths)
-        wanted[np.cumsum(lengths) - 1] |= [each.sample for each in slices]
-        ends = np.flatnonzero(wanted)
-        samples, sampled = self._placed(positions[ends])
-        chosen = np.zeros(samples, np.int32)
-        chosen[sampled] = places[ends]
-        numbers = np.concatenate([rows.ravel(), chosen, tables.ravel()])
-        return _StepInputs(numbers, total, samples, columns, places, sampled)
-
-    def _placed(self, positions: Array) -> _RowPlan:
-        """Place tokens in tiles: on the CPU each at the row that its position has in a tile."""
-        tile = self._tile
-        if not (self.invariant and self._on_cpu):
-            return _RowPlan(-(-len(positions) // tile) * tile, np.arange(len(positions)))
-        inside = positions % tile
-        order = np.argsort(inside, kind="stable")
-        counts = np.bincount(inside, minlength=tile)
-        ranks = np.empty(len(positions), np.int64)
-        ranks[order] = np.arange(len(positions)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return _RowPlan(int(counts.max(initial=0)) * tile, ranks * tile + inside)
-
     async def _ready_cache(self) -> tuple[GpuRef, GpuRef]:
         """Return the memory of keys and of values; new and empty, if a fault has taken it."""
         cache = self._cache
@@ -602,7 +519,7 @@ class LlamaModel:
         self._lost += cache is not None
         self._cache = None
         self._recorded.clear()
-        self._filled[:] = 0
+        self._plan.lose()
         config = self.config
         shape = (config.layers, self.pages, self.page_size, config.kv_heads, config.head_size)
         k = await self.device.zeros(shape, self.dtype)

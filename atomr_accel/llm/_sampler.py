@@ -193,6 +193,16 @@ class TokenSampler:
         """True if logprobs were asked for."""
         return self._options.logprobs is not None
 
+    @property
+    def plain(self) -> bool:
+        """True if tokens follow from the temperature alone."""
+        options = self._options
+        return not (self._changes or options.top_k or options.top_p < 1 or options.min_p)
+
+    def number(self, position: int) -> float:
+        """Return the number from 0 to 1 that decides about a position's token."""
+        return uniform(self._seed, position)
+
     def add(self, token: int) -> bool:
         """Add a token that was chosen; True if nothing may follow it by the grammar."""
         self._counts[token] = self._counts.get(token, 0) + 1
@@ -221,7 +231,7 @@ class TokenSampler:
             return int(changed.argmax())
         tokens, weights = self._weights(changed)
         sums = np.cumsum(weights)
-        at = int(np.searchsorted(sums, uniform(self._seed, position) * sums[-1], side="right"))
+        at = int(np.searchsorted(sums, self.number(position) * sums[-1], side="right"))
         return int(tokens[min(at, len(tokens) - 1)])
 
     def probabilities(self, logits: npt.NDArray[np.float32]) -> Floats:
@@ -299,6 +309,12 @@ def _largest(values: Floats, number: int) -> npt.NDArray[np.intp]:
         least = np.partition(values, len(values) - number)[len(values) - number]
         found = np.flatnonzero(values >= least)
     return found[np.argsort(-values[found], kind="stable")][:number]
+
+
+def check_token(token: int, position: int) -> None:
+    """Raise `RequestAtFault` if a device found no token for a position."""
+    if token < 0:
+        check_logits(np.array([np.nan], np.float32), position)
 
 
 def check_logits(logits: npt.NDArray[np.float32], position: int) -> None:

@@ -24,7 +24,14 @@ from ._folder import ModelFolder, load_folder
 from ._model import LlamaModel
 from ._request_errors import GrammarInvalid, RequestAtFault
 from ._requests import FinishReason, TokenPiece, TokenRequest, TokenScore
-from ._sampler import GrammarCompiler, TokenSampler, check_logits, check_sampling, score
+from ._sampler import (
+    GrammarCompiler,
+    TokenSampler,
+    check_logits,
+    check_sampling,
+    check_token,
+    score,
+)
 from ._scheduler import Scheduler, SequenceState
 from ._token_stream import Detokenizer, StopTexts
 
@@ -148,12 +155,29 @@ class _TokenStream:
         """True if no more pieces come."""
         return self.finish is not None or self._error is not None
 
-    def take(self, piece: StepSlice, logits: Any) -> _Chosen | Exception:
-        """Return what logits of a slice say. It may run in a thread, one at a time.
+    def choice(self, piece: StepSlice) -> tuple[float, float] | None:
+        """Return how the device may choose the next token; None if its logits are needed here."""
+        sampling = self.request.sampling
+        if piece.every or sampling.logprobs is not None or not self.sampler.plain:
+            return None
+        if sampling.temperature == 0:
+            return 0.0, 0.0
+        return sampling.temperature, self.sampler.number(len(self.sequence.tokens))
+
+    def take(self, piece: StepSlice, logits: Any, token: int | None) -> _Chosen | Exception:
+        """Return what a step says of a slice. It may run in a thread, one at a time.
 
         Another call for the same position gives the same choice, so it can be done again.
+
+        Args:
+            piece: the slice.
+            logits: its rows of them.
+            token: the token that the device has chosen; None if it has not.
         """
         try:
+            if token is not None:
+                check_token(token, len(self.sequence.tokens))
+                return [], _Choice(token, False, None, ())
             scores = self._scores(logits, piece.start) if piece.every else []
             wanted = piece.sample and self.request.sampling.max_tokens != 0
             return scores, self._choose(logits[-1]) if wanted else None
@@ -268,6 +292,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
         self.vocabulary: Final = runner.vocabulary
         self.end_tokens: Final = end_tokens
         self._runner = runner
+        self._chooses = hasattr(runner, "choose")
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._folder = folder
@@ -481,7 +506,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
 
     async def _step(self, work: StepWork) -> None:
         try:
-            logits = self._checked(work, await self._runner.step(work))
+            logits, tokens = await self._computed(work)
         except DeviceLost:
             raise
         except Exception as error:  # noqa: BLE001 (it ends one request, or is gone the next time)
@@ -494,21 +519,52 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
         parts = []
         at = 0
         for piece in work.slices:
-            rows = logits[at : at + piece.rows]
-            at += piece.rows
-            if piece.rows and (stream := self._streams.get(piece.sequence)) is not None:
-                parts.append((stream, piece, rows))
+            number = piece.rows
+            if number and (stream := self._streams.get(piece.sequence)) is not None:
+                rows = None if logits is None else logits[at : at + number]
+                parts.append((stream, piece, rows, tokens.get(piece.sequence)))
+            at += number
         # A grammar may take a second to follow a token, and to find those that may come next.
-        grammars = any(stream.request.sampling.grammar is not None for stream, _, _ in parts)
-        if grammars or logits.size > _IN_THREAD:
+        grammars = any(each[0].request.sampling.grammar is not None for each in parts)
+        if grammars or (logits is not None and logits.size > _IN_THREAD):
             taken = await trio.to_thread.run_sync(_take_all, parts)
         else:
             taken = _take_all(parts)
             await trio.lowlevel.checkpoint()
         before = self._counts["tokens"]
-        for (stream, piece, _), chosen in zip(parts, taken, strict=True):
+        for (stream, piece, *_), chosen in zip(parts, taken, strict=True):
             self._add(stream, piece, chosen)
         self._count_lately(self._counts["tokens"] - before)
+
+    async def _computed(self, work: StepWork) -> tuple[StepLogits | None, dict[int, int]]:
+        """Do a step, and return logits if they are needed, and tokens by sequence.
+
+        The device chooses the tokens of requests for which that is possible, in any step.
+        """
+        runner: Any = self._runner
+        if not self._chooses:
+            return self._checked(work, await runner.step(work)), {}
+        rows, numbers, needed = [], [], False
+        sequences = []
+        at = 0
+        for piece in work.slices:
+            stream = self._streams.get(piece.sequence) if piece.rows else None
+            if stream is not None:
+                choice = stream.choice(piece)
+                if choice is None:
+                    needed = True
+                else:
+                    rows.append(at)
+                    numbers.append(choice)
+                    sequences.append(piece.sequence)
+            at += piece.rows
+        choices = np.zeros((at, 2))
+        if rows:
+            choices[rows] = numbers
+        tokens, logits = await runner.choose(work, choices, logits=needed)
+        if needed:
+            self._checked(work, logits)
+        return logits, dict(zip(sequences, tokens[rows].tolist(), strict=True))
 
     def _checked(self, work: StepWork, logits: StepLogits) -> StepLogits:
         wanted = sum(piece.rows for piece in work.slices), self.vocabulary
@@ -589,8 +645,10 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             self._lately.popleft()
 
 
-def _take_all(parts: list[tuple[_TokenStream, StepSlice, Any]]) -> list[_Chosen | Exception]:
-    return [stream.take(piece, rows) for stream, piece, rows in parts]
+def _take_all(
+    parts: list[tuple[_TokenStream, StepSlice, Any, int | None]],
+) -> list[_Chosen | Exception]:
+    return [stream.take(piece, rows, token) for stream, piece, rows, token in parts]
 
 
 def _checked_runner(runner: Any) -> Runner:

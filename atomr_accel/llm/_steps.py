@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -11,6 +11,26 @@ import numpy.typing as npt
 
 StepLogits: TypeAlias = npt.NDArray[np.float32]
 """Logits of a step: rows of the vocabulary's length, `StepSlice.rows` for each slice, in order."""
+
+
+StepChoices: TypeAlias = npt.NDArray[np.float64]
+"""How to choose tokens, of shape (rows of logits, 2): a temperature, and a number from 0 to 1.
+
+The token is the first one up to which probabilities add up to more than the number, which is less
+than 1. For a temperature of 0 it is that of the largest logit.
+"""
+
+
+class StepTokens(NamedTuple):
+    """Tokens that a step has chosen.
+
+    Attributes:
+        tokens: int32 of shape (rows of logits,); -1 where a logit is NaN or infinity.
+        logits: the logits, if they were asked for.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    logits: StepLogits | None
 
 
 class StepSlice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -76,3 +96,16 @@ class Runner(Protocol):
 
     async def step(self, work: StepWork) -> StepLogits:
         """Do a step, and return float32 logits of shape (rows of all slices, vocabulary)."""
+
+
+class ChoosingRunner(Runner, Protocol):
+    """A runner that chooses tokens on its device, so that logits stay there."""
+
+    async def choose(self, work: StepWork, choices: StepChoices, *, logits: bool) -> StepTokens:
+        """Do a step, and choose a token for each row of logits.
+
+        Args:
+            work: the step.
+            choices: how, for each row of logits.
+            logits: whether logits are needed, too.
+        """

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from atomr_accel.executors.compiler import NvrtcProgram, toolkit_flags
-from atomr_accel.llm.wire.kernels import SOURCE, THREADS, TWINS
+from atomr_accel.llm.wire.kernels import CHOOSERS, SOURCE, THREADS, TWINS
 
 from ..libraries.host_kernels import Launch, compile_bodies, needs_compiler
 
@@ -42,6 +42,7 @@ static void run(Arguments a) {
     if (a.which == 1)
         turn((T*)p[0], (T*)p[1], (T*)p[2], (T*)p[3], (T*)p[4], (float*)p[5], (int*)p[6],
              (int*)p[7], n[0], n[1], n[2], n[3], n[4], n[5], a.f);
+    if (a.which == 3) choose_rows((int*)p[0], (float*)p[1], (int*)p[2], n[0], n[1]);
     if (a.which == 2)
         attend((T*)p[0], (T*)p[1], (T*)p[2], (T*)p[3], (int*)p[4], (int*)p[5], (int*)p[6], n[0],
                n[1], n[2], n[3], n[4], n[5], n[6], a.f);
@@ -95,6 +96,14 @@ class Pair:
             kept = [np.nan_to_num(each.astype(float)) for each in (found, expected)]
             np.testing.assert_allclose(kept[0], kept[1], rtol=tolerance, atol=tolerance)
         return mine
+
+    def run_choices(self, tokens: Array, logits: Array, choices: Array, threads: int) -> Array:
+        """Run the kernel that chooses tokens."""
+        pointers = [each.ctypes.data for each in (tokens, logits, choices)] + [0] * 5
+        which = [*TWINS].index("choose_rows")
+        given = struct.pack("q8Qf9i", which, *pointers, 0.0, *logits.shape, *[0] * 7)
+        self._launch(given, (len(tokens), 1), threads)
+        return tokens
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +180,29 @@ def test_attention(pairs: list[Pair], number: int) -> None:
         found = pair.run("attend", blocks, arrays, *numbers, form.size**-0.5)
         assert np.isfinite(found[0].astype(float)).all()
         assert (found[0][3] == 0).all()
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [32, CHOOSERS])
+def test_choices(pairs: list[Pair], threads: int) -> None:
+    """Tokens are those of a cumulated sum, whose last bits may differ."""
+    rng, rows = np.random.default_rng(threads), 24
+    for size in (1, 31, 1000, 40_000):
+        logits = rng.normal(0, 2, (rows, size)).astype(np.float32)
+        logits[1] = logits[1, 0]  # the first of equal ones
+        logits[2, : size // 2] = -np.inf
+        logits[3, size // 2] = np.nan
+        logits[4, size // 2] = np.inf
+        logits[5] = -np.inf
+        choices = np.stack([rng.choice([0, 0.01, 0.7, 1, 50], rows), rng.random(rows)], 1)
+        choices[6], choices[7] = (1, 0), (1, 1 - 1e-9)
+        tokens = np.full(rows, 7, np.int32)
+        found = pairs[0].run_choices(tokens, logits, choices, threads)
+        expected = np.full(rows, 7, np.int32)
+        TWINS["choose_rows"](expected, logits, choices.view(np.int32), rows, size)
+        assert found.tolist() == expected.tolist()
+        assert (found[[3, 4, 5]] == -1).all()
 
 
 @pytest.mark.headers

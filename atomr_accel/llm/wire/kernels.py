@@ -17,7 +17,10 @@ import numpy as np
 Array: TypeAlias = np.ndarray[Any, Any]
 
 THREADS: Final = 128
-"""Threads of a block of any of the kernels: four warps."""
+"""Threads of a block of any of the kernels but the last: four warps."""
+
+CHOOSERS: Final = 1024
+"""Threads of a block that chooses a token."""
 
 SOURCE: Final = r"""
 #if KIND == 1
@@ -197,6 +200,85 @@ extern "C" __global__ void __launch_bounds__(128) attend(
         out[place + i] = down(total > 0.0f ? value / total : 0.0f);
     }
 }
+
+// A block for each row of logits: a token by its probability, or that of the largest logit.
+// A row of choices is a temperature and a number from 0 to 1, both double. Sums of parts of the row
+// are added in the order of tokens, so that the token follows from the row and its choice alone.
+extern "C" __global__ void __launch_bounds__(1024) choose_rows(
+    int* out, const float* logits, const int* choices, int rows, int size
+) {
+    __shared__ float tops[32];
+    __shared__ int places[32], wrong[32];
+    __shared__ double sums[1024], groups[32];
+    int row = blockIdx.x, warps = blockDim.x / 32;
+    if (row >= rows) return;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const float* from = logits + (long long)row * size;
+    union { int words[4]; double values[2]; } choice;
+    for (int i = 0; i < 4; i++) choice.words[i] = choices[4ll * row + i];
+    const float largest = 3.402823466e38f;
+    float top = -largest;
+    int place = -1, bad = 0;
+    for (int i = threadIdx.x; i < size; i += blockDim.x) {
+        float value = from[i];
+        if (!(value <= largest)) bad = 1;
+        if (value > top) { top = value; place = i; }
+    }
+    for (int step = 16; step > 0; step /= 2) {
+        float other = __shfl_xor_sync(0xffffffffu, top, step);
+        int there = __shfl_xor_sync(0xffffffffu, place, step);
+        bad |= __shfl_xor_sync(0xffffffffu, bad, step);
+        if (there >= 0 && (place < 0 || other > top || (other == top && there < place))) {
+            top = other;
+            place = there;
+        }
+    }
+    if (lane == 0) { tops[warp] = top; places[warp] = place; wrong[warp] = bad; }
+    __syncthreads();
+    for (int each = 0; each < warps; each++) {
+        bad |= wrong[each];
+        if (places[each] < 0) continue;
+        if (place < 0 || tops[each] > top || (tops[each] == top && places[each] < place)) {
+            top = tops[each];
+            place = places[each];
+        }
+    }
+    double temperature = choice.values[0];
+    if (bad || place < 0 || temperature == 0.0) {
+        if (threadIdx.x == 0) out[row] = bad ? -1 : place;
+        return;
+    }
+    int length = 32 * ((size + 32 * 1024 - 1) / (32 * 1024));
+    for (int part = warp; part < 1024; part += warps) {
+        double sum = 0.0;
+        for (int i = part * length + lane; i < (part + 1) * length && i < size; i += 32)
+            sum += exp(((double)from[i] - (double)top) / temperature);
+        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (lane == 0) sums[part] = sum;
+    }
+    __syncthreads();
+    for (int group = threadIdx.x; group < 32; group += blockDim.x) {
+        double sum = 0.0;
+        for (int i = 0; i < 32; i++) sum += sums[32 * group + i];
+        groups[group] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    double total = 0.0, before = 0.0;
+    for (int i = 0; i < 32; i++) total += groups[i];
+    double target = choice.values[1] * total;
+    int group = 0, part = 0, last = place;
+    while (group < 31 && !(before + groups[group] > target)) before += groups[group++];
+    part = 32 * group;
+    while (part < 32 * group + 31 && !(before + sums[part] > target)) before += sums[part++];
+    for (int i = part * length; i < (part + 1) * length && i < size; i++) {
+        double weight = exp(((double)from[i] - (double)top) / temperature);
+        before += weight;
+        if (weight > 0.0) last = i;
+        if (before > target) break;
+    }
+    out[row] = last;
+}
 """
 
 
@@ -298,9 +380,26 @@ def attend(
             results[row] = (shares @ v[:, first:last]) / shares.sum(-1, keepdims=True)
 
 
+def choose_rows(out: Array, logits: Array, choices: Array, rows: int, size: int) -> None:
+    """Choose a token for each row by its probability, or that of the largest logit."""
+    given = np.ascontiguousarray(choices).view(np.float64).reshape(rows, 2)
+    for row, each in enumerate(logits.reshape(rows, size)):
+        place = each.argmax()  # NaN is the largest
+        temperature, number = given[row]
+        if not np.isfinite(each[place]):
+            place = -1
+        elif temperature:
+            wide = each.astype(np.float64)
+            sums = np.cumsum(np.exp((wide - wide[place]) / temperature))
+            found = np.searchsorted(sums, number * sums[-1], side="right")
+            place = found if found < size else place
+        out[row] = place
+
+
 TWINS: Final[Mapping[str, Callable[..., None]]] = {
     "norm_rows": norm_rows,
     "turn": turn,
     "attend": attend,
+    "choose_rows": choose_rows,
 }
 """Functions that do the same as the kernels, with NumPy arrays."""
