@@ -16,13 +16,22 @@ if TYPE_CHECKING:
     from ._served import LanguageModel, LanguageModelStatistics, open_language_model
     from ._served_model import ServedModel
     from ._server import LanguageModelServer, LanguageModelServerStatistics, serve_language_model
-    from ._steps import Runner, StepLogits, StepSlice, StepWork
+    from ._steps import (
+        ChoosingRunner,
+        Runner,
+        StepChoices,
+        StepLogits,
+        StepSlice,
+        StepTokens,
+        StepWork,
+    )
 
 __all__ = [
     "ARCHITECTURES",
     "ChatRefused",
     "ChatTemplate",
     "Checkpoint",
+    "ChoosingRunner",
     "FinishReason",
     "GrammarInvalid",
     "LanguageModel",
@@ -42,8 +51,10 @@ __all__ = [
     "SamplingOptions",
     "ServedModel",
     "ServerLimits",
+    "StepChoices",
     "StepLogits",
     "StepSlice",
+    "StepTokens",
     "StepWork",
     "TokenPiece",
     "TokenRequest",
@@ -85,9 +96,12 @@ _HOME = {
     "LanguageModel": "_served",
     "LanguageModelStatistics": "_served",
     "open_language_model": "_served",
+    "ChoosingRunner": "_steps",
     "Runner": "_steps",
+    "StepChoices": "_steps",
     "StepLogits": "_steps",
     "StepSlice": "_steps",
+    "StepTokens": "_steps",
     "StepWork": "_steps",
 }
 

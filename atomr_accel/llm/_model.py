@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import numpy as np
+import trio
 
 from .. import CompileOptions
 from .._dtypes import as_dtype
@@ -191,6 +192,7 @@ class LlamaModel:
             fixed=invariant and device.backend == "cpu",
         )
         self._recorded: Final[Recent[tuple[int, ...], _StepRecording]] = Recent(_MOST_RECORDINGS)
+        self._recorded_by: trio.lowlevel.Task | None = None
         self._seen: Final[Recent[tuple[int, ...], list[int]]] = Recent(_MOST_SEEN)
         self._replayed = 0
         self._lost = self._steps = self._rows = self._padding = 0
@@ -382,6 +384,10 @@ class LlamaModel:
     ) -> _Computed:
         """Compute a step, and return what there is of rows to sample."""
         device, shape = self.device, inputs.shape
+        task = trio.lowlevel.current_task()
+        if task is not self._recorded_by:  # a recording is one task's
+            self._recorded.clear()
+            self._recorded_by = task
         kept = self._recorded.get(shape)
         if kept is None and self._repeats(shape):
             numbers = await device.put(inputs.numbers)

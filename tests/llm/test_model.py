@@ -15,7 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned, Device, GpuRefStale
-from atomr_accel.llm import LlamaModel, StepSlice, StepWork, WeightsDamaged, load_folder
+from atomr_accel.llm import (
+    LanguageModel,
+    LlamaModel,
+    SamplingOptions,
+    StepSlice,
+    StepWork,
+    TokenRequest,
+    WeightsDamaged,
+    load_folder,
+    open_language_model,
+)
+from atomr_accel.llm._sampler import TokenSampler
 from atomr_accel.testing import poison
 
 from ..harness import ON_CUDA, on_shared, opened, program, sized
@@ -245,6 +256,70 @@ async def test_without_invariance(device: Device) -> None:
     found = await mine.step(mine.slice(0, tokens), mine.slice(1, tokens[:9]))
     expected = reference(model, tokens)[1]
     close(found, expected[[20, 8]])
+
+
+@on_shared
+async def test_tokens_are_chosen_on_the_device_as_by_the_sampler(device: Device) -> None:
+    made = await loaded(device, TinyModel())
+    rng = np.random.default_rng(8)
+    mine = Sequences(made, np.random.default_rng(1))
+    prompts = [rng.integers(300, size=size) for size in (3, 7, 1, 9)]
+    for at in range(5):
+        new = prompts if at == 0 else [rng.integers(300, size=1) for _ in prompts]
+        work = StepWork(slices=tuple(mine.slice(n, tokens) for n, tokens in enumerate(new)))
+        kinds = [(0.0, 0.0), (0.7, rng.random()), (1.0, rng.random()), (30.0, rng.random())]
+        tokens, logits = await made.choose(work, np.array(kinds), logits=True)
+        assert logits is not None
+        again = await made.choose(work, np.array(kinds), logits=False)
+        assert again.logits is None
+        np.testing.assert_array_equal(again.tokens, tokens)
+        np.testing.assert_array_equal(await made.step(work), logits)
+        for token, row, (temperature, number) in zip(tokens, logits, kinds, strict=True):
+            sampler = TokenSampler(SamplingOptions(temperature=temperature), (), 0)
+            below = np.cumsum(sampler.probabilities(row))
+            assert below[token] > number >= (below[token - 1] if token and temperature else 0)
+    with pytest.raises(ValueError, match=r"choices must have shape \(4, 2\)"):
+        await made.choose(work, np.zeros((3, 2)), logits=False)
+
+
+@on_shared
+async def test_streams_have_the_same_tokens_wherever_they_are_chosen(device: Device) -> None:
+    made = await loaded(device, TinyModel())
+
+    async def all_of(model: LanguageModel, **options: Any) -> list[int]:
+        sampling = SamplingOptions(max_tokens=8, **options)
+        async with model.generate(TokenRequest(prompt=(3, 1, 4), sampling=sampling)) as pieces:
+            return [piece.token async for piece in pieces]
+
+    async with open_language_model(device, made) as model:
+        for temperature in (0.0, 1.5):
+            kind = {"seed": 5, "temperature": temperature}
+            mine = await all_of(model, **kind)
+            assert await all_of(model, **kind, logprobs=0) == mine
+            found: dict[int, list[int]] = {}
+
+            async def one(at: int, found: Any = found, kind: Any = kind) -> None:
+                found[at] = await all_of(model, **kind, logprobs=at % 2 or None)
+
+            async with trio.open_nursery() as nursery:
+                for at in range(4):
+                    nursery.start_soon(one, at)
+            assert [*found.values()] == [mine] * 4
+
+
+@on_shared
+async def test_several_tasks_may_do_steps(device: Device) -> None:
+    made = await loaded(device, TinyModel())
+    tokens = np.arange(9)
+    expected = await alone(made, tokens)
+    found: list[Any] = []
+
+    async def again() -> None:
+        found.append(await alone(made, tokens))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(again)
+    np.testing.assert_array_equal(found[0], expected)
 
 
 @on_shared

@@ -1,0 +1,509 @@
+"""A language model with random weights, served in this process: speed, and what a fault costs.
+
+The model has the shape of Llama 3.2 1B: 1.24 G parameters in bfloat16. Without a GPU it is a tiny
+one on the CPU backend, which only shows that the program runs. Weights are pieces of one random
+block, written once to a temporary folder.
+
+    python tests/benchmarks/bench_serving_llm.py
+    python tests/benchmarks/bench_serving_llm.py --parts decode,faults
+    python tests/benchmarks/bench_serving_llm.py --without-torch
+
+- ``decode``: milliseconds of a step of one token for each sequence, beside the time in which the
+  memory of an H200 gives weights, keys and values. Contexts are empty memory, not computed ones.
+- ``prefill``: tokens of prompts per second, beside those of transformers on the same weights.
+- ``throughput``: generated tokens per second of 256 prompts of 256 tokens, beside those of
+  transformers' continuous batching.
+- ``latency``: time to the first token, and between tokens, of streams that begin together.
+- ``faults``: all streams run without a fault, then again with SIGKILL of the host in the middle.
+
+Where torch and transformers are installed, they run in a process of their own. A part that fails
+prints its error, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+import trio
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models
+
+from atomr_accel import Device, Standby, open_device
+from atomr_accel.backends import cuda
+from atomr_accel.llm import (
+    LanguageModel,
+    LlamaModel,
+    SamplingOptions,
+    StepSlice,
+    StepWork,
+    TokenRequest,
+    load_folder,
+    open_language_model,
+)
+from atomr_accel.testing import standby_ready
+
+ON_CUDA: Final = cuda.why_absent() is None
+PAGE: Final = 16
+POOL: Final = 16_777_213
+"""Random numbers of the weights, a prime."""
+H200: Final = {(1, 512): 0.52, (32, 1024): 0.77, (256, 1024): 2.53}
+"""Milliseconds in which an H200 reads weights, keys and values of a step."""
+TORCH_SECONDS: Final = 60
+
+
+@dataclass(frozen=True)
+class ServingSizes:
+    """Sizes of the model and of what it is asked."""
+
+    hidden: int = 2048
+    inner: int = 8192
+    layers: int = 16
+    heads: int = 32
+    kv_heads: int = 8
+    vocabulary: int = 128_256
+    pages: int = 24_576
+    decode: tuple[tuple[int, int], ...] = ((1, 512), (32, 1024), (256, 1024))
+    prefill: tuple[tuple[int, int], ...] = ((1, 2048), (8, 1024))
+    prompts: int = 256
+    prompt: int = 256
+    answer: int = 128
+    streams: tuple[int, ...] = (1, 32, 256)
+    faults: tuple[int, ...] = (64, 256)
+    repeats: int = 30
+
+
+SMALL: Final = ServingSizes(
+    hidden=64,
+    inner=128,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    vocabulary=512,
+    pages=1024,
+    decode=((1, 32), (8, 64)),
+    prefill=((1, 128), (4, 64)),
+    prompts=16,
+    prompt=16,
+    answer=16,
+    streams=(1, 8),
+    faults=(8,),
+    repeats=5,
+)
+
+TORCH: Final = """if True:
+    import json, sys, time, torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    folder, parts, seconds = sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3])
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).cuda().eval()
+    words = model.config.vocab_size
+    torch.manual_seed(0)
+
+    @torch.no_grad()
+    def prefill(rows, length):
+        tokens = torch.randint(words, (rows, length), device="cuda")
+        rate = 0.0
+        for _ in range(4):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            model(tokens, use_cache=True, logits_to_keep=1).logits[:, -1].argmax(-1).cpu()
+            rate = max(rate, rows * length / (time.perf_counter() - began))
+        return rate
+
+    def batching(rows, length, answer):
+        model.generation_config = GenerationConfig(
+            max_new_tokens=answer, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        prompts = torch.randint(words, (rows, length)).tolist()
+        began = time.perf_counter()
+        done = model.generate_batch(inputs=prompts, generation_config=model.generation_config)
+        made = sum(len(each.generated_tokens) for each in done.values())
+        return made / (time.perf_counter() - began)
+
+    for name, *sizes in parts:
+        try:
+            found = {"prefill": prefill, "throughput": batching}[name](*sizes)
+            print(json.dumps([name, sizes, found]), flush=True)
+        except Exception as error:
+            print(json.dumps([name, sizes, repr(error)[:300]]), flush=True)
+"""
+
+
+def make_folder(path: Path, size: ServingSizes) -> Path:
+    """Make a folder of a model with random weights."""
+    began = time.perf_counter()
+    path.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": size.hidden,
+        "intermediate_size": size.inner,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "head_dim": size.hidden // size.heads,
+        "vocab_size": size.vocabulary,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    Tokenizer(models.WordLevel({"a": 0}, "a")).save(str(path / "tokenizer.json"))
+    pool = np.random.default_rng(0).standard_normal(POOL, np.float32) * np.float32(0.02)
+    numbers = pool.astype(ml_dtypes.bfloat16)
+    tensors: dict[str, np.ndarray] = {}
+
+    def add(name: str, *shape: int) -> None:
+        start = len(tensors) * 100_003 % POOL
+        count = int(np.prod(shape))
+        tensors[name] = np.resize(np.roll(numbers, -start), count).reshape(shape)
+
+    kv = size.hidden * size.kv_heads // size.heads
+    add("model.embed_tokens.weight", size.vocabulary, size.hidden)
+    ones = np.ones(size.hidden, ml_dtypes.bfloat16)
+    for layer in range(size.layers):
+        at = f"model.layers.{layer}"
+        for each, rows in (("q", size.hidden), ("k", kv), ("v", kv), ("o", size.hidden)):
+            add(f"{at}.self_attn.{each}_proj.weight", rows, size.hidden)
+        add(f"{at}.mlp.gate_proj.weight", size.inner, size.hidden)
+        add(f"{at}.mlp.up_proj.weight", size.inner, size.hidden)
+        add(f"{at}.mlp.down_proj.weight", size.hidden, size.inner)
+        tensors[f"{at}.input_layernorm.weight"] = ones.copy()
+        tensors[f"{at}.post_attention_layernorm.weight"] = ones.copy()
+    tensors["model.norm.weight"] = ones.copy()
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    total = sum(each.nbytes for each in tensors.values())
+    print(
+        f"{total / 1e9:.2f} GB of weights made in {time.perf_counter() - began:.1f} s", flush=True
+    )
+    return path
+
+
+@dataclass
+class Streamed:
+    """Streams of one run.
+
+    Attributes:
+        tokens: tokens of each.
+        times: when they came.
+        began: when the streams began.
+        lost: errors of streams.
+    """
+
+    tokens: list[list[int]]
+    times: list[list[float]]
+    began: float = 0.0
+    lost: list[str] = field(default_factory=list)
+
+    def gaps(self) -> np.ndarray:
+        """Milliseconds between tokens of all streams."""
+        return np.concatenate([np.diff(each) for each in self.times]) * 1e3
+
+    def firsts(self) -> np.ndarray:
+        """Milliseconds to the first token of each stream."""
+        return (np.array([each[0] for each in self.times]) - self.began) * 1e3
+
+
+async def stream_all(
+    model: LanguageModel,
+    number: int,
+    prompt: int,
+    answer: int,
+    *,
+    temperature: float = 0.0,
+    meanwhile: Callable[[Streamed], Awaitable[None]] | None = None,
+) -> Streamed:
+    """Run streams that begin together, and note when their tokens come."""
+    rng = np.random.default_rng(number)
+    prompts = rng.integers(model.vocabulary, size=(number, prompt)).tolist()
+    found = Streamed([[] for _ in prompts], [[] for _ in prompts])
+
+    async def one(at: int) -> None:
+        sampling = SamplingOptions(
+            temperature=temperature, seed=at, max_tokens=answer, ignore_eos=True
+        )
+        try:
+            async with model.generate(
+                TokenRequest(prompt=tuple(prompts[at]), sampling=sampling)
+            ) as pieces:
+                async for piece in pieces:
+                    found.times[at].append(time.perf_counter())
+                    found.tokens[at].append(piece.token)
+        except Exception as error:  # noqa: BLE001 (it is counted)
+            found.lost.append(repr(error)[:200])
+
+    async with trio.open_nursery() as nursery:
+        found.began = time.perf_counter()
+        for at in range(number):
+            nursery.start_soon(one, at)
+        if meanwhile is not None:
+            nursery.start_soon(meanwhile, found)
+    return found
+
+
+class ServingBenchmark:
+    """Parts of the benchmark on one device and model."""
+
+    def __init__(self, device: Device, model: LlamaModel, size: ServingSizes, folder: Path) -> None:
+        self.device = device
+        self.model = model
+        self.size = size
+        self.folder = folder
+        self.torch: dict[str, float | str] = {}
+
+    def _slices(self, number: int, length: int, start: int, each: int) -> StepWork:
+        """Return a step of sequences that have pages of their own."""
+        return StepWork(
+            slices=tuple(
+                StepSlice(
+                    sequence=at,
+                    tokens=tuple((at * 7 + i) % self.size.vocabulary for i in range(length)),
+                    start=start,
+                    pages=tuple(range(at * each, (at + 1) * each)),
+                    sample=True,
+                )
+                for at in range(number)
+            )
+        )
+
+    async def decode(self) -> None:
+        """Steps of one token for each sequence."""
+        plan = self.model._plan
+        for number, length in self.size.decode:
+            plan._filled[:] = PAGE
+            repeats, warm = self.size.repeats, 6
+            each = -(-(length + repeats + warm) // PAGE)
+            choices = np.zeros((number, 2))
+            whole, inside = [], []
+            for at in range(repeats + warm):
+                plan._filled[:] = PAGE
+                work = self._slices(number, 1, length + at, each)
+                began = time.perf_counter()
+                use = plan.use(work)
+                plan.check_filled(use, work)
+                plan.inputs(use, work, choices)
+                ended = time.perf_counter()
+                await self.model.choose(work, choices, logits=False)
+                if at >= warm:
+                    inside.append((ended - began) * 1e3)
+                    whole.append((time.perf_counter() - ended) * 1e3)
+            step, numbers = np.median(whole), np.median(inside)
+            line = (
+                f"  {number:4} x {length:5,}: {step:8.2f} ms, of it {numbers:.2f} for its numbers"
+            )
+            limit = H200.get((number, length)) if ON_CUDA else None
+            if limit is not None:
+                line += (
+                    f"; the memory of an H200 takes {limit:.2f} ms, {step / limit:.1f} times less"
+                )
+            print(line, flush=True)
+            # With logits, which is what requests with top_p, penalties or grammars need.
+            began = time.perf_counter()
+            for at in range(3):
+                plan._filled[:] = PAGE
+                await self.model.step(self._slices(number, 1, length + repeats + at, each))
+            print(f"{'':17}{(time.perf_counter() - began) / 3e-3:8.2f} ms with logits", flush=True)
+
+    async def prefill(self) -> None:
+        """Prompts without streams."""
+        for number, length in self.size.prefill:
+            rates = []
+            for _ in range(4):
+                work = self._slices(number, length, 0, -(-length // PAGE))
+                began = time.perf_counter()
+                await self.model.choose(work, np.zeros((number, 2)), logits=False)
+                rates.append(number * length / (time.perf_counter() - began))
+            beside = self._beside("prefill", [number, length])
+            print(f"  {number:4} x {length:5,}: {max(rates):10,.0f} tokens/s{beside}", flush=True)
+
+    async def throughput(self) -> None:
+        """Many prompts at once."""
+        size = self.size
+        for temperature in (0.0, 1.0):
+            async with open_language_model(self.device, self.model) as model:
+                began = time.perf_counter()
+                found = await stream_all(
+                    model, size.prompts, size.prompt, size.answer, temperature=temperature
+                )
+                seconds = time.perf_counter() - began
+                steps = model.statistics().steps
+            tokens = sum(map(len, found.tokens))
+            beside = self._beside("throughput", [size.prompts, size.prompt, size.answer])
+            print(
+                f"  {size.prompts} prompts of {size.prompt}, temperature {temperature:g}: "
+                f"{tokens / seconds:10,.0f} tokens/s in {steps} steps, lost "
+                f"{len(found.lost)}{beside}",
+                flush=True,
+            )
+
+    async def latency(self) -> None:
+        """Streams that begin together."""
+        size = self.size
+        for number in size.streams:
+            async with open_language_model(self.device, self.model) as model:
+                found = await stream_all(model, number, size.prompt, size.answer // 2)
+            first = np.percentile(found.firsts(), (50, 99))
+            gap = np.percentile(found.gaps(), (50, 99))
+            print(
+                f"  {number:4} streams: first token p50 {first[0]:.1f}, p99 {first[1]:.1f} ms; "
+                f"between tokens p50 {gap[0]:.2f}, p99 {gap[1]:.2f} ms",
+                flush=True,
+            )
+
+    async def faults(self) -> None:
+        """Streams without a fault, and again with one."""
+        for number in self.size.faults:
+            await self._fault(number)
+
+    async def _fault(self, number: int) -> None:
+        size = self.size
+        async with open_language_model(self.device, self.model) as model:
+            whole = await stream_all(model, number, size.prompt, size.answer, temperature=1.0)
+        with trio.fail_after(60):
+            await standby_ready(self.device)
+        killed = [0.0, 0.0]
+
+        async with open_language_model(self.device, self.model) as model:
+
+            async def kill(found: Streamed) -> None:
+                half = number * size.answer // 2
+                while sum(map(len, found.tokens)) < half:
+                    await trio.sleep(0.001)
+                pid = self.device.statistics().host_pid
+                killed[1] = sum(size.prompt + len(each) for each in found.tokens)
+                killed[0] = time.perf_counter()
+                os.kill(pid, signal.SIGKILL)
+
+            found = await stream_all(
+                model, number, size.prompt, size.answer, temperature=1.0, meanwhile=kill
+            )
+            told = model.statistics()
+        when, cached = killed
+        after = [at for each in found.times for at in each if at > when]
+        # A step that was done before the fault may still have its tokens on the way.
+        pauses = [
+            (later - earlier) * 1e3
+            for each in found.times
+            for earlier, later in zip(each, each[1:], strict=False)
+            if later > when
+        ]
+        largest = max(pauses)
+        resumed = min(
+            later
+            for each in found.times
+            for earlier, later in zip(each, each[1:], strict=False)
+            if later > when and (later - earlier) * 1e3 > largest / 2
+        )
+        equal = sum(a == b for a, b in zip(found.tokens, whole.tokens, strict=True))
+        print(
+            f"  {number:4} streams: lost {len(found.lost)}, equal {equal} of {number}; "
+            f"SIGKILL to the next token {(resumed - when) * 1e3:.1f} ms, longest pause "
+            f"{largest:.1f} ms, otherwise p50 {np.median(whole.gaps()):.2f} ms; "
+            f"{told.recomputed:,} of {cached:,.0f} cached tokens computed again, "
+            f"{max(0.0, 1 - told.recomputed / cached):.0%} reused; faults {told.faults}, "
+            f"{len(after):,} tokens came after it",
+            flush=True,
+        )
+        for error in found.lost[:3]:
+            print(f"       {error}", flush=True)
+
+    # --- transformers
+
+    def measure_torch(self, parts: list[str]) -> None:
+        """Measure transformers in a process of its own."""
+        wanted: list[list[object]] = []
+        if "prefill" in parts:
+            wanted += [["prefill", *each] for each in self.size.prefill]
+        if "throughput" in parts:
+            wanted.append(["throughput", self.size.prompts, self.size.prompt, self.size.answer])
+        if not wanted:
+            return
+        words = [sys.executable, "-c", TORCH, str(self.folder), json.dumps(wanted), "0"]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=TORCH_SECONDS)
+            told, errors = done.stdout, done.stderr
+        except subprocess.TimeoutExpired as error:
+            told, errors = (
+                each.decode() if isinstance(each, bytes) else each or ""
+                for each in (error.stdout, error.stderr)
+            )
+            print(f"  transformers took more than {TORCH_SECONDS} s", flush=True)
+        for line in told.splitlines():
+            if line.startswith("["):
+                name, sizes, found = json.loads(line)
+                self.torch[f"{name} {sizes}"] = found
+        if not self.torch:
+            print(f"  transformers: {errors[-500:]}", flush=True)
+
+    def _beside(self, name: str, sizes: list[int]) -> str:
+        found = self.torch.get(f"{name} {sizes}")
+        if found is None:
+            return ""
+        said = f"{found:,.0f} tokens/s" if isinstance(found, float) else found
+        return f"; transformers {said}"
+
+
+PARTS: Final = ("decode", "prefill", "throughput", "latency", "faults")
+
+
+async def run(options: argparse.Namespace) -> None:
+    """Run the parts."""
+    size = ServingSizes() if ON_CUDA else SMALL
+    parts = options.parts.split(",")
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        raise SystemExit(f"--parts must be of {', '.join(PARTS)}, not {', '.join(unknown)}")
+    with tempfile.TemporaryDirectory(dir=options.folder) as place:
+        folder = make_folder(Path(place, "llama"), size)
+        async with open_device(
+            0, backend="cuda" if ON_CUDA else "cpu", standby=Standby(hot=1), max_restarts=30
+        ) as device:
+            began = time.perf_counter()
+            model = await LlamaModel.load(device, load_folder(folder), pages=size.pages)
+            print(
+                f"loaded in {time.perf_counter() - began:.1f} s: {model.statistics()}", flush=True
+            )
+            benchmark = ServingBenchmark(device, model, size, folder)
+            torch = ON_CUDA and not options.without_torch
+            if torch and find_spec("torch") and find_spec("transformers"):
+                benchmark.measure_torch(parts)
+            for part in parts:
+                began = time.perf_counter()
+                print(part, flush=True)
+                try:
+                    with trio.fail_after(options.seconds):
+                        await getattr(benchmark, part)()
+                except Exception:  # noqa: BLE001 (the others go on)
+                    traceback.print_exc(file=sys.stdout)
+                print(f"  ({time.perf_counter() - began:.1f} s)", flush=True)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--parts", default=",".join(PARTS), help="parts, with commas between them")
+    parser.add_argument("--seconds", type=float, default=60, help="the most of a part")
+    parser.add_argument("--folder", help="where the temporary folder is made")
+    parser.add_argument("--without-torch", action="store_true", help="leave transformers out")
+    trio.run(run, parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
