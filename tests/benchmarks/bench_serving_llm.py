@@ -23,6 +23,8 @@ prints its error, and the others go on.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import os
 import signal
@@ -109,7 +111,7 @@ TORCH: Final = """if True:
     import json, sys, time, torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    folder, parts, seconds = sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3])
+    folder, parts = sys.argv[1], json.loads(sys.argv[2])
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).cuda().eval()
     words = model.config.vocab_size
     torch.manual_seed(0)
@@ -205,12 +207,23 @@ class Streamed:
         times: when they came.
         began: when the streams began.
         lost: errors of streams.
+        halfway: set when half of all tokens have come.
     """
 
     tokens: list[list[int]]
     times: list[list[float]]
     began: float = 0.0
     lost: list[str] = field(default_factory=list)
+    halfway: trio.Event = field(default_factory=trio.Event)
+
+    def pauses(self, when: float) -> list[tuple[float, float]]:
+        """Return milliseconds before tokens that came after a time, and when these came."""
+        return [
+            ((later - earlier) * 1e3, later)
+            for each in self.times
+            for earlier, later in itertools.pairwise(each)
+            if later > when
+        ]
 
     def gaps(self) -> np.ndarray:
         """Milliseconds between tokens of all streams."""
@@ -234,8 +247,10 @@ async def stream_all(
     rng = np.random.default_rng(number)
     prompts = rng.integers(model.vocabulary, size=(number, prompt)).tolist()
     found = Streamed([[] for _ in prompts], [[] for _ in prompts])
+    left = number * answer // 2
 
     async def one(at: int) -> None:
+        nonlocal left
         sampling = SamplingOptions(
             temperature=temperature, seed=at, max_tokens=answer, ignore_eos=True
         )
@@ -246,6 +261,9 @@ async def stream_all(
                 async for piece in pieces:
                     found.times[at].append(time.perf_counter())
                     found.tokens[at].append(piece.token)
+                    left -= 1
+                    if left == 0:
+                        found.halfway.set()
         except Exception as error:  # noqa: BLE001 (it is counted)
             found.lost.append(repr(error)[:200])
 
@@ -266,7 +284,18 @@ class ServingBenchmark:
         self.model = model
         self.size = size
         self.folder = folder
+        self.models = {"same bits in any batch": model}
         self.torch: dict[str, float | str] = {}
+
+    async def load_free(self) -> None:
+        """Load the same model without the promise of the same bits."""
+        self.models["invariant=False"] = await LlamaModel.load(
+            self.device, load_folder(self.folder), pages=self.size.pages, invariant=False
+        )
+
+    @functools.cache  # noqa: B019 (one benchmark; a scheduler gives the same tuple each time, too)
+    def _pages(self, at: int, each: int) -> tuple[int, ...]:
+        return tuple(range(at * each, (at + 1) * each))
 
     def _slices(self, number: int, length: int, start: int, each: int) -> StepWork:
         """Return a step of sequences that have pages of their own."""
@@ -276,7 +305,7 @@ class ServingBenchmark:
                     sequence=at,
                     tokens=tuple((at * 7 + i) % self.size.vocabulary for i in range(length)),
                     start=start,
-                    pages=tuple(range(at * each, (at + 1) * each)),
+                    pages=self._pages(at, each),
                     sample=True,
                 )
                 for at in range(number)
@@ -285,7 +314,12 @@ class ServingBenchmark:
 
     async def decode(self) -> None:
         """Steps of one token for each sequence."""
-        plan = self.model._plan
+        for name, model in self.models.items():
+            print(f"  {name}", flush=True)
+            await self._decode(model)
+
+    async def _decode(self, model: LlamaModel) -> None:
+        plan = model._plan  # contexts need not be computed
         for number, length in self.size.decode:
             plan._filled[:] = PAGE
             repeats, warm = self.size.repeats, 6
@@ -300,7 +334,7 @@ class ServingBenchmark:
                 plan.check_filled(use, work)
                 plan.inputs(use, work, choices)
                 ended = time.perf_counter()
-                await self.model.choose(work, choices, logits=False)
+                await model.choose(work, choices, logits=False)
                 if at >= warm:
                     inside.append((ended - began) * 1e3)
                     whole.append((time.perf_counter() - ended) * 1e3)
@@ -318,17 +352,22 @@ class ServingBenchmark:
             began = time.perf_counter()
             for at in range(3):
                 plan._filled[:] = PAGE
-                await self.model.step(self._slices(number, 1, length + repeats + at, each))
+                await model.step(self._slices(number, 1, length + warm + at, each))
             print(f"{'':17}{(time.perf_counter() - began) / 3e-3:8.2f} ms with logits", flush=True)
 
     async def prefill(self) -> None:
         """Prompts without streams."""
+        for name, model in self.models.items():
+            print(f"  {name}", flush=True)
+            await self._prefill(model)
+
+    async def _prefill(self, model: LlamaModel) -> None:
         for number, length in self.size.prefill:
             rates = []
             for _ in range(4):
                 work = self._slices(number, length, 0, -(-length // PAGE))
                 began = time.perf_counter()
-                await self.model.choose(work, np.zeros((number, 2)), logits=False)
+                await model.choose(work, np.zeros((number, 2)), logits=False)
                 rates.append(number * length / (time.perf_counter() - began))
             beside = self._beside("prefill", [number, length])
             print(f"  {number:4} x {length:5,}: {max(rates):10,.0f} tokens/s{beside}", flush=True)
@@ -383,11 +422,10 @@ class ServingBenchmark:
         async with open_language_model(self.device, self.model) as model:
 
             async def kill(found: Streamed) -> None:
-                half = number * size.answer // 2
-                while sum(map(len, found.tokens)) < half:
-                    await trio.sleep(0.001)
+                await found.halfway.wait()
                 pid = self.device.statistics().host_pid
-                killed[1] = sum(size.prompt + len(each) for each in found.tokens)
+                # The last token of each is computed by the next step.
+                killed[1] = sum(size.prompt + len(each) - 1 for each in found.tokens)
                 killed[0] = time.perf_counter()
                 os.kill(pid, signal.SIGKILL)
 
@@ -396,21 +434,10 @@ class ServingBenchmark:
             )
             told = model.statistics()
         when, cached = killed
-        after = [at for each in found.times for at in each if at > when]
+        pauses = found.pauses(when)
+        largest = max(pauses)[0]
         # A step that was done before the fault may still have its tokens on the way.
-        pauses = [
-            (later - earlier) * 1e3
-            for each in found.times
-            for earlier, later in zip(each, each[1:], strict=False)
-            if later > when
-        ]
-        largest = max(pauses)
-        resumed = min(
-            later
-            for each in found.times
-            for earlier, later in zip(each, each[1:], strict=False)
-            if later > when and (later - earlier) * 1e3 > largest / 2
-        )
+        resumed = min(later for pause, later in pauses if pause > largest / 2)
         equal = sum(a == b for a, b in zip(found.tokens, whole.tokens, strict=True))
         print(
             f"  {number:4} streams: lost {len(found.lost)}, equal {equal} of {number}; "
@@ -418,7 +445,7 @@ class ServingBenchmark:
             f"{largest:.1f} ms, otherwise p50 {np.median(whole.gaps()):.2f} ms; "
             f"{told.recomputed:,} of {cached:,.0f} cached tokens computed again, "
             f"{max(0.0, 1 - told.recomputed / cached):.0%} reused; faults {told.faults}, "
-            f"{len(after):,} tokens came after it",
+            f"{len(pauses):,} tokens came after it",
             flush=True,
         )
         for error in found.lost[:3]:
@@ -435,9 +462,11 @@ class ServingBenchmark:
             wanted.append(["throughput", self.size.prompts, self.size.prompt, self.size.answer])
         if not wanted:
             return
-        words = [sys.executable, "-c", TORCH, str(self.folder), json.dumps(wanted), "0"]
+        words = [sys.executable, "-c", TORCH, str(self.folder), json.dumps(wanted)]
         try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=TORCH_SECONDS)
+            done = subprocess.run(
+                words, check=False, capture_output=True, text=True, timeout=TORCH_SECONDS
+            )
             told, errors = done.stdout, done.stderr
         except subprocess.TimeoutExpired as error:
             told, errors = (
@@ -481,6 +510,8 @@ async def run(options: argparse.Namespace) -> None:
                 f"loaded in {time.perf_counter() - began:.1f} s: {model.statistics()}", flush=True
             )
             benchmark = ServingBenchmark(device, model, size, folder)
+            if {"decode", "prefill"} & set(parts):
+                await benchmark.load_free()
             torch = ON_CUDA and not options.without_torch
             if torch and find_spec("torch") and find_spec("transformers"):
                 benchmark.measure_torch(parts)

@@ -384,14 +384,14 @@ def choose_rows(out: Array, logits: Array, choices: Array, rows: int, size: int)
     """Choose a token for each row by its probability, or that of the largest logit."""
     given = np.ascontiguousarray(choices).view(np.float64).reshape(rows, 2)
     for row, each in enumerate(logits.reshape(rows, size)):
-        place = each.argmax()  # NaN is the largest
+        place = int(each.argmax())  # NaN is the largest
         temperature, number = given[row]
         if not np.isfinite(each[place]):
             place = -1
         elif temperature:
             wide = each.astype(np.float64)
             sums = np.cumsum(np.exp((wide - wide[place]) / temperature))
-            found = np.searchsorted(sums, number * sums[-1], side="right")
+            found = int(np.searchsorted(sums, number * sums[-1], side="right"))
             place = found if found < size else place
         out[row] = place
 
