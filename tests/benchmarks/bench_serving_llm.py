@@ -424,6 +424,7 @@ class ServingBenchmark:
             async def kill(found: Streamed) -> None:
                 await found.halfway.wait()
                 pid = self.device.statistics().host_pid
+                assert pid is not None
                 # The last token of each is computed by the next step.
                 killed[1] = sum(size.prompt + len(each) - 1 for each in found.tokens)
                 killed[0] = time.perf_counter()
@@ -469,10 +470,7 @@ class ServingBenchmark:
             )
             told, errors = done.stdout, done.stderr
         except subprocess.TimeoutExpired as error:
-            told, errors = (
-                each.decode() if isinstance(each, bytes) else each or ""
-                for each in (error.stdout, error.stderr)
-            )
+            told, errors = str(error.stdout or b"", "utf-8"), str(error.stderr or b"", "utf-8")
             print(f"  transformers took more than {TORCH_SECONDS} s", flush=True)
         for line in told.splitlines():
             if line.startswith("["):
