@@ -20,6 +20,9 @@ _OTHERS: Final = {"dim": "axis", "dims": "axis", "axes": "axis", "keepdim": "kee
 _OPTIONS: Final = re.compile(r"Unpack\[(\w+)\]")
 """The annotation of named arguments that a ``TypedDict`` lists."""
 
+_COUNTED: Final = re.compile(r"\d+(?= to | positional argument| were )")
+"""Numbers of positional arguments in Python's errors."""
+
 _NEEDLESS: Final = {
     "stream": "leave it out, since a device orders ops by the buffers that they use",
     "order": "leave it out, since new buffers are in C order",
@@ -50,7 +53,10 @@ def clarify(
         signature.bind(*args, **kwargs)
     except TypeError:
         name = function.__name__
-        said = str(error).replace(f"{function.__qualname__}()", f"{name}()")
+        called: Any = inspect.unwrap(function)
+        said = str(error).replace(f"{called.__qualname__}()", f"{name}()")
+        if added := len(inspect.signature(called).parameters) - len(signature.parameters):
+            said = _COUNTED.sub(lambda count: str(int(count[0]) - added), said)
         known = _known(function)
         unknown = next((word for word in kwargs if word not in known), None)
         if unknown is not None:

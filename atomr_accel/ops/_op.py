@@ -232,6 +232,7 @@ def op_like(make: Callable[Concatenate[Any, str, P], Request[T]], name: str, doc
     facade, _, *others = signature.parameters.values()
     given: Any = made
     given.__signature__ = signature.replace(parameters=[facade, *others])
+    given.__wrapped__ = make  # whose name is in Python's errors, and whose module has the options
     made.__name__ = made.__qualname__ = name
     made.__module__, made.__doc__ = make.__module__, inspect.cleandoc(doc)
     return op(made)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,16 +12,15 @@ from ..._dtypes import as_dtype, is_inexact
 from ...arrays.expressions import Operand, broadcast, cast, constant
 from ...arrays.expressions.expression import ufunc
 from ...arrays.expressions.promotion import common
-from ...ops import D, Request, op
+from ...ops import D, Request, op, op_like
 from ._counting import Counting
-from ._quantiles import Quantiles, weights_like
+from ._quantiles import Quantiles, between, middle, weights_like
 from .steps import CallSteps
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...arrays import GpuRef
-    from ._quantiles import Method
     from ._reductions import Axis
 
 _NUMPY: Final[Any] = np
@@ -180,32 +178,19 @@ class Moments(Quantiles[D], Counting[D]):
 
         return build
 
-    @op
-    def nanmedian(
-        self, a: Operand, axis: Axis = None, out: GpuRef | None = None, *, keepdims: bool = False
-    ) -> Request[GpuRef]:
-        """Medians without NaN; as ``numpy.nanmedian``. Arguments and errors are ``median``'s."""
-        options: Any = {"keepdims": keepdims, "skips": True}
-        return self._quantiles("nanmedian", a, 0.5, axis, out, "midpoint", **options)
-
-    @op
-    def nanquantile(
-        self,
-        a: Operand,
-        q: float | Sequence[float],
-        axis: Axis = None,
-        out: GpuRef | None = None,
-        *,
-        method: Method = "linear",
-        keepdims: bool = False,
-        weights: Operand | None = None,
-    ) -> Request[GpuRef]:
+    nanmedian: Final = op_like(
+        middle,
+        "nanmedian",
+        """Medians without NaN; as ``numpy.nanmedian``. Arguments and errors are ``median``'s.""",
+    )
+    nanquantile: Final = op_like(
+        between,
+        "nanquantile",
         """Quantiles without NaN; as ``numpy.nanquantile``; NaN for rows of NaN alone.
 
         Arguments and errors are those of ``quantile``.
-        """
-        options: Any = {"keepdims": keepdims, "skips": True}
-        return self._quantiles("nanquantile", a, q, axis, out, method, weights, **options)
+        """,
+    )
 
 
 def _variables(x: Operand, rowvar: bool) -> Operand:

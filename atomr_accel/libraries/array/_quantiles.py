@@ -13,7 +13,7 @@ from ...arrays.expressions import Operand, broadcast, constant
 from ...arrays.expressions.axes import axes_of
 from ...arrays.expressions.expression import cast, ufunc, where
 from ...arrays.expressions.promotion import FLOAT32
-from ...ops import D, Request, op
+from ...ops import D, Request, op_like
 from ._scans import scanned
 from ._sorting import Sorting
 from .choosing import INT64, GatherAxis, choose
@@ -58,13 +58,42 @@ _NUMPY: Final[Any] = np
 _FLOAT64: Final = as_dtype(np.float64)
 
 
+def middle(
+    self: Quantiles[Any],
+    name: str,
+    a: Operand,
+    axis: Axis = None,
+    out: GpuRef | None = None,
+    *,
+    keepdims: bool = False,
+) -> Request[GpuRef]:
+    """Return medians, without NaN if the name says so."""
+    return self._quantiles(name, a, 0.5, axis, out, "midpoint", keepdims=keepdims)
+
+
+def between(
+    self: Quantiles[Any],
+    name: str,
+    a: Operand,
+    q: float | Sequence[float],
+    axis: Axis = None,
+    out: GpuRef | None = None,
+    *,
+    method: Method = "linear",
+    keepdims: bool = False,
+    weights: Operand | None = None,
+) -> Request[GpuRef]:
+    """Return quantiles or percentiles, without NaN if the name says so."""
+    shares = self._shares(a, q) if name.endswith("percentile") else q
+    return self._quantiles(name, a, shares, axis, out, method, weights, keepdims=keepdims)
+
+
 class Quantiles(Sorting[D]):
     """Medians, quantiles and percentiles; NaN for rows with a NaN."""
 
-    @op
-    def median(
-        self, a: Operand, axis: Axis = None, out: GpuRef | None = None, *, keepdims: bool = False
-    ) -> Request[GpuRef]:
+    median: Final = op_like(
+        middle,
+        "median",
         """Medians; as ``numpy.median``.
 
         Args:
@@ -76,21 +105,11 @@ class Quantiles(Sorting[D]):
         Raises:
             ValueError: no elements.
             TypeError, Unsupported: as ``sort``.
-        """
-        return self._quantiles("median", a, 0.5, axis, out, "midpoint", keepdims=keepdims)
-
-    @op
-    def quantile(
-        self,
-        a: Operand,
-        q: float | Sequence[float],
-        axis: Axis = None,
-        out: GpuRef | None = None,
-        *,
-        method: Method = "linear",
-        keepdims: bool = False,
-        weights: Operand | None = None,
-    ) -> Request[GpuRef]:
+        """,
+    )
+    quantile: Final = op_like(
+        between,
+        "quantile",
         """Quantiles; as ``numpy.quantile``.
 
         Args:
@@ -107,38 +126,13 @@ class Quantiles(Sorting[D]):
             ValueError: no elements, ``q`` out of range, an unknown method, or weights with another
                 method or of another shape.
             TypeError, Unsupported: as ``sort``.
-        """
-        return self._quantiles("quantile", a, q, axis, out, method, weights, keepdims=keepdims)
-
-    @op
-    def percentile(
-        self,
-        a: Operand,
-        q: float | Sequence[float],
-        axis: Axis = None,
-        out: GpuRef | None = None,
-        *,
-        method: Method = "linear",
-        keepdims: bool = False,
-        weights: Operand | None = None,
-    ) -> Request[GpuRef]:
-        """Quantiles of hundredths; as ``numpy.percentile``, and as ``quantile``.
-
-        Args:
-            a: as for ``quantile``.
-            q: the percentiles, from 0 to 100.
-            axis: as for ``quantile``.
-            out: as for ``quantile``.
-            method: as for ``quantile``.
-            keepdims: as for ``quantile``.
-            weights: as for ``quantile``.
-
-        Raises:
-            ValueError, TypeError, Unsupported: as ``quantile``.
-        """
-        shares = self._shares(a, q)
-        options = {"keepdims": keepdims}
-        return self._quantiles("percentile", a, shares, axis, out, method, weights, **options)
+        """,
+    )
+    percentile: Final = op_like(
+        between,
+        "percentile",
+        """Quantiles of hundredths, from 0 to 100; as ``numpy.percentile``, and as ``quantile``.""",
+    )
 
     def _shares(self, a: Operand, q: Any) -> Any:
         """Return hundredths as quantiles."""
@@ -162,7 +156,6 @@ class Quantiles(Sorting[D]):
         weights: Operand | None = None,
         *,
         keepdims: bool,
-        skips: bool = False,
     ) -> Request[GpuRef]:
         given = self._operand(a, "a")
         if isinstance(q, Operand):
@@ -207,7 +200,7 @@ class Quantiles(Sorting[D]):
             values, order = self._rows(steps, rows, len(kept), descending=False, order=weighted)
             made = target_of(steps, out, shape, dtype, op=name)
             flat = values.reshape(*kept, n)
-            skipping = skips and is_float(dtype)
+            skipping = name.startswith("nan") and is_float(dtype)
             there = ~ufunc("isnan", flat) if skipping else None
             counts = None if there is None else steps.evaluate(there.sum(-1))
             shared = None

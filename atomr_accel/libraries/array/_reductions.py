@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ...arrays.expressions import Operand, constant
 from ...arrays.expressions.expression import ufunc
 from ...arrays.expressions.expression import where as choose
 from ...arrays.expressions.functions import require_inexact
-from ...ops import D, Request, op
+from ...ops import D, Request, op, op_like
 from .steps import ArrayPart
 
 if TYPE_CHECKING:
@@ -24,6 +24,128 @@ if TYPE_CHECKING:
     from ...arrays.expressions import Number, Value
 
 Axis = int | tuple[int, ...] | None
+
+
+_NUMPY: Final[Any] = np
+"""NumPy, whose functions make expressions of refs."""
+
+
+def _added(
+    self: ArrayReductions[Any],
+    name: str,
+    a: Operand,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    out: GpuRef | None = None,
+    keepdims: bool = False,
+    initial: Number | None = None,
+    where: Value = True,
+) -> Request[GpuRef]:
+    options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, "where": where}
+    return self._reduced(getattr(_NUMPY, name), a, out, initial=initial, **options)
+
+
+def _extreme(
+    self: ArrayReductions[Any],
+    name: str,
+    a: Operand,
+    axis: Axis = None,
+    out: GpuRef | None = None,
+    keepdims: bool = False,
+    initial: Number | None = None,
+    where: Value = True,
+) -> Request[GpuRef]:
+    options = {"axis": axis, "keepdims": keepdims, "where": where}
+    return self._reduced(getattr(_NUMPY, name), a, out, initial=initial, **options)
+
+
+def _along(
+    self: ArrayReductions[Any],
+    name: str,
+    a: Operand,
+    axis: Axis = None,
+    out: GpuRef | None = None,
+    keepdims: bool = False,
+) -> Request[GpuRef]:
+    return self._reduced(getattr(_NUMPY, name), a, out, axis=axis, keepdims=keepdims)
+
+
+def _spread(
+    self: ArrayReductions[Any],
+    name: str,
+    a: Operand,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    out: GpuRef | None = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    *,
+    where: Value = True,
+    correction: float | None = None,
+) -> Request[GpuRef]:
+    options = {"dtype": dtype, "ddof": _less(ddof, correction), "keepdims": keepdims}
+    return self._reduced(getattr(_NUMPY, name), a, out, axis=axis, where=where, **options)
+
+
+def _tested(
+    self: ArrayReductions[Any],
+    name: str,
+    a: Operand,
+    axis: Axis = None,
+    out: GpuRef | None = None,
+    keepdims: bool = False,
+    *,
+    where: Value = True,
+) -> Request[GpuRef]:
+    return self._reduced(getattr(_NUMPY, name), a, out, axis=axis, keepdims=keepdims, where=where)
+
+
+def _position(
+    self: ArrayReductions[Any],
+    name: str,
+    a: Operand,
+    axis: int | None = None,
+    out: GpuRef | None = None,
+    *,
+    keepdims: bool = False,
+) -> Request[GpuRef]:
+    if name.startswith("nan"):
+        name = name.removeprefix("nan")
+        a = instead_of_nan(a, -math.inf if name == "argmax" else math.inf)
+    return self._reduced(getattr(_NUMPY, name), a, out, axis=axis, keepdims=keepdims)
+
+
+def _added_without_nan(
+    self: ArrayReductions[Any],
+    name: str,
+    a: Operand,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    out: GpuRef | None = None,
+    keepdims: bool = False,
+) -> Request[GpuRef]:
+    options = {"axis": axis, "dtype": dtype, "keepdims": keepdims}
+    if name != "nanmean":
+        return self._reduced(getattr(_NUMPY, name), a, out, **options)
+    require_inexact(self._operand(a), dtype)
+    return self._reduced(np.mean, a, out, where=_not_nan(a), **options)
+
+
+def _spread_without_nan(
+    self: ArrayReductions[Any],
+    name: str,
+    a: Operand,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
+    out: GpuRef | None = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    *,
+    correction: float | None = None,
+) -> Request[GpuRef]:
+    require_inexact(self._operand(a), dtype)
+    given = (a, axis, dtype, out, ddof, keepdims)
+    return _spread(self, name.removeprefix("nan"), *given, where=_not_nan(a), correction=correction)
 
 
 class ArrayReductions(ArrayPart[D]):
@@ -39,17 +161,9 @@ class ArrayReductions(ArrayPart[D]):
         given = self._operand(a, "a")
         return self._evaluated(function(given, **options), out)
 
-    @op
-    def sum(
-        self,
-        a: Operand,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-        keepdims: bool = False,
-        initial: Number | None = None,
-        where: Value = True,
-    ) -> Request[GpuRef]:
+    sum: Final = op_like(
+        _added,
+        "sum",
         """Add elements; as ``numpy.sum``. Sums of floats of 16 bits or less are made in float32.
 
         Args:
@@ -63,73 +177,35 @@ class ArrayReductions(ArrayPart[D]):
 
         Raises:
             numpy.exceptions.AxisError: no such axis.
-        """
-        options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, "where": where}
-        return self._reduced(np.sum, a, out, initial=initial, **options)
-
-    @op
-    def prod(
-        self,
-        a: Operand,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-        keepdims: bool = False,
-        initial: Number | None = None,
-        where: Value = True,
-    ) -> Request[GpuRef]:
-        """Multiply elements; as ``numpy.prod``. Arguments and errors are those of ``sum``."""
-        options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, "where": where}
-        return self._reduced(np.prod, a, out, initial=initial, **options)
-
-    @op
-    def max(
-        self,
-        a: Operand,
-        axis: Axis = None,
-        out: GpuRef | None = None,
-        keepdims: bool = False,
-        initial: Number | None = None,
-        where: Value = True,
-    ) -> Request[GpuRef]:
+        """,
+    )
+    prod: Final = op_like(
+        _added,
+        "prod",
+        """Multiply elements; as ``numpy.prod``. Arguments and errors are those of ``sum``.""",
+    )
+    max: Final = op_like(
+        _extreme,
+        "max",
         """Find the largest elements, or NaN in rows that have one; as ``numpy.max``.
 
-        Args:
-            a: a ref or an expression.
-            axis: the axes to reduce; all by default.
-            out: the buffer for the result.
-            keepdims: whether these axes stay, with one element.
-            initial: a further number that counts in each row.
-            where: the elements that count; needs ``initial``.
+        Arguments are those of ``sum``. ``initial`` is a further number that counts in each row;
+        ``where`` needs it.
 
         Raises:
             ValueError: no elements, and no ``initial``.
-        """
-        return self._reduced(
-            np.max, a, out, axis=axis, keepdims=keepdims, initial=initial, where=where
-        )
-
-    @op
-    def min(
-        self,
-        a: Operand,
-        axis: Axis = None,
-        out: GpuRef | None = None,
-        keepdims: bool = False,
-        initial: Number | None = None,
-        where: Value = True,
-    ) -> Request[GpuRef]:
-        """Find the smallest elements, or NaN; as ``numpy.min``. Arguments as for ``max``."""
-        return self._reduced(
-            np.min, a, out, axis=axis, keepdims=keepdims, initial=initial, where=where
-        )
-
-    @op
-    def ptp(
-        self, a: Operand, axis: Axis = None, out: GpuRef | None = None, keepdims: bool = False
-    ) -> Request[GpuRef]:
-        """Compute the range from smallest to largest element; as ``numpy.ptp``, and as ``max``."""
-        return self._reduced(np.ptp, a, out, axis=axis, keepdims=keepdims)
+        """,
+    )
+    min: Final = op_like(
+        _extreme,
+        "min",
+        """Find the smallest elements, or NaN; as ``numpy.min``. Arguments as for ``max``.""",
+    )
+    ptp: Final = op_like(
+        _along,
+        "ptp",
+        """Compute the range from smallest to largest element; as ``numpy.ptp``, and as ``max``.""",
+    )
 
     @op
     def mean(
@@ -144,108 +220,39 @@ class ArrayReductions(ArrayPart[D]):
     ) -> Request[GpuRef]:
         """Compute means; as ``numpy.mean``. Floats of 16 bits or less are added in float32.
 
-        Args:
-            a: a ref or an expression.
-            axis: the axes to reduce; all by default.
-            dtype: the dtype of the computation.
-            out: the buffer for the result.
-            keepdims: whether these axes stay, with one element.
-            where: the elements that count.
+        Arguments are those of ``sum``.
         """
         options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, "where": where}
         return self._reduced(np.mean, a, out, **options)
 
-    @op
-    def var(
-        self,
-        a: Operand,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-        ddof: float = 0,
-        keepdims: bool = False,
-        *,
-        where: Value = True,
-        correction: float | None = None,
-    ) -> Request[GpuRef]:
-        """Compute variances; as ``numpy.var``.
+    var: Final = op_like(
+        _spread,
+        "var",
+        """Compute variances; as ``numpy.var``. Other arguments are those of ``sum``.
 
         Args:
-            a: a ref or an expression.
-            axis: the axes to reduce; all by default.
-            dtype: the dtype of the computation.
-            out: the buffer for the result.
             ddof: is subtracted from the number of elements to get the divisor.
-            keepdims: whether these axes stay, with one element.
-            where: the elements that count.
             correction: as ``ddof``.
 
         Raises:
             ValueError: both ``ddof`` and ``correction``.
-        """
-        options = {
-            "dtype": dtype,
-            "ddof": _less(ddof, correction),
-            "keepdims": keepdims,
-            "where": where,
-        }
-        return self._reduced(np.var, a, out, axis=axis, **options)
-
-    @op
-    def std(
-        self,
-        a: Operand,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-        ddof: float = 0,
-        keepdims: bool = False,
-        *,
-        where: Value = True,
-        correction: float | None = None,
-    ) -> Request[GpuRef]:
-        """Compute standard deviations; as ``numpy.std``. Arguments are those of ``var``."""
-        options = {
-            "dtype": dtype,
-            "ddof": _less(ddof, correction),
-            "keepdims": keepdims,
-            "where": where,
-        }
-        return self._reduced(np.std, a, out, axis=axis, **options)
-
-    @op
-    def any(
-        self,
-        a: Operand,
-        axis: Axis = None,
-        out: GpuRef | None = None,
-        keepdims: bool = False,
-        *,
-        where: Value = True,
-    ) -> Request[GpuRef]:
-        """Test whether any element is not zero; as ``numpy.any``.
-
-        Args:
-            a: a ref or an expression.
-            axis: the axes to reduce; all by default.
-            out: the buffer for the result.
-            keepdims: whether these axes stay, with one element.
-            where: the elements that count.
-        """
-        return self._reduced(np.any, a, out, axis=axis, keepdims=keepdims, where=where)
-
-    @op
-    def all(
-        self,
-        a: Operand,
-        axis: Axis = None,
-        out: GpuRef | None = None,
-        keepdims: bool = False,
-        *,
-        where: Value = True,
-    ) -> Request[GpuRef]:
-        """Test whether all elements are nonzero; as ``numpy.all``. Arguments as for ``any``."""
-        return self._reduced(np.all, a, out, axis=axis, keepdims=keepdims, where=where)
+        """,
+    )
+    std: Final = op_like(
+        _spread,
+        "std",
+        """Compute standard deviations; as ``numpy.std``. Arguments are those of ``var``.""",
+    )
+    any: Final = op_like(
+        _tested,
+        "any",
+        """Test whether any element is not zero; as ``numpy.any``. Arguments as for ``sum``.""",
+    )
+    all: Final = op_like(
+        _tested,
+        "all",
+        """Test whether all elements are nonzero; as ``numpy.all``. Arguments as for ``sum``.""",
+    )
 
     @op
     def count_nonzero(
@@ -254,15 +261,9 @@ class ArrayReductions(ArrayPart[D]):
         """Count the elements that are not zero, as int64; as ``numpy.count_nonzero``."""
         return self._reduced(np.count_nonzero, a, None, axis=axis, keepdims=keepdims)
 
-    @op
-    def argmax(
-        self,
-        a: Operand,
-        axis: int | None = None,
-        out: GpuRef | None = None,
-        *,
-        keepdims: bool = False,
-    ) -> Request[GpuRef]:
+    argmax: Final = op_like(
+        _position,
+        "argmax",
         """Find the index of the largest element, int64; as ``numpy.argmax``.
 
         Args:
@@ -273,20 +274,13 @@ class ArrayReductions(ArrayPart[D]):
 
         Raises:
             ValueError: no elements.
-        """
-        return self._reduced(np.argmax, a, out, axis=axis, keepdims=keepdims)
-
-    @op
-    def argmin(
-        self,
-        a: Operand,
-        axis: int | None = None,
-        out: GpuRef | None = None,
-        *,
-        keepdims: bool = False,
-    ) -> Request[GpuRef]:
-        """Find the index of the smallest element, int64; as ``numpy.argmin``, and as ``argmax``."""
-        return self._reduced(np.argmin, a, out, axis=axis, keepdims=keepdims)
+        """,
+    )
+    argmin: Final = op_like(
+        _position,
+        "argmin",
+        """Find the index of the smallest element; as ``numpy.argmin``, and as ``argmax``.""",
+    )
 
     @op
     def norm(
@@ -312,136 +306,59 @@ class ArrayReductions(ArrayPart[D]):
 
     # --- without NaN ------------------------------------------------------------------------
 
-    @op
-    def nansum(
-        self,
-        a: Operand,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-        keepdims: bool = False,
-    ) -> Request[GpuRef]:
-        """Add elements without NaN; as ``numpy.nansum``. Arguments as for ``sum``."""
-        return self._reduced(np.nansum, a, out, axis=axis, dtype=dtype, keepdims=keepdims)
-
-    @op
-    def nanprod(
-        self,
-        a: Operand,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-        keepdims: bool = False,
-    ) -> Request[GpuRef]:
-        """Products without NaN; as ``numpy.nanprod``, and as ``sum``."""
-        return self._reduced(np.nanprod, a, out, axis=axis, dtype=dtype, keepdims=keepdims)
-
-    @op
-    def nanmax(
-        self, a: Operand, axis: Axis = None, out: GpuRef | None = None, keepdims: bool = False
-    ) -> Request[GpuRef]:
-        """Find the largest elements except NaN; as ``numpy.nanmax``. Arguments as for ``max``."""
-        return self._reduced(np.nanmax, a, out, axis=axis, keepdims=keepdims)
-
-    @op
-    def nanmin(
-        self, a: Operand, axis: Axis = None, out: GpuRef | None = None, keepdims: bool = False
-    ) -> Request[GpuRef]:
-        """Find the smallest elements except NaN; as ``numpy.nanmin``. Arguments as for ``max``."""
-        return self._reduced(np.nanmin, a, out, axis=axis, keepdims=keepdims)
-
-    @op
-    def nanmean(
-        self,
-        a: Operand,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-        keepdims: bool = False,
-    ) -> Request[GpuRef]:
-        """Compute means without NaN; as ``numpy.nanmean``. Arguments as for ``mean``."""
-        require_inexact(self._operand(a), dtype)
-        return self._reduced(
-            np.mean, a, out, axis=axis, dtype=dtype, keepdims=keepdims, where=_not_nan(a)
-        )
-
-    @op
-    def nanvar(
-        self,
-        a: Operand,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-        ddof: float = 0,
-        keepdims: bool = False,
-        *,
-        correction: float | None = None,
-    ) -> Request[GpuRef]:
+    nansum: Final = op_like(
+        _added_without_nan,
+        "nansum",
+        """Add elements without NaN; as ``numpy.nansum``. Arguments as for ``sum``.""",
+    )
+    nanprod: Final = op_like(
+        _added_without_nan,
+        "nanprod",
+        """Products without NaN; as ``numpy.nanprod``, and as ``sum``.""",
+    )
+    nanmax: Final = op_like(
+        _along,
+        "nanmax",
+        """Find the largest elements except NaN; as ``numpy.nanmax``. Arguments as for ``max``.""",
+    )
+    nanmin: Final = op_like(
+        _along,
+        "nanmin",
+        """Find the smallest elements except NaN; as ``numpy.nanmin``. Arguments as for ``max``.""",
+    )
+    nanmean: Final = op_like(
+        _added_without_nan,
+        "nanmean",
+        """Compute means without NaN; as ``numpy.nanmean``. Arguments as for ``mean``.""",
+    )
+    nanvar: Final = op_like(
+        _spread_without_nan,
+        "nanvar",
         """Compute variances without NaN; as ``numpy.nanvar``. Arguments as for ``var``.
 
         If at most ``ddof`` elements of a row count, its variance is infinite, or NaN if all are
         equal, as for ``var``; NumPy's is NaN.
-        """
-        require_inexact(self._operand(a), dtype)
-        options = {
-            "dtype": dtype,
-            "ddof": _less(ddof, correction),
-            "keepdims": keepdims,
-            "where": _not_nan(a),
-        }
-        return self._reduced(np.var, a, out, axis=axis, **options)
-
-    @op
-    def nanstd(
-        self,
-        a: Operand,
-        axis: Axis = None,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-        ddof: float = 0,
-        keepdims: bool = False,
-        *,
-        correction: float | None = None,
-    ) -> Request[GpuRef]:
-        """Compute standard deviations without NaN; as ``numpy.nanstd``, and as ``nanvar``."""
-        require_inexact(self._operand(a), dtype)
-        options = {
-            "dtype": dtype,
-            "ddof": _less(ddof, correction),
-            "keepdims": keepdims,
-            "where": _not_nan(a),
-        }
-        return self._reduced(np.std, a, out, axis=axis, **options)
-
-    @op
-    def nanargmax(
-        self,
-        a: Operand,
-        axis: int | None = None,
-        out: GpuRef | None = None,
-        *,
-        keepdims: bool = False,
-    ) -> Request[GpuRef]:
+        """,
+    )
+    nanstd: Final = op_like(
+        _spread_without_nan,
+        "nanstd",
+        """Compute standard deviations without NaN; as ``numpy.nanstd``, and as ``nanvar``.""",
+    )
+    nanargmax: Final = op_like(
+        _position,
+        "nanargmax",
         """Find the index of the largest element except NaN; as ``numpy.nanargmax``.
 
         A row of NaN alone, which is an error in NumPy, gives the first element's index. Arguments
         are those of ``argmax``.
-        """
-        x = instead_of_nan(a, -math.inf)
-        return self._reduced(np.argmax, x, out, axis=axis, keepdims=keepdims)
-
-    @op
-    def nanargmin(
-        self,
-        a: Operand,
-        axis: int | None = None,
-        out: GpuRef | None = None,
-        *,
-        keepdims: bool = False,
-    ) -> Request[GpuRef]:
-        """Find the index of the smallest element except NaN; as ``numpy.nanargmin``."""
-        x = instead_of_nan(a, math.inf)
-        return self._reduced(np.argmin, x, out, axis=axis, keepdims=keepdims)
+        """,
+    )
+    nanargmin: Final = op_like(
+        _position,
+        "nanargmin",
+        """Find the index of the smallest element except NaN; as ``numpy.nanargmin``.""",
+    )
 
 
 def _less(ddof: float, correction: float | None) -> float:
