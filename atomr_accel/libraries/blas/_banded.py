@@ -95,10 +95,6 @@ class Banded(RowRoutines[D]):
 
         Returns:
             ``out``.
-
-        Raises:
-            ValueError: sizes or shapes that do not fit, ``beta`` without ``out``, aliasing.
-            TypeError: unequal or unsupported dtypes.
         """
         return self._routine(
             "gbmv",
@@ -134,10 +130,6 @@ class Banded(RowRoutines[D]):
 
         Returns:
             ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
-            TypeError: unequal or unsupported dtypes.
         """,
     )
 
@@ -170,10 +162,6 @@ class Banded(RowRoutines[D]):
 
         Returns:
             ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
-            TypeError: unequal or unsupported dtypes.
         """,
     )
 
@@ -210,10 +198,6 @@ class Banded(RowRoutines[D]):
 
         Returns:
             ``ap``.
-
-        Raises:
-            ValueError: shapes that do not fit, aliasing.
-            TypeError: unequal or unsupported dtypes.
         """
         return self._routine("spr", x=x, ap=ap, alpha=alpha, lower=lower)
 
@@ -272,10 +256,6 @@ class Banded(RowRoutines[D]):
 
         Returns:
             ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, aliasing with the matrix.
-            TypeError: unequal or unsupported dtypes.
         """,
     )
 
@@ -309,10 +289,6 @@ class Banded(RowRoutines[D]):
 
         Returns:
             ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, aliasing with the matrix.
-            TypeError: unequal or unsupported dtypes.
         """,
     )
 

@@ -84,7 +84,6 @@ class Factorizations(BlasPart[D]):
 
         Raises:
             ValueError: matrices that are not square, or more than 2**31 - 1 rows in all.
-            TypeError: an unsupported dtype.
         """
 
         def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef, GpuRef]]:
@@ -132,7 +131,6 @@ class Factorizations(BlasPart[D]):
 
         Raises:
             ValueError: shapes that do not fit; on the CPU, a row that is not there.
-            TypeError: unequal or unsupported dtypes.
         """
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
@@ -182,7 +180,6 @@ class Factorizations(BlasPart[D]):
 
         Raises:
             ValueError: shapes that do not fit, aliasing; on the CPU, a row that is not there.
-            TypeError: unequal or unsupported dtypes.
         """
 
         def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
@@ -224,7 +221,6 @@ class Factorizations(BlasPart[D]):
 
         Raises:
             ValueError: matrices that are not square, aliasing.
-            TypeError: an unsupported dtype.
             Unsupported: more than 32 rows.
         """
 
@@ -267,7 +263,6 @@ class Factorizations(BlasPart[D]):
 
         Raises:
             ValueError: fewer than two dimensions, or more than 2**31 - 1 rows in all.
-            TypeError: an unsupported dtype.
         """
 
         def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
@@ -305,8 +300,6 @@ class Factorizations(BlasPart[D]):
             is undefined.
 
         Raises:
-            ValueError: shapes that do not fit, aliasing.
-            TypeError: unequal or unsupported dtypes.
             Unsupported: m < n, which the vendor does not solve.
         """
 

@@ -96,14 +96,6 @@ class BlasProducts(BlasPart[D]):
 
         Returns:
             ``out``, or a new buffer of shape (..., m, n). Empty sums are zeros.
-
-        Raises:
-            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing, a ref of another
-                device, a compute type these dtypes do not have.
-            TypeError: unequal or unsupported dtypes, an argument that is not a GpuRef.
-            GpuRefStale: of an older generation, or freed.
-            GpuRefSealed: a sealed ref to be written.
-            OutOfMemory: no room for the result.
         """
         compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
         return self._gemm(a, b, out, alpha, beta, trans_a, trans_b, dtype, compute_type)
@@ -137,7 +129,6 @@ class BlasProducts(BlasPart[D]):
 
         Raises:
             ValueError: shapes that do not fit, an argument without dimensions, aliasing.
-            TypeError: unequal or unsupported dtypes, an argument that is not a GpuRef.
         """
         compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
 
@@ -193,10 +184,6 @@ class BlasProducts(BlasPart[D]):
 
         Returns:
             ``out``, or new buffers.
-
-        Raises:
-            ValueError: no matrices, unequal numbers or shapes, aliasing.
-            TypeError: unequal or unsupported dtypes.
         """
         compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
         return self._list(
@@ -239,8 +226,6 @@ class BlasProducts(BlasPart[D]):
             ``out``, or new buffers.
 
         Raises:
-            ValueError: no matrices, unequal numbers, shapes that do not fit, aliasing.
-            TypeError: unequal or unsupported dtypes.
             Unsupported: the cuBLAS that is installed is older.
         """
         compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)

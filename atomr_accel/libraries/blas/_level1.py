@@ -41,12 +41,6 @@ class Level1(RowRoutines[D]):
 
         Returns:
             ``y``.
-
-        Raises:
-            ValueError: shapes that do not fit, aliasing.
-            TypeError: unequal or unsupported dtypes.
-            GpuRefStale: of an older generation, or freed.
-            GpuRefSealed: a sealed ref to be written.
         """
         return self._routine("axpy", x=x, y=y, a=a)
 
@@ -65,7 +59,6 @@ class Level1(RowRoutines[D]):
 
         Raises:
             ValueError: shapes that do not fit, or ``y`` is ``x``.
-            TypeError: unequal or unsupported dtypes.
         """
         return self._routine("copy", x=x, y=y)
 
@@ -84,7 +77,6 @@ class Level1(RowRoutines[D]):
 
         Raises:
             ValueError: shapes that do not fit, or ``y`` is ``x``.
-            TypeError: unequal or unsupported dtypes.
         """
         return self._routine("swap", x=x, y=y)
 
@@ -131,10 +123,6 @@ class Level1(RowRoutines[D]):
         Returns:
             ``(a, b, c, s)``. With the old values of ``a`` and ``b``, ``c * a + s * b`` is r and ``c
             * b - conj(s) * a`` is 0.
-
-        Raises:
-            ValueError: shapes that are not (), arguments that share memory.
-            TypeError: unequal or unsupported dtypes.
         """
         return self._routine("rotg", a=a, b=b, c=c, s=s)
 
@@ -157,7 +145,6 @@ class Level1(RowRoutines[D]):
 
         Raises:
             ValueError: shapes that do not fit, arguments that share memory.
-            TypeError: unequal or unsupported dtypes.
         """
         return self._routine("rotm", x=x, y=y, param=param)
 
@@ -180,10 +167,6 @@ class Level1(RowRoutines[D]):
 
         Returns:
             ``(d1, d2, x1, param)``.
-
-        Raises:
-            ValueError: shapes that are not (), arguments that share memory.
-            TypeError: unequal or unsupported dtypes.
         """
         return self._routine("rotmg", d1=d1, d2=d2, x1=x1, y1=y1, param=param)
 
@@ -203,7 +186,6 @@ class Level1(RowRoutines[D]):
 
         Raises:
             ValueError: ``x`` is not a vector.
-            TypeError: an unsupported dtype.
         """
         return self._routine("scal", a=a, x=x)
 
@@ -222,10 +204,6 @@ class Level1(RowRoutines[D]):
         Returns:
             A buffer of shape (); 0 for empty vectors. It stays on the device: as input to
             the next op it costs no transfer, and ``device.get`` fetches it.
-
-        Raises:
-            ValueError: shapes that do not fit.
-            TypeError: unequal or unsupported dtypes.
         """,
     )
     dotc: Final = op_like(
@@ -253,7 +231,6 @@ class Level1(RowRoutines[D]):
 
         Raises:
             ValueError: ``x`` is not a vector.
-            TypeError: an unsupported dtype.
         """,
     )
     asum: Final = op_like(
@@ -284,7 +261,6 @@ class Level1(RowRoutines[D]):
 
         Raises:
             ValueError: an empty vector.
-            TypeError: an unsupported dtype.
         """,
     )
     amin: Final = op_like(

@@ -100,12 +100,6 @@ class Level2(RowRoutines[D]):
 
         Returns:
             ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
-            TypeError: unequal or unsupported dtypes.
-            GpuRefStale: of an older generation, or freed.
-            GpuRefSealed: a sealed ref to be written.
         """
         return self._routine("gemv", a=a, x=x, out=out, alpha=alpha, beta=beta, trans=trans)
 
@@ -126,10 +120,6 @@ class Level2(RowRoutines[D]):
 
         Returns:
             ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
-            TypeError: unequal or unsupported dtypes.
         """,
     )
     hemv: Final = op_like(
@@ -158,10 +148,6 @@ class Level2(RowRoutines[D]):
 
         Returns:
             ``a``.
-
-        Raises:
-            ValueError: shapes that do not fit, aliasing.
-            TypeError: unequal or unsupported dtypes.
         """,
     )
     gerc: Final = op_like(
@@ -197,10 +183,6 @@ class Level2(RowRoutines[D]):
 
         Returns:
             ``a``.
-
-        Raises:
-            ValueError: shapes that do not fit, aliasing.
-            TypeError: unequal or unsupported dtypes.
         """
         return self._routine("syr", x=x, a=a, alpha=alpha, lower=lower)
 
@@ -257,10 +239,6 @@ class Level2(RowRoutines[D]):
 
         Returns:
             ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, aliasing with ``a``.
-            TypeError: unequal or unsupported dtypes.
         """,
     )
     trsv: Final = op_like(

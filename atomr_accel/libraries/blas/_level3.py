@@ -106,12 +106,6 @@ class Level3(RowRoutines[D]):
 
         Returns:
             ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
-            TypeError: unequal or unsupported dtypes.
-            GpuRefStale: of an older generation, or freed.
-            GpuRefSealed: a sealed ref to be written.
         """,
     )
 
@@ -155,7 +149,6 @@ class Level3(RowRoutines[D]):
         Raises:
             ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing; ``trans="C"``
                 for complex types, for which there is ``herk``.
-            TypeError: unequal or unsupported dtypes.
         """
         return self._routine("syrk", a=a, out=out, alpha=alpha, beta=beta, trans=trans, lower=lower)
 
@@ -250,10 +243,6 @@ class Level3(RowRoutines[D]):
 
         Returns:
             ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
-            TypeError: unequal or unsupported dtypes.
         """
         return self._routine(
             "gemm3m",
@@ -285,10 +274,6 @@ class Level3(RowRoutines[D]):
 
         Returns:
             ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, aliasing with ``a``.
-            TypeError: unequal or unsupported dtypes.
         """,
     )
 
@@ -335,7 +320,6 @@ class Level3(RowRoutines[D]):
 
         Raises:
             ValueError: shapes that do not fit, aliasing with a transposed input.
-            TypeError: unequal or unsupported dtypes.
         """
         if b is None:  # 0 times a again is as good as zeros
             b, beta, trans_b = a, 0.0, trans_a
@@ -367,6 +351,5 @@ class Level3(RowRoutines[D]):
 
         Raises:
             ValueError: shapes that do not fit, aliasing with ``x``.
-            TypeError: unequal or unsupported dtypes.
         """
         return self._routine("dgmm", a=a, x=x, side=side, out=out)

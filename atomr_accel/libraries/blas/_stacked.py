@@ -76,10 +76,6 @@ class StackedRoutines(BlasPart[D]):
 
         Returns:
             ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing.
-            TypeError: unequal or unsupported dtypes.
         """
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
@@ -172,7 +168,6 @@ class StackedRoutines(BlasPart[D]):
 
         Raises:
             ValueError: shapes that do not fit, aliasing, sizes of 2**31 or more.
-            TypeError: unequal or unsupported dtypes.
         """
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:

@@ -86,8 +86,8 @@ class Blas(
     leading dimensions count the matrices. Dtypes are float32, float64, complex64 and complex128.
 
     All methods raise:
-        ValueError: shapes, sizes or options that do not fit, arguments that share memory, a ref of
-            another device.
+        ValueError: shapes, sizes or options that do not fit, ``beta`` without ``out``, arguments
+            that share memory, a ref of another device.
         TypeError: unequal or unsupported dtypes, an argument that is not a GpuRef.
         GpuRefStale, GpuRefSealed: a ref that may not be read, or written.
         OutOfMemory: no room for the result.
