@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
-from ...ops import D, op
+from ...ops import D, op, op_like
 from ...wire.options import whole
 from ._operators import coded, identity_of, named
 from .call import INT64, CubOutput, CubPart, element, number
@@ -30,6 +30,56 @@ _ASSOCIATIVE: Final = tuple(
 )
 _LOOSE: Final = ("int32", "uint32", "uint64", "float32", "float64")
 """Dtypes that have atomic additions."""
+
+
+def _position(
+    self: CubReductions[Any], name: str, x: GpuRef, *, out: GpuRef | None = None
+) -> Request[GpuRef]:
+    self._require(x=x)
+    spec = CubSpec("arg_reduce", (element(x, "x"), "int64"), descending=name == "argmax")
+    if not x.size:
+        raise ValueError(f"attempt to get {name} of an empty sequence")
+    return self._request(
+        f"cub.{name}",
+        spec,
+        [("x", x)],
+        [CubOutput("out", (), INT64, out)],
+        (x.size,),
+    )
+
+
+def _scan(
+    self: CubReductions[Any],
+    name: str,
+    x: GpuRef,
+    op: AnyOperator = "plus",
+    *,
+    init: complex | np.generic | None = None,
+    dtype: DTypeLike | None = None,
+    out: GpuRef | None = None,
+) -> Request[GpuRef]:
+    self._require(x=x)
+    operator, dtypes, begin = _folding(self.home, x, op, dtype, init, "op")
+    if name == "inclusive_scan" and init is None:
+        begin = None
+    elif begin is None:
+        raise ValueError(f"{name} by this operator has to begin with something: give init=")
+    exact = bool(operator.kind) and BINARY[operator.kind].exact
+    if self.home.deterministic and not exact and DTYPES[dtypes[1]].kind not in "biu":
+        raise Unsupported(
+            f"{name} of {dtypes[1]}: in which order CUB adds up parts depends on time, "
+            "and the device was opened with deterministic=True"
+        )
+    spec = CubSpec(name, dtypes, (operator,), init=begin is not None)
+    return self._request(
+        f"cub.{name}",
+        spec,
+        [("x", x)],
+        [CubOutput("out", x.shape, DTYPES[dtypes[2]], out)],
+        (x.size,),
+        values=() if begin is None else (begin,),
+        in_place=[("out", "x")] if dtypes[0] == dtypes[2] else (),
+    )
 
 
 class CubReductions(CubPart[D]):
@@ -97,8 +147,9 @@ class CubReductions(CubPart[D]):
             values=() if begin is None else (begin,),
         )
 
-    @op
-    def argmin(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
+    argmin: Final = op_like(
+        _position,
+        "argmin",
         """Find the position of the smallest element (``cub::DeviceReduce::ArgMin``).
 
         Of equal ones it is the first; NaN is smaller than all others, as in NumPy.
@@ -113,53 +164,21 @@ class CubReductions(CubPart[D]):
         Raises:
             TypeError: a dtype without an order.
             ValueError: x is empty.
-        """
-        return self._position("argmin", x, out, largest=False)
-
-    @op
-    def argmax(self, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
+        """,
+    )
+    argmax: Final = op_like(
+        _position,
+        "argmax",
         """Find the position of the largest element (``cub::DeviceReduce::ArgMax``).
 
-        Of equal ones it is the first; NaN is larger than all others, as in NumPy.
+        Of equal ones it is the first; NaN is larger than all others, as in NumPy. Otherwise as
+        ``argmin``.
+        """,
+    )
 
-        Args:
-            x: any shape, taken as one row; not empty.
-            out: the buffer for the position, an int64 of shape ().
-
-        Returns:
-            An int64 scalar on the device.
-
-        Raises:
-            TypeError: a dtype without an order.
-            ValueError: x is empty.
-        """
-        return self._position("argmax", x, out, largest=True)
-
-    def _position(
-        self, name: str, x: GpuRef, out: GpuRef | None, *, largest: bool
-    ) -> Request[GpuRef]:
-        self._require(x=x)
-        spec = CubSpec("arg_reduce", (element(x, "x"), "int64"), descending=largest)
-        if not x.size:
-            raise ValueError(f"attempt to get {name} of an empty sequence")
-        return self._request(
-            f"cub.{name}",
-            spec,
-            [("x", x)],
-            [CubOutput("out", (), INT64, out)],
-            (x.size,),
-        )
-
-    @op
-    def inclusive_scan(
-        self,
-        x: GpuRef,
-        op: AnyOperator = "plus",
-        *,
-        init: complex | np.generic | None = None,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
+    inclusive_scan: Final = op_like(
+        _scan,
+        "inclusive_scan",
         """Combine each element with all before it (``cub::DeviceScan::InclusiveScan``).
 
         Args:
@@ -177,70 +196,20 @@ class CubReductions(CubPart[D]):
             Unsupported: as ``reduce``. Also a sum, a product or a custom operator on floats, on a
                 device that was opened with ``deterministic=True``: the order in which CUB adds up
                 parts depends on time.
-        """
-        return self._scan("inclusive_scan", x, op, init, dtype, out)
-
-    @op
-    def exclusive_scan(
-        self,
-        x: GpuRef,
-        op: AnyOperator = "plus",
-        *,
-        init: complex | np.generic | None = None,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
+        """,
+    )
+    exclusive_scan: Final = op_like(
+        _scan,
+        "exclusive_scan",
         """Combine all elements before each one (``cub::DeviceScan::ExclusiveScan``).
 
-        Args:
-            x: any shape, taken as one row.
-            op: as for ``reduce``.
-            init: the first element of the result; by default the operator's identity.
-            dtype: as for ``reduce``.
-            out: the buffer for the result; may be x, if that has its dtype.
-
-        Returns:
-            An array of x's shape.
+        ``init`` is the first element of the result; by default the operator's identity. Otherwise
+        as ``inclusive_scan``.
 
         Raises:
-            TypeError, Unsupported: as ``inclusive_scan``.
             ValueError: as ``reduce``; or neither ``init`` nor the operator's identity exists.
-        """
-        return self._scan("exclusive_scan", x, op, init, dtype, out)
-
-    def _scan(
-        self,
-        algorithm: str,
-        x: GpuRef,
-        op: AnyOperator,
-        init: complex | np.generic | None,
-        dtype: DTypeLike | None,
-        out: GpuRef | None,
-    ) -> Request[GpuRef]:
-        self._require(x=x)
-        operator, dtypes, begin = _folding(self.home, x, op, dtype, init, "op")
-        if algorithm == "inclusive_scan" and init is None:
-            begin = None
-        elif begin is None:
-            raise ValueError(
-                f"{algorithm} by this operator has to begin with something: give init="
-            )
-        exact = bool(operator.kind) and BINARY[operator.kind].exact
-        if self.home.deterministic and not exact and DTYPES[dtypes[1]].kind not in "biu":
-            raise Unsupported(
-                f"{algorithm} of {dtypes[1]}: in which order CUB adds up parts depends on time, "
-                "and the device was opened with deterministic=True"
-            )
-        spec = CubSpec(algorithm, dtypes, (operator,), init=begin is not None)
-        return self._request(
-            f"cub.{algorithm}",
-            spec,
-            [("x", x)],
-            [CubOutput("out", x.shape, DTYPES[dtypes[2]], out)],
-            (x.size,),
-            values=() if begin is None else (begin,),
-            in_place=[("out", "x")] if dtypes[0] == dtypes[2] else (),
-        )
+        """,
+    )
 
     @op
     def segmented_reduce(

@@ -87,12 +87,9 @@ class CutlassConvolutions(CutlassPart[D]):
             ``out``, or a new buffer.
 
         Raises:
-            ValueError: shapes, options, alignment, tiles or stages that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is not a GpuRef.
             Unsupported: channels that are not last, groups, a stride over 8, or a device without
                 kernels. Also padding or filters that reach further than TMA can count. Its limits
                 are 128 elements in two dimensions of space, and 16 in three.
-            CompileError, LibraryMissing, GpuRefStale, GpuRefSealed, OutOfMemory: as for ``matmul``.
         """
         given = read(
             *(x, w),
@@ -100,7 +97,6 @@ class CutlassConvolutions(CutlassPart[D]):
             c=c,
             alpha=alpha,
             beta=beta,
-            trans_a=False,
             trans_b=True,
             dtype=dtype,
             bias=bias,
@@ -139,26 +135,9 @@ class CutlassConvolutions(CutlassPart[D]):
 
         It runs the kernels of ``conv``, which gather ``grad`` and use the taps in reverse.
 
-        Args:
-            grad: the gradient by the result of ``conv``, (N, ..., K), float16 or bfloat16.
-            w: the filters, (K, ..., C).
-            shape: the shape of the images, (N, ..., C).
-            out: where to put the result. This and all arguments below are as for ``conv``.
-            c: an array to add, of the result's shape.
-            alpha: scales the gradient.
-            beta: scales ``c``.
-            stride: of the convolution; 1.
-            padding: zeros around the image.
-            dilation: steps between the taps of a filter.
-            groups: 1.
-            layout: channels last.
-            dtype: the dtype of the result.
-            epilogue: a function of the sum; its rows are the channels of images.
-            tile: positions, channels of images and filters of one tap.
-            cluster: blocks that share loaded tiles.
-            schedule: how warps share the work.
-            stages: tiles that are loaded ahead.
-            swizzle: how many tiles follow each other along the shorter side.
+        Other arguments are those of ``conv``: ``grad`` is the gradient by its result, float16 or
+        bfloat16, and ``shape`` the shape of the images. Rows of an epilogue are the channels of
+        images; a tile counts positions, channels of images and filters of one tap.
 
         Returns:
             The gradient, of ``shape``.
@@ -166,8 +145,6 @@ class CutlassConvolutions(CutlassPart[D]):
         Raises:
             Unsupported: a stride other than 1, dtypes other than float16 and bfloat16, and anything
                 that ``conv`` refuses.
-            ValueError, TypeError, CompileError, LibraryMissing: as for ``conv``.
-            GpuRefStale, GpuRefSealed, OutOfMemory: as for ``conv``.
         """
         sizes = _extents(shape)
         given = read(
@@ -176,12 +153,8 @@ class CutlassConvolutions(CutlassPart[D]):
             c=c,
             alpha=alpha,
             beta=beta,
-            trans_a=False,
-            trans_b=False,
             dtype=dtype,
-            bias=None,
             epilogue=epilogue,
-            fast_accum=True,
             movement=Movement(stride, padding, dilation, groups, layout, sizes),
         )
         choice = read_choice(tile, cluster, schedule, stages, swizzle)
@@ -217,35 +190,16 @@ class CutlassConvolutions(CutlassPart[D]):
         images. Blocks do not share a sum, so filters of few taps and channels leave most of a
         device idle.
 
-        Args:
-            grad: the gradient by the result of ``conv``, (N, ..., K).
-            x: the images, (N, ..., C), float16 or bfloat16.
-            shape: the shape of the filters, (K, ..., C).
-            out: where to put the result. This and all arguments below are as for ``conv``.
-            c: an array to add, of the result's shape: ``beta=1`` with ``out=c`` accumulates.
-            alpha: scales the gradient.
-            beta: scales ``c``.
-            stride: of the convolution.
-            padding: zeros around the image.
-            dilation: steps between the taps of a filter.
-            groups: 1.
-            layout: channels last.
-            dtype: the dtype of the result.
-            epilogue: a function of the sum; its rows are channels, (C,), its columns filters, (K,
-                1, ...).
-            tile: filters, channels and positions.
-            cluster: blocks that share loaded tiles.
-            schedule: how warps share the work.
-            stages: tiles that are loaded ahead.
-            swizzle: how many tiles follow each other along the shorter side.
+        Other arguments are those of ``conv``: ``grad`` is the gradient by its result, and ``shape``
+        the shape of the filters. ``beta=1`` with ``out=c`` accumulates. Rows of an epilogue are
+        channels, (C,), and its columns filters, (K, 1, ...); a tile counts filters, channels and
+        positions.
 
         Returns:
             The gradient, of ``shape``.
 
         Raises:
             Unsupported: dtypes other than float16 and bfloat16, and anything that ``conv`` refuses.
-            ValueError, TypeError, CompileError, LibraryMissing: as for ``conv``.
-            GpuRefStale, GpuRefSealed, OutOfMemory: as for ``conv``.
         """
         sizes = _extents(shape)
         given = read(
@@ -255,11 +209,8 @@ class CutlassConvolutions(CutlassPart[D]):
             alpha=alpha,
             beta=beta,
             trans_a=True,
-            trans_b=False,
             dtype=dtype,
-            bias=None,
             epilogue=epilogue,
-            fast_accum=True,
             movement=Movement(stride, padding, dilation, groups, layout, None, sizes),
         )
         choice = read_choice(tile, cluster, schedule, stages, swizzle)
@@ -290,40 +241,16 @@ class CutlassConvolutions(CutlassPart[D]):
     ) -> Request[list[Tuned]]:
         """Find the fastest kernel for such a convolution, and keep it on disk, as ``tune``.
 
-        Args:
-            x: the images. This and all arguments up to ``fast_accum`` are as for ``conv``.
-            w: the filters.
-            c: an array to add.
-            alpha: scales the convolution.
-            beta: scales ``c``.
-            bias: added to each channel.
-            stride: steps of the filter.
-            padding: zeros around the image.
-            dilation: steps between the taps of a filter.
-            groups: 1.
-            layout: channels last.
-            dtype: of the result.
-            epilogue: a function of the sum.
-            fast_accum: for fp8.
-            tiles: tiles to try. This and all arguments below are as for ``tune``.
-            clusters: blocks that share loaded tiles.
-            schedules: how warps share the work.
-            swizzles: swizzles to try with each combination.
+        All arguments up to ``fast_accum`` are those of ``conv``, and the others those of ``tune``.
 
         Returns:
             All kernels that were tried, the fastest first.
-
-        Raises:
-            ValueError, TypeError, Unsupported, CompileError, LibraryMissing: as for ``conv``.
-            OutOfMemory: no room for results.
         """
         given = read(
             *(x, w),
-            out=None,
             c=c,
             alpha=alpha,
             beta=beta,
-            trans_a=False,
             trans_b=True,
             dtype=dtype,
             bias=bias,

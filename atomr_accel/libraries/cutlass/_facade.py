@@ -44,6 +44,16 @@ class Cutlass(CutlassConvolutions[D]):
     Only float16 and bfloat16 are taken in all layouts; the others want ``trans_a=False,
     trans_b=True``. Rows of all operands have to be whole multiples of 16 bytes. Results beyond the
     range of fp8 become its largest number of that sign.
+
+    All methods raise:
+        ValueError: shapes, options, alignment, tiles, clusters or stages that do not fit, aliasing.
+        TypeError: dtypes that do not fit, an argument that is not a GpuRef.
+        Unsupported: the device has no such kernels.
+        CompileError: CUTLASS has no such kernel, for a reason that is not known here.
+        LibraryMissing: NVRTC or headers of CUTLASS are not installed.
+        GpuRefStale: of an older generation, or freed.
+        GpuRefSealed: a sealed ref to be written.
+        OutOfMemory: no room for the result.
     """
 
     @property
@@ -105,16 +115,6 @@ class Cutlass(CutlassConvolutions[D]):
 
         Returns:
             ``out``, or a new buffer.
-
-        Raises:
-            ValueError: shapes, alignment, tiles, clusters or stages that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is not a GpuRef.
-            Unsupported: the device has no such kernels.
-            CompileError: CUTLASS has no such kernel, for a reason that is not known here.
-            LibraryMissing: NVRTC or headers of CUTLASS are not installed.
-            GpuRefStale: of an older generation, or freed.
-            GpuRefSealed: a sealed ref to be written.
-            OutOfMemory: no room for the result.
         """
         given = read(
             *(a, b),
@@ -166,8 +166,7 @@ class Cutlass(CutlassConvolutions[D]):
             trans_b: use the transposes of ``b``.
             dtype: the dtype of the result, see the class.
             epilogue: as for ``matmul``, of numbers and functions only.
-            fast_accum: let fp8 accumulate less precisely, and faster. This and all arguments below
-                are as for ``matmul``.
+            fast_accum: as for ``matmul``, like all that follow.
             tile: the part that a block of threads computes at a time.
             cluster: blocks that share loaded tiles.
             schedule: how warps share the work.
@@ -175,21 +174,13 @@ class Cutlass(CutlassConvolutions[D]):
 
         Returns:
             ``out``, or a new buffer.
-
-        Raises:
-            ValueError, TypeError, Unsupported, CompileError, LibraryMissing: as for ``matmul``.
-            GpuRefStale, GpuRefSealed, OutOfMemory: as for ``matmul``.
         """
         given = read(
             *(a, b),
             out=out,
-            c=None,
             alpha=alpha,
-            beta=0.0,
-            trans_a=False,
             trans_b=trans_b,
             dtype=dtype,
-            bias=None,
             epilogue=epilogue,
             fast_accum=fast_accum,
         )
@@ -244,34 +235,16 @@ class Cutlass(CutlassConvolutions[D]):
         dtypes and epilogue, in other programs too. ``statistics`` shows how many kernels are
         compiled.
 
-        Args:
-            a: one operand. This and all arguments up to ``fast_accum`` are as for ``matmul``.
-            b: the other operand.
-            c: an array to add.
-            alpha: scales the product.
-            beta: scales ``c``.
-            trans_a: use the transpose of ``a``.
-            trans_b: use the transpose of ``b``.
-            dtype: of the result.
-            bias: added to each row.
-            epilogue: a function of the sum.
-            fast_accum: for fp8.
-            tiles: tiles to try; by default 64 or 128 rows with 128 or 256 columns, and 256 with
-                128, all 128 bytes deep.
-            clusters: clusters to try; by default (1, 1, 1), (2, 1, 1) and (1, 2, 1).
-            schedules: schedules to try; by default both.
-            swizzles: swizzles to try with each combination.
+        All arguments up to ``fast_accum`` are those of ``matmul``. The others are what to try:
+        ``tiles``, by default of 64 or 128 rows with 128 or 256 columns, and 256 with 128, all 128
+        bytes deep; ``clusters``, by default (1, 1, 1), (2, 1, 1) and (1, 2, 1); ``schedules``, by
+        default both; and ``swizzles`` with each combination.
 
         Returns:
             All kernels that were tried, the fastest first.
-
-        Raises:
-            ValueError, TypeError, Unsupported, CompileError, LibraryMissing: as for ``matmul``.
-            OutOfMemory: no room for results.
         """
         given = read(
             *(a, b),
-            out=None,
             c=c,
             alpha=alpha,
             beta=beta,

@@ -36,6 +36,14 @@ class Dnn(
 
     Every operation is a small graph whose plan is made once and kept, in the host and on
     disk. ``graph`` makes graphs of your own, which run as one kernel where cuDNN can.
+
+    All operations raise:
+        ValueError: shapes, sizes, numbers, options or a layout that do not fit, or aliasing.
+        TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
+        Unsupported: the device does not have this combination.
+        GpuRefStale: a ref is of an older generation, or was freed.
+        GpuRefSealed: a sealed ref to be written.
+        OutOfMemory: there is not enough memory for the result.
     """
 
     templated = True

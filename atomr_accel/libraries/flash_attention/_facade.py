@@ -130,12 +130,11 @@ class FlashAttention(AttentionCalls[D]):
             key; with ``return_attn_probs`` also the logarithms of the sums of exponentials
             of scores, float32 (batch, heads, queries).
         """
-        name, lengths = "flash_attn_func", (seqlens_q, seqlens_k)
         scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        given, backend = _options(name, *scores, deterministic, options)
-        lse = flag(return_attn_probs, "return_attn_probs")
-        work = self._dense_work(name, q, k, v, lengths, given, out=out, lse=lse)
-        return self._computed(work, backend, probs=lse)
+        given = _options("flash_attn_func", *scores, deterministic, options)
+        return self._dense_attention(
+            "flash_attn_func", q, k, v, (seqlens_q, seqlens_k), given, out, return_attn_probs
+        )
 
     @op
     def flash_attn_kvpacked_func(
@@ -160,12 +159,11 @@ class FlashAttention(AttentionCalls[D]):
         lengths. For gradients pass ``flash_attn_backward`` the parts, such as ``kv[:, :, 0]``.
         """
         k, v = _parts(kv, "kv", 2)
-        name, lengths = "flash_attn_kvpacked_func", (None, None)
         scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        given, backend = _options(name, *scores, deterministic, options)
-        lse = flag(return_attn_probs, "return_attn_probs")
-        work = self._dense_work(name, q, k, v, lengths, given, out=out, lse=lse)
-        return self._computed(work, backend, probs=lse)
+        given = _options("flash_attn_kvpacked_func", *scores, deterministic, options)
+        return self._dense_attention(
+            "flash_attn_kvpacked_func", q, k, v, (None, None), given, out, return_attn_probs
+        )
 
     @op
     def flash_attn_qkvpacked_func(
@@ -189,12 +187,11 @@ class FlashAttention(AttentionCalls[D]):
         lengths. For gradients pass ``flash_attn_backward`` the parts, such as ``qkv[:, :, 0]``.
         """
         q, k, v = _parts(qkv, "qkv", 3)
-        name, lengths = "flash_attn_qkvpacked_func", (None, None)
         scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        given, backend = _options(name, *scores, deterministic, options)
-        lse = flag(return_attn_probs, "return_attn_probs")
-        work = self._dense_work(name, q, k, v, lengths, given, out=out, lse=lse)
-        return self._computed(work, backend, probs=lse)
+        given = _options("flash_attn_qkvpacked_func", *scores, deterministic, options)
+        return self._dense_attention(
+            "flash_attn_qkvpacked_func", q, k, v, (None, None), given, out, return_attn_probs
+        )
 
     @op
     def flash_attn_varlen_func(
@@ -391,26 +388,10 @@ class FlashAttention(AttentionCalls[D]):
     ) -> Request[tuple[GpuRef, ...]]:
         """The gradients of ``flash_attn_func``, called with the same options.
 
-        Kernels of this package always sum in one order.
-
-        Args:
-            dout: gradient with respect to the result.
-            q: queries, shape (batch, queries, heads, size).
-            k: keys, shape (batch, keys, kv_heads, size).
-            v: values, shape (batch, keys, kv_heads, value_size).
-            out: result of ``flash_attn_func``.
-            softmax_lse: the logarithms that it returned with ``return_attn_probs``.
-            dropout_p: as in the forward pass, like all that follow.
-            softmax_scale: factor of ``q @ k.T``.
-            causal: whether a query sees no later keys than its own.
-            window_size: number of keys before and after its own that a query sees.
-            softcap: softcap of scores.
-            alibi_slopes: as for ``flash_attn_func``.
-            deterministic: whether cuDNN, too, has to sum in one order.
-            seqlens_q: int32 (batch,): queries of each sequence. Both or none.
-            seqlens_k: int32 (batch,): keys of each sequence.
-            grads: buffers for the gradients with respect to q, k and v. Made if absent.
-            **options: see ``FlashOptions``.
+        Kernels of this package always sum in one order. ``deterministic`` says whether cuDNN, too,
+        has to. ``dout`` is the gradient with respect to ``out``, the result, and ``softmax_lse``
+        the logarithms that came with it. ``grads`` are buffers for the gradients with respect to q,
+        k and v, made if absent. Other arguments are those of the forward pass.
 
         Returns:
             The gradients with respect to q, k and v; then to ``bias`` and ``sink`` if given. Those
@@ -449,28 +430,8 @@ class FlashAttention(AttentionCalls[D]):
     ) -> Request[tuple[GpuRef, ...]]:
         """The gradients of ``flash_attn_varlen_func``, called with the same options.
 
-        Kernels of this package always sum in one order.
-
-        Args:
-            dout: gradient with respect to the result.
-            q: shape (total_q, heads, size).
-            k: shape (total_k, kv_heads, size), not in pages.
-            v: shape (total_k, kv_heads, value_size).
-            out: result of ``flash_attn_varlen_func``.
-            softmax_lse: the logarithms that it returned with ``return_attn_probs``.
-            cu_seqlens_q: int32 (batch + 1,): where each sequence begins in q, and the end.
-            cu_seqlens_k: the same for ``k``.
-            max_seqlen_q: the most queries of a sequence, or any more.
-            max_seqlen_k: the most keys of a sequence, or any more.
-            dropout_p: as in the forward pass, like all that follow.
-            softmax_scale: factor of ``q @ k.T``.
-            causal: whether a query sees no later keys than its own.
-            window_size: number of keys before and after its own that a query sees.
-            softcap: softcap of scores.
-            alibi_slopes: as for ``flash_attn_func``.
-            deterministic: whether cuDNN, too, has to sum in one order.
-            grads: buffers for the gradients with respect to q, k and v. Made if absent.
-            **options: see ``FlashOptions``; no ``bias``.
+        Keys cannot be in pages. Other arguments are those of ``flash_attn_backward`` and of the
+        forward pass.
 
         Returns:
             The gradients with respect to q, k and v, and to ``sink`` if given.
@@ -484,6 +445,22 @@ class FlashAttention(AttentionCalls[D]):
         return self._computed(work, backend)
 
     # --- implementations --------------------------------------------------------------------
+
+    def _dense_attention(
+        self,
+        name: str,
+        q: GpuRef,
+        k: GpuRef,
+        v: GpuRef,
+        lengths: tuple[GpuRef | None, GpuRef | None],
+        options: tuple[dict[str, Any], str],
+        out: GpuRef | None,
+        return_attn_probs: bool,
+    ) -> Request[GpuRef | AttnProbs]:
+        given, backend = options
+        lse = flag(return_attn_probs, "return_attn_probs")
+        work = self._dense_work(name, q, k, v, lengths, given, out=out, lse=lse)
+        return self._computed(work, backend, probs=lse)
 
     def _whole_cache_work(
         self,

@@ -225,21 +225,8 @@ class DnnFlashAttention(AttentionCalls[D]):
     ) -> Request[tuple[GpuRef, ...]]:
         """The gradients of ``flash_attention_varlen_with_lse``, called with the same options.
 
-        Keys and values cannot be in pages.
-
-        Args:
-            grad: gradient with respect to the result.
-            q: as in the forward pass.
-            k: as in the forward pass.
-            v: as in the forward pass.
-            out: result of ``flash_attention_varlen_with_lse``.
-            lse: the logarithms that came with it.
-            cu_seqlens_q: as in the forward pass.
-            cu_seqlens_k: as in the forward pass.
-            max_seqlen_q: as in the forward pass.
-            max_seqlen_k: as in the forward pass.
-            grads: where to put the gradients with respect to q, k and v.
-            **options: see ``AttentionOptions``; no ``bias``.
+        Keys and values cannot be in pages. Arguments are those of the forward pass and of
+        ``flash_attention_grad``.
 
         Returns:
             The gradients with respect to q, k and v, and to ``sink`` if given.

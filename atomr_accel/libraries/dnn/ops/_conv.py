@@ -55,13 +55,8 @@ class DnnConvolutions(DnnPart[D]):
     ``torch.backends.cudnn.benchmark`` does; otherwise the vendor's heuristics choose. Gradients
     take ``grad``, the gradient with respect to the result of ``conv``, first.
 
-    All methods raise:
-        ValueError: shapes, options or a layout that do not fit, or aliasing; ``autotune`` on a
-            device that was opened with ``deterministic=True``.
-        TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-        Unsupported: cuDNN does not have this combination.
-        GpuRefStale: a ref is of an older generation, or was freed.
-        OutOfMemory: there is not enough memory for the result.
+    Raises:
+        ValueError: ``autotune`` on a device that was opened with ``deterministic=True``.
     """
 
     @op
@@ -236,21 +231,8 @@ class DnnConvolutions(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Gradient of ``conv`` with respect to its images, as ``torch.nn.grad.conv2d_input``.
 
-        Vendor operation: ``conv_dgrad``.
-
-        Args:
-            grad: the gradient with respect to the result of ``conv``.
-            w: the filters.
-            shape: the shape of the images.
-            stride: steps of the filter; a number, or one for each dimension.
-            padding: zeros around the image: a number; a number or a pair (before, after)
-                for each dimension; ``"same"`` (with stride 1) or ``"valid"``.
-            dilation: steps between the taps of a filter.
-            groups: number of groups that channels are split into.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
-            allow_tf32: see the class.
-            autotune: see the class.
-            out: where the result goes.
+        Other arguments are those of ``conv``: ``grad`` is the gradient with respect to its result,
+        and ``shape`` that of the images. Vendor operation: ``conv_dgrad``.
 
         Returns:
             The gradient, of ``shape``.
@@ -289,21 +271,8 @@ class DnnConvolutions(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Gradient of ``conv`` with respect to its filters, as ``torch.nn.grad.conv2d_weight``.
 
-        Vendor operation: ``conv_wgrad``.
-
-        Args:
-            grad: the gradient with respect to the result of ``conv``.
-            x: the images.
-            shape: the shape of the filters.
-            stride: steps of the filter; a number, or one for each dimension.
-            padding: zeros around the image: a number; a number or a pair (before, after)
-                for each dimension; ``"same"`` (with stride 1) or ``"valid"``.
-            dilation: steps between the taps of a filter.
-            groups: number of groups that channels are split into.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
-            allow_tf32: see the class.
-            autotune: see the class.
-            out: where the result goes.
+        Other arguments are those of ``conv``: ``grad`` is the gradient with respect to its result,
+        and ``shape`` that of the filters. Vendor operation: ``conv_wgrad``.
 
         Returns:
             The gradient, of ``shape``.

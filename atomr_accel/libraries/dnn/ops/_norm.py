@@ -41,12 +41,6 @@ class Normalizations(NormalizationPart[D]):
 
     CUDA squares in the dtype of statistics: results are zeros where squares of ``x`` overflow, from
     about 1e19 in float32 and bfloat16 on. The CPU backend scales such numbers first.
-
-    All methods raise:
-        ValueError: shapes, numbers or a layout that do not fit, or aliasing.
-        TypeError: dtypes or options that do not fit, or an argument that is not a GpuRef.
-        Unsupported: the device does not have this combination.
-        GpuRefStale: a ref is of an older generation, or was freed.
     """
 
     @op
@@ -99,26 +93,15 @@ class Normalizations(NormalizationPart[D]):
     ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
         """Normalise each channel over batch and space, by its own statistics.
 
-        As ``torch.nn.functional.batch_norm`` with ``training=True``. Vendor operation:
-        ``batchnorm``.
+        As ``torch.nn.functional.batch_norm`` with ``training=True``. Other arguments are those of
+        ``batch_norm``. Vendor operation: ``batchnorm``.
 
-        Args:
-            x: as for ``batch_norm``, with at least two values for each channel.
-            running_mean: (C,). It moves towards the mean of the batch, in place, by
-                ``momentum``; None for none.
-            running_var: (C,); the same for the unbiased variance. Both or none.
-            weight: (C,), the factor of each channel.
-            bias: (C,), the term added to each channel.
-            momentum: how far running statistics move.
-            eps: added to the variance.
-            layout: see the class.
-            out: where the result goes.
+        ``x`` has at least two values for each channel. ``running_mean`` moves towards the mean of
+        the batch, in place, by ``momentum``, and ``running_var`` towards the unbiased variance;
+        None for both is for none.
 
         Returns:
             The result, the mean and the inverse standard deviation, both (C,).
-
-        Raises:
-            GpuRefSealed: running statistics are sealed.
         """
         running = (running_mean, running_var)
         return self._batch_norm(x, *running, weight, bias, True, momentum, eps, layout, out)
@@ -240,18 +223,7 @@ class Normalizations(NormalizationPart[D]):
     ) -> Request[GpuRef]:
         """Normalise each channel of each image, as ``torch.nn.functional.instance_norm``.
 
-        Vendor operation: ``instancenorm``.
-
-        Args:
-            x: (N, C, ...), or with ``layout="NHWC"`` (N, ..., C).
-            weight: (C,), the factor of each channel.
-            bias: (C,), the term added to each channel.
-            eps: added to the variance.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
-            out: where the result goes.
-
-        Returns:
-            The result, of the shape and dtype of ``x``.
+        Arguments and result are those of ``batch_norm``. Vendor operation: ``instancenorm``.
         """
         return self._per_channel("instancenorm", x, weight, bias, False, eps, layout, out)
 
@@ -284,20 +256,9 @@ class Normalizations(NormalizationPart[D]):
         *,
         layout: str | None = None,
     ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
-        """The gradients of ``instance_norm``.
+        """The gradients of ``instance_norm``; arguments and results as ``batch_norm_grad``.
 
         Vendor operation: ``instancenorm_backward``.
-
-        Args:
-            grad: the gradient with respect to the result.
-            x: the array that was normalised.
-            weight: the parameter of the forward pass.
-            mean: the mean that came with the result.
-            inv_variance: the inverse standard deviation that came with it.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
-
-        Returns:
-            The gradients with respect to ``x``, ``weight`` and ``bias``.
         """
 
         def shapes(image_: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -320,19 +281,8 @@ class Normalizations(NormalizationPart[D]):
     ) -> Request[GpuRef]:
         """Normalise groups of channels of each image, as ``torch.nn.functional.group_norm``.
 
-        cuDNN has no group norm; on CUDA this is a kernel of this package.
-
-        Args:
-            x: (N, C, ...), or with ``layout="NHWC"`` (N, ..., C).
-            num_groups: number of groups, which must divide the channels.
-            weight: (C,), the factor of each channel.
-            bias: (C,), the term added to each channel.
-            eps: added to the variance.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
-            out: where the result goes.
-
-        Returns:
-            The result, of the shape and dtype of ``x``.
+        Arguments and result are those of ``batch_norm``, and ``num_groups`` must divide the
+        channels. cuDNN has no group norm; on CUDA this is a kernel of this package.
         """
         groups = whole(num_groups, "num_groups", 1)
         return self._per_channel(
@@ -373,20 +323,7 @@ class Normalizations(NormalizationPart[D]):
         *,
         layout: str | None = None,
     ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
-        """The gradients of ``group_norm``.
-
-        Args:
-            grad: the gradient with respect to the result.
-            x: the array that was normalised.
-            num_groups: number of groups.
-            weight: the parameter of the forward pass.
-            mean: the mean that came with the result.
-            inv_variance: the inverse standard deviation that came with it.
-            layout: ``"NCHW"`` (the default) or ``"NHWC"``, or the equivalent for other dimensions.
-
-        Returns:
-            The gradients with respect to ``x``, ``weight`` and ``bias``.
-        """
+        """The gradients of ``group_norm``; arguments and results as ``batch_norm_grad``."""
         groups = whole(num_groups, "num_groups", 1)
 
         def shapes(image_: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -447,19 +384,9 @@ class Normalizations(NormalizationPart[D]):
     def layer_norm_grad(
         self, grad: GpuRef, x: GpuRef, weight: GpuRef, mean: GpuRef, inv_variance: GpuRef
     ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
-        """The gradients of ``layer_norm``.
+        """The gradients of ``layer_norm``; arguments and results as ``batch_norm_grad``.
 
         Vendor operation: ``layernorm_backward``.
-
-        Args:
-            grad: the gradient with respect to the result.
-            x: the array that was normalised.
-            weight: the parameter of the forward pass.
-            mean: the mean that came with the result.
-            inv_variance: the inverse standard deviation that came with it.
-
-        Returns:
-            The gradients with respect to ``x``, ``weight`` and ``bias``.
         """
         given = _backward_given(grad, x, weight, mean, inv_variance)
         return self._rows_grad("layernorm", given)
@@ -518,18 +445,10 @@ class Normalizations(NormalizationPart[D]):
         weight: GpuRef,
         inv_variance: GpuRef,
     ) -> Request[tuple[GpuRef, GpuRef, GpuRef]]:
-        """The gradients of ``rms_norm``.
+        """The gradients of ``rms_norm``, by the statistic that came with its result.
 
-        Vendor operation: ``rmsnorm_backward``.
-
-        Args:
-            grad: the gradient with respect to the result.
-            x: the array that was normalised.
-            weight: the parameter of the forward pass.
-            inv_variance: the statistic that came with the result.
-
-        Returns:
-            The gradients with respect to ``x``, ``weight`` and ``bias``.
+        Arguments and results are those of ``batch_norm_grad``. Vendor operation:
+        ``rmsnorm_backward``.
         """
         given = _backward_given(grad, x, weight, None, inv_variance)
         return self._rows_grad("rmsnorm", given, has_dbias=True)

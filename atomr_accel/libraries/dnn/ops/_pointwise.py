@@ -45,11 +45,7 @@ class Activations(DnnPart[D]):
     only five digits. cuDNN always computes activations that are part of another operation or of a
     larger graph, and then it decides the results for infinities and NaN.
 
-    All methods raise ``ValueError`` for shapes that do not fit, an ``out`` that overlaps an
-    argument, or a view that does not begin at a multiple of 16 bytes. They raise ``TypeError`` for
-    dtypes that do not fit, or arguments that are not refs, and ``GpuRefStale`` for a ref that is of
-    an older generation, or was freed. They raise ``OutOfMemory`` if memory for the result is short,
-    and ``Unsupported`` if neither cuDNN nor a kernel of this package supports the call.
+    All methods raise ``ValueError`` for a view that does not begin at a multiple of 16 bytes, too.
 
     Vendor operation: the pointwise mode that each names, ``CUDNN_POINTWISE_..._FWD``, and
     ``..._BWD`` for its gradient.

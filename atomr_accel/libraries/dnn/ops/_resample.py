@@ -109,11 +109,6 @@ class Resampling(ResamplingPart[D]):
     the gradient with respect to the result, and return the shape of ``x``. Sums are float32, or
     float64 for float64, and the same each time.
 
-    All methods raise ``ValueError`` for shapes and sizes that do not fit, or an ``out`` that
-    overlaps an argument. They raise ``TypeError`` for dtypes that do not fit, or arguments that are
-    not refs. They raise ``GpuRefStale`` for a ref that is of an older generation, or was freed,
-    ``GpuRefSealed`` for a sealed ``out``, and ``OutOfMemory`` if memory for the result is short.
-
     cuDNN's frontend has no such operations, so on CUDA kernels of this package compute them.
     """
 

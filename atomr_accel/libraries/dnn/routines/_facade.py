@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from ....ops import D, op, require_int32, require_readable
+from ....ops import D, op, op_like, require_int32, require_readable
 from ....wire.options import LARGEST, real, whole
 from ..wire._routine_messages import Dropout, Normalize, Softmax
 from ._routine import RoutinePart, image_of
@@ -20,13 +20,56 @@ _LEAST_BETA: Final = 0.01
 _LEAST_K: Final = 1e-5
 
 
+def _softmax(
+    self: DnnRoutines[Any],
+    name: str,
+    x: GpuRef,
+    axis: int = -1,
+    *,
+    out: GpuRef | None = None,
+) -> Request[GpuRef]:
+    require_readable(x, self.home.memory, "x")
+    around = _around(x.shape, axis)
+    require_int32(self.home, "softmax", (*around, around[1] * around[2]))
+
+    def message(inputs: list[Any], output: Any) -> Softmax:
+        return Softmax(name == "log_softmax", around, x.dtype.name, inputs[0], output)
+
+    return self._routine(f"dnn.{name}", {"x": x}, x.shape, out, message, in_place=True)
+
+
+def _softmax_grad(
+    self: DnnRoutines[Any],
+    name: str,
+    grad: GpuRef,
+    y: GpuRef,
+    axis: int = -1,
+    *,
+    out: GpuRef | None = None,
+) -> Request[GpuRef]:
+    require_readable(y, self.home.memory, "y")
+    require_readable(grad, self.home.memory, "grad")
+    if grad.shape != y.shape:
+        raise ValueError(f"grad must have shape {y.shape}, not {grad.shape}")
+    around = _around(y.shape, axis)
+    require_int32(self.home, "softmax", (*around, around[1] * around[2]))
+    log = name == "log_softmax_grad"
+
+    def message(inputs: list[Any], output: Any) -> Softmax:
+        return Softmax(log, around, y.dtype.name, 0, inputs[1], inputs[0], output)
+
+    given = {"grad": grad, "y": y}
+    return self._routine(f"dnn.{name}", given, y.shape, out, message, in_place=True)
+
+
 class DnnRoutines(RoutinePart[D]):
     """Operations for which cuDNN has routines, but no graphs."""
 
     # --- softmax --------------------------------------------------------------------------
 
-    @op
-    def softmax(self, x: GpuRef, axis: int = -1, *, out: GpuRef | None = None) -> Request[GpuRef]:
+    softmax: Final = op_like(
+        _softmax,
+        "softmax",
         """``exp(x) / sum(exp(x))`` along an axis.
 
         As ``scipy.special.softmax``. Vendor function: ``cudnnSoftmaxForward``.
@@ -38,48 +81,20 @@ class DnnRoutines(RoutinePart[D]):
 
         Returns:
             Shape and dtype of ``x``.
-
-        Raises:
-            ValueError: an axis that does not exist, or shapes that do not fit.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: there is not enough memory for the result.
-        """
-        return self._softmax(x, axis, out, log=False)
-
-    @op
-    def log_softmax(
-        self, x: GpuRef, axis: int = -1, *, out: GpuRef | None = None
-    ) -> Request[GpuRef]:
-        """The logarithm of ``softmax``, which does not underflow.
+        """,
+    )
+    log_softmax: Final = op_like(
+        _softmax,
+        "log_softmax",
+        """The logarithm of ``softmax``, with its arguments, which does not underflow.
 
         As ``scipy.special.log_softmax``, but NaN wherever ``softmax`` is. Vendor function:
         ``cudnnSoftmaxForward``.
-
-        Args:
-            x: float16, bfloat16, float32 or float64, of any shape.
-            axis: the axis of the sums.
-            out: where to put the result, ``x`` itself too. Made if absent.
-
-        Returns:
-            Shape and dtype of ``x``.
-
-        Raises:
-            ValueError: an axis that does not exist, or shapes that do not fit.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: there is not enough memory for the result.
-        """
-        return self._softmax(x, axis, out, log=True)
-
-    @op
-    def softmax_grad(
-        self, grad: GpuRef, y: GpuRef, axis: int = -1, *, out: GpuRef | None = None
-    ) -> Request[GpuRef]:
+        """,
+    )
+    softmax_grad: Final = op_like(
+        _softmax_grad,
+        "softmax_grad",
         """The gradient of ``softmax``.
 
         Vendor function: ``cudnnSoftmaxBackward``.
@@ -92,71 +107,13 @@ class DnnRoutines(RoutinePart[D]):
 
         Returns:
             Shape and dtype of ``y``.
-
-        Raises:
-            ValueError: an axis that does not exist, or shapes that do not fit.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: there is not enough memory for the result.
-        """
-        return self._softmax_backward(grad, y, axis, out, log=False)
-
-    @op
-    def log_softmax_grad(
-        self, grad: GpuRef, y: GpuRef, axis: int = -1, *, out: GpuRef | None = None
-    ) -> Request[GpuRef]:
-        """The gradient of ``log_softmax``.
-
-        Vendor function: ``cudnnSoftmaxBackward``.
-
-        Args:
-            grad: gradient with respect to the result.
-            y: result of ``log_softmax``.
-            axis: the axis of the forward pass.
-            out: where to put the gradient, ``grad`` itself too. Made if absent.
-
-        Returns:
-            Shape and dtype of ``y``.
-
-        Raises:
-            ValueError: an axis that does not exist, or shapes that do not fit.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: there is not enough memory for the result.
-        """
-        return self._softmax_backward(grad, y, axis, out, log=True)
-
-    def _softmax(self, x: GpuRef, axis: int, out: GpuRef | None, *, log: bool) -> Request[GpuRef]:
-        require_readable(x, self.home.memory, "x")
-        around = _around(x.shape, axis)
-        require_int32(self.home, "softmax", (*around, around[1] * around[2]))
-
-        def message(inputs: list[Any], output: Any) -> Softmax:
-            return Softmax(log, around, x.dtype.name, inputs[0], output)
-
-        name = "dnn.log_softmax" if log else "dnn.softmax"
-        return self._routine(name, {"x": x}, x.shape, out, message, in_place=True)
-
-    def _softmax_backward(
-        self, grad: GpuRef, y: GpuRef, axis: int, out: GpuRef | None, *, log: bool
-    ) -> Request[GpuRef]:
-        require_readable(y, self.home.memory, "y")
-        require_readable(grad, self.home.memory, "grad")
-        if grad.shape != y.shape:
-            raise ValueError(f"grad must have shape {y.shape}, not {grad.shape}")
-        around = _around(y.shape, axis)
-        require_int32(self.home, "softmax", (*around, around[1] * around[2]))
-
-        def message(inputs: list[Any], output: Any) -> Softmax:
-            return Softmax(log, around, y.dtype.name, 0, inputs[1], inputs[0], output)
-
-        name = f"dnn.{'log_' if log else ''}softmax_grad"
-        given = {"grad": grad, "y": y}
-        return self._routine(name, given, y.shape, out, message, in_place=True)
+        """,
+    )
+    log_softmax_grad: Final = op_like(
+        _softmax_grad,
+        "log_softmax_grad",
+        """The gradient of ``log_softmax``, whose result ``y`` is; else as ``softmax_grad``.""",
+    )
 
     # --- dropout --------------------------------------------------------------------------
 
@@ -187,13 +144,6 @@ class DnnRoutines(RoutinePart[D]):
 
         Returns:
             Shape and dtype of ``x``.
-
-        Raises:
-            ValueError: numbers out of range, shapes that do not fit.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(x, self.home.memory, "x")
         share = real(p, "p", least=0, below=1)
@@ -236,14 +186,6 @@ class DnnRoutines(RoutinePart[D]):
 
         Returns:
             Shape and dtype of ``x``.
-
-        Raises:
-            ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: there is not enough memory for the result.
         """
         tensor, numbers = self._lrn(x, size, alpha, beta, k, layout)
 
@@ -268,30 +210,11 @@ class DnnRoutines(RoutinePart[D]):
     ) -> Request[GpuRef]:
         """Gradient of ``local_response_norm`` with respect to ``x``.
 
-        Vendor function: ``cudnnLRNCrossChannelBackward``.
-
-        Args:
-            grad: gradient with respect to the result.
-            y: result of ``local_response_norm``.
-            x: argument of ``local_response_norm``, shape (batch, channels, ...space).
-            size: number of channels that count, at most 16.
-            alpha: parameter of the formula.
-            beta: parameter of the formula, at least 0.01.
-            k: parameter of the formula, at least 1e-5.
-            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
-                space; by default channels come first.
-            out: where to put the gradient. Made if absent.
+        Arguments are those of ``local_response_norm``, whose result is ``y``; ``grad`` is the
+        gradient with respect to it. Vendor function: ``cudnnLRNCrossChannelBackward``.
 
         Returns:
             Shape and dtype of ``x``.
-
-        Raises:
-            ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: there is not enough memory for the result.
         """
         tensor, numbers = self._lrn(x, size, alpha, beta, k, layout)
         given = {"grad": grad, "y": y, "x": x}

@@ -41,12 +41,8 @@ class Losses(DnnPart[D]):
 
     For an empty batch the mean is NaN and the sum 0.
 
-    All methods raise ``ValueError`` for shapes and numbers that do not fit, and on the CPU for
-    classes and lengths that are out of range. On CUDA such classes and lengths read no memory, and
-    the result is NaN. All methods raise ``TypeError`` for dtypes that do not fit, or arguments that
-    are not refs, and ``GpuRefStale`` for a ref that is of an older generation, or was freed. They
-    raise ``GpuRefSealed`` for a sealed ``out``, ``OutOfMemory`` if memory for the result is short,
-    and ``Unsupported`` if cuDNN is requested, but does not support the call.
+    All methods raise ``ValueError`` on the CPU for classes and lengths that are out of range. On
+    CUDA such classes and lengths read no memory, and the result is NaN.
     """
 
     @op
@@ -97,17 +93,9 @@ class Losses(DnnPart[D]):
         label_smoothing: float = 0.0,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Gradient of ``cross_entropy`` with respect to ``x``; see the class.
+        """Gradient of ``cross_entropy`` with respect to ``x``, with its arguments.
 
-        Args:
-            grad: gradient with respect to the result, of its shape, dtype of ``x``.
-            x: scores.
-            target: the right classes.
-            weight: how much each class counts.
-            ignore_index: a target that does not count.
-            reduction: as ``cross_entropy`` had it.
-            label_smoothing: as ``cross_entropy`` had it.
-            out: where to put the gradient. Made if absent.
+        ``grad`` is the gradient with respect to the result, of its shape, dtype of ``x``.
 
         Returns:
             Shape and dtype of ``x``; zeros where a target does not count.
@@ -181,19 +169,8 @@ class Losses(DnnPart[D]):
 
         PyTorch returns the same for ``log_probs``, too: ``log_softmax_grad`` does not change it.
         Steps behind a sequence's end have gradient 0. A sequence with an infinite loss has NaN,
-        unless ``zero_infinity``. See the class.
-
-        Args:
-            grad: gradient with respect to the result, of its shape, dtype of ``log_probs``.
-            log_probs: logarithms of probabilities.
-            targets: classes.
-            input_lengths: number of steps of each sequence.
-            target_lengths: number of targets of each sequence.
-            blank: the blank class, which is not a target.
-            reduction: as ``ctc_loss`` had it.
-            zero_infinity: as ``ctc_loss`` had it.
-            cudnn: as for ``ctc_loss``.
-            out: where to put the gradient. Made if absent.
+        unless ``zero_infinity``. Other arguments are those of ``ctc_loss``; ``grad`` is the
+        gradient with respect to its result, of its shape, dtype of ``log_probs``.
 
         Returns:
             Shape and dtype of ``log_probs``.

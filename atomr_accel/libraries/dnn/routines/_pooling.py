@@ -64,14 +64,6 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
 
         Returns:
             Shape (batch, channels, ...places), or channels last.
-
-        Raises:
-            ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(x, self.home.memory, "x")
         pooling = _PoolingWindow("max", x, window, stride, padding, layout, ceil_mode)
@@ -96,30 +88,11 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
         Where the largest is NaN, the first NaN gets it; on CUDA, cuDNN's routine decides, which
         may give it to none.
 
-        Vendor function: ``cudnnPoolingBackward``.
-
-        Args:
-            grad: gradient with respect to the result.
-            y: result of ``max_pool``.
-            x: argument of ``max_pool``, shape (batch, channels, ...space).
-            window: its size.
-            stride: how far it moves; by default its own size.
-            padding: how much is added on both sides, at most half of the window.
-            ceil_mode: whether a last place counts that is only partly inside.
-            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
-                space; by default channels come first.
-            out: where to put the gradient. Made if absent.
+        Arguments are those of ``max_pool``, whose result is ``y``; ``grad`` is the gradient with
+        respect to it. Vendor function: ``cudnnPoolingBackward``.
 
         Returns:
             Shape and dtype of ``x``.
-
-        Raises:
-            ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(x, self.home.memory, "x")
         pooling = _PoolingWindow("max", x, window, stride, padding, layout, ceil_mode)
@@ -140,30 +113,8 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
     ) -> Request[GpuRef]:
         """The average of the elements in each place of a window.
 
-        Vendor function: ``cudnnPoolingForward``.
-
-        Args:
-            x: float16, bfloat16, float32 or float64; shape (batch, channels, ...space) with
-                one to three dimensions of space.
-            window: its size.
-            stride: how far it moves; by default its own size.
-            padding: how much is added on both sides, at most half of the window.
-            ceil_mode: whether a last place counts that is only partly inside.
-            count_include_pad: whether padding counts as zeros; otherwise it does not count.
-            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
-                space; by default channels come first.
-            out: where to put the result. Made if absent.
-
-        Returns:
-            Shape (batch, channels, ...places), or channels last.
-
-        Raises:
-            ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: there is not enough memory for the result.
+        Arguments and result are those of ``max_pool``. ``count_include_pad`` says whether padding
+        counts as zeros; otherwise it does not count. Vendor function: ``cudnnPoolingForward``.
         """
         mode = _average(include=count_include_pad)
         require_readable(x, self.home.memory, "x")
@@ -184,32 +135,13 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
         layout: str | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Gradient of ``avg_pool`` with respect to ``x``.
+        """Gradient of ``avg_pool`` with respect to ``x``, with its arguments.
 
-        Vendor function: ``cudnnPoolingBackward``.
-
-        Args:
-            grad: gradient with respect to the result.
-            shape: shape of ``x``.
-            window: its size.
-            stride: how far it moves; by default its own size.
-            padding: how much is added on both sides, at most half of the window.
-            ceil_mode: whether a last place counts that is only partly inside.
-            count_include_pad: whether padding counts as zeros; otherwise it does not count.
-            layout: ``"NCHW"`` or ``"NHWC"``, or the equivalent in one and three dimensions of
-                space; by default channels come first.
-            out: where to put the gradient. Made if absent.
+        ``grad`` is the gradient with respect to the result, and ``shape`` that of ``x``. Vendor
+        function: ``cudnnPoolingBackward``.
 
         Returns:
             ``shape``, and the dtype of ``grad``.
-
-        Raises:
-            ValueError: shapes and sizes that do not fit.
-            TypeError: dtypes that do not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            GpuRefSealed: ``out`` is sealed.
-            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(grad, self.home.memory, "grad")
         like = _Like(tuple(shape), grad.dtype)
