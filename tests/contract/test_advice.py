@@ -83,6 +83,16 @@ MISTAKES: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "nothing": (lambda d, x: d.blas.gemm(x), TypeError, "gemm() missing 1 required positional"),
     "x[0] = 1": (lambda d, x: assign(x), TypeError, "await device.fill(x[...], number)"),
     "(x + x)[0] = 1": (lambda d, x: assign(x + x), TypeError, "an Expression is not changed by"),
+    "nothing in a family": (
+        lambda d, x: d.blas.symv(),
+        TypeError,
+        "symv() missing 2 required positional arguments: 'a' and 'x'",
+    ),
+    "too much in a family": (
+        lambda d, x: d.array.sum(x, 0, None, None, False, 0, True, 1),
+        TypeError,
+        "sum() takes from 2 to 8 positional arguments but 9 were given",
+    ),
     "get([x, y])": (lambda d, x: d.get([x, x]), TypeError, "not list; call it for each of them"),
     "get((x, y))": (lambda d, x: d.get((x, x)), TypeError, "not tuple; call it for each of them"),
     "get in a recording": (recorded, AttributeError, "fetch its results after replay()"),

@@ -200,13 +200,7 @@ class Transforms(Facade[D]):
 
         Args:
             a: real, any shape but 0-d.
-            n: points along the axis; by default all there are.
-            axis: which axis.
-            norm: how to scale.
-            out: where to put the result.
-            half: compute float16 or bfloat16 as such.
-            load: a callback for each element that cuFFT reads, see ``callback``.
-            store: a callback for each element that it writes.
+            n: points along the axis; by default all there are. All that follow are as for ``fft``.
 
         Returns:
             Complex, with ``n // 2 + 1`` elements along the axis: the frequencies that are not
@@ -227,12 +221,7 @@ class Transforms(Facade[D]):
             a: real or complex, any shape but 0-d.
             n: points of the result; by default ``2 * (m - 1)`` for m elements along the axis. ``n
                 // 2 + 1`` of them are used.
-            axis: which axis.
-            norm: how to scale.
-            out: where to put the result.
-            half: compute float16 or bfloat16 as such.
-            load: a callback for each element that cuFFT reads, see ``callback``.
-            store: a callback for each element that it writes.
+            axis: which axis. All that follow are as for ``fft``.
 
         Returns:
             Real, with ``n`` elements along the axis.
@@ -327,12 +316,8 @@ class Transforms(Facade[D]):
         Args:
             a: real, any shape but 0-d.
             s: points along each axis, -1 for all there are; by default all of them.
-            axes: which axes; only half of the last one's frequencies are kept.
-            norm: how to scale.
-            out: where to put the result.
-            half: compute float16 or bfloat16 as such.
-            load: a callback for each element that cuFFT reads, see ``callback``.
-            store: a callback for each element that it writes.
+            axes: which axes; only half of the last one's frequencies are kept. All that follow are
+                as for ``fftn``.
 
         Returns:
             Complex, with ``s[-1] // 2 + 1`` elements along the last of the axes.
@@ -350,12 +335,7 @@ class Transforms(Facade[D]):
             a: real or complex, any shape but 0-d.
             s: points of the result along each axis; by default all there are, and ``2 * (m - 1)``
                 along the last of the axes, which has m elements.
-            axes: which axes, the real one last.
-            norm: how to scale.
-            out: where to put the result.
-            half: compute float16 or bfloat16 as such.
-            load: a callback for each element that cuFFT reads, see ``callback``.
-            store: a callback for each element that it writes.
+            axes: which axes, the real one last. All that follow are as for ``fftn``.
 
         Returns:
             Real, of ``a``'s shape with ``s`` in place of the axes.

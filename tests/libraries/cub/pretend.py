@@ -67,7 +67,7 @@ def call(store: BuildStore, encoded: bytes) -> str:
     said = []
     for scratch in (QUERY, (1 << 12, 1 << 20)):
         try:
-            said.append(str(made.run(built, made.stand_ins(), sizes, values, scratch, 0)))
+            said.append(str(made.run(built, (made.stand_ins(), sizes, values, scratch, 0))))
         except RuntimeError as error:
             said.append(str(error))
     return f"{origin} {seconds:.1f} {made.spec.algorithm}: {'; '.join(said)}"

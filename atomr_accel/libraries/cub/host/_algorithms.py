@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..wire._spec import CubSpec
-    from ._calls import ElementLauncher, Kit
+    from ._calls import CubRun, ElementLauncher, Kit
 
 _LARGEST_INT: Final = 2**31 - 1
 _CPP: Final = {
@@ -96,15 +96,8 @@ class Reduce(Folding):
         determinism = getattr(b.Determinism, spec.determinism.upper())
         return self._x, self._out, self._operator, self._type, kind, determinism
 
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
+    def run(self, built: Any, given: CubRun) -> int:
+        pointers, sizes, values, scratch, stream = given
         place((self._x, self._out), pointers)
         if self._init is not None:
             self._init.state = bytearray(values[0])
@@ -138,16 +131,8 @@ class ArgReduce(CubCall):
         how = b.InitKind.NO_INIT, b.Determinism.RUN_TO_RUN
         return self._x, self._out, self._operator, self.kit.pair(), *how
 
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
-        del values
+    def run(self, built: Any, given: CubRun) -> int:
+        pointers, sizes, _, scratch, stream = given
         self._from.values, self._to.values = pointers
         needed: int = built.compute(
             *scratch, self._x, self._out, sizes[0], self._operator, None, stream
@@ -176,15 +161,8 @@ class CubScan(CubCall):
         inclusive = self.spec.algorithm == "inclusive_scan"
         return self._x, self._out, self._operator, self._type, inclusive, kind
 
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
+    def run(self, built: Any, given: CubRun) -> int:
+        pointers, sizes, values, scratch, stream = given
         place((self._x, self._out), pointers)
         compute = built.compute_inclusive_no_init
         if self._init is not None:
@@ -219,15 +197,8 @@ class SegmentedReduce(Folding):
         del sizes
         return self._x, self._out, self._begin, self._end, self._operator, self._init
 
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
+    def run(self, built: Any, given: CubRun) -> int:
+        pointers, sizes, values, scratch, stream = given
         place((self._x, self._begin, self._end, self._out), pointers)
         self._init.state = bytearray(values[0])
         begin, end = self._begin, self._end
@@ -273,16 +244,8 @@ class Partition(CubCall):
         del sizes
         return self._x, *self._outs, self._counts, *self._operators
 
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
-        del values
+    def run(self, built: Any, given: CubRun) -> int:
+        pointers, sizes, _, scratch, stream = given
         x, flags, *outs, counts = pointers
         if self._states:
             self._states[0].values, self._states[0].flags = x, flags
@@ -340,16 +303,8 @@ class UniqueByKey(CubCall):
         outs = self._out, self._values_out
         return self._keys, self._values, *outs, self._count, self._operator
 
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
-        del values
+    def run(self, built: Any, given: CubRun) -> int:
+        pointers, sizes, _, scratch, stream = given
         keys, items, out, items_out, count = pointers
         place((self._keys, self._out, self._count), (keys, out, count))
         if self._states:
@@ -386,15 +341,8 @@ class CubHistogram(CubCall):
         shape = 1, samples, True
         return 1, 1, self._samples, levels, self._counts, self._low.type, *shape
 
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
+    def run(self, built: Any, given: CubRun) -> int:
+        pointers, sizes, values, scratch, stream = given
         count = min(sizes[0], _LARGEST_INT)  # a question for scratch memory may round up
         place((self._samples, self._counts), pointers)
         self._low.state, self._high.state = bytearray(values[0]), bytearray(values[1])
@@ -417,16 +365,8 @@ class CubTransform(CubCall):
         del sizes
         return *self._buffers, self._operator
 
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
-        del values
+    def run(self, built: Any, given: CubRun) -> int:
+        pointers, sizes, _, scratch, stream = given
         if scratch != QUERY:
             place(self._buffers, pointers)
             built.compute(*self._buffers, sizes[0], self._operator, stream)
@@ -466,16 +406,8 @@ class BinarySearch(CubCall):
         mode = getattr(self.bindings.BinarySearchMode, self.spec.algorithm.upper())
         return mode, *self._buffers, self._operator
 
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
-        del values
+    def run(self, built: Any, given: CubRun) -> int:
+        pointers, sizes, _, scratch, stream = given
         if scratch != QUERY:
             place(self._buffers, pointers)
             data, wanted, out = self._buffers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from ...._dtypes import DTYPES
@@ -10,7 +11,7 @@ from ..wire._spec import BINARY
 from . import _source as source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from ..wire._spec import CubSpec, OperatorSpec
 
@@ -141,6 +142,10 @@ def _means_the_same(operator: OperatorSpec) -> bool:
     return result == given or BINARY[operator.kind].truth
 
 
+CubRun = tuple[Sequence[int], tuple[int, ...], Sequence[bytes], tuple[int, int], int]
+"""What a run is given; see ``CubCall.run``."""
+
+
 class CubCall:
     """An algorithm with its arguments.
 
@@ -189,18 +194,15 @@ class CubCall:
         """Return the arguments of the build, without the folders of headers."""
         raise NotImplementedError
 
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
-        """Queue it; the bytes of scratch memory that it needs.
+    def run(self, built: Any, given: CubRun) -> int:
+        """Queue it; return the bytes of scratch memory that it needs.
 
         With ``QUERY`` for scratch memory nothing is queued.
+
+        Args:
+            built: the build.
+            given: pointers of the buffers, sizes, numbers from the program, the address and the
+                size of scratch memory, and the stream.
         """
         raise NotImplementedError
 

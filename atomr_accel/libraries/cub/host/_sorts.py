@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..wire._spec import CubSpec
-    from ._calls import ElementLauncher, Kit
+    from ._calls import CubRun, ElementLauncher, Kit
 
 _POSITION: Final = "uint64"
 
@@ -92,16 +92,8 @@ class RadixSort(PairSort):
         direction = order.DESCENDING if self.spec.descending else order.ASCENDING
         return direction, *self._buffers[:2], self._whole, b""
 
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
-        del values
+    def run(self, built: Any, given: CubRun) -> int:
+        pointers, sizes, _, scratch, stream = given
         place(self._buffers, pointers)
         keys, items, sorted_keys, sorted_items = self._buffers
         buffers = keys, sorted_keys, items, sorted_items
@@ -125,16 +117,8 @@ class MergeSort(PairSort):
         del sizes
         return *self._buffers, self._operator
 
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
-        del values
+    def run(self, built: Any, given: CubRun) -> int:
+        pointers, sizes, _, scratch, stream = given
         place(self._buffers, pointers)
         needed: int = built.compute(*scratch, *self._buffers, sizes[0], self._operator, stream)
         return needed
@@ -218,16 +202,8 @@ class SegmentedSort(CubCall):
         direction = order.DESCENDING if self.spec.descending else order.ASCENDING
         return direction, *self._buffers[:4]
 
-    def run(
-        self,
-        built: Any,
-        pointers: Sequence[int],
-        sizes: tuple[int, ...],
-        values: Sequence[bytes],
-        scratch: tuple[int, int],
-        stream: int,
-    ) -> int:
-        del values
+    def run(self, built: Any, given: CubRun) -> int:
+        pointers, sizes, _, scratch, stream = given
         place(self._buffers, pointers)
         keys, items, begin, end, sorted_keys, sorted_items = self._buffers
         buffers = keys, sorted_keys, items, sorted_items

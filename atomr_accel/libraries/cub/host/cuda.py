@@ -101,7 +101,7 @@ class CudaCub:
         pointers = call.stand_ins()
         values = [bytes(call.number_bytes)] * 2
         try:
-            needed = call.run(built, pointers, message.sizes, values, QUERY, 0)
+            needed = call.run(built, (pointers, message.sizes, values, QUERY, 0))
         except RuntimeError as error:
             raise refusal(f"cuda.compute {call.spec.algorithm}", error) from error
         return needed + whole(call.beside(message.sizes[0])), origin, seconds
@@ -136,14 +136,15 @@ class CudaCub:
         try:
             needed = self._needed.get((message.spec, sizes))
             if needed is None:
-                needed = run(built, pointers, sizes, values, QUERY, stream.pointer)
+                needed = run(built, (pointers, sizes, values, QUERY, stream.pointer))
                 self._needed.keep((message.spec, sizes), needed)
             if needed + beside <= message.workspace_bytes:
                 scratch = pointer(message.workspace) if needed + beside else SOMEWHERE
             else:
                 scratch = self._scratch_of(needed + beside)
             given = call.before(self._launch, pointers, scratch, count)
-            run(built, given, sizes, values, (scratch + beside, needed), stream.pointer)
+            place = scratch + beside, needed
+            run(built, (given, sizes, values, place, stream.pointer))
         except RuntimeError as error:
             raise refusal(f"cuda.compute {algorithm}", error) from error
         call.after(self._launch, pointers, scratch, count)

@@ -15,9 +15,6 @@ READS: Final = (
 )
 """Inputs that a call may have, by the names that the kernels have for them."""
 
-BACKWARD_READS: Final = ("o", "lse", "grad")
-"""Additional inputs of the backward pass."""
-
 FORWARD_WRITES: Final = ("o", "lse")
 BACKWARD_WRITES: Final = ("dq", "dk", "dv", "dbias", "dsink")
 
