@@ -230,6 +230,7 @@ def op_like(make: Callable[Concatenate[Any, str, P], Request[T]], name: str, doc
 
     signature = inspect.signature(make)
     facade, _, *others = signature.parameters.values()
+    facade = facade.replace(annotation=facade.empty)
     given: Any = made
     given.__signature__ = signature.replace(parameters=[facade, *others])
     given.__wrapped__ = make  # whose name is in Python's errors, and whose module has the options

@@ -143,7 +143,7 @@ def _means_the_same(operator: OperatorSpec) -> bool:
 
 
 CubRun = tuple[Sequence[int], tuple[int, ...], Sequence[bytes], tuple[int, int], int]
-"""What a run is given; see ``CubCall.run``."""
+"""Arguments of a run; see ``CubCall.run``."""
 
 
 class CubCall:
