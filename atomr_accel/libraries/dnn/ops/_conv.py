@@ -55,8 +55,8 @@ class DnnConvolutions(DnnPart[D]):
     ``torch.backends.cudnn.benchmark`` does; otherwise the vendor's heuristics choose. Gradients
     take ``grad``, the gradient with respect to the result of ``conv``, first.
 
-    Raises:
-        ValueError: ``autotune`` on a device that was opened with ``deterministic=True``.
+    All methods raise ``ValueError`` for ``autotune`` on a device that was opened with
+    ``deterministic=True``, too.
     """
 
     @op
