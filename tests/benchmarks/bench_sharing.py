@@ -1,4 +1,4 @@
-"""What one program does to another one on the same GPU: by work, faults, kills, hangs, shortages.
+"""Effects of one program on another one on the same GPU: of work, faults, kills, hangs, shortages.
 
 The other program multiplies matrices of 512 x 512, one after the other, and every 50th time it
 allocates and frees 64 MiB. Its rows: products a second, the median, the 99th percentile and the
