@@ -331,6 +331,7 @@ async def test_a_snapshot_is_restored_into_durable_buffers() -> None:
         assert (await device.get(ref) == np.arange(1000)).all()
 
 
+@cpu_only  # on CUDA it would end all tests of its process
 @program
 async def test_under_thread_isolation_a_fault_is_final() -> None:
     with pytest.raises(DeviceLost):

@@ -277,11 +277,11 @@ class SparseArithmetic(SparseStructure[D]):
                 if found.data.size:
                     places = found.col if by_columns else found.row
                     steps.do(self._array.add_at(total, places, found.data))
-            return (
-                total
-                if count == 1 and axis is not None
-                else steps.evaluate(cast(total / constant(count, a.dtype), a.dtype))
-            )
+            if count == 1 and axis is not None:
+                return total
+            # A count may be beyond float16, whose largest number is 65,504.
+            wide = a.dtype if a.dtype.itemsize > 2 else np.dtype(np.float32)
+            return steps.evaluate(cast(cast(total, wide) / constant(count, wide), a.dtype))
 
         return self._steps(name, build)
 

@@ -82,6 +82,14 @@ async def test_reductions_and_diagonals(
         np.testing.assert_array_equal(got, np.diagonal(dense, k))
 
 
+@on_shared
+async def test_a_mean_over_more_places_than_float16_has_numbers_for(device: Device) -> None:
+    host = scipy.sparse.coo_matrix((np.full(300, 100.0), (np.arange(300),) * 2), (300, 300))
+    a = await device.sparse.put(host.astype(np.float32))
+    half = await device.sparse.astype(a, np.float16)
+    assert abs(float(await device.get(await device.sparse.mean(half))) - 1 / 3) < 1e-3
+
+
 @settings(max_examples=15, deadline=None)
 @given(seed=SEEDS, shape=SHAPES, form=FORMATS, k=st.integers(-7, 7))
 @on_shared
