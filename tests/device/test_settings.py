@@ -181,8 +181,9 @@ def test_every_lane_can_have_a_priority() -> None:
     everywhere = {
         spec.name
         for name, module in sys.modules.items()
-        # The lane of activity tracing takes records only, and is no library's.
-        if name.startswith("atomr_accel.libraries.") and ".activity." not in name
+        # The lanes of activity tracing and of digests are the device's own, and no library's.
+        if name.startswith("atomr_accel.libraries.")
+        and not {"activity", "digests"} & {*name.split(".")}
         for spec in vars(module).values()
         if isinstance(spec, LaneSpec)
     }

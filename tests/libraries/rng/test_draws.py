@@ -106,7 +106,10 @@ CONTINUOUS = [
     Law("rayleigh", (2.0,), stats.rayleigh(scale=2)),
     Law("vonmises", (0.0, 2.5), stats.vonmises(2.5)),
     Law("vonmises", (0.0, 0.0), stats.uniform(-np.pi, 2 * np.pi)),
-    Law("vonmises", (0.5, 900.0), stats.vonmises(900.0, 0.5)),
+    # Half a step of these types at 0.5 to 1, times a density of 12.
+    Law(
+        "vonmises", (0.5, 900.0), stats.vonmises(900.0, 0.5), {"float16": 0.003, "bfloat16": 0.024}
+    ),
     Law("standard_t", (7.0,), stats.t(7)),
     Law("f", (5.0, 12.0), stats.f(5, 12)),
 ]
@@ -485,7 +488,8 @@ async def test_distributions_of_points(device: Device, kind: str) -> None:
             for column in values.astype(np.float64).T:
                 ranks = np.sort(law.law.cdf(column))
                 even = (np.arange(4096) + 0.5) / 4096
-                assert np.abs(ranks - even).max() < 0.001 + SLACK[dtype], law.name
+                slack = SLACK[dtype] + law.slack.get(dtype, 0)
+                assert np.abs(ranks - even).max() < 0.001 + slack, law.name
     generator = device.rng.default_rng(kind=kind)
     values = await draw(device, generator, "poisson", 4.0, size=4096)
     counts = np.bincount(values, minlength=20)[:20] / 4096

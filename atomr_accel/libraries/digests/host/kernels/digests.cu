@@ -55,7 +55,8 @@ __device__ u64 xxh64(const unsigned char* data, unsigned size) {
     return hash ^ (hash >> 32);
 }
 
-// A thread digests a row, which begins at a multiple of 8 bytes. Numbers and answer are page-locked.
+// A thread digests a row, which begins at a multiple of 8 bytes. Numbers and the answer are in
+// page-locked memory.
 extern "C" __global__ void digest_rows(const unsigned char* data, u64* answer, const unsigned* rows,
                                        u64 count, u64 row_bytes) {
     u64 at = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x;
