@@ -109,7 +109,7 @@ class LanguageModelStatistics:
     durable_cache: bool
 
 
-class _Choice(NamedTuple):
+class _ChosenToken(NamedTuple):
     """A token that was chosen.
 
     Attributes:
@@ -125,7 +125,7 @@ class _Choice(NamedTuple):
     top: tuple[TokenScore, ...]
 
 
-_Chosen: TypeAlias = tuple[list[TokenPiece], _Choice | None]
+_Chosen: TypeAlias = tuple[list[TokenPiece], _ChosenToken | None]
 """Pieces of the prompt, and the next token if there is one."""
 
 
@@ -147,7 +147,7 @@ class _TokenStream:
         self._pieces: deque[TokenPiece] = deque()
         self._news = trio.Event()
         self._error: Exception | None = None
-        self._chosen: tuple[int, _Choice] | None = None
+        self._chosen: tuple[int, _ChosenToken] | None = None
         self.finish: FinishReason | None = None
 
     @property
@@ -177,14 +177,14 @@ class _TokenStream:
         try:
             if token is not None:
                 check_token(token, len(self.sequence.tokens))
-                return [], _Choice(token, False, None, ())
+                return [], _ChosenToken(token, False, None, ())
             scores = self._scores(logits, piece.start) if piece.every else []
             wanted = piece.sample and self.request.sampling.max_tokens != 0
             return scores, self._choose(logits[-1]) if wanted else None
         except Exception as error:  # noqa: BLE001 (it is the request's answer)
             return error
 
-    def _choose(self, logits: Any) -> _Choice:
+    def _choose(self, logits: Any) -> _ChosenToken:
         sequence, number = self.sequence, self.request.sampling.logprobs
         position = len(sequence.tokens)
         if self._chosen is not None and self._chosen[0] == position:
@@ -192,7 +192,7 @@ class _TokenStream:
         token = self.sampler.choose(logits, position)
         last = self.sampler.add(token)
         logprob, top = (None, ()) if number is None else score(logits, token, number)
-        choice = _Choice(token, last, logprob, top)
+        choice = _ChosenToken(token, last, logprob, top)
         self._chosen = position, choice
         return choice
 
@@ -220,7 +220,7 @@ class _TokenStream:
             self._pieces.extend(pieces)
             self._news.set()
 
-    def add(self, choice: _Choice, end_tokens: frozenset[int]) -> None:
+    def add(self, choice: _ChosenToken, end_tokens: frozenset[int]) -> None:
         """Add a token that was chosen."""
         token, last, logprob, top = choice
         ended = token in end_tokens and not self.request.sampling.ignore_eos

@@ -175,7 +175,7 @@ class PagedSteps:
             )
 
     def touch(self, use: PageUse, *, done: bool) -> None:
-        """Note that pages that are written have what is before a step, or what is behind it."""
+        """Note pages that are written: they have the content before a step, or the one after it."""
         ends = use.starts + use.lengths if done else use.starts
         left = ends[use.owners] - use.places * self._page_size
         filled = np.clip(left, 0, self._page_size)

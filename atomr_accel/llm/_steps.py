@@ -14,7 +14,7 @@ StepLogits: TypeAlias = npt.NDArray[np.float32]
 
 
 StepChoices: TypeAlias = npt.NDArray[np.float64]
-"""How to choose tokens, of shape (rows of logits, 2): a temperature, and a number from 0 to 1.
+"""Rules for choosing tokens, of shape (rows of logits, 2): a temperature, and a number from 0 to 1.
 
 The token is the first one up to which probabilities add up to more than the number, which is less
 than 1. For a temperature of 0 it is that of the largest logit.

@@ -4,8 +4,7 @@
 size with 256 sequences. A kernel scribbles over 100 of its pages, then the device faults. It prints
 the share of tokens that were kept, and the milliseconds from the fault's detection until attention
 computes with the recovered cache. Then it compares steps with durable buffers and with plain ones:
-recorded decode steps of 256 sequences, and steps of gemms. Each figure is printed as soon as it is
-known.
+recorded decode steps of 256 sequences, and steps of gemms. Each figure is printed at once.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SEQUENCES: Final = 256
 SCRIBBLED: Final = 100
 HEADS, SIZE, PAGE = 8, 128, 64
 ROWS: Final = (SEQUENCES, 2 * PAGE, HEADS, SIZE)
-"""Rows of one append: at most so many, between 0 and 1."""
+"""Shape of the rows of the largest append; values are between 0 and 1."""
 
 
 def show(name: str, figure: str) -> None:
@@ -97,7 +96,7 @@ async def survival(device: Device, gib: float) -> None:
 async def fault_and_recover(
     device: Device, cache: Any, sequences: list[int], name: str
 ) -> dict[int, Any]:
-    """Fail the device and recover; print what is kept and how long it takes."""
+    """Fail the device and recover; print the share that is kept, and the time it takes."""
     tokens = cache.statistics().tokens
     await poison(device)  # which returns once the fault is detected
     detected = time.perf_counter()

@@ -70,7 +70,7 @@ TORCH_SECONDS: Final = 60
 
 @dataclass(frozen=True)
 class ServingSizes:
-    """Sizes of the model and of what it is asked."""
+    """Sizes of the model and of its requests."""
 
     hidden: int = 2048
     inner: int = 8192

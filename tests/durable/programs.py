@@ -97,7 +97,7 @@ class Modelled:
 
 @final
 class Program:
-    """A program on a device that others share, before, after and beside it.
+    """A program on a device that others share, earlier, later and at the same time.
 
     Args:
         device: the device.
@@ -309,7 +309,7 @@ class Program:
             self._ended.append((buffer, key, values))
 
     async def scribble(self) -> None:
-        """Scribble over what has no write in flight."""
+        """Scribble over bytes that no op in flight writes."""
         draw, cache = self.random, self.cache
         for buffer in self.buffers:
             if buffer not in self._busy and draw.random() < 0.3:

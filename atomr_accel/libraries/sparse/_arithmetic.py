@@ -273,12 +273,13 @@ class SparseArithmetic(SparseStructure[D]):
                 total: Any = found.data.sum()
             else:
                 by_columns = axis in (0, -2)
-                total = steps.evaluate(broadcast_constant((a.shape[by_columns],), a.dtype))
+                made = steps.evaluate(broadcast_constant((a.shape[by_columns],), a.dtype))
                 if found.data.size:
                     places = found.col if by_columns else found.row
-                    steps.do(self._array.add_at(total, places, found.data))
-            if count == 1 and axis is not None:
-                return total
+                    steps.do(self._array.add_at(made, places, found.data))
+                if count == 1:
+                    return made
+                total = made
             # A count may be beyond float16, whose largest number is 65,504.
             wide = a.dtype if a.dtype.itemsize > 2 else np.dtype(np.float32)
             return steps.evaluate(cast(cast(total, wide) / constant(count, wide), a.dtype))
