@@ -28,8 +28,13 @@ pytestmark = [
 HOSTILE = "<img src=x onerror=document.title='broken'>"
 LINK = "document.getElementById('link')?.textContent"
 FRAMES = "Number(document.getElementById('picture')?.dataset.frames ?? 0)"
-PIXELS = """(canvas => [canvas.width, canvas.height, [...canvas.getContext('2d')
-    .getImageData(0, 0, canvas.width, canvas.height).data]])(document.getElementById('picture'))"""
+PIXELS = """(canvas => {
+    const copy = new OffscreenCanvas(canvas.width, canvas.height);  // reading the page's own warns
+    const brush = copy.getContext('2d', { willReadFrequently: true });
+    brush.drawImage(canvas, 0, 0);
+    const read = brush.getImageData(0, 0, canvas.width, canvas.height);
+    return [canvas.width, canvas.height, [...read.data]];
+})(document.getElementById('picture'))"""
 FACT = """Number([...document.querySelectorAll('#facts > div')]
     .find(one => one.querySelector('dt').textContent === '%s').querySelector('dd').textContent)"""
 SLIDER = """(slider => { slider.value = %s; slider.dispatchEvent(new Event('input')); })
