@@ -150,7 +150,7 @@ extern "C" __global__ void nearest(
     point_of(q, queries, i, d);
     for (int axis = 0; axis < d; axis++) {
         c[axis] = cell_along(b, q[axis], axis);
-        // Not max(-c, c - size + 1): of that CUDA 13.0's compiler loses the minus for sm_90.
+        // CUDA 13.0's compiler for sm_90 drops the minus of max(-c, c - size + 1).
         shell = max(shell, abs(c[axis] - limited(c[axis], b.size[axis])));
         last = max(last, max(c[axis], b.size[axis] - 1 - c[axis]));
     }
