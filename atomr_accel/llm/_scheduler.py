@@ -444,11 +444,11 @@ class Scheduler:
             The sequence that is at fault, which has ended; or None, and the next plan tries again.
         """
         flight, self._flight = self._flight, []
+        self._faults += bool(flight)
         if not blame:
             if lost:
                 self.lose()
             return None
-        self._faults += 1
         total = sum(number for _, number, _ in flight)
         if smaller and total > 1:
             self._room = max(1, total // 2)

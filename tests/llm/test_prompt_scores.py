@@ -221,7 +221,10 @@ async def test_faults_and_other_streams_change_no_score(tmp_path: Path) -> None:
             await trio.testing.wait_all_tasks_blocked()
             await poison(device)
             hurt = True
-        assert model.statistics().faults
+        assert (noticed := model.statistics().faults)
+        await poison(device)  # between two steps: the next one finds an empty cache
+        assert await all_of(model, requests[0]) == expected[0]
+        assert model.statistics().faults > noticed
 
 
 @program
