@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -32,12 +33,19 @@ def check_continuous(sample: Sample, law: Any, *, slack: float = 0.0) -> None:
     )
     p = float(special.kolmogorov(np.sqrt(n) * max(0.0, distance - slack)))
     assert p > ALARM, f"distance {distance} of {n} values: p = {p}"
-    mean, variance, _, kurtosis = (float(moment) for moment in law.stats("mvsk"))
+    mean, variance, kurtosis = _moments(law)
     if np.isfinite(kurtosis):
         check_near(float(values.mean()), mean, np.sqrt(variance / n), slack * np.sqrt(variance))
         spread = variance * np.sqrt((kurtosis + 2) / n)
         if kurtosis < 10:  # otherwise n is too small for the variance to be nearly normal
             check_near(float(values.var()), variance, spread, 4 * slack * variance)
+
+
+@cache
+def _moments(law: Any) -> tuple[float, float, float]:
+    """Mean, variance and kurtosis, which SciPy integrates for some distributions in seconds."""
+    mean, variance, kurtosis = law.stats("mvk")
+    return float(mean), float(variance), float(kurtosis)
 
 
 def check_near(value: float, expected: float, sigma: float, slack: float = 0.0) -> None:
