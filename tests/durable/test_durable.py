@@ -36,6 +36,28 @@ def digested(device: Device) -> int:
 
 
 @program
+async def test_tasks_that_write_side_by_side_all_go_on() -> None:
+    async with opened() as device:
+        ref = await device.zeros(1000, np.float32, durable=True)
+        ones = np.ones(1000, np.float32)
+
+        async def fill() -> None:
+            for _ in range(10):
+                await device.fill(ref, 1)
+
+        async def put() -> None:
+            for _ in range(10):
+                await device.put(ones, out=ref)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(fill)
+                nursery.start_soon(put)
+        await kill_host(device)
+        assert (await device.get(ref) == 1).all()
+
+
+@program
 async def test_what_was_written_in_any_way_continues_after_a_fault() -> None:
     async with opened() as device:
         array = np.arange(3 * FLOATS + 5, dtype=np.float32)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
+import trio
 
 from ..._errors import Unsupported
 from ...arrays import GpuRef
@@ -45,7 +46,10 @@ class DurableBuffers:
     def __init__(self, core: DeviceCore) -> None:
         self._core: Final = core
         self._sealed: Final[weakref.WeakSet[Block]] = weakref.WeakSet()
-        self._latest: Final[weakref.WeakKeyDictionary[Block, Op]] = weakref.WeakKeyDictionary()
+        # By lane, since each answers its ops in order, but none waits for another one's answers.
+        self._latest: Final[weakref.WeakKeyDictionary[Block, dict[Port, Op]]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._verified = self._in_flight = self._changed = 0
 
     # --- making them ---------------------------------------------------------------------
@@ -98,9 +102,13 @@ class DurableBuffers:
 
     async def proven(self, block: Block) -> None:
         """Wait until all writes so far are proven."""
-        latest = self._latest.get(block.base)
-        if latest is not None and not latest.answered:
-            await latest.wait()
+        await trio.lowlevel.checkpoint()
+        for latest in [*self._latest.get(block.base, {}).values()]:
+            answered = trio.Event()  # other tasks may wait for the op itself
+            latest.when_answered(answered.set)
+            await answered.wait()
+            if latest.port.name == DIGESTS.name:
+                await latest.wait()
 
     # --- verifying them ------------------------------------------------------------------
 
@@ -194,7 +202,10 @@ class DurableBuffers:
         op = Op(port, core.next_place(), name, Digest(tuple(ranges), tuple(rows)), blocks, ())
         op.when_answered(partial(self._answered, op, asked, writer))
         for block in blocks:
-            self._latest[block] = op
+            latest = self._latest.setdefault(block, {})
+            latest[port] = op
+            if rows and writer is not None:  # without its answer they are not taken
+                latest[writer.port] = writer
         port.submit(op)
         return op
 
