@@ -39,9 +39,6 @@ class SteppedState(Generic[S]):
     Args:
         kind: a dataclass or a ``msgspec.Struct``. A field annotated as ``Annotated[T, function]``
             has a reducer: updates are joined by ``function(old, update)``. Others are replaced.
-
-    Raises:
-        TypeError: another kind of class, or a type that cannot be kept.
     """
 
     def __init__(self, kind: type[S]) -> None:
@@ -70,11 +67,7 @@ class SteppedState(Generic[S]):
                 ) from error
 
     def check(self, state: object) -> S:
-        """Check a whole state of the caller's.
-
-        Raises:
-            TypeError: another class, or a field of another type.
-        """
+        """Check a whole state of the caller's."""
         if not isinstance(state, self.kind):
             raise TypeError(f"state must be a {self.kind.__name__}, not {said_of(state)}")
         for name in self.types:
@@ -82,12 +75,7 @@ class SteppedState(Generic[S]):
         return state
 
     def check_update(self, node: str, update: object) -> dict[str, Any]:
-        """Check what a node returned: fields by name, or None.
-
-        Raises:
-            TypeError: not a mapping, or a field without a reducer of another type.
-            ValueError: a field that the state has not.
-        """
+        """Check what a node returned: fields by name, or None."""
         if update is None:
             return {}
         if not isinstance(update, Mapping):
@@ -105,12 +93,7 @@ class SteppedState(Generic[S]):
         }
 
     def join(self, state: S, updates: Sequence[tuple[str, Mapping[str, Any]]]) -> S:
-        """Return the state after updates of nodes, in their order.
-
-        Raises:
-            ValueError: two nodes set a field that has no reducer.
-            TypeError: a reducer returned another type.
-        """
+        """Return the state after updates of nodes, in their order."""
         values: dict[str, Any] = {}
         by: dict[str, str] = {}
         for node, update in updates:
@@ -143,11 +126,7 @@ class SteppedState(Generic[S]):
             ) from error
 
     def encode(self, state: S) -> bytes:
-        """Return a state as bytes.
-
-        Raises:
-            TypeError: a field that cannot be kept, such as a buffer of a device.
-        """
+        """Return a state as bytes."""
         return encode({name: encode(getattr(state, name)) for name in self.types})
 
     def decode(self, data: bytes) -> S:
@@ -310,7 +289,6 @@ class StepGraph(Generic[S]):
             retry: how often it is tried. By default twice after a fault of a device.
 
         Raises:
-            TypeError: arguments of a wrong type.
             ValueError: the name is taken, or ``"start"`` or ``"end"``.
         """
         if not callable(function):
@@ -340,7 +318,6 @@ class StepGraph(Generic[S]):
             retry: how often it is tried, recording included. By default twice after a fault.
 
         Raises:
-            TypeError: arguments of a wrong type.
             ValueError: a name that is taken, a field that the state has not.
         """
         if not callable(function):
@@ -390,9 +367,6 @@ class StepGraph(Generic[S]):
             source: a node, or ``START``.
             choose: returns a name, or a list of names that run in parallel.
             targets: the names that it may return.
-
-        Raises:
-            TypeError: ``choose`` is not a function.
         """
         if not callable(choose):
             raise TypeError(f"choose must be a function of the state, not {choose!r}")
@@ -544,10 +518,6 @@ class StepPlan(Generic[S]):
             done: the nodes of this step.
             state: makes a state for each branch, so that none sees what another changes in it.
             arrived: nodes that have arrived at joins, by the join's number.
-
-        Raises:
-            TypeError: a branch returned something else than names.
-            ValueError: a branch named a node that is not among its targets.
         """
         waiting = dict(arrived)
         following: set[str] = set()

@@ -253,7 +253,6 @@ class Cluster(Service):
             key: its key among those of the type.
 
         Raises:
-            TypeError: an argument of a wrong type.
             ValueError: the type is not declared, or the key is empty.
         """
         check_instance("key", key, str)

@@ -54,7 +54,8 @@ class HashMapStatistics:
 class HashMap(Service):
     """A map from int64 keys to int64 values on a device; `open_hash_map` makes one.
 
-    Calls of several tasks take turns. Each works on many keys side by side.
+    Calls of several tasks take turns. Each works on many keys side by side. If the device does not
+    come back after a fault, they raise ``ContextPoisoned`` or ``DeviceLost``.
     """
 
     def __init__(self, device: Device, capacity: int, *, limit: int, every: int) -> None:
@@ -83,7 +84,6 @@ class HashMap(Service):
             TypeError, ValueError: arrays of another dtype or shape, or no keys.
             OutOfMemory: more entries than the map's limit, or the device is full. The map is as
                 before.
-            ContextPoisoned, DeviceLost: the device does not come back.
         """
         given, content = _keys(keys), _whole(values, "values")
         if given.shape != content.shape:
@@ -96,11 +96,7 @@ class HashMap(Service):
         await self._changing(given, content, change)
 
     async def find(self, keys: object) -> tuple[Array, Array]:
-        """Return values of keys as int64, 0 for keys that are not there; and bool, which are there.
-
-        Raises:
-            TypeError, ValueError, ContextPoisoned, DeviceLost: as for `insert`.
-        """
+        """Return values of keys as int64, 0 for absent ones; and as bool which keys are there."""
         given = _keys(keys)
 
         async def look() -> tuple[Array, Array]:
@@ -114,20 +110,12 @@ class HashMap(Service):
             return await self.device.retry(look)
 
     async def delete(self, keys: object) -> int:
-        """Delete keys, and return how many were there.
-
-        Raises:
-            TypeError, ValueError, ContextPoisoned, DeviceLost: as for `insert`.
-        """
+        """Delete keys, and return how many were there."""
         given = _keys(keys)
         return await self._changing(given, None, lambda: self._delete(given))
 
     async def items(self) -> tuple[Array, Array]:
-        """Return all keys and their values, in no order.
-
-        Raises:
-            ContextPoisoned, DeviceLost: the device does not come back.
-        """
+        """Return all keys and their values, in no order."""
 
         async def read() -> tuple[Array, Array]:
             await self._revive()
@@ -143,7 +131,6 @@ class HashMap(Service):
 
         Raises:
             ValueError: the map has more entries, or ``capacity`` is more than its limit.
-            OutOfMemory, ContextPoisoned, DeviceLost: as for `insert`.
         """
         wanted = whole(capacity, "capacity", 0, self.limit)
 
@@ -367,9 +354,6 @@ async def open_hash_map(
         limit: the largest number of entries, up to 2**30.
         every: changes from one checkpoint to the next.
         **place: a place in the tree of actors.
-
-    Raises:
-        TypeError, ValueError: an argument of a wrong type or value.
     """
     async with serving(HashMap(device, capacity, limit=limit, every=every), **place) as running:
         yield running

@@ -108,7 +108,8 @@ class Simulation(Service):
     optionally also `scratch`, `substeps`, `check` and `accept`. `opened` runs an instance in a
     block.
 
-    Methods may be called by any task. They take turns.
+    Methods may be called by any task. They take turns. All raise what `step` raises if the device
+    does not come back, or once the block was left.
     """
 
     parameters: ClassVar[Mapping[str, SceneParameter]] = {}
@@ -223,11 +224,7 @@ class Simulation(Service):
 
     @final
     async def snapshot(self) -> Picture:
-        """Return the picture of the present state: uint8 of shape (height, width, 3).
-
-        Raises:
-            ContextPoisoned, DeviceLost, RuntimeError: as for `step`.
-        """
+        """Return the picture of the present state: uint8 of shape (height, width, 3)."""
         async with self._turn():
             return await self.device.retry(self._picture)
 
@@ -237,7 +234,6 @@ class Simulation(Service):
 
         Raises:
             ValueError: the state has no such buffer.
-            ContextPoisoned, DeviceLost, RuntimeError: as for `step`.
         """
         if name not in self.state:
             raise ValueError(f"name must be one of {', '.join(self.state)}, not {name!r}")
@@ -259,7 +255,6 @@ class Simulation(Service):
 
         Raises:
             TypeError, ValueError: no such buffer, or an array that does not fit it.
-            ContextPoisoned, DeviceLost, RuntimeError: as for `step`.
         """
         if name not in self.state:
             raise ValueError(f"name must be one of {', '.join(self.state)}, not {name!r}")
@@ -306,7 +301,6 @@ class Simulation(Service):
 
         Raises:
             TypeError, ValueError: a wrong argument.
-            ContextPoisoned, DeviceLost, RuntimeError: as for `step`.
         """
         dt = 1 / number(hz, "hz", 0.001, 1e5)
         left = math.inf if frames is None else whole(frames, "frames", 1)
@@ -346,11 +340,7 @@ class Simulation(Service):
 
     @final
     async def keep(self) -> None:
-        """Make a checkpoint now, and wait until it is complete.
-
-        Raises:
-            ContextPoisoned, DeviceLost, RuntimeError: as for `step`.
-        """
+        """Make a checkpoint now, and wait until it is complete."""
 
         async def keeping() -> None:
             await self._revive()

@@ -184,7 +184,6 @@ async def state_at(
     Raises:
         JournalError: as for ``replay_journal``.
         FileNotFoundError: the journal does not exist.
-        TypeError: ``number`` is not a whole number.
         ValueError: the journal has no call of this number.
     """
     number = count(number, "number", 0)

@@ -199,11 +199,7 @@ class Restorer:
         return found
 
     def require_all_replaced(self) -> None:
-        """Raise where a function was given that nothing was taken for.
-
-        Raises:
-            ValueError: of such a name the journal calls none.
-        """
+        """Raise where a function was given that nothing was taken for."""
         if others := self._functions.keys() - self.replaced:
             raise ValueError(
                 f"functions= names {', '.join(map(repr, sorted(others)))}, which the journal does "
@@ -233,11 +229,7 @@ class Restorer:
     # --- results ----------------------------------------------------------------------------
 
     def bind(self, described: Value, result: Any) -> None:
-        """Register the result of a call under its numbers in the journal.
-
-        Raises:
-            TypeError: the result has another form.
-        """
+        """Register the result of a call under its numbers in the journal."""
         if isinstance(described, Ref):
             if type(result) is not GpuRef:
                 raise TypeError(

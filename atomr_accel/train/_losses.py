@@ -75,7 +75,6 @@ def huber(x: Any, target: Any, *, delta: float = 1.0, reduction: LossReduction =
 
     Raises:
         ValueError: as `mse`; also ``delta`` of 0 or less.
-        TypeError: as `mse`.
     """
     _alike(x, target)
     if not delta > 0:
@@ -106,9 +105,6 @@ def bce_with_logits(
 
     Returns:
         As `mse`.
-
-    Raises:
-        ValueError, TypeError: as `mse`.
     """
     _alike(x, target)
     # log(1 + exp(-x)) in a form that does not overflow.
@@ -137,9 +133,6 @@ def kl_div(
 
     Returns:
         As `mse`.
-
-    Raises:
-        ValueError, TypeError: as `mse`.
     """
     _alike(x, target)
     if log_target:

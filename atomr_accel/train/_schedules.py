@@ -73,9 +73,6 @@ class LossScale:
     Attributes:
         value: the present factor.
         good: good steps since it last changed.
-
-    Raises:
-        ValueError: numbers out of range.
     """
 
     def __init__(

@@ -92,8 +92,6 @@ class MemoryMethods(Arrays[Awaited]):
             ValueError: another shape than that of ``out``; two of ``out``, ``sealed`` and
                 ``durable``; ``out`` was made by ``broadcast_to``; a page-locked array whose block
                 was left.
-            GpuRefStale, GpuRefSealed: ``out`` cannot be written.
-            OutOfMemory: the device has too little memory.
             Unsupported: ``sealed`` or ``durable`` is true, and the platform cannot export device
                 memory.
         """
@@ -154,9 +152,7 @@ class MemoryMethods(Arrays[Awaited]):
             ``out``, or a new array.
 
         Raises:
-            GpuRefStale: ``ref`` is of an older generation, or freed.
             ValueError: a ref of another device, ``out`` of another shape or read-only.
-            TypeError: ``out`` of another dtype.
             RuntimeError: called in the block of a batch of this device, or in a task that the block
                 waits for; ``batch.get`` is for that.
             OutOfMemory: the copy on the device does not fit.
@@ -201,9 +197,6 @@ class MemoryMethods(Arrays[Awaited]):
 
         Raises:
             ValueError: shapes differ, both share memory, or ``dst`` is on another device.
-            TypeError: dtypes differ.
-            GpuRefStale, GpuRefSealed: ``src`` cannot be read, or ``dst`` not written.
-            OutOfMemory: the device has too little memory.
         """
         core = self.core
         if lives_elsewhere(core, src):
@@ -240,9 +233,6 @@ class MemoryMethods(Arrays[Awaited]):
             A new ref, whose content is undefined.
 
         Raises:
-            ValueError: a negative dimension.
-            TypeError: a dtype that device memory does not support.
-            OutOfMemory: the device has too little free memory.
             Unsupported: the device cannot share managed memory with a running host.
         """
         return await make_managed(self.core, shape, dtype)
@@ -259,7 +249,6 @@ class MemoryMethods(Arrays[Awaited]):
 
         Raises:
             ValueError: another place, or a buffer of another kind.
-            GpuRefStale: of an older generation, or freed.
         """
         on_device = one_of(to, Place, "to") == "device"
         await on_managed(self.core, ref, "prefetch", lambda at: Prefetch(at, ref.nbytes, on_device))
@@ -278,7 +267,6 @@ class MemoryMethods(Arrays[Awaited]):
 
         Raises:
             ValueError: other advice, or a buffer of another kind.
-            GpuRefStale: of an older generation, or freed.
         """
         one_of(advice, Advice, "advice")
         await on_managed(self.core, ref, "advise", lambda at: Advise(at, ref.nbytes, advice))
@@ -296,7 +284,6 @@ class MemoryMethods(Arrays[Awaited]):
 
         Raises:
             ValueError: anything else, or a buffer of another kind.
-            GpuRefStale: of an older generation, or freed.
         """
         one_of(to, Attachment, "to")
         await on_managed(self.core, ref, "attach", lambda at: Attach(at, to))
@@ -327,7 +314,6 @@ class MemoryMethods(Arrays[Awaited]):
             An object that those libraries accept, with the shape and dtype of ``ref``.
 
         Raises:
-            GpuRefStale: the ref is of an older generation, or freed.
             OutOfMemory: the process has no room for another descriptor.
             Unsupported: the platform cannot export device memory, or the buffer is durable, managed
                 or adopted memory.
@@ -386,7 +372,6 @@ class MemoryMethods(Arrays[Awaited]):
             context manager.
 
         Raises:
-            GpuRefStale: the ref is of an older generation, or freed.
             OutOfMemory: the buffer's own memory, or its descriptor, does not fit.
             Unsupported: the platform cannot export device memory, or the buffer is managed or
                 adopted memory.
@@ -445,7 +430,6 @@ class MemoryMethods(Arrays[Awaited]):
             The snapshot; ``out``, if it was given.
 
         Raises:
-            GpuRefStale: a buffer is of an older generation, or freed.
             ValueError: a ref is of another device, or a view that is not contiguous; ``to`` is this
                 device; ``out`` does not fit, was closed, or is being taken, restored or saved.
             TypeError: ``refs`` are not refs, ``to`` is not a device, or ``out`` is not a snapshot.
@@ -485,7 +469,6 @@ class MemoryMethods(Arrays[Awaited]):
             TypeError: ``snapshot`` is not a snapshot, or ``out`` has other dtypes.
             ValueError: ``out`` has other shapes or is of another device; the snapshot was closed;
                 or it was taken with ``verified=True``, and has changed since then.
-            OutOfMemory: the device has too little memory.
         """
         if not isinstance(snapshot, Snapshot):
             raise TypeError(f"snapshot must be a Snapshot, not {said_of(snapshot)}")
@@ -523,10 +506,6 @@ class MemoryMethods(Arrays[Awaited]):
 
         Args:
             ref: the buffer, or any view of it.
-
-        Raises:
-            GpuRefStale: ``ref`` is of an older generation, or was freed before.
-            ValueError: a ref of another device.
         """
         core = self.core
         require_readable(ref, core.memory, "ref", strided=True)
@@ -575,7 +554,6 @@ class MemoryMethods(Arrays[Awaited]):
             ``ref``.
 
         Raises:
-            GpuRefStale: ``ref`` is of an older generation, or freed.
             ValueError: the buffer is durable or exported, or a batch has deferred calls with it.
             OutOfMemory: the second copy that sealing needs does not fit.
             Unsupported: the platform cannot export device memory, or ``ref`` is a module's
@@ -613,7 +591,6 @@ class MemoryMethods(Arrays[Awaited]):
             ``ref``.
 
         Raises:
-            GpuRefStale: ``ref`` is of an older generation, or freed.
             ValueError: the buffer is sealed or exported, or a batch has deferred calls with it.
             ContextPoisoned: the device has failed before the content was proven.
             OutOfMemory: the second copy that this needs does not fit.
@@ -688,7 +665,6 @@ class MemoryMethods(Arrays[Awaited]):
             ValueError, OverflowError: a dimension that is negative or beyond 64 bits;
                 ``fill_value`` as for ``fill``.
             TypeError: a dtype that device memory does not support; ``fill_value`` as for ``fill``.
-            OutOfMemory: the device has too little memory.
             Unsupported: ``durable`` is true, and the platform cannot export device memory.
         """
         if durable:

@@ -78,7 +78,6 @@ class Pinned:
 
         Raises:
             ValueError: the array is larger than the pool's limit.
-            TypeError: a dtype that device memory does not support.
             AccelError: the device could not page-lock the memory. It is ``OutOfMemory`` if memory,
                 descriptors or address space are short.
         """

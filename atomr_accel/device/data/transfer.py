@@ -69,11 +69,7 @@ class Rebuilt(Exception):
 
 
 def as_host_array(array: Any) -> np.ndarray[Any, Any]:
-    """Return the array for ``put``: C-contiguous, in native byte order, of a supported dtype.
-
-    Raises:
-        TypeError: objects, strings and other unsupported dtypes.
-    """
+    """Return the array for ``put``: C-contiguous, in native byte order, of a supported dtype."""
     if isinstance(array, CoroutineType):
         raise TypeError(f"array must be an array, not {said_of(array)}")
     if isinstance(array, GpuRef):

@@ -126,9 +126,6 @@ class BlasProducts(BlasPart[D]):
         Returns:
             ``out``, or a new buffer of shape (..., m, n); without m where ``a`` has one dimension,
             without n where ``b`` has.
-
-        Raises:
-            ValueError: shapes that do not fit, an argument without dimensions, aliasing.
         """
         compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
 

@@ -182,11 +182,7 @@ class CubPart(Facade[D]):
         self.caches: tuple[Recent[Any, Any], ...] = (self._builds.known,)
 
     def _require(self, **refs: object) -> None:
-        """Check that all of these are buffers, of any kind.
-
-        Raises:
-            TypeError: one of them is not a buffer.
-        """
+        """Check that all of these are buffers, of any kind."""
         for name, ref in refs.items():
             if not isinstance(ref, GpuRef):
                 raise ref_error(ref, self.home.memory, name)

@@ -262,11 +262,7 @@ class CutlassConvolutions(CutlassPart[D]):
 
 
 def _extents(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of what a gradient is of.
-
-    Raises:
-        TypeError, ValueError: it is none.
-    """
+    """The shape of what a gradient is of."""
     if not isinstance(shape, Sequence):
         raise TypeError(f"shape must be whole numbers, one for each axis, not {shape!r}")
     return tuple(whole(size, f"shape[{at}]", 1) for at, size in enumerate(shape))

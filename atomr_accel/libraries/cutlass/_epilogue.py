@@ -282,7 +282,6 @@ def lower(epilogue: Epilogue, shape: Shape, rows: Shape, column: Shape) -> Lower
         column: the shape of a buffer with a number for each row.
 
     Raises:
-        TypeError: dtypes that do not fit.
         ValueError: shapes that do not fit; too many steps; a value that is written twice.
     """
     return _Lowering(shape, rows, column).all_of(epilogue)

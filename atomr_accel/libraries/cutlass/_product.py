@@ -213,12 +213,7 @@ def read_choice(
     stages: int | str,
     swizzle: int | None,
 ) -> KernelChoice:
-    """Read the options that choose a kernel.
-
-    Raises:
-        TypeError: arguments of other types.
-        ValueError: an impossible tile, cluster, schedule or number of stages.
-    """
+    """Read the options that choose a kernel."""
     if schedule not in (*SCHEDULES, "auto"):
         raise ValueError(f"schedule must be 'auto', 'cooperative' or 'pingpong', not {schedule!r}")
     if tile is None:
@@ -255,11 +250,7 @@ def _triple(sizes: Sequence[int], name: str) -> Triple:
 
 
 def check(given: MatmulArguments, device: DeviceView, memory: MemoryMap) -> CutlassProduct:
-    """A product, with everything about it that can be wrong looked at.
-
-    Raises:
-        ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed: as ``Cutlass.matmul``.
-    """
+    """A product, with everything about it that can be wrong looked at."""
     a, b = given.a, given.b
     first, second = given.names
     others: dict[str, object] = {"bias": given.bias, "c": given.c, "out": given.out}
@@ -311,11 +302,7 @@ def check(given: MatmulArguments, device: DeviceView, memory: MemoryMap) -> Cutl
 
 
 def spec_of(given: MatmulArguments, dtype: str, lowered: LoweredEpilogue) -> CutlassSpec:
-    """Return the description of a product, without tiles.
-
-    Raises:
-        TypeError: sums of a dtype that cannot be converted to this one.
-    """
+    """Return the description of a product, without tiles."""
     if dtype == "int32" and lowered.node.op != ACCUMULATOR:
         raise TypeError("sums of int8 with an epilogue are float32: give a dtype for the result")
     a, source = NAMES[given.a.dtype], lowered.source

@@ -295,11 +295,7 @@ class LinalgPart(ArrayPart[D]):
 
 
 def solved_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which numbers are solved: float64 for whole ones.
-
-    Raises:
-        TypeError: there is none.
-    """
+    """The dtype in which numbers are solved: float64 for whole ones."""
     if NAMES[dtype] in DTYPES_OF:
         return dtype
     if dtype.kind in "biu":

@@ -84,11 +84,7 @@ def texels(ref: GpuRef, channels: object, what: str) -> Texels:
 
 
 def check_extent(extent: Sequence[int]) -> None:
-    """A CUDA array may be so large.
-
-    Raises:
-        ValueError: it may not.
-    """
+    """Check that a CUDA array may be so large."""
     largest = _LARGEST[len(extent)]
     for axis, (size, most) in enumerate(zip(extent, largest, strict=True)):
         if not 1 <= size <= most:

@@ -192,12 +192,7 @@ def takes_tensor_maps(size: tuple[int, int] | None) -> bool:
 
 
 def _sizes(name: str, given: object, axes: int, most: int) -> tuple[int, ...]:
-    """Whole numbers for each axis.
-
-    Raises:
-        TypeError: they are no such numbers.
-        ValueError: they are too many, too few, too large or too small.
-    """
+    """Whole numbers for each axis."""
     try:
         sizes = tuple(map(operator.index, given))  # type: ignore[call-overload]
     except TypeError:

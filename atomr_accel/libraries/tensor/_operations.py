@@ -141,7 +141,6 @@ class TensorOperations(Facade[D]):
         Raises:
             ValueError: modes that do not fit, or come twice in an array; operands without elements,
                 which ``einsum`` takes.
-            TypeError: unequal or unsupported dtypes.
             LibraryMissing: cuTENSOR is not installed.
             Unsupported: cuTENSOR does not support the operation.
         """
@@ -194,9 +193,6 @@ class TensorOperations(Facade[D]):
 
         Returns:
             ``out``, or a new C-contiguous buffer.
-
-        Raises:
-            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         arrays, labels = (a, b, c), (modes_a, modes_b, modes_c)
         call = TensorCall(
@@ -238,9 +234,6 @@ class TensorOperations(Facade[D]):
 
         Returns:
             ``out``, or a new C-contiguous buffer.
-
-        Raises:
-            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         if op not in REDUCTIONS:
             raise ValueError(f"op must be one of {', '.join(map(repr, REDUCTIONS))}, not {op!r}")
@@ -274,9 +267,6 @@ class TensorOperations(Facade[D]):
 
         Returns:
             ``out``, or a new C-contiguous buffer.
-
-        Raises:
-            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         call = TensorCall(OperationKind.PERMUTE, (a,), (modes_a,), modes, None, out, (alpha,))
         return self._request(call, (op_a,), compute_type)
@@ -316,9 +306,6 @@ class TensorOperations(Facade[D]):
 
         Returns:
             ``out``, or a new C-contiguous buffer.
-
-        Raises:
-            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         labels = modes_a, modes_c
         call = TensorCall(OperationKind.BINARY, (a, c), labels, modes_c, None, out, (alpha, gamma))
@@ -369,9 +356,6 @@ class TensorOperations(Facade[D]):
 
         Returns:
             ``out``, or a new C-contiguous buffer.
-
-        Raises:
-            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         arrays, labels = (a, b, c), (modes_a, modes_b, modes_c)
         call = TensorCall(

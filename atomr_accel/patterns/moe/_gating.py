@@ -134,7 +134,6 @@ def route(
 
     Raises:
         ValueError: more choices than experts, or shapes that do not fit.
-        TypeError: dtypes that do not fit.
     """
     experts = router.shape[-1]
     if gating.top_k > experts:

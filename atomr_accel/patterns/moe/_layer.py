@@ -63,12 +63,7 @@ def mixture_of_experts(
 
 
 def check_tokens(x: Any, d: int, dtype: np.dtype[Any]) -> None:
-    """Tokens are as the experts want them.
-
-    Raises:
-        ValueError: another shape.
-        TypeError: another dtype.
-    """
+    """Tokens are as the experts want them."""
     if len(x.shape) != 2 or x.shape[1] != d:
         raise ValueError(f"x must have shape (tokens, {d}), not {tuple(x.shape)}")
     if x.dtype != dtype:
