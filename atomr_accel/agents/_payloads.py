@@ -108,11 +108,7 @@ class PayloadTable(CheckedTables):
     )
 
     def verify(self) -> None:
-        """Compare all payloads with their checksums.
-
-        Raises:
-            FilesDamaged: one does not fit.
-        """
+        """Compare all payloads with their checksums."""
         with self._told():
             (found,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
             (wrong,) = self._connection.execute(
@@ -122,11 +118,7 @@ class PayloadTable(CheckedTables):
             raise FilesDamaged(f"{self._path} does not fit its checksums")
 
     def write(self, changes: Sequence[tuple[int, str | None]]) -> None:
-        """Set payloads in one transaction; None removes one.
-
-        Raises:
-            FilesFailed: the file system refuses, and nothing has changed.
-        """
+        """Set payloads in one transaction; None removes one."""
         kept = [(key, text, checksum(key, text)) for key, text in changes if text is not None]
         gone = [(key,) for key, text in changes if text is None]
         with self._change() as connection:

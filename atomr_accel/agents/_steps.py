@@ -130,11 +130,7 @@ class SteppedState(Generic[S]):
         return encode({name: encode(getattr(state, name)) for name in self.types})
 
     def decode(self, data: bytes) -> S:
-        """Return the state that `encode` made bytes of.
-
-        Raises:
-            FilesForeign: it was made of a class with other fields.
-        """
+        """Return the state that `encode` made bytes of."""
         fields = msgspec.msgpack.decode(data, type=dict[str, bytes])
         made = {}
         for name, value in fields.items():

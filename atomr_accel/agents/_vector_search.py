@@ -42,9 +42,6 @@ class VectorSearcher:
         store: the rows.
         approximate: how to search approximately, or None.
         workspace: bytes of products at a time.
-
-    Raises:
-        TypeError, Unsupported, ModuleNotFoundError: as `open_vector_index`.
     """
 
     def __init__(

@@ -82,12 +82,7 @@ class MessageTable:
         return kind.__name__, msgspec.msgpack.encode(message)
 
     def decode(self, name: str, body: bytes) -> Message[Any]:
-        """Return a message that came.
-
-        Raises:
-            UnhandledMessage: its name is not declared here.
-            ValueError: its fields do not fit.
-        """
+        """Return a message that came."""
         if name not in self._decoders:
             raise UnhandledMessage(f"no message {name!r} is declared here", path="")
         try:

@@ -256,7 +256,6 @@ class Device(MemoryMethods, Libraries[Awaited]):
             ContextPoisoned, GpuRefStale: the error of the last attempt, with notes on the earlier
                 ones. ``GpuRefStale`` is raised at once if no fault happened during the call, and
                 ``KernelHung`` if an op of this call has hung (``error.culprit``).
-            DeviceLost: the device is gone for good.
             Exception: any other error of the function, which is then not called again. An exception
                 group leads to another call if all errors in it do.
         """
@@ -316,9 +315,6 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
         Returns:
             The recording, to be entered once and replayed any number of times.
-
-        Raises:
-            TypeError: an input is not a ``GpuRef``, or ``shared`` is not a bool.
         """
         if not isinstance(shared, bool):
             raise TypeError(f"shared must be True or False, not {said_of(shared)}")
@@ -370,9 +366,6 @@ class Device(MemoryMethods, Libraries[Awaited]):
         Returns:
             The health, and the reasons if something is wrong. It never raises because of the
             device's state.
-
-        Raises:
-            ValueError: ``within`` is not positive.
         """
         return await self._health.check(within, gpus)
 

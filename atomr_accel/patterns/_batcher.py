@@ -250,9 +250,6 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
 
         Batches that have begun are not affected, and no waiting request is refused. If this raises,
         nothing has changed.
-
-        Raises:
-            RuntimeError: the batcher lives in the trio run of another thread.
         """
         if get_ident() != self._thread:
             raise elsewhere("batcher", "run_sync(partial(batcher.tune, ...))")

@@ -187,9 +187,6 @@ class FairShare(Service, metaclass=NoPublicConstructor):
         """Change how many slots there are, and the weights of those named, from now on.
 
         If this raises, nothing has changed.
-
-        Raises:
-            RuntimeError: the fair share lives in the trio run of another thread.
         """
         if get_ident() != self._thread:
             raise elsewhere("fair share", "run_sync(partial(share.tune, ...))")

@@ -149,9 +149,6 @@ class SparseGrid(Simulation):
 
         Args:
             positions: whole numbers of shape (n, 2) or (n, 3), in the order of the shape's axes.
-
-        Raises:
-            TypeError, ValueError: positions that are not of cells.
         """
         blocks, inner = self._addressed(positions)
 

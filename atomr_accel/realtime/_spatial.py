@@ -86,9 +86,6 @@ class SpatialIndex:
             points: float32 of shape (n, 2) or (n, 3), at least one.
             cell: length of a cell's side; by default such that a cell has about two points. The
                 number of cells is at most four times that of points, and at least 64.
-
-        Raises:
-            TypeError, ValueError: no such points, or a wrong length.
         """
         check_instance("device", device, Device)
         made = array_of(points, "points", (None, None))
@@ -112,7 +109,6 @@ class SpatialIndex:
             any may come last.
 
         Raises:
-            TypeError, ValueError: a wrong argument.
             ContextPoisoned, DeviceLost: the device does not come back.
         """
         asked, count = self._asked(queries, "queries"), whole(k, "k", 1, MOST)

@@ -230,11 +230,7 @@ class Simulation(Service):
 
     @final
     async def read(self, name: str) -> np.ndarray[Any, Any]:
-        """Return a buffer of the state as a host array.
-
-        Raises:
-            ValueError: the state has no such buffer.
-        """
+        """Return a buffer of the state as a host array."""
         if name not in self.state:
             raise ValueError(f"name must be one of {', '.join(self.state)}, not {name!r}")
 
@@ -252,9 +248,6 @@ class Simulation(Service):
         Args:
             name: the buffer's name.
             array: finite numbers of the buffer's shape.
-
-        Raises:
-            TypeError, ValueError: no such buffer, or an array that does not fit it.
         """
         if name not in self.state:
             raise ValueError(f"name must be one of {', '.join(self.state)}, not {name!r}")
@@ -298,9 +291,6 @@ class Simulation(Service):
         Args:
             hz: steps per second, from 0.001 to 100000.
             frames: number of frames after which it returns.
-
-        Raises:
-            TypeError, ValueError: a wrong argument.
         """
         dt = 1 / number(hz, "hz", 0.001, 1e5)
         left = math.inf if frames is None else whole(frames, "frames", 1)

@@ -60,9 +60,6 @@ def view_of(
 
     Returns:
         The view.
-
-    Raises:
-        ValueError: the view is not inside that memory.
     """
     kind, block = as_dtype(dtype), ref.block.base
     nbytes = math.prod(shape) * kind.itemsize
@@ -107,11 +104,7 @@ class Restorer:
         self.lost: Final[dict[int, str]] = {}
 
     async def value(self, value: Value) -> Any:
-        """Return the value of an argument.
-
-        Raises:
-            Missing: it cannot be made again.
-        """
+        """Return the value of an argument."""
         if value is None or isinstance(value, bool | int | float | str):
             return value
         made = _PLAIN.get(type(value))

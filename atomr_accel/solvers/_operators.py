@@ -73,11 +73,7 @@ class LinearSystem:
 def system(
     device: Device, a: Operator, b: GpuRef, m: Operator | None, callback: object
 ) -> LinearSystem:
-    """A system of what a caller gave.
-
-    Raises:
-        TypeError: no operators, no function, or dtypes that solvers have not.
-    """
+    """A system of what a caller gave."""
     require_floats(device, b, "b")
     if b.ndim != 1:
         raise ValueError(f"b must have one dimension, not shape {b.shape}")

@@ -152,7 +152,6 @@ class Trainer(Service, ABC):
             LossNotFinite: a loss or gradient is infinite or NaN; nothing was changed.
             ReplicasDiffer: replicas differ, and no majority is right.
             DeviceLost, ContextPoisoned: no device is left, or a step has failed ``attempts`` times.
-            ValueError, TypeError: a batch of another form.
         """
         if isinstance(data, TrainingData):
             data = data.since(self.steps)

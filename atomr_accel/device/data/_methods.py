@@ -246,9 +246,6 @@ class MemoryMethods(Arrays[Awaited]):
         Args:
             ref: a buffer made by ``managed``, or a view of it.
             to: ``"device"`` or ``"host"``.
-
-        Raises:
-            ValueError: another place, or a buffer of another kind.
         """
         on_device = one_of(to, Place, "to") == "device"
         await on_managed(self.core, ref, "prefetch", lambda at: Prefetch(at, ref.nbytes, on_device))
@@ -264,9 +261,6 @@ class MemoryMethods(Arrays[Awaited]):
             advice: ``"read_mostly"``; ``"prefer:device"`` or ``"prefer:host"``, the preferred
                 place; or ``"accessed_by:device"`` or ``"accessed_by:host"``, the side that should
                 access it without moving it. The prefix ``"unset_"`` takes an advice back.
-
-        Raises:
-            ValueError: other advice, or a buffer of another kind.
         """
         one_of(advice, Advice, "advice")
         await on_managed(self.core, ref, "advise", lambda at: Advise(at, ref.nbytes, advice))
@@ -281,9 +275,6 @@ class MemoryMethods(Arrays[Awaited]):
             ref: a buffer made by ``managed``.
             to: ``"global"``: any stream; ``"host"``: only the CPU; ``"single"``: only the stream on
                 which data moves.
-
-        Raises:
-            ValueError: anything else, or a buffer of another kind.
         """
         one_of(to, Attachment, "to")
         await on_managed(self.core, ref, "attach", lambda at: Attach(at, to))
@@ -619,7 +610,6 @@ class MemoryMethods(Arrays[Awaited]):
             GpuRefStale: bytes have changed, and the error says where; from now on the buffer is
                 stale. Or ``ref`` was freed, or is of an older generation.
             ValueError: the buffer is neither sealed nor durable.
-            ContextPoisoned: the device has failed meanwhile.
             Unsupported: the backend has no digests.
         """
         return await self.core.durables.check(ref)
@@ -662,9 +652,6 @@ class MemoryMethods(Arrays[Awaited]):
             A new ref.
 
         Raises:
-            ValueError, OverflowError: a dimension that is negative or beyond 64 bits;
-                ``fill_value`` as for ``fill``.
-            TypeError: a dtype that device memory does not support; ``fill_value`` as for ``fill``.
             Unsupported: ``durable`` is true, and the platform cannot export device memory.
         """
         if durable:

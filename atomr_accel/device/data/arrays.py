@@ -84,11 +84,6 @@ class Arrays(Evaluating[D]):
 
         Returns:
             A new ref.
-
-        Raises:
-            ValueError, OverflowError: a dimension that is negative or beyond 64 bits;
-                ``fill_value`` as for ``fill``.
-            TypeError: a dtype that device memory does not support; ``fill_value`` as for ``fill``.
         """
         kind = as_dtype(np.asarray(fill_value).dtype if dtype is None else dtype)
         return self._full(shape, element_of(fill_value, kind), kind)

@@ -109,9 +109,6 @@ async def in_thread(
 
     An idle worker thread may keep its last result for long, such as an error whose frames hold
     buffers. The function's result is therefore passed in another object.
-
-    Raises:
-        OutOfMemory: the process has no room for another thread.
     """
     job: list[Any] = [function]
     del function
@@ -138,11 +135,7 @@ async def arranged(array: Any) -> np.ndarray[Any, Any]:
 
 
 def room_for(ref: GpuRef) -> np.ndarray[Any, Any]:
-    """An array for the content of a buffer.
-
-    Raises:
-        OutOfMemory: the program has no room for it.
-    """
+    """An array for the content of a buffer."""
     try:
         return np.empty(ref.shape, ref.dtype)
     except MemoryError as error:

@@ -202,9 +202,6 @@ class Creation(ArrayPart[D]):
             fill_value: a number.
             dtype: its dtype; by default that of the number.
             device: this device's name, or None.
-
-        Raises:
-            TypeError: no number, or no dtype of device memory.
         """
         self._check_device(device)
         value = _number(fill_value, "fill_value")

@@ -71,7 +71,6 @@ class Joining(Manipulation[D]):
         Raises:
             ValueError: a mask of another length, or more than 64 KiB of positions.
             TypeError: positions on the device, as they do not say how many differ.
-            Unsupported: a mask on the device, in a batch or a recording.
         """
         ref = self._ref(arr, "arr")
         at = 0 if axis is None else normalize_axis_index(axis, ref.ndim)

@@ -91,9 +91,6 @@ class Manipulation(ArrayPart[D]):
             x: the elements where ``condition`` holds.
             y: the other elements.
             out: the buffer for the result.
-
-        Raises:
-            TypeError: none of them is on the device.
         """
         return self._evaluated(self._made(np.where, condition, x, y), out)
 

@@ -90,9 +90,6 @@ class Level1(RowRoutines[D]):
 
         Returns:
             ``(x, y)``.
-
-        Raises:
-            TypeError: unequal or unsupported dtypes, a complex ``c``.
         """
         return self._routine("rot", x=x, y=y, c=c, s=s)
 

@@ -317,9 +317,6 @@ class Level3(RowRoutines[D]):
 
         Returns:
             ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, aliasing with a transposed input.
         """
         if b is None:  # 0 times a again is as good as zeros
             b, beta, trans_b = a, 0.0, trans_a
@@ -348,8 +345,5 @@ class Level3(RowRoutines[D]):
 
         Returns:
             ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, aliasing with ``x``.
         """
         return self._routine("dgmm", a=a, x=x, side=side, out=out)

@@ -90,12 +90,7 @@ def on_the_right(side: Side) -> bool:
 
 
 def scalar(value: Any, dtype: np.dtype[Any], name: str) -> Scalar:
-    """A number as messages carry it: two parts for complex dtypes.
-
-    Raises:
-        TypeError: no number, or a complex one for a real dtype.
-        ValueError: an integer that is too large for a float.
-    """
+    """A number as messages carry it: two parts for complex dtypes."""
     if not isinstance(value, numbers.Number):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
     number: Any = value

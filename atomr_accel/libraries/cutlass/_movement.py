@@ -55,7 +55,6 @@ class Movement(NamedTuple):
             b: the shape of the second one.
 
         Raises:
-            ValueError, TypeError: shapes or options that do not fit.
             Unsupported: what kernels do not have.
         """
         w = b if self.filters is None else self.filters

@@ -181,12 +181,7 @@ def read(
     fast_accum: bool = True,
     movement: Movement | None = None,
 ) -> MatmulArguments:
-    """The arguments, each of its type.
-
-    Raises:
-        TypeError: one is of another.
-        ValueError: beta, and nothing that it scales.
-    """
+    """The arguments, each of its type."""
     if epilogue is not None and not isinstance(epilogue, Epilogue):
         raise TypeError(
             "epilogue must be an expression of device.cutlass.accumulator, not "
@@ -430,9 +425,6 @@ def chosen(spec: CutlassSpec, choice: KernelChoice, sizes: Sizes) -> tuple[Cutla
 
     Returns:
         It, and a swizzle.
-
-    Raises:
-        ValueError: no kernel can have these.
     """
     m, n, *_ = sizes
     tile = choice.tile
@@ -477,11 +469,7 @@ def space(
     schedules: Sequence[str] | None,
     swizzles: Sequence[int],
 ) -> list[tuple[CutlassSpec, int]]:
-    """All that is tried, without what no kernel can have.
-
-    Raises:
-        ValueError: one of them is empty, or nothing is left.
-    """
+    """All that is tried, without what no kernel can have."""
     given = {"tiles": tiles, "clusters": clusters, "schedules": schedules, "swizzles": swizzles}
     for name, wanted in given.items():
         if wanted is not None and not len(wanted):

@@ -58,8 +58,6 @@ def texels(ref: GpuRef, channels: object, what: str) -> Texels:
         what: name in errors, such as ``"a Texture"``.
 
     Raises:
-        TypeError: ``ref`` is not an array.
-        ValueError: an axis of another length, or too many axes, or none.
         Unsupported: elements that texture units do not support.
     """
     if not isinstance(ref, GpuRef):

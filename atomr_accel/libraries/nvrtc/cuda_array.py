@@ -98,7 +98,6 @@ class ArrayMemory:
         """Return the block that stands for the array. Rebuild the array after a fault if possible.
 
         Raises:
-            ValueError: it is of another device.
             GpuRefStale: it was freed; or a fault ended it together with its source; or this is a
                 recording, which cannot rebuild it.
         """

@@ -180,10 +180,6 @@ class Position:
             memory: the memory in which it must be.
             reads: gets its block, if the kernel only reads it.
             writes: gets its block, if the kernel may write it.
-
-        Raises:
-            TypeError: it is not a buffer, or is one of another element type.
-            ValueError, GpuRefStale, GpuRefSealed: as for all buffers.
         """
         if arg is None:
             return NULL

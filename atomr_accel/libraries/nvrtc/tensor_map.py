@@ -162,10 +162,6 @@ class TensorMap:
             name: name of the buffer in errors.
             reads: gets the buffer's block, if the kernel only loads from it.
             writes: gets the buffer's block otherwise.
-
-        Raises:
-            ValueError: the buffer does not begin at a multiple of 16 bytes.
-            TypeError, ValueError, GpuRefStale, GpuRefSealed: as for all buffers.
         """
         ref = preparer.stand_in(self.ref)
         block = (require_writable if self.written else require_readable)(ref, preparer.memory, name)

@@ -213,10 +213,6 @@ class Texture:
             name: name of the buffer in errors.
             reads: gets the block of the array.
             writes: gets nothing.
-
-        Raises:
-            ValueError: the buffer is not aligned for textures.
-            TypeError, ValueError, GpuRefStale: as for all buffers.
         """
         del writes
         layout, array, address = self._layout(), 0, 0

@@ -95,8 +95,6 @@ def event_rate(lam: Any, dtype: str, kind: GeneratorKind) -> float:
     """Return the mean of a Poisson distribution.
 
     Raises:
-        TypeError: it is not a number.
-        ValueError: it is negative, NaN, or too large for the dtype.
         Unsupported: it is too large for a quasi-random sequence.
     """
     rate = real(lam, "lam", finite=False)

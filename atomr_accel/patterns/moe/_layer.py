@@ -47,7 +47,6 @@ def mixture_of_experts(
         are unrouted count as dropped; ``Routing.unrouted`` is their number.
 
     Raises:
-        ValueError, TypeError: shapes and dtypes that do not fit.
         Unsupported: without a capacity, sizes of products depend on what the device finds out.
     """
     if gating.capacity_factor is None:

@@ -342,8 +342,6 @@ async def open_moe(
             ``Call(x)``. The weights stay on the devices while it is started again.
 
     Raises:
-        ValueError: shapes of weights that do not fit, fewer experts than devices or choices.
-        TypeError: dtypes of weights that do not fit.
         RankFailed: a device has faulted before it had its weights.
     """
     gating = Gating() if gating is None else gating
