@@ -178,9 +178,6 @@ class BlasProducts(BlasPart[D]):
             dtype: as for ``gemm``.
             compute_type: as for ``gemm``.
             allow_tf32: as for ``gemm``.
-
-        Returns:
-            ``out``, or new buffers.
         """
         compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
         return self._list(
@@ -218,9 +215,6 @@ class BlasProducts(BlasPart[D]):
             trans_b: as for ``gemm``.
             compute_type: as for ``gemm``.
             allow_tf32: as for ``gemm``.
-
-        Returns:
-            ``out``, or new buffers.
 
         Raises:
             Unsupported: the cuBLAS that is installed is older.

@@ -83,9 +83,6 @@ class CutlassConvolutions(CutlassPart[D]):
             stages: tiles that are loaded ahead.
             swizzle: how many tiles follow each other along the shorter side.
 
-        Returns:
-            ``out``, or a new buffer.
-
         Raises:
             Unsupported: channels that are not last, groups, a stride over 8, or a device without
                 kernels. Also padding or filters that reach further than TMA can count. Its limits

@@ -129,9 +129,6 @@ class SparseLt(Facade[D]):
                 pruned too.
             out: where to put the result: of the same shape and dtype, not in the memory of ``a``.
 
-        Returns:
-            ``out``, or a new buffer.
-
         Raises:
             ValueError: extents that are not the required multiples, another ``alg``, or ``out``
                 shares memory with ``a``.
@@ -255,9 +252,6 @@ class SparseLt(Facade[D]):
             order: how a new result lies: "C" by rows, "F" by columns.
             autotune: the first time, run the library's algorithms on these operands and keep the
                 fastest.
-
-        Returns:
-            ``out``, or a new buffer.
 
         Raises:
             TypeError: dtypes that do not fit, no compressed matrix.
