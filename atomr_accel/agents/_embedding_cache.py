@@ -197,9 +197,6 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
 
         Returns:
             Whether there was one.
-
-        Raises:
-            TypeError: the key cannot be hashed.
         """
         await trio.lowlevel.checkpoint()
         _check_key(key)

@@ -234,9 +234,6 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
         Args:
             question: what to look for.
             k: how many to find, up to 512.
-
-        Raises:
-            TypeError, ValueError: the question is not a string, or ``k`` is wrong.
         """
         check_instance("question", question, str)
         wanted = count(k, "k")

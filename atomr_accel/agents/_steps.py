@@ -153,12 +153,7 @@ class SteppedState(Generic[S]):
 
 
 def encode(value: Any) -> bytes:
-    """Return plain values and arrays as bytes.
-
-    Raises:
-        TypeError: anything else.
-        ValueError: a whole number of more than 64 bits, a string that is not Unicode.
-    """
+    """Return plain values and arrays as bytes."""
     try:
         return msgspec.msgpack.encode(value, enc_hook=_encoded)
     except OverflowError as error:
@@ -257,9 +252,6 @@ class StepGraph(Generic[S]):
     Args:
         state: a dataclass or a ``msgspec.Struct``, of plain values and NumPy arrays. Updates of a
             field annotated as ``Annotated[T, function]`` are joined by ``function(old, update)``.
-
-    Raises:
-        TypeError: another kind of class, or a field of a type that cannot be kept.
     """
 
     def __init__(self, state: type[S]) -> None:
@@ -283,9 +275,6 @@ class StepGraph(Generic[S]):
             function: ``async def node(state, step)``, which returns the fields it sets, or None.
                 ``step`` is its `StepContext`.
             retry: how often it is tried. By default twice after a fault of a device.
-
-        Raises:
-            ValueError: the name is taken, or ``"start"`` or ``"end"``.
         """
         if not callable(function):
             raise TypeError(f"a node must be an async function, not {function!r}")
@@ -312,9 +301,6 @@ class StepGraph(Generic[S]):
             reads: fields with arrays, copied to the device.
             writes: fields that it sets, as arrays.
             retry: how often it is tried, recording included. By default twice after a fault.
-
-        Raises:
-            ValueError: a name that is taken, a field that the state has not.
         """
         if not callable(function):
             raise TypeError(f"a node must be a function of a recording, not {function!r}")

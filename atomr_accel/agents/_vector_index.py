@@ -357,9 +357,6 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
 
         Returns:
             The nearest vectors: k, or all there are. Approximate search may miss some.
-
-        Raises:
-            TypeError, ValueError: the query, ``k``, ``where`` or ``probes`` is wrong; see `insert`.
         """
         vector = self._vectors(query, "query", None, one=True)[0]
         asked = _IndexQuery(vector, _as_k(k), as_filter(where), self._searcher.as_probes(probes))
@@ -433,7 +430,6 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
 
         Raises:
             IdUnknown: an id is not in the index.
-            TypeError, ValueError: ids of a wrong type.
         """
         numbers = _as_ids(ids).tolist()
         places = [(key, self._store.place(key)) for key in numbers]

@@ -172,8 +172,6 @@ class FairShare(Service, metaclass=NoPublicConstructor):
                 could not be shared out.
 
         Raises:
-            ValueError: the cost is not positive and finite, or the tenant's name is malformed.
-            TypeError: the cost is not a number.
             Overloaded: by the ``async with``: too many of the tenant's requests wait already.
             Closed: by the ``async with``: the block was left.
         """

@@ -177,7 +177,6 @@ class SparseGrid(Simulation):
             values: finite numbers of shape (n,).
 
         Raises:
-            TypeError, ValueError: positions that are not of cells, or values that do not fit.
             OutOfMemory: more blocks than the grid's capacity. The grid is as before.
         """
         blocks, inner = self._addressed(positions)

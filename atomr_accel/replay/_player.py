@@ -177,9 +177,6 @@ async def state_at(
     Returns:
         A ref to each whole buffer by its number in the journal, with the shape and dtype of its
         first mention.
-
-    Raises:
-        ValueError: the journal has no call of this number.
     """
     number = count(number, "number", 0)
     async with reading(path) as recorded:

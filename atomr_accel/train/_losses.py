@@ -46,10 +46,6 @@ def mse(x: Any, target: Any, *, reduction: LossReduction = "mean") -> Any:
 
     Returns:
         An expression: a scalar, or the shape of ``x``.
-
-    Raises:
-        ValueError: other shapes, or another reduction.
-        TypeError: arguments that are no arrays of a device.
     """
     _alike(x, target)
     return _reduced(np.square(x - target), reduction)
@@ -72,9 +68,6 @@ def huber(x: Any, target: Any, *, delta: float = 1.0, reduction: LossReduction =
 
     Returns:
         As `mse`.
-
-    Raises:
-        ValueError: as `mse`; also ``delta`` of 0 or less.
     """
     _alike(x, target)
     if not delta > 0:

@@ -20,9 +20,6 @@ def cosine(peak: float, *, steps: int, warmup: int = 0, floor: float = 0.0) -> S
         steps: number of steps until the floor; it stays there.
         warmup: number of steps of the rise, at most ``steps``.
         floor: the last learning rate.
-
-    Raises:
-        ValueError: ``warmup`` above ``steps``, or negative numbers.
     """
     _check(steps, warmup, floor)
 

@@ -686,11 +686,7 @@ class MemoryMethods(Arrays[Awaited]):
         return ref
 
     async def _adopt(self, ref: GpuRef) -> None:
-        """Make a new buffer durable, and wait until its content is proven.
-
-        Raises:
-            Rebuilt: it became stale before that.
-        """
+        """Make a new buffer durable, and wait until its content is proven."""
         core = self.core
         if ref.block.epoch is not core.memory.epoch:
             raise Rebuilt
@@ -709,8 +705,6 @@ class MemoryMethods(Arrays[Awaited]):
             A new ref of the same shape and dtype.
 
         Raises:
-            ValueError: the buffer is not sealed.
-            GpuRefStale: the buffer was freed.
             OutOfMemory: the copy does not fit.
         """
         require_readable(ref, self.core.memory, "ref", strided=True)

@@ -170,11 +170,7 @@ class Pinned:
     # --- for transfers -------------------------------------------------------------------
 
     def find(self, data: np.ndarray[Any, Any]) -> int | None:
-        """The address of page-locked data; None for ordinary memory.
-
-        Raises:
-            ValueError: it lies in memory that was given back.
-        """
+        """The address of page-locked data; None for ordinary memory."""
         if not self._pool.has_any:
             return None
         address = self._pool.address_of(data.__array_interface__["data"][0])

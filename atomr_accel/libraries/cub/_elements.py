@@ -141,7 +141,6 @@ class Elements(CubPart[D]):
             An array of ``bins`` counts.
 
         Raises:
-            ValueError: no bins, or edges that are not in order, or too far apart for a float64.
             Unsupported: on CUDA, 2**31 elements or more.
         """
         self._require(x=x)

@@ -201,8 +201,6 @@ class Selections(CubPart[D]):
             A view of the first ``count`` elements.
 
         Raises:
-            TypeError: ``count`` is not an int64.
-            ValueError: ``count`` has more than one element, or ``x`` other than one dimension.
             Unsupported: in a batch or a recording, which cannot wait for an answer.
         """
 

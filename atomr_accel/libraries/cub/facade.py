@@ -52,9 +52,6 @@ class Cub(CubReductions[D], Sorts[D], Selections[D], Elements[D]):
 
         Returns:
             What algorithms take as an operator. It is compiled when one is built with it.
-
-        Raises:
-            ValueError: the source has no such name.
         """
         return Operator(source, name, cpu)
 

@@ -136,11 +136,7 @@ class Movement(NamedTuple):
 
 
 def _reached(window: ImageWindow) -> ImageWindow:
-    """A window that TMA can gather.
-
-    Raises:
-        Unsupported: it cannot.
-    """
+    """A window that TMA can gather."""
     refused = window.refusal()
     if refused is not None:
         raise Unsupported(f"{refused}; device.dnn has no such limit")

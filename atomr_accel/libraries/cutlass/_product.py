@@ -310,11 +310,7 @@ def spec_of(given: MatmulArguments, dtype: str, lowered: LoweredEpilogue) -> Cut
 
 
 def require_device(device: DeviceView) -> None:
-    """The device is one that kernels are for.
-
-    Raises:
-        Unsupported: it is not.
-    """
+    """Check that the device is one that kernels are for."""
     info = device.info
     if info is not None and info.compute_capability not in ((0, 0), _CAPABILITY):
         major, minor = info.compute_capability

@@ -208,9 +208,6 @@ class DerivedFunctions(MatrixFunctions[D]):
         Args:
             a: the first ``ind`` axes have as many elements as the others.
             ind: how many of the axes count as rows.
-
-        Raises:
-            ValueError: ``ind`` is not above 0.
         """
         x, count = self._operand(a, "a"), operator.index(ind)
         if count <= 0:

@@ -218,7 +218,6 @@ class MatrixFunctions(Systems[D], SolverFactorizations[D], Spectra[D]):
         Raises:
             LinAlgError: n is negative and a matrix is singular, once that is known; or matrices are
                 not square.
-            TypeError: n is not an integer, or an unsupported dtype.
         """
         exponent = whole(n, "n")
 

@@ -133,7 +133,6 @@ class Spectra(LinalgPart[D]):
         Raises:
             ValueError: an unknown algorithm; ``k`` with one that does not take it, or out of
                 range, or without ``compute_uv``.
-            TypeError: ``k`` is not a whole number, or an unsupported dtype.
         """
         largest = None if k is None else whole(k, "k")
         if hermitian and (algorithm is not None or k is not None):
@@ -446,9 +445,6 @@ class Spectra(LinalgPart[D]):
 
         Returns:
             Shape (..., n, m).
-
-        Raises:
-            ValueError: both ``rcond`` and ``rtol``.
         """
         if rcond is not None and rtol is not None:
             raise ValueError("rcond must be None where rtol is given; use only one of them")
@@ -568,9 +564,6 @@ class Spectra(LinalgPart[D]):
 
         Returns:
             Shape (...), int64.
-
-        Raises:
-            ValueError: both ``tol`` and ``rtol``.
         """
         if tol is not None and rtol is not None:
             raise ValueError("tol must be None where rtol is given; use only one of them")

@@ -70,9 +70,6 @@ class Systems(LinalgPart[D]):
 
         Returns:
             An array of b's shape, broadcast. NaN for singular matrices.
-
-        Raises:
-            ValueError: shapes that do not fit; a precision that is not lower.
         """
 
         def build(steps: LinalgSteps) -> GpuRef:

@@ -222,9 +222,6 @@ class Moe(InCallers, metaclass=NoPublicConstructor):
 
         Returns:
             The results, where the tokens are.
-
-        Raises:
-            ValueError: another number of parts, or as above.
         """
         if len(parts) != len(self._devices):
             raise ValueError(f"{len(self._devices)} devices take as many parts, not {len(parts)}")
