@@ -32,7 +32,7 @@ class TakesTurns(Service):
         self._over: BaseException | None = None
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Make what is on the device, or take it up again after a restart."""
+        """Prepare the device, or take up the work again after a restart."""
         async with self._lock:
             await self.device.retry(self._revive)
         task_status.started()
@@ -58,4 +58,4 @@ class TakesTurns(Service):
 
     @abstractmethod
     async def _revive(self) -> None:
-        """Make what is on the device, unless it is there."""
+        """Make the buffers and recordings of the service, unless they are there."""

@@ -1,4 +1,4 @@
-"""What stand-ins for vendors' libraries have in common."""
+"""Base of stand-ins for vendors' libraries."""
 
 from __future__ import annotations
 
