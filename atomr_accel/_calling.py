@@ -74,9 +74,6 @@ def check_options(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> No
     Args:
         function: the function to be called.
         kwargs: the named arguments.
-
-    Raises:
-        TypeError: there is one.
     """
     if kwargs and _options_of(function) is not None:
         known = _known(function)

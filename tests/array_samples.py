@@ -32,6 +32,11 @@ def random_bits(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> Arra
     return raw.copy().view(dtype).reshape(shape)
 
 
+def noise(nbytes: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Return random bytes."""
+    return random_bits((nbytes,), np.dtype(np.uint8), seed)
+
+
 @st.composite
 def arrays(draw: st.DrawFn) -> Array:
     """Contiguous arrays."""

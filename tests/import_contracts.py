@@ -7,6 +7,7 @@ Python imports them first. Everything else is the program's.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
@@ -33,23 +34,13 @@ SIDES = {"host": "host", "executors": "host", "wire": "wire"}
 """Side of the modules in folders of these names."""
 
 
-class WallContract(Contract):
-    """Each side imports itself and what both share.
+class _ImportsContract(Contract):
+    """Base of contracts about each import by itself."""
 
-    Options:
-        base: modules that everybody may import.
-        program_only: packages from elsewhere that only the program imports.
-        ignore_imports: the exceptions.
-    """
-
-    type_name = "wall"
-
-    base: Any = fields.SetField(subfield=fields.StringField())
-    program_only: Any = fields.SetField(subfield=fields.StringField())
     ignore_imports: Any = fields.SetField(subfield=fields.ImportExpressionField(), required=False)
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
-        """Look at every import; what each may do decides about chains of them."""
+        """Look at every import, apart from the exceptions."""
         removal = contract_utils.remove_ignored_imports_and_report(
             graph=graph,
             ignore_imports=self.ignore_imports,
@@ -62,6 +53,30 @@ class WallContract(Contract):
             ignored_import_count=removal.ignored_import_count,
             metadata={"broken": broken},
         )
+
+    @abstractmethod
+    def _broken(self, graph: ImportGraph) -> Iterator[str]:
+        """Lines about the imports that are not allowed."""
+
+    def render_broken_contract(self, check: ContractCheck) -> None:
+        """Print the imports that are not allowed."""
+        for line in check.metadata["broken"]:
+            output.print_error(line)
+
+
+class WallContract(_ImportsContract):
+    """Each side imports itself and what both share.
+
+    Options:
+        base: modules that everybody may import.
+        program_only: packages from elsewhere that only the program imports.
+        ignore_imports: the exceptions.
+    """
+
+    type_name = "wall"
+
+    base: Any = fields.SetField(subfield=fields.StringField())
+    program_only: Any = fields.SetField(subfield=fields.StringField())
 
     def _broken(self, graph: ImportGraph) -> Iterator[str]:
         ours = {name for name in graph.modules if not graph.is_module_squashed(name)}
@@ -90,13 +105,8 @@ class WallContract(Contract):
                 (detail, *_) = graph.get_import_details(importer=importer, imported=imported)
                 yield f"{importer}:{detail['line_number']} ({side}) imports {imported}"
 
-    def render_broken_contract(self, check: ContractCheck) -> None:
-        """Print the imports that are not allowed."""
-        for line in check.metadata["broken"]:
-            output.print_error(line)
 
-
-class PrivateContract(Contract):
+class PrivateContract(_ImportsContract):
     """Modules of a folder import no private modules of another one.
 
     A folder is one of the package's, or one of its libraries'. What lies around a folder, such as
@@ -108,23 +118,6 @@ class PrivateContract(Contract):
 
     type_name = "private"
 
-    ignore_imports: Any = fields.SetField(subfield=fields.ImportExpressionField(), required=False)
-
-    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
-        """Look at every import of a module whose name, or whose folder's, begins with _."""
-        removal = contract_utils.remove_ignored_imports_and_report(
-            graph=graph,
-            ignore_imports=self.ignore_imports,
-            unmatched_alerting=contract_utils.AlertLevel.ERROR,
-        )
-        broken = sorted(self._broken(graph))
-        return ContractCheck(
-            kept=not broken,
-            warnings=list(removal.warnings),
-            ignored_import_count=removal.ignored_import_count,
-            metadata={"broken": broken},
-        )
-
     def _broken(self, graph: ImportGraph) -> Iterator[str]:
         for imported in graph.modules:
             _, *below = imported.split(".")
@@ -135,11 +128,6 @@ class PrivateContract(Contract):
                 if folder != _folder_of(importer) and not folder.startswith(f"{importer}."):
                     (detail, *_) = graph.get_import_details(importer=importer, imported=imported)
                     yield f"{importer}:{detail['line_number']} imports {imported}"
-
-    def render_broken_contract(self, check: ContractCheck) -> None:
-        """Print the imports that are not allowed."""
-        for line in check.metadata["broken"]:
-            output.print_error(line)
 
 
 class AttributesContract(Contract):

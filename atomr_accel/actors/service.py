@@ -274,7 +274,6 @@ async def serving(
         NameTaken: the parent has a child of that name.
         RuntimeError: the service is in another block already.
         SupervisorStopped: the parent, or the system, does not run.
-        TypeError: an argument of a wrong type.
         ValueError: a name without a system or a parent, or a parent of another system.
     """
     check_instance("argument of serving", service, Service)

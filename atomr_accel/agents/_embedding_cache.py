@@ -99,7 +99,6 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
         TypeError: the key cannot be hashed, or the function returned something else.
         ValueError: the function returned a buffer of another device.
         RuntimeError: the value of a key needs itself.
-        Closed: the block was left.
     """
 
     _made_by = "open_embedding_cache"
@@ -198,9 +197,6 @@ class EmbeddingCache(Service, metaclass=NoPublicConstructor):
 
         Returns:
             Whether there was one.
-
-        Raises:
-            TypeError: the key cannot be hashed.
         """
         await trio.lowlevel.checkpoint()
         _check_key(key)
@@ -396,7 +392,6 @@ async def open_embedding_cache(
             `GetEmbedding`.
 
     Raises:
-        TypeError, ValueError: an argument is wrong.
         ModuleNotFoundError: ``theine`` is not installed; the extra ``agents`` has it.
     """
     if not callable(compute):

@@ -53,11 +53,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, *pieces: bytes | memoryview) -> None:
-    """Write a file as a whole or not at all; it is durable when this returns.
-
-    Raises:
-        FilesFailed: the file system refuses.
-    """
+    """Write a file as a whole or not at all; it is durable when this returns."""
     unfinished = path.with_name(path.name + ".unfinished")
     with writes(path):
         try:
@@ -243,11 +239,7 @@ class WriteAheadLog:
             self._end += _HEADER.size + len(body)
 
     def append(self, body: bytes) -> None:
-        """Add a frame. It is durable when this returns.
-
-        Raises:
-            FilesFailed: the file system refuses; the frame is not in the log.
-        """
+        """Add a frame. It is durable when this returns."""
         if self._fd < 0:
             raise FilesFailed(f"{self.path} takes no more, since an earlier write failed")
         data = _HEADER.pack(*_header(body)) + body

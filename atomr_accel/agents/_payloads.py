@@ -33,10 +33,6 @@ def as_filter(where: Mapping[str, Any] | None) -> Filter:
 
     Args:
         where: allowed values by field: one value, or a list, tuple or set of several.
-
-    Raises:
-        TypeError: not a mapping of strings, or values other than strings, numbers, bools and None.
-        ValueError: a number that is not finite or too large, a name with quotes.
     """
     if where is None:
         return ()
@@ -67,12 +63,7 @@ def as_filter(where: Mapping[str, Any] | None) -> Filter:
 
 
 def encode_payload(payload: Mapping[str, Any] | None) -> str | None:
-    """Return a payload as JSON text.
-
-    Raises:
-        TypeError: it is not a mapping, or has values that JSON has not.
-        ValueError: it has a number that is not finite, text that is not Unicode, or itself.
-    """
+    """Return a payload as JSON text."""
     if payload is None:
         return None
     if not hasattr(payload, "items") or not all(isinstance(key, str) for key in payload):
@@ -117,11 +108,7 @@ class PayloadTable(CheckedTables):
     )
 
     def verify(self) -> None:
-        """Compare all payloads with their checksums.
-
-        Raises:
-            FilesDamaged: one does not fit.
-        """
+        """Compare all payloads with their checksums."""
         with self._told():
             (found,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
             (wrong,) = self._connection.execute(
@@ -131,11 +118,7 @@ class PayloadTable(CheckedTables):
             raise FilesDamaged(f"{self._path} does not fit its checksums")
 
     def write(self, changes: Sequence[tuple[int, str | None]]) -> None:
-        """Set payloads in one transaction; None removes one.
-
-        Raises:
-            FilesFailed: the file system refuses, and nothing has changed.
-        """
+        """Set payloads in one transaction; None removes one."""
         kept = [(key, text, checksum(key, text)) for key, text in changes if text is not None]
         gone = [(key,) for key, text in changes if text is None]
         with self._change() as connection:

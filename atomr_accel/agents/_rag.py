@@ -140,7 +140,11 @@ def cited_prompt(question: str, passages: Sequence[Passage]) -> str:
 
 @final
 class RagPipeline(Service, metaclass=NoPublicConstructor):
-    """Documents that are searched and answer questions, as `open_rag` returns it."""
+    """Documents that are searched and answer questions, as `open_rag` returns it.
+
+    Methods raise ``TypeError`` or ``ValueError`` for wrong arguments, `FilesFailed` if the file
+    system refuses, and `Closed` once the block was left.
+    """
 
     _made_by = "open_rag"
 
@@ -181,11 +185,8 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
             The number of its passages.
 
         Raises:
-            TypeError: arguments of a wrong type.
             ValueError: the name is taken, the text is blank, or ``embed`` returned vectors of
                 another number or size.
-            FilesFailed: the file system refused.
-            Closed: the block was left.
         """
         check_instance("name", name, str)
         check_instance("text", text, str)
@@ -211,10 +212,7 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
         """Remove a document.
 
         Raises:
-            TypeError: the name is not a string.
             NameUnknown: no document has this name.
-            FilesFailed: the file system refused.
-            Closed: the block was left.
         """
         check_instance("name", name, str)
         with self._call():
@@ -236,10 +234,6 @@ class RagPipeline(Service, metaclass=NoPublicConstructor):
         Args:
             question: what to look for.
             k: how many to find, up to 512.
-
-        Raises:
-            TypeError, ValueError: the question is not a string, or ``k`` is wrong.
-            Closed: the block was left.
         """
         check_instance("question", question, str)
         wanted = count(k, "k")
@@ -427,7 +421,6 @@ async def open_rag(
             `AskDocuments`, `SearchDocuments` and `AddDocument`.
 
     Raises:
-        TypeError, ValueError: an argument is wrong.
         FilesForeign: the file is another program's, or its passages are not those of the index.
         FilesDamaged: the file cannot be read.
         FilesInUse: another block has the file open.

@@ -95,6 +95,8 @@ class AcquireState(Message["StateLease"]):
 class StateLease(metaclass=NoPublicConstructor):
     """The right to read a version, or to write the next one, as `SharedState` grants it.
 
+    Once it has ended, its methods and properties raise `LeaseLost`.
+
     Attributes:
         name: the name of the buffer.
         exclusive: whether it is for writing.
@@ -124,22 +126,14 @@ class StateLease(metaclass=NoPublicConstructor):
 
     @property
     def version(self) -> StateVersion:
-        """The version of the buffer: no other lease changes it.
-
-        Raises:
-            LeaseLost: the lease has ended.
-        """
+        """The version of the buffer: no other lease changes it."""
         self._check()
         assert self._variable.version is not None
         return self._variable.version
 
     @property
     def ref(self) -> GpuRef:
-        """The buffer of `version`.
-
-        Raises:
-            LeaseLost: the lease has ended.
-        """
+        """The buffer of `version`."""
         return self.version.ref
 
     async def commit(self, value: Any) -> StateVersion:
@@ -153,7 +147,6 @@ class StateLease(metaclass=NoPublicConstructor):
                 the version.
 
         Raises:
-            LeaseLost: the lease has ended.
             ValueError: the lease is for reading.
             GpuRefStale: the buffer's content was lost in a fault.
             OutOfMemory: no room on the device.
@@ -199,7 +192,11 @@ class _NamedBuffer:
 
 @final
 class SharedState(Service, metaclass=NoPublicConstructor):
-    """Named buffers of a device with leases, as `open_shared_state` returns it."""
+    """Named buffers of a device with leases, as `open_shared_state` returns it.
+
+    Methods raise ``TypeError`` for a name that is not a string, `NameUnknown` for one that does not
+    exist, and `LeaseLost` to those that wait for a name while it is deleted.
+    """
 
     _made_by = "open_shared_state"
 
@@ -226,8 +223,6 @@ class SharedState(Service, metaclass=NoPublicConstructor):
 
         Raises:
             ValueError: the name is taken.
-            TypeError: the name is not a string.
-            GpuRefStale, OutOfMemory, Unsupported: as `StateLease.commit`.
         """
         self._check_new(name)
         ref = await self._sealed(value)
@@ -241,11 +236,7 @@ class SharedState(Service, metaclass=NoPublicConstructor):
             raise ValueError(f"name must be a new one, not {name!r}; write it under a lease")
 
     async def current(self, name: str) -> StateVersion:
-        """Return the version of this moment, without a lease.
-
-        Raises:
-            NameUnknown: the name does not exist.
-        """
+        """Return the version of this moment, without a lease."""
         await trio.lowlevel.checkpoint()
         version = self._named(name).version
         assert version is not None
@@ -256,10 +247,6 @@ class SharedState(Service, metaclass=NoPublicConstructor):
 
         Many may read at a time, all the same version. Leases are granted in the order of requests,
         so a writer that waits goes before readers that come later. The lease ends with the block.
-
-        Raises:
-            NameUnknown: the name does not exist.
-            LeaseLost: the name was deleted while you waited.
         """
         return self._leased(name, exclusive=False)
 
@@ -270,10 +257,6 @@ class SharedState(Service, metaclass=NoPublicConstructor):
 
             async with state.writing("weights") as lease:
                 await lease.commit(await step(lease.ref))
-
-        Raises:
-            NameUnknown: the name does not exist.
-            LeaseLost: the name was deleted while you waited.
         """
         return self._leased(name, exclusive=True)
 
@@ -300,11 +283,7 @@ class SharedState(Service, metaclass=NoPublicConstructor):
         return lease
 
     async def delete(self, name: str) -> None:
-        """Delete a name. Its leases end, and those that wait for one get `LeaseLost`.
-
-        Raises:
-            NameUnknown: the name does not exist.
-        """
+        """Delete a name. Its leases end, and those that wait for one get `LeaseLost`."""
         await trio.lowlevel.checkpoint()
         variable = self._named(name)
         del self._names[name]
@@ -314,9 +293,6 @@ class SharedState(Service, metaclass=NoPublicConstructor):
         """End all leases of a name, such as those of a holder that does not answer.
 
         Their holders get `LeaseLost` when they use them. Those that wait get theirs.
-
-        Raises:
-            NameUnknown: the name does not exist.
         """
         await trio.lowlevel.checkpoint()
         for lease in tuple(self._named(name).leases):
@@ -331,8 +307,6 @@ class SharedState(Service, metaclass=NoPublicConstructor):
             after: the version to begin after; 0 begins with that of this moment.
 
         Raises:
-            TypeError: arguments of a wrong type.
-            NameUnknown: the name does not exist.
             LeaseLost: the name was deleted.
         """
         check_instance("after", after, int)

@@ -168,7 +168,10 @@ class _RecordedStep:
 
 @final
 class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
-    """Runs a step graph, as `open_step_graph` returns it."""
+    """Runs a step graph, as `open_step_graph` returns it.
+
+    Once the block was left, methods raise `Closed`.
+    """
 
     _made_by = "open_step_graph"
 
@@ -202,7 +205,6 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             ThreadBusy: a run of this thread is in progress; or another program has begun one of it
                 meanwhile, or forgotten it, so that this one ends.
             FilesFailed, FilesDamaged: the file of checkpoints.
-            Closed: the block was left.
         """
         return await self._begin(state, thread, None)
 
@@ -227,7 +229,6 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
             ThreadUnknown: nothing is kept of this thread, or not that step.
             ValueError: an answer for a node that has not asked.
             FilesForeign: the thread is of a graph with other nodes, or of another state.
-            TypeError, StepsExceeded, ThreadBusy, FilesFailed, FilesDamaged, Closed: as `run`.
         """
         return await self._continue(thread, answers or {}, step, None)
 
@@ -264,7 +265,6 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
         Raises:
             FilesDamaged: the file of checkpoints cannot be read.
             FilesForeign: the thread's state is of another class.
-            Closed: the block was left.
         """
         kept = await self._turns.run(self._table.history, thread)
         return [self._result(saved) for saved in kept]
@@ -274,7 +274,6 @@ class StepRunner(Service, Generic[S], metaclass=NoPublicConstructor):
 
         Raises:
             ThreadBusy: a run of this thread is in progress.
-            Closed: the block was left.
         """
         with self._only(thread):
             await self._turns.run(self._table.forget, thread)

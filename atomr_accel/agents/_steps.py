@@ -39,9 +39,6 @@ class SteppedState(Generic[S]):
     Args:
         kind: a dataclass or a ``msgspec.Struct``. A field annotated as ``Annotated[T, function]``
             has a reducer: updates are joined by ``function(old, update)``. Others are replaced.
-
-    Raises:
-        TypeError: another kind of class, or a type that cannot be kept.
     """
 
     def __init__(self, kind: type[S]) -> None:
@@ -70,11 +67,7 @@ class SteppedState(Generic[S]):
                 ) from error
 
     def check(self, state: object) -> S:
-        """Check a whole state of the caller's.
-
-        Raises:
-            TypeError: another class, or a field of another type.
-        """
+        """Check a whole state of the caller's."""
         if not isinstance(state, self.kind):
             raise TypeError(f"state must be a {self.kind.__name__}, not {said_of(state)}")
         for name in self.types:
@@ -82,12 +75,7 @@ class SteppedState(Generic[S]):
         return state
 
     def check_update(self, node: str, update: object) -> dict[str, Any]:
-        """Check what a node returned: fields by name, or None.
-
-        Raises:
-            TypeError: not a mapping, or a field without a reducer of another type.
-            ValueError: a field that the state has not.
-        """
+        """Check what a node returned: fields by name, or None."""
         if update is None:
             return {}
         if not isinstance(update, Mapping):
@@ -105,12 +93,7 @@ class SteppedState(Generic[S]):
         }
 
     def join(self, state: S, updates: Sequence[tuple[str, Mapping[str, Any]]]) -> S:
-        """Return the state after updates of nodes, in their order.
-
-        Raises:
-            ValueError: two nodes set a field that has no reducer.
-            TypeError: a reducer returned another type.
-        """
+        """Return the state after updates of nodes, in their order."""
         values: dict[str, Any] = {}
         by: dict[str, str] = {}
         for node, update in updates:
@@ -143,19 +126,11 @@ class SteppedState(Generic[S]):
             ) from error
 
     def encode(self, state: S) -> bytes:
-        """Return a state as bytes.
-
-        Raises:
-            TypeError: a field that cannot be kept, such as a buffer of a device.
-        """
+        """Return a state as bytes."""
         return encode({name: encode(getattr(state, name)) for name in self.types})
 
     def decode(self, data: bytes) -> S:
-        """Return the state that `encode` made bytes of.
-
-        Raises:
-            FilesForeign: it was made of a class with other fields.
-        """
+        """Return the state that `encode` made bytes of."""
         fields = msgspec.msgpack.decode(data, type=dict[str, bytes])
         made = {}
         for name, value in fields.items():
@@ -178,12 +153,7 @@ class SteppedState(Generic[S]):
 
 
 def encode(value: Any) -> bytes:
-    """Return plain values and arrays as bytes.
-
-    Raises:
-        TypeError: anything else.
-        ValueError: a whole number of more than 64 bits, a string that is not Unicode.
-    """
+    """Return plain values and arrays as bytes."""
     try:
         return msgspec.msgpack.encode(value, enc_hook=_encoded)
     except OverflowError as error:
@@ -282,9 +252,6 @@ class StepGraph(Generic[S]):
     Args:
         state: a dataclass or a ``msgspec.Struct``, of plain values and NumPy arrays. Updates of a
             field annotated as ``Annotated[T, function]`` are joined by ``function(old, update)``.
-
-    Raises:
-        TypeError: another kind of class, or a field of a type that cannot be kept.
     """
 
     def __init__(self, state: type[S]) -> None:
@@ -308,10 +275,6 @@ class StepGraph(Generic[S]):
             function: ``async def node(state, step)``, which returns the fields it sets, or None.
                 ``step`` is its `StepContext`.
             retry: how often it is tried. By default twice after a fault of a device.
-
-        Raises:
-            TypeError: arguments of a wrong type.
-            ValueError: the name is taken, or ``"start"`` or ``"end"``.
         """
         if not callable(function):
             raise TypeError(f"a node must be an async function, not {function!r}")
@@ -338,10 +301,6 @@ class StepGraph(Generic[S]):
             reads: fields with arrays, copied to the device.
             writes: fields that it sets, as arrays.
             retry: how often it is tried, recording included. By default twice after a fault.
-
-        Raises:
-            TypeError: arguments of a wrong type.
-            ValueError: a name that is taken, a field that the state has not.
         """
         if not callable(function):
             raise TypeError(f"a node must be a function of a recording, not {function!r}")
@@ -390,9 +349,6 @@ class StepGraph(Generic[S]):
             source: a node, or ``START``.
             choose: returns a name, or a list of names that run in parallel.
             targets: the names that it may return.
-
-        Raises:
-            TypeError: ``choose`` is not a function.
         """
         if not callable(choose):
             raise TypeError(f"choose must be a function of the state, not {choose!r}")
@@ -544,10 +500,6 @@ class StepPlan(Generic[S]):
             done: the nodes of this step.
             state: makes a state for each branch, so that none sees what another changes in it.
             arrived: nodes that have arrived at joins, by the join's number.
-
-        Raises:
-            TypeError: a branch returned something else than names.
-            ValueError: a branch named a node that is not among its targets.
         """
         waiting = dict(arrived)
         following: set[str] = set()

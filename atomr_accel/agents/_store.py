@@ -144,7 +144,6 @@ class VectorStore:
 
         Raises:
             ValueError: the files are of another dimension, metric or dtype.
-            FilesDamaged, FilesForeign, FilesInUse, FilesFailed: the files cannot be used.
         """
         with writes(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -226,11 +225,7 @@ class VectorStore:
                 each.unlink()
 
     def write_ahead(self, changes: Sequence[VectorChange]) -> None:
-        """Make changes durable. It waits for files.
-
-        Raises:
-            FilesFailed: the file system refuses; no change will be there.
-        """
+        """Make changes durable. It waits for files."""
         self._log.append(msgspec.msgpack.encode(changes))
         try:
             self._payloads.write(_payloads_of(changes))
@@ -251,9 +246,6 @@ class VectorStore:
 
         Returns:
             Its name, for `sealed`.
-
-        Raises:
-            FilesFailed: the file system refuses, and nothing has changed.
         """
         number = self._number + 1
         name, tail = f"segment-{number}", WriteAheadLog(self.folder / f"tail-{number}")

@@ -98,11 +98,7 @@ class CheckedTables:
         self._connection.close()
 
     def _checked(self, check: int, *values: Any) -> None:
-        """Compare a row with its checksum.
-
-        Raises:
-            FilesDamaged: it does not fit.
-        """
+        """Compare a row with its checksum."""
         if checksum(*values) != check:
             raise FilesDamaged(f"a row in {self._path} does not fit its checksum")
 

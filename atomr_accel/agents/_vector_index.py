@@ -75,7 +75,11 @@ class _IndexQuery:
 
 @final
 class VectorIndex(Service, metaclass=NoPublicConstructor):
-    """Vectors on a device and in files, as `open_vector_index` returns it."""
+    """Vectors on a device and in files, as `open_vector_index` returns it.
+
+    Methods raise ``TypeError`` or ``ValueError`` for wrong arguments, `FilesFailed` if the file
+    system refuses, and `Closed` once the block was left.
+    """
 
     _made_by = "open_vector_index"
 
@@ -140,13 +144,10 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
             payloads: a JSON object for the vector, or (n,) of them or None.
 
         Raises:
-            TypeError: arguments of a wrong type.
             ValueError: another size, numbers that are not finite in the dtype of the index, a
                 vector longer than ``2**62``, whose products would not be finite, one of zeros with
                 the metric ``"cosine"``, an id twice.
             IdTaken: an id is in the index.
-            FilesFailed: the file system refused.
-            Closed: the block was left.
         """
         await self._change(self._write(ids, vectors, payloads, new=True))
 
@@ -160,7 +161,6 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
 
         Raises:
             IdUnknown: an id is not in the index.
-            TypeError, ValueError, FilesFailed, Closed: as `insert`.
         """
         await self._change(self._write(ids, vectors, payloads, new=False))
 
@@ -169,7 +169,6 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
 
         Raises:
             IdUnknown: an id is not in the index.
-            TypeError, ValueError, FilesFailed, Closed: as `insert`.
         """
         await self._change(_IndexWrite(_as_ids(ids), new=False))
 
@@ -181,7 +180,6 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
 
         Raises:
             FilesFailed: the file system refused, and nothing has changed.
-            Closed: the block was left.
         """
         await self._change(_IndexWrite(np.empty(0, np.int64), new=None))
 
@@ -359,10 +357,6 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
 
         Returns:
             The nearest vectors: k, or all there are. Approximate search may miss some.
-
-        Raises:
-            TypeError, ValueError: the query, ``k``, ``where`` or ``probes`` is wrong; see `insert`.
-            Closed: the block was left.
         """
         vector = self._vectors(query, "query", None, one=True)[0]
         asked = _IndexQuery(vector, _as_k(k), as_filter(where), self._searcher.as_probes(probes))
@@ -392,9 +386,6 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
 
         Returns:
             Arrays (m, k). Where fewer were found, the rest of ids is -1, and of scores NaN.
-
-        Raises:
-            TypeError, ValueError, Closed: as `search`.
         """
         vectors = self._vectors(queries, "queries", None, one=False)
         wanted, allowed, read = _as_k(k), as_filter(where), self._searcher.as_probes(probes)
@@ -439,8 +430,6 @@ class VectorIndex(Service, metaclass=NoPublicConstructor):
 
         Raises:
             IdUnknown: an id is not in the index.
-            TypeError, ValueError: ids of a wrong type.
-            Closed: the block was left.
         """
         numbers = _as_ids(ids).tolist()
         places = [(key, self._store.place(key)) for key in numbers]

@@ -42,9 +42,6 @@ class VectorSearcher:
         store: the rows.
         approximate: how to search approximately, or None.
         workspace: bytes of products at a time.
-
-    Raises:
-        TypeError, Unsupported, ModuleNotFoundError: as `open_vector_index`.
     """
 
     def __init__(
@@ -82,11 +79,7 @@ class VectorSearcher:
         return sum(each.made for each in (self._lists, self._graphs) if each is not None)
 
     def as_probes(self, given: Any) -> int | None:
-        """Return how much each query reads, or None for everything.
-
-        Raises:
-            TypeError, ValueError: it is not what this index can read.
-        """
+        """Return how much each query reads, or None for everything."""
         if self._lists is not None:
             lists = self._lists.options.lists
             probes = self._lists.options.probes if given is None else count(given, "probes")

@@ -54,7 +54,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
     until the last of them is gone, and freeing or sealing one of them frees or seals all. A library
     passes a view that is not contiguous to its vendor library directly if that accepts one.
     Otherwise the library works on a contiguous copy on the device, and copies results back to the
-    view. ``device.copy(view)`` makes a copy to keep.
+    view. ``device.copy(view)`` makes a copy to keep. Arguments that NumPy refuses raise its errors.
 
     Attributes:
         shape: as in NumPy.
@@ -166,11 +166,7 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
 
     @property
     def mT(self) -> GpuRef:  # noqa: N802 - NumPy's name
-        """A view with the last two axes exchanged.
-
-        Raises:
-            ValueError: it has fewer than two.
-        """
+        """A view with the last two axes exchanged."""
         if len(self.shape) < 2:
             raise ValueError(f"matrix transpose with ndim < 2 is undefined: shape {self.shape}")
         return self.swapaxes(-1, -2)
@@ -180,19 +176,12 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
 
         Args:
             *axes: the axes in their new order, or one tuple of them; reversed by default.
-
-        Raises:
-            ValueError: the axes are not a permutation.
         """
         one = len(axes) == 1 and axes[0]  # () is other axes than none
         return self._view(transposed, axes, _token_of(axes[0] if one else axes))
 
     def swapaxes(self, axis1: SupportsIndex, axis2: SupportsIndex) -> GpuRef:
-        """Return a view with two axes exchanged, like ``numpy.ndarray.swapaxes``.
-
-        Raises:
-            numpy.exceptions.AxisError: an axis does not exist.
-        """
+        """Return a view with two axes exchanged, like ``numpy.ndarray.swapaxes``."""
         return self.transpose(swapped(len(self.shape), axis1, axis2))
 
     def moveaxis(
@@ -200,21 +189,13 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
         source: SupportsIndex | tuple[SupportsIndex, ...],
         destination: SupportsIndex | tuple[SupportsIndex, ...],
     ) -> GpuRef:
-        """Return a view with axes moved to other places, like ``numpy.moveaxis``.
-
-        Raises:
-            ValueError: an axis appears twice, or ``source`` and ``destination`` differ in length.
-            numpy.exceptions.AxisError: an axis does not exist.
-        """
+        """Return a view with axes moved to other places, like ``numpy.moveaxis``."""
         return self.transpose(moved(len(self.shape), source, destination))
 
     def broadcast_to(self, shape: int | tuple[int, ...]) -> GpuRef:
         """Return a view that repeats elements along new axes and axes of length one.
 
         It is like ``numpy.broadcast_to``. The view is read-only if elements repeat.
-
-        Raises:
-            ValueError: the shapes do not fit.
         """
         wanted = as_shape(shape)
         return self.with_layout(wanted, broadcast(self.shape, self.strides, wanted))
@@ -224,9 +205,6 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
 
         Args:
             axis: the axes to remove; by default all of length one.
-
-        Raises:
-            ValueError: one of the axes is longer.
         """
         return self.with_layout(*squeezed(self.shape, self.strides, axis))
 
@@ -241,9 +219,6 @@ class GpuRef(Operand, msgspec.Struct, eq=False, weakref=True):
             offset: distance above the main diagonal.
             axis1: the axis of the matrices' rows.
             axis2: the axis of their columns.
-
-        Raises:
-            ValueError: the ref has fewer than two axes, or both axes are the same.
         """
         return self.with_layout(*diagonals(self.shape, self.strides, offset, axis1, axis2))
 

@@ -147,12 +147,7 @@ def _stand_in(
 
 
 def selected(shape: tuple[int, ...], strides: tuple[int, ...], key: Key) -> Layout:
-    """Return the layout that ``array[key]`` selects.
-
-    Raises:
-        IndexError: an index is out of bounds, or there are more indices than dimensions.
-        TypeError: the key needs more than basic indexing.
-    """
+    """Return the layout that ``array[key]`` selects."""
     indices = key if isinstance(key, tuple) else (key,)
     first = 0
     extents: list[int] = []
@@ -222,11 +217,7 @@ def swapped(ndim: int, one: SupportsIndex, other: SupportsIndex) -> tuple[int, .
 def broadcast(
     shape: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the strides with which an array has a larger shape.
-
-    Raises:
-        ValueError: the array does not broadcast to the shape.
-    """
+    """Return the strides with which an array has a larger shape."""
     more = len(wanted) - len(shape)
     fits = more >= 0 and all(
         extent in (1, new) for extent, new in zip(shape, wanted[more:], strict=True)
@@ -314,11 +305,7 @@ def regrouped(
 
 
 def reshaped(old: tuple[int, ...], shape: tuple[int | tuple[int, ...], ...]) -> tuple[int, ...]:
-    """``shape`` as given to ``reshape``, with -1 worked out.
-
-    Raises:
-        ValueError: it has another size than ``old``.
-    """
+    """``shape`` as given to ``reshape``, with -1 worked out."""
     extents: Any = shape
     if len(shape) == 1 and not hasattr(shape[0], "__index__"):
         (extents,) = shape

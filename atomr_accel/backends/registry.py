@@ -55,7 +55,6 @@ def find_backend(name: str) -> Backend:
     Raises:
         DeviceUnavailable: no installed package provides it, or the package that does cannot be
             loaded.
-        TypeError: the object that a package provides under that name is not a backend.
     """
     if name in BUILT_IN:
         backend: Backend = resolve_name(BUILT_IN[name])

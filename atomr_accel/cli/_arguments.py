@@ -48,11 +48,7 @@ class _Parser(argparse.ArgumentParser):
     """Raises errors instead of exiting, and reports output that could not be printed."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the words.
-
-        Raises:
-            Misunderstood: always.
-        """
+        """Refuse the words."""
         raise Misunderstood(message, self.format_usage())
 
     def format_help(self) -> str:
@@ -101,7 +97,6 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
 
     Raises:
         SystemExit: a help, a version or a schema was printed.
-        Misunderstood: the words are none of a command's.
     """
     top = parser()
     names = [command.name for command in COMMANDS]

@@ -189,11 +189,7 @@ _RIVALS_CALL_IT: Final = {"batch": "many"}
 
 
 def run(args: argparse.Namespace, out: CommandOutput) -> int:
-    """Measure, ask rivals, compare.
-
-    Raises:
-        Refusal: no such measurement, rival or device; or nothing can be drawn.
-    """
+    """Measure, ask rivals, compare."""
     if args.list:
         return _listed(out)
     measurements, rivals = _chosen(args)

@@ -27,9 +27,6 @@ def run(args: argparse.Namespace, out: CommandOutput) -> int:
 
     Returns:
         The exit code.
-
-    Raises:
-        Refusal: a package for the page is not installed, or the port cannot be used.
     """
     for package in ("starlette", "hypercorn"):
         if find_spec(package) is None:

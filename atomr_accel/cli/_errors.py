@@ -1,4 +1,4 @@
-"""Ends of a command: its exit code, and its message on failure."""
+"""Ends of a command: its exit code, and its message on failure, of which it raises a `Refusal`."""
 
 from __future__ import annotations
 

@@ -30,9 +30,6 @@ def run(args: argparse.Namespace, out: CommandOutput) -> int:
 
     Returns:
         ``WRONG`` if there is a fault.
-
-    Raises:
-        Refusal: the file cannot be read, or tells of no fault.
     """
     file = Path(args.file)
     try:

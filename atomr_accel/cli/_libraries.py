@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def run(_args: argparse.Namespace, out: CommandOutput) -> int:
-    """Print a table of the libraries.
-
-    Raises:
-        Refusal: a package brings a library that cannot be used.
-    """
+    """Print a table of the libraries."""
     try:
         known = catalogue()
     except (DeviceUnavailable, TypeError, ValueError) as error:

@@ -27,9 +27,6 @@ def run(args: argparse.Namespace, out: CommandOutput) -> int:
 
     Returns:
         The exit code.
-
-    Raises:
-        Refusal: the program, a certificate or the store is not there.
     """
     if args.make_certificates:
         try:

@@ -75,11 +75,7 @@ def run(args: argparse.Namespace, out: CommandOutput) -> int:
 
 
 def chosen(names: Sequence[str] | None) -> tuple[tuple[str, LibraryCheck], ...]:
-    """Return the checks of some libraries; all of them by default.
-
-    Raises:
-        Refusal: no library has that name.
-    """
+    """Return the checks of some libraries; all of them by default."""
     every = checks()
     known = dict(every)
     for name in names or ():

@@ -35,7 +35,6 @@ def run_beside(companion: Companion, args: argparse.Namespace, *, as_json: bool)
         The exit code of the program.
 
     Raises:
-        Refusal: the program does not exist, or its companion refused.
         KeyboardInterrupt: the program was interrupted, and did not handle that.
     """
     if not args.module and not Path(args.program).exists():
@@ -60,11 +59,7 @@ def _output_aside() -> Iterator[None]:
 
 
 def _require_module(name: str) -> None:
-    """Refuse a module that is not there, or a package that cannot be run.
-
-    Raises:
-        Refusal: that.
-    """
+    """Refuse a module that is not there, or a package that cannot be run."""
     looked = name
     try:
         spec = find_spec(looked)

@@ -57,9 +57,6 @@ def run(args: argparse.Namespace, out: CommandOutput) -> int:
 
     Returns:
         ``OK`` after SIGTERM or Ctrl-C, ``WRONG`` if the device was lost.
-
-    Raises:
-        Refusal: the folder, the device or the port cannot be used.
     """
     served = _Served()
     try:

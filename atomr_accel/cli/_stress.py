@@ -102,9 +102,6 @@ def run(args: argparse.Namespace, out: CommandOutput) -> int:
 
     Returns:
         ``OK`` if the verdict is ``"sound"``; ``WRONG`` if not.
-
-    Raises:
-        Refusal: the device cannot be opened, or faults would be final.
     """
     if args.isolation == "thread" and not args.no_faults:
         raise Refusal(

@@ -47,11 +47,7 @@ Block = tuple[str, Sequence[str], Sequence[Sequence[Cell]]]
 
 
 def run(args: argparse.Namespace, out: CommandOutput) -> int:
-    """Look once, or until Ctrl-C or the end of the programs.
-
-    Raises:
-        Refusal: no program has a dashboard open.
-    """
+    """Look once, or until Ctrl-C or the end of the programs."""
     with ExitStack() as stack:
         read = _hardware(stack)
         first = looked(args.program, read)
@@ -71,11 +67,7 @@ def run(args: argparse.Namespace, out: CommandOutput) -> int:
 
 
 def looked(pid: int | None, read: Callable[[], list[HardwarePart]]) -> TopDocument:
-    """Return the present state of all programs and GPUs.
-
-    Raises:
-        Refusal: no program has a dashboard open, or not this one.
-    """
+    """Return the present state of all programs and GPUs."""
     try:
         found = running()
     except OSError as error:

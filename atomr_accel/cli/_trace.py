@@ -28,9 +28,6 @@ def run(args: argparse.Namespace, out: CommandOutput) -> int:
 
     Returns:
         The exit code.
-
-    Raises:
-        Refusal: the timeline cannot be written to this place.
     """
     first = Path(args.output)
     _require_writable(first)

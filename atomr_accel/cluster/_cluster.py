@@ -253,7 +253,6 @@ class Cluster(Service):
             key: its key among those of the type.
 
         Raises:
-            TypeError: an argument of a wrong type.
             ValueError: the type is not declared, or the key is empty.
         """
         check_instance("key", key, str)
@@ -267,9 +266,6 @@ class Cluster(Service):
 
         Args:
             kind: its type, of those that ``open_cluster(singletons=...)`` declares.
-
-        Raises:
-            ValueError: the type is not declared.
         """
         return self.entity(kind, SINGLETON)
 
@@ -286,7 +282,6 @@ class Cluster(Service):
                 ``"node-3/0"``; this node's own work, too.
 
         Raises:
-            ValueError: another form of name.
             LookupError: the node shares no such device.
             NodeUnreachable: the node cannot be connected to.
         """
@@ -347,7 +342,6 @@ class Cluster(Service):
 
         Raises:
             LookupError: no node offers it, or they were lost meanwhile.
-            ValueError: the digest is none.
         """
         return await self._shelf.fetch(digest, device)
 

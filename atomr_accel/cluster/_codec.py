@@ -37,10 +37,6 @@ class MessageTable:
 
     Args:
         messages: classes of messages. Both sides declare the same.
-
-    Raises:
-        TypeError: one is not a subclass of Message, or has a type that msgspec cannot encode.
-        ValueError: two have one name.
     """
 
     def __init__(self, messages: Iterable[type[Message[Any]]]) -> None:
@@ -75,11 +71,7 @@ class MessageTable:
         self.digests[name] = hashlib.blake2b(said, digest_size=8).hexdigest()
 
     def encode(self, message: Message[Any]) -> tuple[str, bytes]:
-        """Return the name and bytes of a message.
-
-        Raises:
-            TypeError: it is not declared, or a field has another type than declared.
-        """
+        """Return the name and bytes of a message."""
         kind = type(message)
         if self._types.get(kind.__name__) is not kind:
             known = ", ".join(self._types) or "none"
@@ -90,12 +82,7 @@ class MessageTable:
         return kind.__name__, msgspec.msgpack.encode(message)
 
     def decode(self, name: str, body: bytes) -> Message[Any]:
-        """Return a message that came.
-
-        Raises:
-            UnhandledMessage: its name is not declared here.
-            ValueError: its fields do not fit.
-        """
+        """Return a message that came."""
         if name not in self._decoders:
             raise UnhandledMessage(f"no message {name!r} is declared here", path="")
         try:
@@ -104,11 +91,7 @@ class MessageTable:
             raise ValueError(f"{name} cannot be read: {error}") from error
 
     def encode_reply(self, kind: type, reply: object) -> bytes:
-        """Return the bytes of an answer.
-
-        Raises:
-            TypeError: it is not what messages of that kind are answered with.
-        """
+        """Return the bytes of an answer."""
         try:
             body = msgspec.msgpack.encode(reply)
             self._replies[kind].decode(body)

@@ -164,11 +164,7 @@ class NodeConnection:
         return self._encoded(self._hello)
 
     def send(self, frame: Frame) -> bytearray:
-        """Return the bytes of a frame.
-
-        Raises:
-            ValueError: the frame is larger than the limit.
-        """
+        """Return the bytes of a frame."""
         if isinstance(frame, AskFrame) and len(self._watches) >= WATCHES and is_watch(frame):
             raise ValueError(f"watches of one node must be at most {WATCHES}; end some first")
         data = self._encoded(frame)

@@ -65,7 +65,6 @@ async def open_cluster(
     Raises:
         NameTaken: another node that lives has the name.
         StoreUnavailable: the store does not answer.
-        TypeError: an argument of a wrong type.
         ValueError: a bad name, or other shards than the cluster has.
     """
     check_name("a cluster's name", name)

@@ -199,9 +199,6 @@ class NodePeer:
             name: the message's class.
             body: its bytes.
             always: whether it has room however many wait.
-
-        Raises:
-            MailboxFull: too many wait.
         """
         if not always:
             self._check_room()
@@ -209,15 +206,7 @@ class NodePeer:
         self._push()
 
     async def ask(self, target: str, key: str | None, name: str, body: bytes) -> bytes:
-        """Send a message, and return the bytes of its answer.
-
-        Raises:
-            MailboxFull: too many wait.
-            NodeUnreachable: the node cannot be connected to.
-            ConnectionLost: the connection ended before the answer came.
-            PeerRefused: one of the two refuses the other.
-            Exception: the error that came back.
-        """
+        """Send a message, and return the bytes of its answer."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_room()
         self._serial += 1

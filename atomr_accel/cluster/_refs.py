@@ -67,7 +67,6 @@ class RemoteRef(metaclass=NoPublicConstructor):
             message: what to send, of a class that both nodes declare.
 
         Raises:
-            TypeError: the message is not declared, or a field has another type.
             MailboxFull: too many messages to the node wait.
         """
         _check_message(message)
@@ -133,7 +132,6 @@ class EntityRef(metaclass=NoPublicConstructor):
             message: what to send, of a declared class.
 
         Raises:
-            TypeError: the message is not declared, or a field has another type.
             MailboxFull: too many told messages are on their way.
         """
         _check_message(message)

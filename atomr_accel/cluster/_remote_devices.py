@@ -124,7 +124,6 @@ class RemoteDevice(metaclass=NoPublicConstructor):
             As from a local device, with a `RemoteBuffer` for each buffer.
 
         Raises:
-            TypeError: an argument of another type.
             ValueError: a request or buffer is of another device, or more than a frame holds.
             Unsupported: other nodes cannot ask for this.
             GpuRefStale: a buffer was freed, or the connection it belongs to has ended.
@@ -256,11 +255,7 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def device_of(cluster: Cluster, name: str) -> RemoteDevice:
-    """Return a device by its name, without looking whether there is one.
-
-    Raises:
-        ValueError: another form of name.
-    """
+    """Return a device by its name, without looking whether there is one."""
     check_instance("a device's name", name, str)
     match = _NAME.fullmatch(name)
     if match is None:

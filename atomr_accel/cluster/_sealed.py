@@ -89,12 +89,7 @@ class _Download:
 
 
 def check_digest(digest: object) -> str:
-    """Return a digest.
-
-    Raises:
-        TypeError: it is not text.
-        ValueError: it is of another form.
-    """
+    """Return a digest, after a check of its form."""
     check_instance("digest", digest, str)
     assert isinstance(digest, str)
     if not _DIGEST.fullmatch(digest):

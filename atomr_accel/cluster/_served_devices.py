@@ -67,9 +67,6 @@ def packed(value: Any, buffer_of: Any) -> Any:
     Args:
         value: numbers, text, arrays, buffers, and sequences and dicts of these.
         buffer_of: returns the `BufferNote` of a buffer, or None for other values.
-
-    Raises:
-        Unsupported: a value of another type.
     """
     if value is None or isinstance(value, (bool, str, bytes)):
         return value

@@ -58,12 +58,7 @@ class ClusterSettings:
 
 
 def check_name(what: str, name: object) -> str:
-    """Return a name that can stand in a certificate and a key.
-
-    Raises:
-        TypeError: a name of another type.
-        ValueError: it has other characters.
-    """
+    """Return a name that can stand in a certificate and a key."""
     if not isinstance(name, str):
         raise TypeError(f"{what} must be text, not {name!r}")
     if not _NAME.fullmatch(name):

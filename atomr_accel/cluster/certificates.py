@@ -81,7 +81,6 @@ def request_certificate(folder: str | os.PathLike[str], node: str) -> bytes:
 
     Raises:
         FileExistsError: the node has a key there already.
-        LibraryMissing: package cryptography is not installed.
     """
     _check_library()
     from cryptography import x509
@@ -109,7 +108,6 @@ def sign_certificate(
         The certificate (PEM).
 
     Raises:
-        LibraryMissing: package cryptography is not installed.
         ValueError: the request is none, or whoever sent it does not have its key.
     """
     _check_library()

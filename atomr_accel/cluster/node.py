@@ -83,10 +83,6 @@ def load_program(words: str) -> ClusterProgram:
 
     Args:
         words: the module, ``:`` and the name in it.
-
-    Raises:
-        TypeError: the name is another object's.
-        ValueError: another form of words, or the module has no such name.
     """
     module, _, name = words.partition(":")
     if not module or not name:

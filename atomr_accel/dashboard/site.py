@@ -69,11 +69,6 @@ async def open_site(
         port: the port; 0 for a free one.
         public: allow a ``host`` that other machines reach.
         names: host names that browsers may use, besides ``localhost`` and addresses.
-
-    Raises:
-        LibraryMissing: Starlette or Hypercorn is not installed.
-        ValueError: other machines reach ``host``, and ``public`` is False.
-        OSError: the port is taken.
     """
     port = count(port, "port", 0, 65535)
     _check_host(what, host, public=public)

@@ -44,7 +44,9 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
     All async methods may also raise: RuntimeError: the method was called in another thread.
     ContextPoisoned: the device failed while the op was in flight. It is being rebuilt. DeviceLost:
-    the device is gone for good, or its block was left.
+    the device is gone for good, or its block was left. TypeError, ValueError: bad arguments, before
+    anything is sent. GpuRefStale: a ref of an older generation, or freed. GpuRefSealed: a sealed
+    ref to be written. OutOfMemory: the device has too little memory.
 
     Attributes:
         array: NumPy's functions for making, joining, sorting and counting arrays.
@@ -217,7 +219,6 @@ class Device(MemoryMethods, Libraries[Awaited]):
         Raises:
             Exception: the error of the function or of ``init``, with the host's traceback as a
                 note. An error that cannot be raised here becomes a ``RemoteError``.
-            GpuRefStale: a ref of an older generation, or freed.
             ContextPoisoned: the device failed meanwhile, or the function ended the host.
             TypeError: the function is not callable, or an argument or the result cannot be pickled.
             ValueError: more than 64 MiB of arguments, refs not counted.
@@ -255,7 +256,6 @@ class Device(MemoryMethods, Libraries[Awaited]):
             ContextPoisoned, GpuRefStale: the error of the last attempt, with notes on the earlier
                 ones. ``GpuRefStale`` is raised at once if no fault happened during the call, and
                 ``KernelHung`` if an op of this call has hung (``error.culprit``).
-            DeviceLost: the device is gone for good.
             Exception: any other error of the function, which is then not called again. An exception
                 group leads to another call if all errors in it do.
         """
@@ -274,7 +274,6 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
         Raises:
             ContextPoisoned: the device failed meanwhile; the lane is closed.
-            TypeError: the name is not a string.
         """
         await self._host_calls.close(lane)
 
@@ -316,9 +315,6 @@ class Device(MemoryMethods, Libraries[Awaited]):
 
         Returns:
             The recording, to be entered once and replayed any number of times.
-
-        Raises:
-            TypeError: an input is not a ``GpuRef``, or ``shared`` is not a bool.
         """
         if not isinstance(shared, bool):
             raise TypeError(f"shared must be True or False, not {said_of(shared)}")
@@ -370,9 +366,6 @@ class Device(MemoryMethods, Libraries[Awaited]):
         Returns:
             The health, and the reasons if something is wrong. It never raises because of the
             device's state.
-
-        Raises:
-            ValueError: ``within`` is not positive.
         """
         return await self._health.check(within, gpus)
 

@@ -89,7 +89,6 @@ class SlabGrowth:
         """An uninitialised sealed block that is all of its slab: what others may have.
 
         Raises:
-            OutOfMemory: no room.
             Unsupported: the platform cannot export device memory.
         """
         while True:
@@ -109,11 +108,7 @@ class SlabGrowth:
                     return self._core.memory.add_dedicated(slab, nbytes=nbytes)
 
     async def managed(self, nbytes: int) -> Block:
-        """An uninitialised block of managed memory that is all of its slab.
-
-        Raises:
-            OutOfMemory: no room.
-        """
+        """An uninitialised block of managed memory that is all of its slab."""
         while True:
             context = await self._core.ready()
             async with self._growing:

@@ -553,11 +553,7 @@ uninterrupted(MemoryScope)  # its module does not import trio
 
 @functools.cache
 def _offer(known: Catalogue) -> None:
-    """Give batches and recordings all libraries of this process.
-
-    Raises:
-        ValueError: a library has the name of something else that devices have.
-    """
+    """Give batches and recordings all libraries of this process."""
     places = (Device, Requests, Batch, Recording, DeviceCore)
     names = {name for place in places for name in dir(place) if not is_other_name(place, name)}
     taken = {"memory", "requests", *names}

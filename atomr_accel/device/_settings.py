@@ -86,10 +86,6 @@ def checked_numbers(index: Any, given: dict[str, Any]) -> int:
     """Replace the numbers among the settings by plain ints and floats, and return the index.
 
     NumPy's numbers do not travel to a host, and trio's clock takes none of them.
-
-    Raises:
-        TypeError: no number.
-        ValueError: out of range.
     """
     given["restart_period"] = real(given["restart_period"], "restart_period", above=0)
     for name in ("pinned_limit", "stream_pool"):
@@ -114,12 +110,7 @@ def check_settings(
     low_latency: object,
     sanitizer: object,
 ) -> None:
-    """Refuse what ``open_device`` cannot mean, apart from numbers.
-
-    Raises:
-        TypeError: a wrong type, such as a number as text.
-        ValueError: out of range.
-    """
+    """Refuse what ``open_device`` cannot mean, apart from numbers."""
     if not isinstance(backend, str):
         raise TypeError(f"backend must be a name, such as 'auto', not {_said(backend)}")
     _one_of("isolation", isolation, ("process", "thread"))
@@ -143,12 +134,7 @@ def check_settings(
 
 
 def cores_of(affinity: object, isolation: object) -> Affinity:
-    """Return the cores that hosts may run on.
-
-    Raises:
-        TypeError: ``affinity`` is not ``"near"``, None or numbers of cores.
-        ValueError: ``affinity`` is empty, or names cores while the host is part of the program.
-    """
+    """Return the cores that hosts may run on."""
     if affinity is None or (isinstance(affinity, str) and affinity == "near"):
         return None if affinity is None else "near"
     if isinstance(affinity, str) or not isinstance(affinity, Iterable):
@@ -173,12 +159,7 @@ def stream_plan(
     deterministic: Any,
     sanitized: bool,
 ) -> StreamPlan:
-    """Return the plan for the streams of lanes.
-
-    Raises:
-        TypeError: an argument of a wrong type.
-        ValueError: an argument out of range, or an unknown lane.
-    """
+    """Return the plan for the streams of lanes."""
     allocator = _host_class("streams", streams, _STREAMS)
     if threads is not None:
         _one_of("threads", threads, get_args(Threads), beside="None")
@@ -221,12 +202,7 @@ def stream_plan(
 
 
 def _host_class(name: str, value: object, built_in: Mapping[str, HostClass]) -> HostClass:
-    """Return the class that a setting names.
-
-    Raises:
-        TypeError: neither a str nor a HostClass.
-        ValueError: an unknown word.
-    """
+    """Return the class that a setting names."""
     if isinstance(value, HostClass):
         return value
     if isinstance(value, str) and ":" in value:

@@ -1,4 +1,8 @@
-"""NVRTC by cuda-bindings: source in, cubin or PTX out. Needs no GPU."""
+"""NVRTC by cuda-bindings: source in, cubin or PTX out. Needs no GPU.
+
+Without NVRTC or cuda-bindings its functions raise `LibraryMissing`. Source that does not compile
+raises `CompileError` with the log.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +49,7 @@ class CompiledKernel(NamedTuple):
 
 
 def load_nvrtc() -> Any:
-    """cuda-bindings' NVRTC module, with the library behind it loaded.
-
-    Raises:
-        LibraryMissing: one of them is not installed.
-    """
+    """cuda-bindings' NVRTC module, with the library behind it loaded."""
     try:
         from cuda.bindings import nvrtc
 
@@ -63,11 +63,7 @@ def load_nvrtc() -> Any:
 
 
 def nvrtc_version() -> tuple[int, ...]:
-    """Its release.
-
-    Raises:
-        LibraryMissing: it is not installed.
-    """
+    """Its release."""
     status, *version = load_nvrtc().nvrtcVersion()
     _check("nvrtcVersion", status)
     return tuple(version)
@@ -76,13 +72,7 @@ def nvrtc_version() -> tuple[int, ...]:
 def find_cubin(
     source: str, name: str, options: tuple[str, ...], capability: tuple[int, int]
 ) -> CompiledKernel:
-    """Like ``compile_cubin``, unless the same was compiled before and is on disk.
-
-    Raises:
-        CompileError: with the log.
-        LibraryMissing: NVRTC or cuda-bindings is not installed.
-        Unsupported: as ``compile_cubin``.
-    """
+    """Like ``compile_cubin``, unless the same was compiled before and is on disk."""
     load_nvrtc()
     if any(_SEES_MORE.search(_SPLICE.sub("", text)) for text in (source, *options)):
         return CompiledKernel(*compile_cubin(source, name, options, capability))
@@ -108,8 +98,6 @@ def compile_cubin(
         What the driver loads, the kernel's mangled name in it, and the compiler's log.
 
     Raises:
-        CompileError: with the log.
-        LibraryMissing: NVRTC or cuda-bindings is not installed.
         Unsupported: this NVRTC makes nothing for such a device; or an option has it make
             something else than what a driver can load.
     """
@@ -141,8 +129,6 @@ def compile_linkable(
         include_paths: folders of headers, besides the toolkit's own.
 
     Raises:
-        CompileError: with the log.
-        LibraryMissing: NVRTC or cuda-bindings is not installed.
         Unsupported: this NVRTC makes nothing for such a device.
     """
     with NvrtcProgram(source, "operator.cu") as program:
@@ -167,9 +153,6 @@ class NvrtcProgram:
         source: its text.
         file: its name in errors.
         headers: texts that it may include, by name.
-
-    Raises:
-        LibraryMissing: NVRTC or cuda-bindings is not installed.
     """
 
     def __init__(self, source: str, file: str, headers: Mapping[str, str] | None = None) -> None:
@@ -200,11 +183,7 @@ class NvrtcProgram:
         _check("nvrtcAddNameExpression", status)
 
     def compile(self, what: str, flags: Iterable[str]) -> str:
-        """Compile it; the log.
-
-        Raises:
-            CompileError: ``what`` does not compile; with the log.
-        """
+        """Compile it; the log."""
         given = [flag.encode() for flag in flags]
         (status,) = self._nvrtc.nvrtcCompileProgram(self._program, len(given), given)
         text = self.output("ProgramLog").rstrip(b"\0 ").decode(errors="replace")

@@ -151,21 +151,13 @@ def base_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def is_safe(folder: Path) -> bool:
-    """Return whether a folder belongs to this user, and other users cannot write to it.
-
-    Raises:
-        OSError: its status cannot be read.
-    """
+    """Return whether a folder belongs to this user, and other users cannot write to it."""
     about = folder.stat()
     return about.st_uid == os.geteuid() and not about.st_mode & _OTHERS_MAY_WRITE
 
 
 def read(path: Path) -> bytes | None:
-    """Return the data of a file of a cache; None if it differs from the data that was written.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the data of a file of a cache; None if it differs from the data that was written."""
     with path.open("rb") as file:
         told = _told_hash(file)
         if told is None:
@@ -175,11 +167,7 @@ def read(path: Path) -> bytes | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether a file of a cache has the data that was written; reads it in pieces.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return whether a file of a cache has the data that was written; reads it in pieces."""
     with path.open("rb") as file:
         told = _told_hash(file)
         if told is None:

@@ -8,11 +8,7 @@ import numpy as np
 
 
 def require_within(values: np.ndarray[Any, Any], least: int, most: int, name: str) -> None:
-    """Check that all integers are in a range, so that they can be counted with, or point to memory.
-
-    Raises:
-        ValueError: one is not.
-    """
+    """Check that integers are in a range, so that they can be counted with, or point to memory."""
     outside = (values < least) | (values > most)
     if outside.any():
         index = tuple(int(each[0]) for each in np.nonzero(outside))

@@ -223,9 +223,6 @@ def array(word: str, values: Sequence[float]) -> Any:
     Args:
         word: their type, as in a prototype.
         values: the numbers.
-
-    Raises:
-        OverflowError: the type cannot hold one.
     """
     for at, value in enumerate(values):
         _refuse_beyond("an array", at, word, value)

@@ -313,11 +313,7 @@ class Lane:
         call: Callable[[Sequence[int]], Any],
         addresses: Sequence[int],
     ) -> None:
-        """Make a call that was planned.
-
-        Raises:
-            StickyFault: the context has failed.
-        """
+        """Make a call that was planned."""
         self._record[SEQ] = seq
         try:
             value = call(addresses)
@@ -363,11 +359,7 @@ class Lane:
             self._launch_together()
 
     def retry(self, seq: int) -> bool:
-        """Launch a request that was set aside and return True, unless it must still wait.
-
-        Raises:
-            StickyFault: the context has failed.
-        """
+        """Launch a request that was set aside and return True, unless it must still wait."""
         request = self.aside[seq]
         if not self._ready(request[1]):
             return False

@@ -255,9 +255,6 @@ class Launcher:
 
         They are made one right after the other, because each call evicts other data from the
         processor's caches.
-
-        Raises:
-            StickyFault: the context has failed.
         """
         if not self.planned:
             return

@@ -395,9 +395,6 @@ class Host:
         """Return the names of a lane's streams, each but None once.
 
         Further slots on one stream would be of no use.
-
-        Raises:
-            Unsupported: the allocator fails.
         """
         priority = self._plan.priorities.get(lane.name, 0)
         try:
@@ -487,11 +484,7 @@ class Host:
 
 @final
 class _ThreadedWork:
-    """A function that runs in a thread of its own.
-
-    Raises:
-        OSError: the system has no room for a thread.
-    """
+    """A function that runs in a thread of its own."""
 
     def __init__(self, name: str, do: Callable[[], object]) -> None:
         self._do = do

@@ -37,9 +37,6 @@ class HostTemplate:
         kind: its type.
         count: number of addresses that it takes.
         calls: the functions that make its calls, given addresses, by the slot that makes them.
-
-    Raises:
-        ProtocolViolation: the message is invalid.
     """
 
     __slots__ = ("_decode", "_encoded", "_fill", "calls", "count", "kind", "message")
@@ -100,11 +97,7 @@ class Templates:
         self._known: dict[int, HostTemplate] = {}
 
     def add(self, request: CallWithTemplate) -> HostTemplate | None:
-        """Keep the template of a call; what had its number before.
-
-        Raises:
-            ProtocolViolation: it cannot be.
-        """
+        """Keep the template of a call; what had its number before."""
         number = request.number
         if not 0 <= number < MOST_TEMPLATES:
             raise ProtocolViolation(f"a template has the number {number}")

@@ -70,9 +70,6 @@ class MeasuredTimes:
 
     Args:
         packed: the field ``ops`` of ``wire.Times``.
-
-    Raises:
-        ValueError: the length is not that of a ``wire.Times``.
     """
 
     __slots__ = ("_numbers", "_rows")

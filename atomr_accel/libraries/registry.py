@@ -121,7 +121,6 @@ def described() -> list[tuple[str, Library]]:
 
     Raises:
         DeviceUnavailable: the package that brings a library cannot be loaded.
-        TypeError: the object that a package provides is not a library.
     """
     found = [("atomr_accel", resolve_name(value)) for value in BUILT_IN.values()]
     for entry in entry_points(group=GROUP):
@@ -145,8 +144,6 @@ def catalogue() -> Catalogue:
 
     Raises:
         DeviceUnavailable: the package that brings a library cannot be loaded.
-        TypeError: the object that a package provides is not a library.
-        ValueError: two libraries, or two lanes, have the same name.
     """
     global _known  # noqa: PLW0603 - installed packages are those of the process
     with _lock:

@@ -134,7 +134,7 @@ def _urgency(priority: float) -> float:
 class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
     """Collects requests into batches, as `open_batcher` returns it.
 
-    ``await batcher(item)`` makes one request.
+    ``await batcher(item)`` makes one request. Once the block was left, methods raise `Closed`.
     """
 
     _made_by = "open_batcher"
@@ -204,7 +204,6 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
             ValueError: the priority is NaN.
             Overloaded: the queue is full, and its policy is to reject.
             Dropped: the queue was full, and this was its oldest request.
-            Closed: the block was left.
             WrongResults: the function returned too few or too many results.
             RuntimeError: the batcher lives in the trio run of another thread; or its own function
                 asks, or a task that the function has started and waits for.
@@ -251,9 +250,6 @@ class Batcher(Service, Generic[In, Out], metaclass=NoPublicConstructor):
 
         Batches that have begun are not affected, and no waiting request is refused. If this raises,
         nothing has changed.
-
-        Raises:
-            RuntimeError: the batcher lives in the trio run of another thread.
         """
         if get_ident() != self._thread:
             raise elsewhere("batcher", "run_sync(partial(batcher.tune, ...))")

@@ -242,7 +242,8 @@ class InCallers(Service):
     """Base of patterns whose calls run in the tasks of their callers.
 
     Calls have no need of a life of the service: those in progress, and new ones, go on while it is
-    started again. Patterns with tasks of their own have more to say.
+    started again. Patterns with tasks of their own have more to say. Once the block was left, calls
+    raise `Closed`.
     """
 
     _calls: CallsInProgress

@@ -180,7 +180,6 @@ class Cascade(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
 
         Raises:
             ValueError: no stage costs as little as the budget.
-            Closed: the block was left.
             Exception: any error that a stage raised. A device's fault and a refusal are raised only
                 if no stage has answered.
         """

@@ -24,9 +24,6 @@ def check_drafts(tree: DraftTree, text: Sequence[int], vocabulary: int | None) -
         tree: the drafts.
         text: the text to continue. Its own tokens are always valid.
         vocabulary: of the model, if it is known.
-
-    Raises:
-        WrongResults: they cannot.
     """
     given: object = tree
     if not isinstance(given, DraftTree):

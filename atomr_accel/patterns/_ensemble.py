@@ -88,7 +88,6 @@ class Ensemble(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
 
         Raises:
             QuorumMissed: too many members have failed for a quorum.
-            Closed: the block was left.
             Exception: any error of a member, if all have to answer.
         """
         await trio.lowlevel.checkpoint_if_cancelled()

@@ -172,8 +172,6 @@ class FairShare(Service, metaclass=NoPublicConstructor):
                 could not be shared out.
 
         Raises:
-            ValueError: the cost is not positive and finite, or the tenant's name is malformed.
-            TypeError: the cost is not a number.
             Overloaded: by the ``async with``: too many of the tenant's requests wait already.
             Closed: by the ``async with``: the block was left.
         """
@@ -187,9 +185,6 @@ class FairShare(Service, metaclass=NoPublicConstructor):
         """Change how many slots there are, and the weights of those named, from now on.
 
         If this raises, nothing has changed.
-
-        Raises:
-            RuntimeError: the fair share lives in the trio run of another thread.
         """
         if get_ident() != self._thread:
             raise elsewhere("fair share", "run_sync(partial(share.tune, ...))")

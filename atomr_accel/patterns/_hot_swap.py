@@ -168,7 +168,7 @@ class _RollOut:
 class HotSwap(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
     """A function whose version can change while it serves, as `open_hot_swap` returns it.
 
-    ``await swap(item)`` makes one request.
+    ``await swap(item)`` makes one request. Once the block was left, methods raise `Closed`.
     """
 
     _made_by: ClassVar[str] = "open_hot_swap(factory)"
@@ -222,7 +222,6 @@ class HotSwap(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
             TypeError: the key is neither text nor bytes.
             ReplicaLost: the version ended while it ran the request, and requests are not
                 idempotent.
-            Closed: the block was left.
             Exception: any error that the version raised.
         """
         if key is not None and not isinstance(key, str | bytes):  # even without a roll-out
@@ -397,7 +396,6 @@ class HotSwap(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
             SwapInProgress: another version is being rolled out.
             RolledBack: the version did not take over.
             NameTaken: the present version has this name.
-            Closed: the block was left.
             Exception: any error of opening the version or warming it up.
         """
         check_factory(factory)

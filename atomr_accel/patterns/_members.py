@@ -86,11 +86,7 @@ class MemberFunction:
             await self._idle.wait()
 
     async def ask(self, item: Any) -> Any:
-        """Call it, for a request that was taken.
-
-        Raises:
-            ReplicaLost: it ended meanwhile.
-        """
+        """Call it, for a request that was taken."""
         await trio.lowlevel.checkpoint_if_cancelled()
         call = self.call
         if call is None:  # in the turn in which it was chosen

@@ -232,7 +232,6 @@ class Pipeline(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
         """Send one item through all stages.
 
         Raises:
-            Closed: the pipeline's block was left.
             Exception: what a stage raised for this item. Others are not concerned.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -503,7 +502,6 @@ class PipelineRun(Generic[Out], metaclass=NoPublicConstructor):
 
         Raises:
             StopAsyncIteration: that was the last, or the run is over.
-            Closed: the pipeline's block was left.
             trio.BusyResourceError: another task waits for the next result already.
             Exception: what a stage, or the source, has raised; a `StopAsyncIteration` as the cause
                 of a `RuntimeError`.

@@ -106,7 +106,8 @@ class _PoolWaiter:
 class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
     """Shares requests out among replicas, as `open_replica_pool` returns it.
 
-    ``await pool(item)`` makes one request.
+    ``await pool(item)`` makes one request. Once the block was left, methods raise `Closed`; a name
+    that no replica has raises ``LookupError``.
     """
 
     _made_by: ClassVar[str] = "open_replica_pool(factories)"
@@ -165,7 +166,6 @@ class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
             Overloaded: too many requests wait, and the pool's policy is to reject.
             Dropped: too many waited, and this was the oldest of them.
             ReplicaLost: the replica ended meanwhile, and the request is not idempotent.
-            Closed: the block was left.
             Exception: any error that the replica raised.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -450,10 +450,6 @@ class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
         """Stop giving requests to a replica, and wait until it has none. ``resume`` undoes this.
 
         If you are cancelled meanwhile, it gets requests again.
-
-        Raises:
-            LookupError: the pool has no replica of that name.
-            Closed: the block was left.
         """
         replica = self._find(name)
         replica._held += 1
@@ -468,8 +464,6 @@ class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
         """Give requests to a drained replica again.
 
         Raises:
-            LookupError: the pool has no replica of that name.
-            Closed: the block was left.
             RuntimeError: the replica was not drained.
         """
         replica = self._find(name)
@@ -489,8 +483,6 @@ class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
         continues to serve.
 
         Raises:
-            LookupError: the pool has no replica of that name.
-            Closed: the block was left.
             Exception: any error of opening the replica. That is a failure, and its supervisor tries
                 again.
         """
@@ -533,8 +525,6 @@ class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
         """Drain a replica, and close it for good.
 
         Raises:
-            LookupError: the pool has no replica of that name.
-            Closed: the block was left.
             ValueError: the replica is the last one that serves.
         """
         replica = self._find(name)

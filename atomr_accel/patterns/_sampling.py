@@ -131,12 +131,7 @@ class DraftTree:
         return len(self.tokens)
 
     def add(self, token: int, parent: int = ROOT) -> int:
-        """Add a node after its siblings, and return its number.
-
-        Raises:
-            ValueError: the tree has no such parent.
-            TypeError: the token is not a whole number.
-        """
+        """Add a node after its siblings, and return its number."""
         node = len(self)
         token, parent = whole(token, "token"), whole(parent, "parent", ROOT, node - 1)
         self.tokens.append(token)

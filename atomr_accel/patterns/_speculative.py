@@ -426,12 +426,6 @@ class SpeculativeDecoder(InCallers, metaclass=NoPublicConstructor):
             max_tokens: how many come at most; None for as many as are asked for.
             stop: tokens that end the text. They are given, too.
             rng: where chance comes from. A child is spawned of it; by default of the decoder's.
-
-        Raises:
-            Closed: the decoder's block was left.
-            TypeError: tokens that are no whole numbers.
-            ValueError: a prompt without tokens, a token below zero or beyond int64, or fewer
-                tokens than none.
         """
         self._plan.calls.check()
         text = [count(token, "a token of the prompt", 0) for token in prompt]

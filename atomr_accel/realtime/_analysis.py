@@ -115,9 +115,6 @@ async def open_frame_analysis(
         seed: unused, since nothing here is random.
         every: frames from one checkpoint to the next.
         **place: a place in the tree of actors.
-
-    Raises:
-        TypeError, ValueError: an argument of a wrong type, size or value.
     """
     analysis = FrameAnalysis(
         device,

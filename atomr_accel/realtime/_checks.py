@@ -94,12 +94,7 @@ def array_of(
 def parameters_of(
     known: Mapping[str, SceneParameter], present: Mapping[str, float], changes: Mapping[str, object]
 ) -> dict[str, float]:
-    """Return parameters with changes.
-
-    Raises:
-        TypeError: a name is not that of a parameter, or a value is not a number.
-        ValueError: a value is out of bounds, or not finite.
-    """
+    """Return parameters with changes."""
     for name in changes:
         if name not in known:
             raise TypeError(f"{name!r} must be a parameter: one of {', '.join(known) or 'none'}")

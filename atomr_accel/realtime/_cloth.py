@@ -204,9 +204,6 @@ async def open_cloth(
         seed: unused, since nothing in a cloth is random.
         every: steps from one checkpoint to the next.
         **place: a place in the tree of actors.
-
-    Raises:
-        TypeError, ValueError: an argument of a wrong type, size or value.
     """
     air = array_of(wind, "wind", (3,))
     names: dict[str, object] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 
@@ -12,7 +11,7 @@ import numpy as np
 import trio
 
 from .._errors import said_of
-from ..actors import Place, Service, serving
+from ..actors import Place, serving
 from ..actors.blocks import opens
 from ..actors.nursery import PlainNursery
 from ..actors.util import check_instance
@@ -20,6 +19,7 @@ from ..arrays import GpuRef
 from ..device import Device
 from ._checks import shape_of
 from ._films import LARGEST, open_film, picture_of
+from ._turns import TakesTurns
 from ._video import open_video
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class EffectStatistics:
     waiting: int
 
 
-class Effect(Service):
+class Effect(TakesTurns):
     """Filters that each picture goes through; `open_effect` makes one.
 
     Methods may be called by any task. They take turns. In a tree of actors a picture is also sent
@@ -58,8 +58,7 @@ class Effect(Service):
         *,
         feedback: bool,
     ) -> None:
-        check_instance("device", device, Device)
-        self.device: Final = device
+        super().__init__(device, "effect")
         self.shape: Final = shape_of(shape, "shape", (2,))
         if max(self.shape) > LARGEST:
             raise ValueError(f"shape must be of at most {LARGEST} pixels, not {self.shape}")
@@ -74,8 +73,6 @@ class Effect(Service):
         self._last: Picture | None = None
         self._generation = 0
         self._frames = self._faults = 0
-        self._lock = trio.StrictFIFOLock()
-        self._over: BaseException | None = None
 
     async def apply(self, picture: np.ndarray[Any, Any]) -> Picture:
         """Return what the effect makes of the next picture.
@@ -156,34 +153,7 @@ class Effect(Service):
         """Return numbers of the effect so far."""
         return EffectStatistics(self._frames, self._faults, self.depth())
 
-    # --- the service -----------------------------------------------------------------------
-
-    async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Record the graph, or take it up again after a restart."""
-        async with self._lock:
-            await self.device.retry(self._revive)
-        task_status.started()
-        await trio.sleep_forever()
-
-    def ended(self, cause: BaseException | None) -> None:
-        """Refuse calls from now on."""
-        self._over = cause or RuntimeError("its block was left")
-
-    def depth(self) -> int:
-        """Calls that wait or are in progress."""
-        held = self._lock.statistics()
-        return held.tasks_waiting + held.locked
-
     # --- inside ----------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        async with self._lock:
-            if self._over is not None:
-                raise RuntimeError(
-                    f"this effect must be open to be used, but {self._over}"
-                ) from self._over
-            yield
 
     async def _applied(self, picture: Picture) -> Picture:
         await self._revive()

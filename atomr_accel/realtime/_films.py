@@ -113,7 +113,6 @@ async def save_picture(
     Raises:
         LibraryMissing: Pillow is not installed.
         OSError: the file cannot be written.
-        TypeError, ValueError: an argument of a wrong type, shape or value.
     """
     target = _path_of(path, (".png",))
     checked = picture_of(picture)

@@ -71,11 +71,7 @@ class Filters:
 
     @classmethod
     async def load(cls, device: Device) -> Filters:
-        """Compile the filters, or find them compiled.
-
-        Raises:
-            CompileError, LibraryMissing: as for ``device.nvrtc.compile_module``.
-        """
+        """Compile the filters, or find them compiled."""
         return cls(device, await KernelSet.load(device, FILTERS))
 
     # --- smoothing -------------------------------------------------------------------------

@@ -230,9 +230,6 @@ async def open_fluid(
         seed: unused, since nothing in a fluid is random.
         every: steps from one checkpoint to the next.
         **place: a place in the tree of actors.
-
-    Raises:
-        TypeError, ValueError: an argument of a wrong type, size or value.
     """
     arrays: dict[str, object] = {"u": u, "v": v, "smoke": smoke, "source": source, "solid": solid}
     if w is not None and len(shape_of(shape, "shape", (2, 3), 4)) == 2:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
@@ -11,12 +10,12 @@ import numpy as np
 import trio
 
 from .. import OutOfMemory
-from ..actors import Place, Service, serving
+from ..actors import Place, serving
 from ..actors.blocks import opens
-from ..actors.util import check_instance
 from ..device import Device
 from ._checks import whole
 from ._kernels import KernelSet
+from ._turns import TakesTurns
 from .wire.hash_map import EMPTY, GONE, HASH_MAP
 
 if TYPE_CHECKING:
@@ -51,24 +50,22 @@ class HashMapStatistics:
     journal: int
 
 
-class HashMap(Service):
+class HashMap(TakesTurns):
     """A map from int64 keys to int64 values on a device; `open_hash_map` makes one.
 
-    Calls of several tasks take turns. Each works on many keys side by side.
+    Calls of several tasks take turns. Each works on many keys side by side. If the device does not
+    come back after a fault, they raise ``ContextPoisoned`` or ``DeviceLost``.
     """
 
     def __init__(self, device: Device, capacity: int, *, limit: int, every: int) -> None:
-        check_instance("device", device, Device)
-        self.device: Final = device
+        super().__init__(device, "hash map")
         self.limit: Final = whole(limit, "limit", 1, 2**30)
         self.every: Final = whole(every, "every", 1)
         self._slots = _slots_for(whole(capacity, "capacity", 0, self.limit))
         self._entries = self._used = self._rebuilds = self._faults = 0
-        self._lock = trio.StrictFIFOLock()
         self._generation = 0
         self._kept: tuple[Snapshot, int, int, int] | None = None
         self._journal: list[tuple[Array, Array | None]] = []
-        self._over: BaseException | None = None
 
     # --- what programs call ----------------------------------------------------------------
 
@@ -83,7 +80,6 @@ class HashMap(Service):
             TypeError, ValueError: arrays of another dtype or shape, or no keys.
             OutOfMemory: more entries than the map's limit, or the device is full. The map is as
                 before.
-            ContextPoisoned, DeviceLost: the device does not come back.
         """
         given, content = _keys(keys), _whole(values, "values")
         if given.shape != content.shape:
@@ -96,11 +92,7 @@ class HashMap(Service):
         await self._changing(given, content, change)
 
     async def find(self, keys: object) -> tuple[Array, Array]:
-        """Return values of keys as int64, 0 for keys that are not there; and bool, which are there.
-
-        Raises:
-            TypeError, ValueError, ContextPoisoned, DeviceLost: as for `insert`.
-        """
+        """Return values of keys as int64, 0 for absent ones; and as bool which keys are there."""
         given = _keys(keys)
 
         async def look() -> tuple[Array, Array]:
@@ -114,20 +106,12 @@ class HashMap(Service):
             return await self.device.retry(look)
 
     async def delete(self, keys: object) -> int:
-        """Delete keys, and return how many were there.
-
-        Raises:
-            TypeError, ValueError, ContextPoisoned, DeviceLost: as for `insert`.
-        """
+        """Delete keys, and return how many were there."""
         given = _keys(keys)
         return await self._changing(given, None, lambda: self._delete(given))
 
     async def items(self) -> tuple[Array, Array]:
-        """Return all keys and their values, in no order.
-
-        Raises:
-            ContextPoisoned, DeviceLost: the device does not come back.
-        """
+        """Return all keys and their values, in no order."""
 
         async def read() -> tuple[Array, Array]:
             await self._revive()
@@ -143,7 +127,6 @@ class HashMap(Service):
 
         Raises:
             ValueError: the map has more entries, or ``capacity`` is more than its limit.
-            OutOfMemory, ContextPoisoned, DeviceLost: as for `insert`.
         """
         wanted = whole(capacity, "capacity", 0, self.limit)
 
@@ -176,30 +159,9 @@ class HashMap(Service):
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Make the table, or take it up again after a restart."""
         self._kernels = await KernelSet.load(self.device, HASH_MAP)
-        async with self._lock:
-            await self.device.retry(self._revive)
-        task_status.started()
-        await trio.sleep_forever()
-
-    def ended(self, cause: BaseException | None) -> None:
-        """Refuse calls from now on."""
-        self._over = cause or RuntimeError("its block was left")
-
-    def depth(self) -> int:
-        """Calls that wait or are in progress."""
-        held = self._lock.statistics()
-        return held.tasks_waiting + held.locked
+        await super().serve(task_status=task_status)
 
     # --- inside ----------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        async with self._lock:
-            if self._over is not None:
-                raise RuntimeError(
-                    f"this hash map must be open to be used, but {self._over}"
-                ) from self._over
-            yield
 
     async def _changing(
         self, keys: Array, values: Array | None, change: Callable[[], Awaitable[T]]
@@ -367,9 +329,6 @@ async def open_hash_map(
         limit: the largest number of entries, up to 2**30.
         every: changes from one checkpoint to the next.
         **place: a place in the tree of actors.
-
-    Raises:
-        TypeError, ValueError: an argument of a wrong type or value.
     """
     async with serving(HashMap(device, capacity, limit=limit, every=every), **place) as running:
         yield running

@@ -214,9 +214,6 @@ async def open_liquid(
         seed: unused, since nothing in a liquid is random.
         every: steps from one checkpoint to the next.
         **place: a place in the tree of actors.
-
-    Raises:
-        TypeError, ValueError: an argument of a wrong type, size or value.
     """
     names = {"gravity": gravity, "wall_loss": wall_loss, "sound": sound, "viscosity": viscosity}
     liquid = Liquid(
@@ -266,9 +263,6 @@ async def open_balls(
         seed: unused, since nothing here is random.
         every: steps from one checkpoint to the next.
         **place: a place in the tree of actors.
-
-    Raises:
-        TypeError, ValueError: an argument of a wrong type, size or value.
     """
     names = {
         "gravity": gravity,

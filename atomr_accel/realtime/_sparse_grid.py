@@ -141,11 +141,7 @@ class SparseGrid(Simulation):
         return picture
 
     async def blocks(self) -> int:
-        """Return the number of blocks that there are.
-
-        Raises:
-            ContextPoisoned, DeviceLost, RuntimeError: as for `step`.
-        """
+        """Return the number of blocks that there are."""
         return int((await self.read("status"))[0])
 
     async def get(self, positions: object) -> Array:
@@ -153,10 +149,6 @@ class SparseGrid(Simulation):
 
         Args:
             positions: whole numbers of shape (n, 2) or (n, 3), in the order of the shape's axes.
-
-        Raises:
-            TypeError, ValueError: positions that are not of cells.
-            ContextPoisoned, DeviceLost, RuntimeError: as for `step`.
         """
         blocks, inner = self._addressed(positions)
 
@@ -185,9 +177,7 @@ class SparseGrid(Simulation):
             values: finite numbers of shape (n,).
 
         Raises:
-            TypeError, ValueError: positions that are not of cells, or values that do not fit.
             OutOfMemory: more blocks than the grid's capacity. The grid is as before.
-            ContextPoisoned, DeviceLost, RuntimeError: as for `step`.
         """
         blocks, inner = self._addressed(positions)
         given = array_of(values, "values", blocks.shape)
@@ -267,9 +257,6 @@ async def open_sparse_grid(
         seed: unused, since nothing here is random.
         every: steps from one checkpoint to the next.
         **place: a place in the tree of actors.
-
-    Raises:
-        TypeError, ValueError: an argument of a wrong type, size or value.
     """
     names = {"diffusion": diffusion, "fading": fading, "threshold": threshold}
     grid = SparseGrid(device, shape, capacity=capacity, given=names, seed=seed, every=every)

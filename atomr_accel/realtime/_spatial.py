@@ -47,7 +47,8 @@ class SpatialIndex:
     """Points in a uniform grid; ``await SpatialIndex.build(device, points)`` makes one.
 
     Answers are exact: distances are computed in float64 of float32 coordinates. The program keeps
-    the points, so after a fault the grid is made again. Several tasks may ask at a time.
+    the points, so after a fault the grid is made again. Several tasks may ask at a time. If the
+    device does not come back, they get ``ContextPoisoned`` or ``DeviceLost``.
     """
 
     def __init__(self, device: Device, points: Array, cell: float, kernels: KernelSet) -> None:
@@ -85,10 +86,6 @@ class SpatialIndex:
             points: float32 of shape (n, 2) or (n, 3), at least one.
             cell: length of a cell's side; by default such that a cell has about two points. The
                 number of cells is at most four times that of points, and at least 64.
-
-        Raises:
-            TypeError, ValueError: no such points, or a wrong length.
-            OutOfMemory: the device is full.
         """
         check_instance("device", device, Device)
         made = array_of(points, "points", (None, None))
@@ -112,7 +109,6 @@ class SpatialIndex:
             any may come last.
 
         Raises:
-            TypeError, ValueError: a wrong argument.
             ContextPoisoned, DeviceLost: the device does not come back.
         """
         asked, count = self._asked(queries, "queries"), whole(k, "k", 1, MOST)
@@ -140,9 +136,6 @@ class SpatialIndex:
         Returns:
             Offsets, int64 of shape (m + 1,), and indices, int32: those of query ``i`` are
             ``indices[offsets[i]:offsets[i + 1]]``, in an order that is always the same.
-
-        Raises:
-            TypeError, ValueError, ContextPoisoned, DeviceLost: as for `nearest`.
         """
         asked, reach = self._asked(queries, "queries"), number(radius, "radius", 0.0)
 
@@ -178,9 +171,6 @@ class SpatialIndex:
         Returns:
             Distances to where rays enter balls, float64, 0 inside of one, infinite if none is met;
             and indices of points, int32, -1 then.
-
-        Raises:
-            TypeError, ValueError, ContextPoisoned, DeviceLost: as for `nearest`.
         """
         begin, way = self._asked(origins, "origins"), self._asked(directions, "directions")
         if begin.shape != way.shape:

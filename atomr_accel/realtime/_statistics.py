@@ -132,11 +132,7 @@ class FrameStatistics(FrameScene):
         return picture
 
     async def summary(self) -> FrameSummary:
-        """Return statistics of all pixels of all frames.
-
-        Raises:
-            ContextPoisoned, DeviceLost, RuntimeError: as for `step`.
-        """
+        """Return statistics of all pixels of all frames."""
 
         async def get() -> tuple[Array, ...]:
             await self._revive()
@@ -195,9 +191,6 @@ async def open_frame_statistics(
         seed: unused, since nothing here is random.
         every: frames from one checkpoint to the next.
         **place: a place in the tree of actors.
-
-    Raises:
-        TypeError, ValueError: an argument of a wrong type, size or value.
     """
     statistics = FrameStatistics(
         device,

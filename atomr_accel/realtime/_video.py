@@ -242,7 +242,6 @@ async def open_video(path: str | PathLike[str], *, ahead: int = 4) -> AsyncItera
         BrokenVideo: the file is not a video.
         LibraryMissing: PyAV is not installed.
         OSError: the file is not there or cannot be read.
-        TypeError, ValueError: an argument of a wrong type or value.
     """
     if not isinstance(path, (str, Path)):
         raise TypeError(f"path must be a str or a Path, not {said_of(path)}")

@@ -19,11 +19,11 @@ import trio
 
 from .. import ContextPoisoned, GpuRefStale
 from .._dtypes import REAL_KINDS
-from ..actors import Message, Place, Service, handler, serving
-from ..actors.util import check_instance
+from ..actors import Message, Place, handler, serving
 from ..device import Device
 from ._checks import SceneParameter, number, parameters_of, whole
 from ._kernels import KernelSet
+from ._turns import TakesTurns
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -101,14 +101,15 @@ class _StateCopy:
     time: float
 
 
-class Simulation(Service):
+class Simulation(TakesTurns):
     """Base of simulations: a scene on a device.
 
     A class states ``parameters`` and ``kernels`` and overrides `begin`, `record` and `draw`;
     optionally also `scratch`, `substeps`, `check` and `accept`. `opened` runs an instance in a
     block.
 
-    Methods may be called by any task. They take turns.
+    Methods may be called by any task. They take turns. All raise what `step` raises if the device
+    does not come back, or once the block was left.
     """
 
     parameters: ClassVar[Mapping[str, SceneParameter]] = {}
@@ -119,8 +120,7 @@ class Simulation(Service):
     def __init__(
         self, device: Device, *, seed: int, every: int, given: Mapping[str, object]
     ) -> None:
-        check_instance("device", device, Device)
-        self.device: Final = device
+        super().__init__(device, type(self).__name__)
         self.seed: Final = whole(seed, "seed", 0, 2**63 - 1)
         """Seed of all that is random."""
         self.every: Final = whole(every, "every", 1)
@@ -134,13 +134,11 @@ class Simulation(Service):
         self.values: GpuRef
         """float32: the length of a step in seconds, then the parameters in their order."""
         self._written: tuple[float, ...] = ()
-        self._lock = trio.StrictFIFOLock()
         self._copies: list[_StateCopy] = []  # at most two, the newest last
         self._generation = 0
         self._steps = self._faults = self._lost = self._frames = self._skipped = self._late = 0
         self._time = 0.0
         self._viewers: set[trio.MemorySendChannel[Picture]] = set()
-        self._over: BaseException | None = None
 
     # --- what a class of simulations says --------------------------------------------------
 
@@ -223,22 +221,13 @@ class Simulation(Service):
 
     @final
     async def snapshot(self) -> Picture:
-        """Return the picture of the present state: uint8 of shape (height, width, 3).
-
-        Raises:
-            ContextPoisoned, DeviceLost, RuntimeError: as for `step`.
-        """
+        """Return the picture of the present state: uint8 of shape (height, width, 3)."""
         async with self._turn():
             return await self.device.retry(self._picture)
 
     @final
     async def read(self, name: str) -> np.ndarray[Any, Any]:
-        """Return a buffer of the state as a host array.
-
-        Raises:
-            ValueError: the state has no such buffer.
-            ContextPoisoned, DeviceLost, RuntimeError: as for `step`.
-        """
+        """Return a buffer of the state as a host array."""
         if name not in self.state:
             raise ValueError(f"name must be one of {', '.join(self.state)}, not {name!r}")
 
@@ -256,10 +245,6 @@ class Simulation(Service):
         Args:
             name: the buffer's name.
             array: finite numbers of the buffer's shape.
-
-        Raises:
-            TypeError, ValueError: no such buffer, or an array that does not fit it.
-            ContextPoisoned, DeviceLost, RuntimeError: as for `step`.
         """
         if name not in self.state:
             raise ValueError(f"name must be one of {', '.join(self.state)}, not {name!r}")
@@ -303,10 +288,6 @@ class Simulation(Service):
         Args:
             hz: steps per second, from 0.001 to 100000.
             frames: number of frames after which it returns.
-
-        Raises:
-            TypeError, ValueError: a wrong argument.
-            ContextPoisoned, DeviceLost, RuntimeError: as for `step`.
         """
         dt = 1 / number(hz, "hz", 0.001, 1e5)
         left = math.inf if frames is None else whole(frames, "frames", 1)
@@ -346,11 +327,7 @@ class Simulation(Service):
 
     @final
     async def keep(self) -> None:
-        """Make a checkpoint now, and wait until it is complete.
-
-        Raises:
-            ContextPoisoned, DeviceLost, RuntimeError: as for `step`.
-        """
+        """Make a checkpoint now, and wait until it is complete."""
 
         async def keeping() -> None:
             await self._revive()
@@ -382,19 +359,7 @@ class Simulation(Service):
         """Make the scene, or take it up again after a restart."""
         self.check(self._settings)
         self._compiled = await KernelSet.load(self.device, self.kernels)
-        async with self._lock:
-            await self.device.retry(self._revive)
-        task_status.started()
-        await trio.sleep_forever()
-
-    def ended(self, cause: BaseException | None) -> None:
-        """Refuse calls from now on."""
-        self._over = cause or RuntimeError("its block was left")
-
-    def depth(self) -> int:
-        """Calls that wait or are in progress."""
-        held = self._lock.statistics()
-        return held.tasks_waiting + held.locked
+        await super().serve(task_status=task_status)
 
     @handler
     async def _on_step(self, message: StepScene) -> float:
@@ -421,15 +386,6 @@ class Simulation(Service):
                 f"{made:g} does; take shorter steps"
             )
         return made
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        async with self._lock:
-            if self._over is not None:
-                raise RuntimeError(
-                    f"this {type(self).__name__} must be open to be used, but {self._over}"
-                ) from self._over
-            yield
 
     async def _advance(self, dt: float) -> None:
         await self._revive()

@@ -5,6 +5,9 @@ async with open_journal(device, "run.journal", contents=True):   # notes every c
 print(await replay_journal("run.journal", device))               # what differs, where, by how much
 buffers = await state_at("run.journal", 41, device)              # the state after call 41
 print(await explain("run.journal", out="fault.py"))              # the least that faults again
+
+Functions that read a journal raise ``FileNotFoundError`` if it does not exist, `JournalError` if
+the storage holds none or one of another version, and `JournalDamaged` if its data has changed.
 """
 
 from ._compare import TOLERANCES, Compared, Deviation

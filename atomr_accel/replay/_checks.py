@@ -19,11 +19,7 @@ _MOST_BYTES: Final = 1 << 63
 
 
 def check(entry: Entry) -> None:
-    """See that the values in an entry are some.
-
-    Raises:
-        ValueError: they are not. Other errors mean the same.
-    """
+    """See that the values in an entry are some."""
     if isinstance(entry, CallEntry) and not entry.method.isidentifier():
         raise ValueError(f"{entry.method!r} is no method")
     todo: list[tuple[Any, int]] = [(entry, 0)]

@@ -35,12 +35,7 @@ equal."""
 def check_tolerance(
     tolerance: float | Mapping[str, float] | None,
 ) -> float | Mapping[str, float] | None:
-    """Return the ``tolerance`` of a replay with its numbers checked.
-
-    Raises:
-        TypeError: it is neither a number nor a dict of numbers by names of dtypes.
-        ValueError: a number is negative or NaN, or a name is not that of a dtype.
-    """
+    """Return the ``tolerance`` of a replay with its numbers checked."""
     if tolerance is None:
         return None
     if isinstance(tolerance, Mapping):

@@ -359,10 +359,6 @@ def _escaped(plain: Any) -> Any:
 
 
 def decode(data: bytes) -> Entry:
-    """Decode an entry.
-
-    Raises:
-        msgspec.DecodeError: the data is not an entry.
-    """
+    """Decode an entry."""
     found: Any = _decoder.decode(data)
     return found  # type: ignore[no-any-return]

@@ -96,7 +96,6 @@ async def explain(
         JournalError: the storage holds no journal; the journal has no fault; or the fault does not
             recur, even with all calls.
         Unsupported: the call that faults cannot be written as a program; the message says why.
-        FileNotFoundError: the journal does not exist.
     """
     async with reading(path) as recorded:
         recalls = [*recorded.calls]

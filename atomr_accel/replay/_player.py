@@ -148,9 +148,6 @@ async def replay_journal(
         TypeError: ``tolerance`` is neither a number nor a dict of numbers.
         ValueError: a tolerance is negative or NaN, or has an unknown dtype; or the journal calls no
             function of a given name.
-        JournalError: the storage holds no journal, or one of another version. A ``JournalDamaged``
-            if its data has changed.
-        FileNotFoundError: the journal does not exist.
     """
     may_differ = check_tolerance(tolerance)
     async with reading(path) as recorded:
@@ -180,12 +177,6 @@ async def state_at(
     Returns:
         A ref to each whole buffer by its number in the journal, with the shape and dtype of its
         first mention.
-
-    Raises:
-        JournalError: as for ``replay_journal``.
-        FileNotFoundError: the journal does not exist.
-        TypeError: ``number`` is not a whole number.
-        ValueError: the journal has no call of this number.
     """
     number = count(number, "number", 0)
     async with reading(path) as recorded:

@@ -127,9 +127,6 @@ class ProgramWriter:
             backend: the backend to open.
             title: the docstring of the program.
             with_inputs: whether earlier buffers have their content, or zeros.
-
-        Raises:
-            Unwritable: a part of it cannot be written.
         """
         self._lines, self._imports, self._names, self._definitions = [], set(), {}, {}
         self._functions = set()

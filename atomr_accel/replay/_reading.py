@@ -136,11 +136,6 @@ async def reading(source: str | os.PathLike[str] | Storage) -> AsyncIterator[Rec
 
     Args:
         source: the journal's file or storage.
-
-    Raises:
-        JournalDamaged: its data has changed since it was written.
-        JournalError: the storage holds no journal, or one of another version.
-        FileNotFoundError: the journal does not exist.
     """
     storage = storage_of(source)
     async with storage.open(create=False):
@@ -154,11 +149,7 @@ async def reading(source: str | os.PathLike[str] | Storage) -> AsyncIterator[Rec
 
 
 def storage_of(source: str | os.PathLike[str] | Storage) -> Storage:
-    """Return the storage of a journal, given as a path or a storage.
-
-    Raises:
-        Unsupported: ``source`` is a URL.
-    """
+    """Return the storage of a journal, given as a path or a storage."""
     if isinstance(source, str) and "://" in source:
         raise Unsupported(
             f"{source!r} is a URL, and journals are files of SQLite: give a path, or "
@@ -194,11 +185,6 @@ async def read_journal(source: str | os.PathLike[str] | Storage) -> list[str]:
 
     Returns:
         Lines such as ``"7 blas.gemm(#1, #2, alpha=2.0) -> #3"``, where ``#1`` is a buffer.
-
-    Raises:
-        JournalDamaged: its data has changed since it was written.
-        JournalError: the storage holds no journal, or one of another version.
-        FileNotFoundError: the journal does not exist.
     """
     async with reading(source) as recorded:
         return [str(recall) for recall in recorded.calls]

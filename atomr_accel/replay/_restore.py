@@ -60,9 +60,6 @@ def view_of(
 
     Returns:
         The view.
-
-    Raises:
-        ValueError: the view is not inside that memory.
     """
     kind, block = as_dtype(dtype), ref.block.base
     nbytes = math.prod(shape) * kind.itemsize
@@ -107,11 +104,7 @@ class Restorer:
         self.lost: Final[dict[int, str]] = {}
 
     async def value(self, value: Value) -> Any:
-        """Return the value of an argument.
-
-        Raises:
-            Missing: it cannot be made again.
-        """
+        """Return the value of an argument."""
         if value is None or isinstance(value, bool | int | float | str):
             return value
         made = _PLAIN.get(type(value))
@@ -199,11 +192,7 @@ class Restorer:
         return found
 
     def require_all_replaced(self) -> None:
-        """Raise where a function was given that nothing was taken for.
-
-        Raises:
-            ValueError: of such a name the journal calls none.
-        """
+        """Raise where a function was given that nothing was taken for."""
         if others := self._functions.keys() - self.replaced:
             raise ValueError(
                 f"functions= names {', '.join(map(repr, sorted(others)))}, which the journal does "
@@ -233,11 +222,7 @@ class Restorer:
     # --- results ----------------------------------------------------------------------------
 
     def bind(self, described: Value, result: Any) -> None:
-        """Register the result of a call under its numbers in the journal.
-
-        Raises:
-            TypeError: the result has another form.
-        """
+        """Register the result of a call under its numbers in the journal."""
         if isinstance(described, Ref):
             if type(result) is not GpuRef:
                 raise TypeError(

@@ -67,12 +67,7 @@ class Stored(NamedTuple):
 
 
 def check_name(name: str) -> str:
-    """Check the name of a journal in a database, and return it.
-
-    Raises:
-        TypeError: it is not a str.
-        ValueError: it has lone surrogates, which UTF-8 cannot encode.
-    """
+    """Check the name of a journal in a database, and return it."""
     if not isinstance(name, str):
         raise TypeError(f"name must be a str, not {type(name).__name__}")
     try:

@@ -126,11 +126,7 @@ class JournalWriter:
         self._some.set()
 
     async def room(self) -> None:
-        """Wait until few enough entries and bytes wait to be written.
-
-        Raises:
-            JournalFull: the journal is full and refuses calls.
-        """
+        """Wait until few enough entries and bytes wait to be written."""
         self.require_room()
         while self.error is None and (
             self._bytes_waiting > _MOST_WAITING or len(self._waiting) > _MOST_ENTRIES_WAITING
@@ -139,11 +135,7 @@ class JournalWriter:
             await self._less.park()
 
     def require_room(self) -> None:
-        """Raise an error if the journal is full and refuses calls.
-
-        Raises:
-            JournalFull: the journal is full and refuses calls.
-        """
+        """Raise an error if the journal is full and refuses calls."""
         if self._when_full != "refuse" or self.error is not None:
             return
         entries = self._written + len(self._waiting)
@@ -156,11 +148,7 @@ class JournalWriter:
             )
 
     async def drained(self) -> None:
-        """Wait until all that was added so far is written.
-
-        Raises:
-            JournalError: it cannot be written.
-        """
+        """Wait until all that was added so far is written."""
         if self._waiting:
             await self.written(self._waiting[-1])
         else:

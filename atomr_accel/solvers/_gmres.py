@@ -54,9 +54,6 @@ async def gmres(
     Returns:
         The solution, and 0. Without convergence, the latest iterate, and ``maxiter``, at least 1:
         as ``cg``.
-
-    Raises:
-        TypeError, ValueError: as ``cg``.
     """
     given = system(device, A, b, M, callback)
     most = 10 * given.n if maxiter is None else count(maxiter, "maxiter", 0)

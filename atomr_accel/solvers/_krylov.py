@@ -119,9 +119,6 @@ async def bicgstab(
 
     Returns:
         As ``cg``.
-
-    Raises:
-        TypeError, ValueError: as ``cg``.
     """
     given = system(device, A, b, M, callback)
 
@@ -183,9 +180,6 @@ async def minres(
 
     Returns:
         As ``cg``.
-
-    Raises:
-        TypeError, ValueError: as ``cg``.
     """
     given = system(device, A, b, M, callback)
 

@@ -52,7 +52,6 @@ async def lobpcg(
         shape (n, k).
 
     Raises:
-        TypeError: other dtypes, no operator, or a function that does not return a ref.
         ValueError: shapes or numbers that do not fit; columns of ``X`` that depend on others.
         numpy.linalg.LinAlgError: products with ``A`` or ``M``, or ``X``, hold NaN or infinity.
     """

@@ -73,12 +73,7 @@ class LinearSystem:
 def system(
     device: Device, a: Operator, b: GpuRef, m: Operator | None, callback: object
 ) -> LinearSystem:
-    """A system of what a caller gave.
-
-    Raises:
-        TypeError: no operators, no function, or dtypes that solvers have not.
-        ValueError: shapes that do not fit.
-    """
+    """A system of what a caller gave."""
     require_floats(device, b, "b")
     if b.ndim != 1:
         raise ValueError(f"b must have one dimension, not shape {b.shape}")
@@ -97,11 +92,7 @@ def require_ref(device: Device, thing: object, name: str) -> None:
 
 
 def require_floats(device: Device, thing: GpuRef, name: str) -> None:
-    """Raise unless an argument is a ref of a dtype that solvers support.
-
-    Raises:
-        TypeError: the argument is not such a ref.
-    """
+    """Raise unless an argument is a ref of a dtype that solvers support."""
     require_ref(device, thing, name)
     if thing.dtype.name not in FLOATS:
         raise TypeError(f"{name} must be a ref of {', '.join(FLOATS)}, not of {thing.dtype.name}")
@@ -110,12 +101,7 @@ def require_floats(device: Device, thing: GpuRef, name: str) -> None:
 def require_operators(
     a: Operator, m: Operator | None, n: int, dtype: np.dtype[Any], callback: object
 ) -> None:
-    """Raise unless the operators fit vectors of ``n`` elements and the callback is a function.
-
-    Raises:
-        TypeError: an operator of another type or dtype, or a callback that is not a function.
-        ValueError: an operator of another shape.
-    """
+    """Raise unless the operators fit vectors of ``n`` elements and the callback is a function."""
     _require_operator(a, n, dtype, "A")
     if m is not None:
         _require_operator(m, n, dtype, "M")
@@ -141,12 +127,7 @@ def _require_operator(each: Operator, n: int, dtype: np.dtype[Any], name: str) -
 
 
 def applied(recording: Recording, operator: Operator, x: GpuRef) -> GpuRef:
-    """A product of an operator and a vector, or several, as part of a recording.
-
-    Raises:
-        TypeError: a function gives no ref, or one of another dtype.
-        ValueError: one of another shape.
-    """
+    """A product of an operator and a vector, or several, as part of a recording."""
     if isinstance(operator, SparseRef):
         return recording.sparse.matmul(operator, x)
     if isinstance(operator, GpuRef):

@@ -71,9 +71,6 @@ async def started(given: LinearSystem, x0: GpuRef | None, rtol: float, atol: flo
         x0: the caller's first solution.
         rtol: the tolerance, relative to the norm of the right side.
         atol: the same, absolute.
-
-    Raises:
-        TypeError, ValueError: no ref, numbers that are none, or another shape or dtype.
     """
     device, b = given.device, given.b
     if x0 is not None:

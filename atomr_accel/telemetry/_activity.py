@@ -148,8 +148,6 @@ async def activity(
             driver and the runtime.
 
     Raises:
-        TypeError: ``device`` is something else.
-        ValueError: no kinds, or an unknown one.
         LibraryError: another tool holds CUPTI, or it refuses.
         LibraryMissing: cupti-python is not installed.
         Unsupported: the device is not on CUDA.

@@ -89,8 +89,6 @@ class Metrics:
                 in flight, or above 20,000 ops a second. The number of ops is always exact.
 
         Raises:
-            TypeError: ``what`` is an object of another type.
-            ValueError: an object of that name is already observed.
             RuntimeError: called in another thread than the rest.
         """
         if name is not None:
@@ -122,9 +120,6 @@ class Metrics:
 
         Args:
             name: the value of the label ``name``.
-
-        Raises:
-            ValueError: there is one of that name.
         """
         check_instance("a name", name, str)
         self._settle_here()

@@ -40,7 +40,6 @@ def export_to_opentelemetry(metrics: Metrics, provider: MeterProvider | None = N
 
     Raises:
         LibraryMissing: opentelemetry-api is not installed.
-        TypeError: ``metrics`` is something else, such as a device.
     """
     require_metrics(metrics)
     api = package("opentelemetry.metrics", "opentelemetry-api")

@@ -112,7 +112,6 @@ async def serve_prometheus(
     Raises:
         LibraryMissing: h11 or prometheus_client is not installed.
         OSError: the address cannot be listened on.
-        TypeError: ``metrics`` is something else, such as a device.
     """
     check_instance("host", host, str)
     port = count(port, "port", 0, 65535)

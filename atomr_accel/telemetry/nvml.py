@@ -285,7 +285,6 @@ async def open_nvml(
         LibraryMissing: nvidia-ml-py is not installed.
         DeviceUnavailable: the driver is missing.
         NameTaken: an actor has that name.
-        ValueError: ``interval`` is not positive.
     """
     interval = real(interval, "interval", above=0, infinity=True)
     monitor: NvmlMonitor = NvmlMonitor.construct()

@@ -46,11 +46,7 @@ class ValueBox:
         self.fd: Final = fd
 
     def send(self, kind: str, value: object = None) -> None:
-        """Add a value.
-
-        Raises:
-            TypeError: the value is not made of what JSON has, and tuples.
-        """
+        """Add a value."""
         data = json.dumps([kind, _packed(value)]).encode() + b"\n"
         while data:
             data = data[os.write(self.fd, data) :]
@@ -104,11 +100,7 @@ class EndedChild:
 
 
 def run_forked(work: Callable[[ValueBox], None], seconds: float) -> EndedChild:
-    """Run a function in a fork of this process.
-
-    Raises:
-        OSError: the process could not be forked.
-    """
+    """Run a function in a fork of this process."""
     with _followed() as child:
         for stream in sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__:
             if stream is not None:
@@ -143,9 +135,6 @@ def run_spawned(command: list[str], data: bytes, seconds: float, *, shown: bool)
         data: its standard input.
         seconds: how long it may take.
         shown: whether it writes where this process writes, and not among the stacks.
-
-    Raises:
-        OSError: the process could not be started.
     """
     import subprocess
 

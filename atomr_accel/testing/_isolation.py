@@ -351,11 +351,7 @@ class IsolatedTests:
 
 
 def positive_seconds(name: str, value: object) -> float:
-    """Return a time limit as a number of seconds.
-
-    Raises:
-        ValueError: the value must be positive and finite.
-    """
+    """Return a time limit as a number of seconds."""
     try:
         seconds = float(cast("str", value))
     except (TypeError, ValueError):

@@ -74,9 +74,6 @@ def arrays(
         dtype: a dtype, or a strategy for dtypes. By default, every dtype of devices.
         shape: a shape, or a strategy for shapes. By default, up to four axes of up to six elements,
             with empty arrays and scalars among them.
-
-    Raises:
-        TypeError: a dtype that devices do not have.
     """
     kinds = st.sampled_from(list(DTYPES.values())) if dtype is None else dtype
     kind = draw(kinds) if isinstance(kinds, st.SearchStrategy) else as_dtype(kinds)

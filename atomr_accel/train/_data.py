@@ -39,10 +39,6 @@ class TrainingData:
         epochs: how often each row comes.
         shuffle: whether rows change their order.
         part: index and count of programs that each take an equal part of every batch.
-
-    Raises:
-        ValueError: arrays of different lengths or shorter than a batch, or numbers out of range.
-        TypeError: arrays that are none of NumPy's.
     """
 
     def __init__(
@@ -99,11 +95,7 @@ class TrainingData:
         return self._length // self._rows * self._epochs
 
     def __getitem__(self, number: int) -> Any:
-        """Return one batch, a copy.
-
-        Raises:
-            IndexError: the number is out of range.
-        """
+        """Return one batch, a copy."""
         if not 0 <= number < len(self):
             raise IndexError(f"number must be from 0 to below {len(self)}, not {number}")
         epoch, at = divmod(number, self._length // self._rows)
@@ -151,9 +143,6 @@ async def prefetched(
     Args:
         data: what to read.
         ahead: how many items may wait.
-
-    Raises:
-        ValueError: ``ahead`` is below 1.
     """
     if ahead < 1:
         raise ValueError(f"ahead must be at least 1, not {ahead}")

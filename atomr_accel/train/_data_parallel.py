@@ -332,10 +332,6 @@ async def open_data_parallel(
             finite changes nothing but the scale, and counts as a step. If they are not finite at a
             scale of 1 or less, that is an error.
         **place: ``system``, ``name`` and ``parent``: the trainer's place in a tree of actors.
-
-    Raises:
-        ValueError: no devices, one twice, numbers out of range, or no parameters.
-        TypeError: parameters that are not arrays of one float dtype.
     """
     ranks = checked_ranks(devices, optimizer)
     if not callable(step):

@@ -39,8 +39,6 @@ def write_snapshot(
 
     Raises:
         Unsupported: buffers that are neither float32 nor float64.
-        TypeError: ``about`` has a value that JSON has not.
-        OSError: the file cannot be written.
     """
     if layout.master_dtype not in (np.float32, np.float64):
         raise Unsupported(
@@ -77,11 +75,6 @@ def read_snapshot(
         layout: the form of the model.
         count: number of buffers.
         expected: facts that must be equal in the file.
-
-    Raises:
-        SnapshotDamaged: the file is truncated or changed.
-        SnapshotForeign: it is of something else.
-        OSError: the file cannot be read.
     """
     with path.open("rb"):  # its errors are the system's
         pass

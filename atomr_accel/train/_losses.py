@@ -46,10 +46,6 @@ def mse(x: Any, target: Any, *, reduction: LossReduction = "mean") -> Any:
 
     Returns:
         An expression: a scalar, or the shape of ``x``.
-
-    Raises:
-        ValueError: other shapes, or another reduction.
-        TypeError: arguments that are no arrays of a device.
     """
     _alike(x, target)
     return _reduced(np.square(x - target), reduction)
@@ -72,10 +68,6 @@ def huber(x: Any, target: Any, *, delta: float = 1.0, reduction: LossReduction =
 
     Returns:
         As `mse`.
-
-    Raises:
-        ValueError: as `mse`; also ``delta`` of 0 or less.
-        TypeError: as `mse`.
     """
     _alike(x, target)
     if not delta > 0:
@@ -106,9 +98,6 @@ def bce_with_logits(
 
     Returns:
         As `mse`.
-
-    Raises:
-        ValueError, TypeError: as `mse`.
     """
     _alike(x, target)
     # log(1 + exp(-x)) in a form that does not overflow.
@@ -137,9 +126,6 @@ def kl_div(
 
     Returns:
         As `mse`.
-
-    Raises:
-        ValueError, TypeError: as `mse`.
     """
     _alike(x, target)
     if log_target:

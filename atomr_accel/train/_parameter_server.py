@@ -92,7 +92,6 @@ class ParameterServer(Trainer):
             LossNotFinite: a loss or gradient is infinite or NaN; it made no step.
             DeviceLost, ContextPoisoned: no device is left, or a batch has failed ``attempts``
                 times.
-            ValueError, TypeError: a batch of another form.
         """
         feed = _BatchFeed()
         self._feeds.add(feed)
@@ -410,10 +409,6 @@ async def open_parameter_server(
         snapshot_every: steps between snapshots in host memory.
         attempts: how often the gradient of a batch may fail.
         **place: ``system``, ``name`` and ``parent``: the trainer's place in a tree of actors.
-
-    Raises:
-        ValueError: no devices, one twice, numbers out of range, or no parameters.
-        TypeError: parameters that are not arrays of one float dtype.
     """
     ranks = checked_ranks(devices, optimizer)
     if not callable(step):

@@ -258,11 +258,6 @@ async def open_pipeline_parallel(
         attempts: how often a step may fail.
         loss_scale: as for `open_data_parallel`.
         **place: ``system``, ``name`` and ``parent``: the trainer's place in a tree of actors.
-
-    Raises:
-        ValueError: no devices, one twice, other numbers of stages and parameters, or numbers out of
-            range.
-        TypeError: parameters that are not arrays of one float dtype.
     """
     ranks = checked_ranks(devices, optimizer)
     if not stages or len(stages) != len(params):

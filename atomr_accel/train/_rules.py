@@ -73,10 +73,6 @@ def rule(name: str, *, forward: Forward | None = None) -> Callable[[_B], _B]:
         name: the library's and the op's name, such as ``"blas.gemm"``.
         forward: makes the forward pass in place of the op, with what the backward pass needs: from
             the batch and the arguments by name, it returns the result and anything to keep.
-
-    Raises:
-        ValueError: a name without a library.
-        TypeError: a name that is not text.
     """
     if not isinstance(name, str):
         raise TypeError(f"name of a rule must be text, not {said_of(name)}")

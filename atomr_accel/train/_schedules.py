@@ -20,9 +20,6 @@ def cosine(peak: float, *, steps: int, warmup: int = 0, floor: float = 0.0) -> S
         steps: number of steps until the floor; it stays there.
         warmup: number of steps of the rise, at most ``steps``.
         floor: the last learning rate.
-
-    Raises:
-        ValueError: ``warmup`` above ``steps``, or negative numbers.
     """
     _check(steps, warmup, floor)
 
@@ -73,9 +70,6 @@ class LossScale:
     Attributes:
         value: the present factor.
         good: good steps since it last changed.
-
-    Raises:
-        ValueError: numbers out of range.
     """
 
     def __init__(

@@ -173,11 +173,7 @@ class ModelState:
         return ModelState(layout, device, buffers, step)
 
     async def gathered(self, grads: Any) -> GpuRef:
-        """Return a tree of gradients as one flat buffer in the dtype of the masters.
-
-        Raises:
-            ValueError: the tree, or a shape in it, is not that of the parameters.
-        """
+        """Return a tree of gradients as one flat buffer in the dtype of the masters."""
         leaves, form = optree.tree_flatten(grads)
         if form != self.layout.form:
             raise ValueError(f"grads must have the form of the parameters, not {form}")

@@ -445,9 +445,6 @@ def grad(
     Returns:
         ``await compute(params, *args, scale=1.0)`` returns the loss and the gradients; see
         `differentiate`.
-
-    Raises:
-        TypeError: ``function`` cannot be called.
     """
     if not callable(function):
         raise TypeError(f"function must be callable, not {said_of(function)}")
@@ -540,9 +537,6 @@ def custom(
 
     Returns:
         A function of a tape and the arguments.
-
-    Raises:
-        ValueError: ``gradient`` returns another number of gradients.
     """
 
     def run(tape: Tape, *args: Any) -> Any:

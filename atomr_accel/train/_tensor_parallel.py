@@ -560,11 +560,6 @@ async def open_tensor_parallel(
         attempts: how often a step may fail.
         loss_scale: as for `open_data_parallel`.
         **place: ``system``, ``name`` and ``parent``: the trainer's place in a tree of actors.
-
-    Raises:
-        ValueError: no devices, one twice, an axis that the parts do not divide, or numbers out of
-            range.
-        TypeError: parameters that are not arrays of one float dtype.
     """
     ranks = checked_ranks(devices, optimizer)
     count = len(devices) if parts is None else parts

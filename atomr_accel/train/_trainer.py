@@ -152,7 +152,6 @@ class Trainer(Service, ABC):
             LossNotFinite: a loss or gradient is infinite or NaN; nothing was changed.
             ReplicasDiffer: replicas differ, and no majority is right.
             DeviceLost, ContextPoisoned: no device is left, or a step has failed ``attempts`` times.
-            ValueError, TypeError: a batch of another form.
         """
         if isinstance(data, TrainingData):
             data = data.since(self.steps)
@@ -435,12 +434,7 @@ class TrainerOptions:
 
 
 def checked_ranks(devices: Sequence[Device], optimizer: Optimizer) -> list[tuple[int, Device]]:
-    """Return devices with their numbers.
-
-    Raises:
-        ValueError: none, or one twice.
-        TypeError: the optimizer is none.
-    """
+    """Return devices with their numbers."""
     if not devices or len({id(each) for each in devices}) < len(devices):
         raise ValueError(f"devices must be one or more, each once, not {list(devices)}")
     if not isinstance(optimizer, Optimizer):
@@ -455,9 +449,6 @@ def cut_rows(batch: Any, count: int, kind: str) -> list[Any]:
         batch: a tree of arrays with the same first dimension.
         count: number of parts.
         kind: their name in errors.
-
-    Raises:
-        ValueError, TypeError: a batch of another form.
     """
     leaves, form = optree.tree_flatten(batch)
     if not leaves:

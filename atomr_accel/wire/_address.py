@@ -110,19 +110,12 @@ def unmap_file(start: int, nbytes: int) -> None:
     Args:
         start: where ``map_file`` has mapped a file.
         nbytes: the length of that mapping.
-
-    Raises:
-        OSError: the system refuses.
     """
     _map_over(start, nbytes, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
 
 
 def remap_file(fd: int, start: int, nbytes: int) -> None:
-    """Map a file read-only where ``unmap_file`` has kept addresses for it.
-
-    Raises:
-        OSError: the system refuses.
-    """
+    """Map a file read-only where ``unmap_file`` has kept addresses for it."""
     arrived(fd, "shared memory", nbytes)
     _map_over(start, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd)
 

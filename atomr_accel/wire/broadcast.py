@@ -44,9 +44,6 @@ def broadcast(
         stride_a: elements from one matrix to the next, where they are not contiguous; a number
             where they follow each other, one for each leading dimension otherwise.
         stride_b: the same of b.
-
-    Raises:
-        ValueError: the leading dimensions do not broadcast.
     """
     try:
         shape = np.broadcast_shapes(shape_a[:-2], shape_b[:-2])

@@ -48,9 +48,6 @@ class Outgoing:
 
     Attributes:
         begun: whether some of it is sent.
-
-    Raises:
-        ValueError: the message is too long to be sent.
     """
 
     def __init__(self, body: bytes, fds: Sequence[int] = ()) -> None:

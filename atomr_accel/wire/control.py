@@ -32,10 +32,6 @@ class HostClass(msgspec.Struct, frozen=True):
         reference: ``"module:Class"``.
         arguments: keyword arguments: None, bools, ints of 64 bits, floats, str, bytes, and lists
             and dicts of these.
-
-    Raises:
-        TypeError: an attribute of another type.
-        ValueError: ``reference`` has another form, or a number is too large.
     """
 
     reference: str

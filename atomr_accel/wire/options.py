@@ -28,23 +28,14 @@ _FLAGS: Final = (bool, np.bool_)
 
 
 def flag(value: Any, name: str) -> bool:
-    """True or False, NumPy's too.
-
-    Raises:
-        TypeError: it is neither.
-    """
+    """True or False, NumPy's too."""
     if not isinstance(value, _FLAGS):
         raise TypeError(f"{name} must be True or False, not {_shown(value)}")
     return bool(value)
 
 
 def whole(value: Any, name: str, least: int | None = None, most: int | None = None) -> int:
-    """Return a whole number in a range; True and False are refused.
-
-    Raises:
-        TypeError: it is not a whole number.
-        ValueError: it is out of range.
-    """
+    """Return a whole number in a range; True and False are refused."""
     try:
         if isinstance(value, _FLAGS):
             raise TypeError
@@ -65,10 +56,6 @@ def count(value: Any, name: str, least: int = 1, most: int | None = None) -> int
 
     Without ``most`` it has to fit 64 bits. Floats are computed of counts, and larger ones would
     not convert.
-
-    Raises:
-        TypeError: it is not a whole number.
-        ValueError: it is out of range.
     """
     number = whole(value, name, least, most)
     if number > LARGEST:
@@ -98,10 +85,6 @@ def real(
         below: the value that it has to be less than.
         infinity: whether infinities are allowed, within these limits.
         finite: whether infinities and NaN are refused. False allows both.
-
-    Raises:
-        TypeError: it is not a real number.
-        ValueError: it is out of range.
     """
     number = value if type(value) is float else _converted(value, name)
     if (

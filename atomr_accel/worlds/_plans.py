@@ -446,12 +446,7 @@ def _table(counts: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def require_rank(rank: int, size: int, name: str) -> int:
-    """A rank that a caller has named.
-
-    Raises:
-        TypeError: no whole number.
-        ValueError: the world has no such rank.
-    """
+    """A rank that a caller has named."""
     return whole(rank, name, 0, size - 1)
 
 

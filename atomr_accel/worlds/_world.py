@@ -265,8 +265,6 @@ class World(Collectives, Service):
             The worlds by color.
 
         Raises:
-            TypeError: no list.
-            ValueError: not as many colors as ranks.
             WorldBroken: this world is over.
         """
         given: object = colors
@@ -452,7 +450,6 @@ async def open_world(
     Raises:
         WorldBroken: it cannot be formed, or a device was lost for good and is waited for. Its
             cause tells why: ``LibraryMissing`` without NCCL.
-        TypeError: no sequence of devices, or no number.
         ValueError: no device, one twice, or devices of several backends.
     """
     if on_break not in ("wait", "shrink"):

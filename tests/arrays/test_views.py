@@ -70,13 +70,6 @@ def misaligned(view: Array, begin: int) -> bool:
     return apart or bool((view.__array_interface__["data"][0] - begin) % view.itemsize)
 
 
-def without_copy(array: Array, view: Array) -> Array:
-    """Return NumPy's result if it is a view."""
-    if view.size and not np.shares_memory(array, view):
-        raise ValueError("a copy")
-    return view
-
-
 View = tuple[str, Any]
 """A view of anything: its name, and the function that takes it of an array and of a ref."""
 

@@ -16,9 +16,6 @@ from atomr_accel.backends.cuda.host.stopwatch import CudaStopwatch, DeviceClock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-OFFSET = 123_456_789_000
-"""By which the device's clock is behind the host's, in nanoseconds."""
-
 
 class Timeline:
     """A driver whose device executes the work of a stream at once, one after the other."""

@@ -14,12 +14,12 @@ import math
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 import side_by_side
 import trio
+from attention_shapes import BFLOAT16, Shape, random
 from side_by_side import Rival, Row, compare, there
 
 from atomr_accel import CpuFallbackWarning, open_device
@@ -27,9 +27,8 @@ from atomr_accel import CpuFallbackWarning, open_device
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atomr_accel import Device, GpuRef
+    from atomr_accel import Device
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 MATMUL = 790.0
 """TFLOP/s that an H200 reaches in matrix products."""
 
@@ -42,25 +41,6 @@ side_by_side.MOST_QUEUED = 64
 side_by_side.ALONE = 4
 
 
-class Shape(NamedTuple):
-    """Sizes of attention."""
-
-    batch: int
-    length: int
-    heads: int
-    size: int
-    causal: bool
-
-    @property
-    def name(self) -> str:
-        return f"{self.length} x {self.size}{' causal' if self.causal else ''}"
-
-    def operations(self, name: str) -> float:
-        """Multiplications and additions of a pass."""
-        forward = 4.0 * self.batch * self.heads * self.length**2 * self.size
-        return forward * (2.5 if name == "backward" else 1.0) / (2 if self.causal else 1)
-
-
 def shapes(*, gpu: bool) -> list[Shape]:
     """Return the shapes to measure, the longest ones last."""
     tokens, columns = (16384, 2048) if gpu else (256, 64)
@@ -71,11 +51,6 @@ def shapes(*, gpu: bool) -> list[Shape]:
         for size in ((64, 128) if gpu else (32,))
         for causal in (False, True)
     ]
-
-
-async def random(device: Device, *sizes: int) -> GpuRef:
-    """Return normal numbers, as in PyTorch, because a kernel's speed depends on its data."""
-    return await device.rng.normal(size=sizes, dtype=BFLOAT16)
 
 
 async def measure(device: Device, shape: Shape, *, autotune: bool) -> list[Row]:

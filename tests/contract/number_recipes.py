@@ -51,8 +51,6 @@ class Bench:
 
 RECIPES: Final[dict[str, Callable[..., Awaitable[object]]]] = {}
 
-_EMPTY: Final = np.zeros(0, np.float32)
-
 
 def recipe(*names: str) -> Callable[[Any], Any]:
     """Enter a function of a bench and numbers for callables of these names."""
@@ -310,14 +308,6 @@ async def _(_bench: Bench, **numbers: Any) -> None:
     async with patterns.open_hot_swap(_Version) as swap:
         with trio.move_on_after(0):
             await swap.load(_Version, **numbers)
-
-
-class _Model:
-    """Continues a text by zeros."""
-
-    async def forward(self, tokens: Any, *_: Any) -> Any:
-        await trio.lowlevel.checkpoint()
-        return np.zeros((len(tokens) + 1, 4))
 
 
 async def _no_prefill(*_args: Any, **_options: Any) -> Any:

@@ -76,6 +76,18 @@ def short_of(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
+def failing(failures: list[Any]) -> Callable[..., Awaitable[HostHandle]]:
+    """Return a ``start_host`` that raises these errors first, from the last on."""
+
+    async def sometimes(isolation: Isolation, *_: object) -> HostHandle:
+        if failures:
+            await trio.lowlevel.checkpoint()
+            raise failures.pop()
+        return await start_host(isolation)
+
+    return sometimes
+
+
 # --- what is started ---------------------------------------------------------------------
 
 
@@ -292,13 +304,7 @@ async def test_a_standby_that_cannot_start_is_tried_again(
 ) -> None:
     failures = [short_of(number)] * 3
 
-    async def sometimes(isolation: Isolation, *_: object) -> HostHandle:
-        if failures:
-            await trio.lowlevel.checkpoint()
-            raise failures.pop()
-        return await start_host(isolation)
-
-    monkeypatch.setattr(_spare, "start_host", sometimes)
+    monkeypatch.setattr(_spare, "start_host", failing(failures))
     async with opened(standby=Standby(warm=1), max_restarts=1) as device:
         assert device.core.standby is not None
         await device.core.standby.wait_ready()
@@ -330,14 +336,8 @@ async def test_a_rebuild_for_which_there_is_no_room_is_tried_again(
 ) -> None:
     failures = [short_of(number)] * 2
 
-    async def sometimes(isolation: Isolation, *_: object) -> HostHandle:
-        if failures:
-            await trio.lowlevel.checkpoint()
-            raise failures.pop()
-        return await start_host(isolation)
-
     async with opened(max_restarts=3) as device:
-        monkeypatch.setattr(_context, "start_host", sometimes)
+        monkeypatch.setattr(_context, "start_host", failing(failures))
         await kill_host(device)
         await works(device)
     assert not failures
@@ -350,16 +350,10 @@ async def test_a_device_whose_context_does_not_start_ten_times_in_a_row_is_lost(
 ) -> None:
     failures = [DeviceUnavailable("it is gone")] * starts
 
-    async def sometimes(isolation: Isolation, *_: object) -> HostHandle:
-        if failures:
-            await trio.lowlevel.checkpoint()
-            raise failures.pop()
-        return await start_host(isolation)
-
     lost = pytest.raises(DeviceLost, match=r"did not start 10 times in a row; .*: it is gone")
     with lost if starts == 10 else nullcontext():
         async with opened() as device:
-            monkeypatch.setattr(_context, "start_host", sometimes)
+            monkeypatch.setattr(_context, "start_host", failing(failures))
             await kill_host(device)
             await works(device)
     assert not failures

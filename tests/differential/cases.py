@@ -21,7 +21,7 @@ from atomr_accel import GpuRef
 from ..libraries.conformance import dtype_of, eps_of, wide
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Awaitable, Iterator, Sequence
 
     from atomr_accel import Device
 
@@ -254,6 +254,17 @@ class Case:
         except Exception as error:
             error.add_note(", ".join(f"{name}={_short(word)}" for name, word in self.told.items()))
             raise
+
+
+async def checked(
+    device: Device, random: Random, ops: Sequence[Callable[[Case], Awaitable[str | None]]]
+) -> str | None:
+    """Run one of the ops with a case of its own; return why it was refused, if it was."""
+    case = Case(device, random)
+    with case.described():
+        refused = await choose(random, ops)(case)
+        await case.finish()
+    return refused
 
 
 def _same(ref: Any) -> Any:

@@ -9,7 +9,7 @@ import scipy.fft
 import scipy.signal
 
 from ..libraries.conformance import wide
-from .cases import Case, axis, chance, choose, close, same, shape, values
+from .cases import Case, axis, chance, checked, choose, close, same, shape, values
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -168,8 +168,4 @@ OPS: Final[list[Callable[[Case], Awaitable[str | None]]]] = [
 
 async def check(device: Device, random: Random) -> str | None:
     """Draw a case, run it, and compare."""
-    case = Case(device, random)
-    with case.described():
-        refused = await choose(random, OPS)(case)
-        await case.finish()
-    return refused
+    return await checked(device, random, OPS)

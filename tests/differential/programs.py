@@ -83,10 +83,6 @@ def model(slots: list[Array], step: Step) -> None:
         slots[c] = small(np.cumsum(x, axis=1))
 
 
-async def _await(made: Any) -> Any:
-    return await made
-
-
 def submit(program: Any, slots: list[Any], step: Step) -> list[Any]:
     """Return functions that make a step's requests, each from the result of the one before."""
     kind, a, b, c = step

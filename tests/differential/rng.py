@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 from ..libraries.rng.statistics import check_continuous, check_counts
-from .cases import Case, choose, same, values
+from .cases import Case, checked, choose, same, values
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -177,8 +177,4 @@ OPS: Final[list[Callable[[Case], Awaitable[str | None]]]] = [law, law, integers,
 
 async def check(device: Device, random: Random) -> str | None:
     """Draw a case, run it, and compare."""
-    case = Case(device, random)
-    with case.described():
-        refused = await choose(random, OPS)(case)
-        await case.finish()
-    return refused
+    return await checked(device, random, OPS)

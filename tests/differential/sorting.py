@@ -14,6 +14,7 @@ from .cases import (
     Case,
     axis,
     chance,
+    checked,
     choose,
     same,
     shape,
@@ -203,8 +204,4 @@ OPS: Final[list[Callable[[Case], Awaitable[str | None]]]] = [
 
 async def check(device: Device, random: Random) -> str | None:
     """Draw a case, run it, and compare."""
-    case = Case(device, random)
-    with case.described():
-        refused = await choose(random, OPS)(case)
-        await case.finish()
-    return refused
+    return await checked(device, random, OPS)

@@ -7,14 +7,12 @@ row-major arrays. ``FakeCudaBlas`` is an executor for the CPU backend.
 
 from __future__ import annotations
 
-import ctypes
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel._errors import LibraryError
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.blas.host import _prototypes as prototypes
 from atomr_accel.libraries.blas.host._prototypes import LETTERS, symbol
@@ -23,6 +21,7 @@ from atomr_accel.wire import OFFSET_MASK, SLAB_SHIFT
 
 from ..libraries.blas.rows.formulas import evaluate
 from .lapack import BATCHED, memory
+from .vendor import FakeVendor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -189,8 +188,10 @@ def require_alignment(kind: int, compute: int, k: int, pointers: Iterable[Any]) 
         assert not any(int(pointer) % wanted for pointer in pointers), "a misaligned access"
 
 
-class FakeLibrary:
+class FakeLibrary(FakeVendor):
     """Stands in for the ``VendorLibrary`` of ``Handle``."""
+
+    library = "cublas"
 
     def __init__(self) -> None:
         self.version = 130_100
@@ -330,31 +331,6 @@ class FakeLibrary:
                     (int(tables[2][at]), c_type, step_c),
                 )
                 at += 1
-
-    def call(self, function: str, *arguments: Any) -> None:
-        status = self.functions[function](*arguments)
-        if status:
-            raise self.error(function, status)
-
-    def prepare(self, function: str, *arguments: Any) -> Callable[[], int]:
-        """A call of which some arguments are ``ctypes`` objects that change in between."""
-
-        def call() -> int:
-            plain = [
-                each.value or 0 if isinstance(each, ctypes.c_void_p) else each for each in arguments
-            ]
-            return self.functions[function](*plain)
-
-        return call
-
-    def error(self, function: str, status: int) -> LibraryError:
-        return LibraryError(
-            f"{function} returned {status}",
-            library="cublas",
-            call=function,
-            status=status,
-            status_name=str(status),
-        )
 
 
 class FakeContext:

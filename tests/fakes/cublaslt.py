@@ -6,7 +6,6 @@ device of compute capability 9.0: fp8 is multiplied as a.T @ b only, and rows ar
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import struct
 from types import SimpleNamespace
@@ -16,13 +15,13 @@ import ml_dtypes
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel._errors import LibraryError
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.blaslt.host import _prototypes as prototypes
 from atomr_accel.libraries.blaslt.host.cpu import gelu, gelu_slope, saturate
 
 from .cublas import FakeContext, matrix, number, op, vector
 from .lapack import memory
+from .vendor import FakeVendor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,8 +48,10 @@ class Thing(dict[str, Any]):
     """A description, a layout or a preference, with its attributes by name."""
 
 
-class FakeLt:
+class FakeLt(FakeVendor):
     """Stands in for the ``VendorLibrary`` of ``CudaBlasLt``."""
+
+    library = "cublasLt"
 
     def __init__(self) -> None:
         self.things: dict[int, Thing] = {}
@@ -98,31 +99,6 @@ class FakeLt:
         key = {5: "count", 6: "step"}[name]
         (self.things[handle][key],) = struct.unpack(FORMATS[size], bytes(value._obj))
         return 0
-
-    def call(self, function: str, *arguments: Any) -> None:
-        status = self.functions[function](*arguments)
-        if status:
-            raise self.error(function, status)
-
-    def prepare(self, function: str, *arguments: Any) -> Callable[[], int]:
-        """A call of which some arguments are ``ctypes`` objects that change in between."""
-
-        def call() -> int:
-            plain = [
-                each.value or 0 if isinstance(each, ctypes.c_void_p) else each for each in arguments
-            ]
-            return self.functions[function](*plain)
-
-        return call
-
-    def error(self, function: str, status: int) -> LibraryError:
-        return LibraryError(
-            f"{function} returned {status}",
-            library="cublasLt",
-            call=function,
-            status=status,
-            status_name=str(status),
-        )
 
     def heuristic(self, _handle: int, *arguments: Any) -> int:
         description, a, b, c, d = (self.things[each] for each in arguments[:5])

@@ -17,13 +17,13 @@ import scipy.sparse
 import scipy.sparse.linalg
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel._errors import LibraryError
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.sparse.host import _prototypes_dss as prototypes
 
 from .cublas import FakeContext
 from .lapack import memory
+from .vendor import FakeVendor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,8 +43,11 @@ PHASES: Final = {
 INVALID_VALUE: Final = 3
 
 
-class FakeDss:
+class FakeDss(FakeVendor):
     """Stands in for the ``VendorLibrary`` of ``CudaDirect``."""
+
+    library = "cudss"
+    status_names = prototypes.STATUS_NAMES
 
     def __init__(self) -> None:
         self.numbers = itertools.count(1)
@@ -55,19 +58,6 @@ class FakeDss:
         for name, words in prototypes.PROTOTYPES.items():
             kind = ctypes.CFUNCTYPE(ctypes.c_int, *(TYPES[word] for word in words.split()))
             self.functions[name] = kind(functools.partial(self.guarded, name))
-
-    def call(self, function: str, *args: Any) -> None:
-        if status := self.functions[function](*args):
-            raise self.error(function, status)
-
-    def error(self, function: str, status: int) -> LibraryError:
-        return LibraryError(
-            f"{function} returned {prototypes.STATUS_NAMES[status]}",
-            library="cudss",
-            call=function,
-            status=status,
-            status_name=prototypes.STATUS_NAMES[status],
-        )
 
     def guarded(self, name: str, *args: Any) -> int:
         """A call, whose mistakes become a status: an exception would be lost on its way."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel._errors import LibraryError
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.array.host.cpu import CpuArrayExecutor
 from atomr_accel.libraries.linalg.host._cpu import ROUTINES
@@ -25,6 +24,7 @@ from atomr_accel.libraries.linalg.wire._messages import SolverProblem
 
 from .cublas import FakeContext, Refusal, matrix
 from .lapack import integers, memory, stack
+from .vendor import FakeVendor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ REAL_OF = {"complex64": "float32", "complex128": "float64"}
 BY_LETTER = {letter: dtype for dtype, letter in LETTERS.items()}
 
 
-class FakeSolverLibrary:
+class FakeSolverLibrary(FakeVendor):
     """Stands in for the ``VendorLibrary`` of ``Solver``.
 
     Attributes:
@@ -48,27 +48,15 @@ class FakeSolverLibrary:
         made: how many handles and the like there are.
     """
 
+    library = "cusolver"
+    status_names = STATUS_NAMES
+
     def __init__(self) -> None:
         self.called: list[str] = []
         self.made = 0
         self.functions: dict[str, Callable[..., int]] = {
             name: self._function(name, len(words.split())) for name, words in PROTOTYPES.items()
         }
-
-    def call(self, function: str, *args: Any) -> None:
-        status = self.functions[function](*args)
-        if status:
-            raise self.error(function, status)
-
-    def error(self, function: str, status: int) -> LibraryError:
-        name = STATUS_NAMES[status]
-        return LibraryError(
-            f"{function} returned {name}",
-            library="cusolver",
-            call=function,
-            status=status,
-            status_name=name,
-        )
 
     def _function(self, name: str, count: int) -> Callable[..., int]:
         short = name.removeprefix("cusolverDn")

@@ -14,12 +14,12 @@ import numpy as np
 import scipy.linalg
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel._errors import LibraryError
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.sparse.host._prototypes import ENUMS, PROTOTYPES
 
 from .cublas import FakeContext
 from .lapack import memory
+from .vendor import FakeVendor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,8 +122,10 @@ class Sparse(SimpleNamespace):
         return vector(self.parts[2], self.nnz * self.block[0] * self.block[1], self.dtype)
 
 
-class FakeSparseLibrary:
+class FakeSparseLibrary(FakeVendor):
     """The functions in use, by name; ``called`` has those that were called."""
+
+    library = "cusparse"
 
     def __init__(self) -> None:
         self.called: list[str] = []
@@ -131,20 +133,6 @@ class FakeSparseLibrary:
         self.things: dict[int, Any] = {}
         self.pointer_mode = ENUMS["CUSPARSE_POINTER_MODE_HOST"]
         self.functions = {name: self._function(name) for name in PROTOTYPES}
-
-    def call(self, function: str, *args: Any) -> None:
-        status = self.functions[function](*args)
-        if status:
-            raise self.error(function, status)
-
-    def error(self, function: str, status: int) -> LibraryError:
-        return LibraryError(
-            f"{function} returned {status}",
-            library="cusparse",
-            call=function,
-            status=status,
-            status_name=str(status),
-        )
 
     def _function(self, name: str) -> Callable[..., int]:
         run, words = self._found(name), PROTOTYPES[name].split()

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel._errors import LibraryError
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.blaslt.host.cpu import gelu, saturate
@@ -24,6 +23,7 @@ from atomr_accel.libraries.sparselt.host._cpu import strips, tiles
 
 from .cublas import FakeContext
 from .lapack import memory
+from .vendor import FakeVendor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,8 +43,10 @@ REFUSED: Final = 2
 INVALID_VALUE: Final = 3
 
 
-class FakeSparseLt:
+class FakeSparseLt(FakeVendor):
     """Stands in for the ``VendorLibrary`` of ``CudaSparseLt``."""
+
+    library = "cusparseLt"
 
     def __init__(self) -> None:
         self.numbers = itertools.count(1)
@@ -61,16 +63,6 @@ class FakeSparseLt:
     def held(self) -> int:
         """Things that have to be destroyed; descriptions of products are plain memory."""
         return sum(not hasattr(each, "matrices") for each in self.things.values())
-
-    def call(self, function: str, *args: Any) -> None:
-        if status := self.functions[function](*args):
-            raise LibraryError(
-                f"{function} returned {status}",
-                library="cusparseLt",
-                call=function,
-                status=status,
-                status_name=str(status),
-            )
 
     def guarded(self, name: str, *args: Any) -> int:
         """A call, whose mistakes become a status: an exception would be lost on its way."""

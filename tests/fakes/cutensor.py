@@ -16,7 +16,6 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel._errors import LibraryError
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.tensor.host import _prototypes as prototypes
@@ -24,6 +23,7 @@ from atomr_accel.libraries.tensor.host._cpu import UNARY
 
 from .cublas import FakeContext
 from .lapack import memory
+from .vendor import FakeVendor
 
 if TYPE_CHECKING:
     from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
@@ -49,8 +49,11 @@ INPUTS = {
 }
 
 
-class FakeTensors:
+class FakeTensors(FakeVendor):
     """Stands in for the ``VendorLibrary`` of ``CudaTensors``."""
+
+    library = "cutensor"
+    status_names = prototypes.STATUS_NAMES
 
     def __init__(self) -> None:
         self.numbers = itertools.count(1)
@@ -74,16 +77,6 @@ class FakeTensors:
         if made != name:
             return functools.partial(self.describe, made)
         return functools.partial(self.execute, name)
-
-    def call(self, function: str, *args: Any) -> None:
-        if status := self.functions[function](*args):
-            raise LibraryError(
-                function,
-                library="cutensor",
-                call=function,
-                status=status,
-                status_name=prototypes.STATUS_NAMES[status],
-            )
 
     def make(self, cell: Any, **attributes: Any) -> int:
         number = next(self.numbers)

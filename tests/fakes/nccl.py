@@ -15,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel._errors import LibraryError
 from atomr_accel.libraries.nccl.host import _prototypes as prototypes
+
+from .vendor import FakeVendor
 
 IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE = 7, 4, 5
 REDUCTIONS: Final[dict[int, Any]] = {
@@ -63,8 +64,11 @@ class Clique:
         self.done = 0
 
 
-class FakeNccl:
+class FakeNccl(FakeVendor):
     """Stands in for the loaded library."""
+
+    library = "nccl"
+    status_names = prototypes.STATUS_NAMES
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -98,23 +102,6 @@ class FakeNccl:
                 return 0
 
         return call
-
-    def call(self, function: str, *args: Any) -> None:
-        """Call a function, as ``VendorLibrary.call`` does."""
-        status = self.functions[function](*args)
-        if status:
-            raise self.error(function, status)
-
-    def error(self, function: str, status: int) -> LibraryError:
-        """Return the error for a status, as ``VendorLibrary.error`` does."""
-        name = prototypes.STATUS_NAMES[status]
-        return LibraryError(
-            f"{function} returned {name} ({status})",
-            library="nccl",
-            call=function,
-            status=status,
-            status_name=name,
-        )
 
     def ncclGetUniqueId(self, cell: Any) -> None:  # noqa: N802
         raise AssertionError("a test makes ids itself")

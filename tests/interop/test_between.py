@@ -27,7 +27,7 @@ from atomr_accel import (
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..array_samples import random_bits
+from ..array_samples import noise
 from ..harness import (
     ROOT,
     SECOND,
@@ -43,10 +43,6 @@ from ..harness import (
 )
 
 SIZES = [0, 1, 1000, (1 << 20) - 1, 1 << 20, 9 << 20]
-
-
-def noise(nbytes: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    return random_bits((nbytes,), np.dtype(np.uint8), seed)
 
 
 # --- between devices --------------------------------------------------------------------------

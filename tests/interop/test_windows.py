@@ -19,7 +19,7 @@ from atomr_accel.lanes import END_SECONDS
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.wire import UnmapSlabs
 
-from ..array_samples import random_bits
+from ..array_samples import noise, random_bits
 from ..harness import (
     SECOND,
     Gate,
@@ -39,10 +39,6 @@ if TYPE_CHECKING:
 
 MUCH = 1 << 20
 """Size from which a window is opened."""
-
-
-def noise(nbytes: int, seed: int = 0) -> np.ndarray[Any, Any]:
-    return random_bits((nbytes,), np.dtype(np.uint8), seed)
 
 
 def has_window(source: Device, target: Device, ref: GpuRef) -> bool:

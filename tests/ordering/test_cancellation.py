@@ -50,9 +50,6 @@ class Calls:
     async def put(self) -> None:
         await self.device.put(np.zeros(LARGE))
 
-    async def put_small(self) -> None:
-        await self.device.put(np.zeros(4, np.float32), out=self.x)
-
     async def put_sealed(self) -> None:
         await self.device.put(np.zeros(LARGE), sealed=True)
 

@@ -173,12 +173,6 @@ class _RayMachine(_Machine):
         return chance.random() < 0.5
 
 
-async def _until_alive(cluster: Cluster, name: str, before: str) -> None:
-    """Wait until a node lives, in another life than before."""
-    while cluster.nodes[name].life == before if name in cluster.nodes else True:  # noqa: ASYNC110
-        await trio.sleep(0.01)
-
-
 async def _harm(
     machine: _Machine, cluster: Cluster, chance: random.Random, harms: int, report: NodesReport
 ) -> None:

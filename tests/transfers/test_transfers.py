@@ -20,7 +20,7 @@ from atomr_accel.device.data.transfer import SMALL
 from atomr_accel.lanes import CHUNK, PinnedPool
 from atomr_accel.testing import kill_host, poison
 
-from ..array_samples import random_bits
+from ..array_samples import noise
 from ..harness import Gate, cancelled_at, on_shared, opened, program, same_bits, settled, used_by
 
 if TYPE_CHECKING:
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from ..array_samples import Array
 
 SIZES = [SMALL, SMALL + 1, CHUNK + 1, 5 * CHUNK + 4097]
-
-
-def noise(nbytes: int, seed: int = 0) -> Array:
-    return random_bits((nbytes,), np.dtype(np.uint8), seed)
 
 
 def nothing_is_held(device: Device) -> bool:

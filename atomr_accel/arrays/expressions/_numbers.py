@@ -19,13 +19,7 @@ Known = tuple[tuple[np.generic, tuple[int, ...]], np.dtype[Any]]
 
 
 def number_of(value: Number, dtype: np.dtype[Any] | None = None) -> Known:
-    """A number of a dtype, by default of that which NumPy gives it.
-
-    Raises:
-        OverflowError: integers that do not hold it, in NumPy's words; also infinity.
-        ValueError: NaN as an integer.
-        TypeError: device memory cannot hold a value of this type.
-    """
+    """A number of a dtype, by default of that which NumPy gives it."""
     if type(value) is int or (type(value) is float and value):
         return _known_number(value, dtype)
     if type(value) is float:

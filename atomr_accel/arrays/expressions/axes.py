@@ -18,11 +18,7 @@ _BOOL: Final = as_dtype(np.bool_)
 
 
 def whole(axis: Any) -> Axis:
-    """An axis, or several, as whole numbers, so that those that are equal are the same.
-
-    Raises:
-        TypeError: an axis is not a whole number, or is a bool; the message is NumPy's.
-    """
+    """An axis, or several, as whole numbers, so that those that are equal are the same."""
     if axis is None or type(axis) is int:
         return axis
     if isinstance(axis, tuple | list):
@@ -38,12 +34,7 @@ def whole_number(axis: Any) -> int:
 
 
 def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
-    """Return the axes as numbers from 0, in order.
-
-    Raises:
-        numpy.exceptions.AxisError: an axis is out of bounds.
-        ValueError: one is named twice.
-    """
+    """Return the axes as numbers from 0, in order."""
     axis = whole(axis)
     if axis is None:
         return tuple(range(ndim))
@@ -78,10 +69,6 @@ def reduction(
     Returns:
         Its axes, and whether they stay; the shape; the dtypes that it is computed in, and of the
         result.
-
-    Raises:
-        numpy.exceptions.AxisError: an axis is out of bounds.
-        ValueError: an axis is named twice, or nothing is reduced that has no identity.
     """
     axes = reduced_axes(axis, len(extents))
     result = reduced(name, given if dtype is None else dtype)

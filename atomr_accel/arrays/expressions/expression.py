@@ -444,11 +444,6 @@ def constant(value: Number, dtype: np.dtype[Any] | None = None) -> Expression:
     Args:
         value: the number.
         dtype: the dtype of the expression; by default the one that NumPy gives the number.
-
-    Raises:
-        OverflowError: the dtype's integers do not hold the number; the message is NumPy's.
-        ValueError: NaN as an integer.
-        TypeError: device memory cannot hold a value of this type.
     """
     number, kind = number_of(value, dtype)
     return Expression("constant", "", (), number, (), kind)

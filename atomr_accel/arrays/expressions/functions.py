@@ -150,11 +150,7 @@ def _nanmean(
 
 
 def require_inexact(x: Operand, dtype: DTypeLike | None) -> None:
-    """Refuse to compute an inexact array, which may hold NaN, in integers.
-
-    Raises:
-        TypeError: the array is inexact and ``dtype`` is not.
-    """
+    """Refuse to compute an inexact array, which may hold NaN, in integers."""
     if dtype is not None and is_inexact(x.dtype) and not is_inexact(as_dtype(dtype)):
         raise TypeError("If a is inexact, then dtype must be inexact")
 

@@ -45,10 +45,6 @@ def resolve(
         kinds: the kinds of its inputs.
         dtype: the dtype of the result, if the caller gave one.
         casting: which casts of inputs are allowed.
-
-    Raises:
-        TypeError: it has no loop for these, in NumPy's words, or one of the dtypes does not live
-            in device memory.
     """
     ufunc = getattr(np, name) if name in ("modf", "frexp", "divmod") else find_ufunc(name)
     given: Any = (*kinds, *[None] * ufunc.nout)
@@ -61,11 +57,7 @@ def resolve(
 
 @lru_cache(MANY)
 def reduced(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of a ufunc's reduction.
-
-    Raises:
-        TypeError: there is none, in NumPy's words.
-    """
+    """The dtype of a ufunc's reduction."""
     initial: Mapping[str, Any] = {}
     if find_ufunc(name).identity is None:
         return as_dtype(find_ufunc(name).reduce(np.zeros(1, dtype), **initial).dtype)
@@ -90,11 +82,7 @@ def common(kinds: tuple[Kind, ...]) -> np.dtype[Any]:
 
 
 def joint(forms: tuple[Form, ...]) -> tuple[int, ...]:
-    """The shape that values broadcast to.
-
-    Raises:
-        ValueError: they do not, in NumPy's words.
-    """
+    """The shape that values broadcast to."""
     given = [form[0] for form in forms if isinstance(form, tuple)]
     shapes = {*given} - {()}
     if len(shapes) < 2:

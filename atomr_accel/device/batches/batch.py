@@ -202,9 +202,6 @@ class Batch(EntersAsync, Collector):
 
         Returns:
             A ref with the array's shape and dtype.
-
-        Raises:
-            TypeError: a dtype that device memory does not support, such as objects.
         """
         # Large arrays are rearranged, if needed, at the end of the block, in a thread.
         if isinstance(array, np.ndarray) and array.nbytes > SMALL:
@@ -247,9 +244,6 @@ class Batch(EntersAsync, Collector):
 
         Returns:
             ``later``, whose ``later.value`` is the array once the block has ended without error.
-
-        Raises:
-            GpuRefStale: ``ref`` is of an older generation, or freed.
         """
         if isinstance(ref, Expression):
             self._check()
@@ -577,11 +571,7 @@ class Batch(EntersAsync, Collector):
             self._unawaited = [each for each in self._unawaited if not _has_begun(each[0])]
 
     def _look_for_unawaited(self, *, alert: bool) -> None:
-        """Raise if an op of the device was called in the block and not awaited.
-
-        Raises:
-            TypeError: one was.
-        """
+        """Raise if an op of the device was called in the block and not awaited."""
         forgotten: list[str] = []
         while self._unawaited:
             call, write = self._unawaited.pop()

@@ -163,7 +163,6 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
             The object with methods that return at once.
 
         Raises:
-            TypeError: ``made`` was not made by a library of this device.
             Unsupported: its calls must be awaited, like those of a ``PagedKVCache``.
         """
         shared: Facade[Collected] = self._use(made)

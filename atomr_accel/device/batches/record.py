@@ -396,7 +396,6 @@ class Recording(EntersAsync, Collector):
         Raises:
             TypeError: ``flag`` is not a buffer of bool or integers.
             ValueError: it has more than one element, or is of another device.
-            GpuRefStale: it is of an older generation, or freed.
         """
         return self._choose("when", flag)
 
@@ -412,9 +411,7 @@ class Recording(EntersAsync, Collector):
             flag: as for ``when``.
 
         Raises:
-            TypeError, GpuRefStale: as ``when``.
             ValueError: as ``when``; or no op in the block writes the flag.
-            GpuRefSealed: the flag is sealed.
         """
         return self._choose("loop", flag)
 
@@ -458,8 +455,6 @@ class Recording(EntersAsync, Collector):
             ValueError: a buffer has another shape or device, inputs are too many, or the recording
                 is of another device.
             TypeError: a buffer has another dtype, or ``recording`` is not a recording.
-            GpuRefStale: a buffer whose generation is over.
-            GpuRefSealed: a sealed buffer replaces one that is written.
             RuntimeError: the other recording has not ended.
         """
         self._check_open()
@@ -519,9 +514,6 @@ class Recording(EntersAsync, Collector):
             ValueError: a buffer has another shape or device, inputs are too many, or several
                 buffers replace one. Also if a view is less aligned than the buffer that it
                 replaces, up to 16 bytes, unless only kernels of the program's own were recorded.
-            TypeError: a buffer has another dtype.
-            GpuRefStale: a buffer whose generation is over.
-            GpuRefSealed: a sealed buffer replaces one that is written.
             RuntimeError: another task has replayed it, or a recording that it calls, and it was not
                 recorded with ``shared=True``. Also if another recording makes a buffer and was not
                 replayed.

@@ -92,7 +92,6 @@ class Event:
             Milliseconds.
 
         Raises:
-            TypeError: ``end`` is not an event.
             ValueError: ``end`` is an event of another device.
             RuntimeError: one of them is not recorded.
             EventStale: the generation in which one was recorded is over.

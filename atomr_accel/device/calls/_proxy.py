@@ -42,11 +42,7 @@ class Proxy(Libraries[D]):
         return sorted({*super().__dir__()} - self._hidden)
 
     def _use(self: Any, made: Facade[Any]) -> Any:
-        """Return a copy of ``made`` whose ops go to this object.
-
-        Raises:
-            TypeError: ``made`` was not made by a library of this device.
-        """
+        """Return a copy of ``made`` whose ops go to this object."""
         require_made_on(made, self.core)
         return made.on(self)
 

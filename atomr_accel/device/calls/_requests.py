@@ -113,9 +113,6 @@ class Requests(Arrays[AsRequests], Proxy[AsRequests]):
 
         Args:
             made: an object made by a library of this device.
-
-        Raises:
-            TypeError: ``made`` was not made by a library of this device.
         """
         described: Facade[AsRequests] = self._use(made)
         return described

@@ -558,11 +558,7 @@ def _check_plain(what: str, function: object) -> None:
 
 
 def check_is_there(argument: object) -> None:
-    """Refuse arguments that are not results yet: coroutines and requests.
-
-    Raises:
-        TypeError: the argument is one; the message says how to get its result.
-    """
+    """Refuse arguments that are not results yet: coroutines and requests."""
     if isinstance(argument, CoroutineType):
         raise TypeError(f"cannot pickle what the function was given, a {said_of(argument)}")
     if isinstance(argument, Request):

@@ -92,8 +92,6 @@ class MemoryMethods(Arrays[Awaited]):
             ValueError: another shape than that of ``out``; two of ``out``, ``sealed`` and
                 ``durable``; ``out`` was made by ``broadcast_to``; a page-locked array whose block
                 was left.
-            GpuRefStale, GpuRefSealed: ``out`` cannot be written.
-            OutOfMemory: the device has too little memory.
             Unsupported: ``sealed`` or ``durable`` is true, and the platform cannot export device
                 memory.
         """
@@ -154,9 +152,7 @@ class MemoryMethods(Arrays[Awaited]):
             ``out``, or a new array.
 
         Raises:
-            GpuRefStale: ``ref`` is of an older generation, or freed.
             ValueError: a ref of another device, ``out`` of another shape or read-only.
-            TypeError: ``out`` of another dtype.
             RuntimeError: called in the block of a batch of this device, or in a task that the block
                 waits for; ``batch.get`` is for that.
             OutOfMemory: the copy on the device does not fit.
@@ -201,9 +197,6 @@ class MemoryMethods(Arrays[Awaited]):
 
         Raises:
             ValueError: shapes differ, both share memory, or ``dst`` is on another device.
-            TypeError: dtypes differ.
-            GpuRefStale, GpuRefSealed: ``src`` cannot be read, or ``dst`` not written.
-            OutOfMemory: the device has too little memory.
         """
         core = self.core
         if lives_elsewhere(core, src):
@@ -240,9 +233,6 @@ class MemoryMethods(Arrays[Awaited]):
             A new ref, whose content is undefined.
 
         Raises:
-            ValueError: a negative dimension.
-            TypeError: a dtype that device memory does not support.
-            OutOfMemory: the device has too little free memory.
             Unsupported: the device cannot share managed memory with a running host.
         """
         return await make_managed(self.core, shape, dtype)
@@ -256,10 +246,6 @@ class MemoryMethods(Arrays[Awaited]):
         Args:
             ref: a buffer made by ``managed``, or a view of it.
             to: ``"device"`` or ``"host"``.
-
-        Raises:
-            ValueError: another place, or a buffer of another kind.
-            GpuRefStale: of an older generation, or freed.
         """
         on_device = one_of(to, Place, "to") == "device"
         await on_managed(self.core, ref, "prefetch", lambda at: Prefetch(at, ref.nbytes, on_device))
@@ -275,10 +261,6 @@ class MemoryMethods(Arrays[Awaited]):
             advice: ``"read_mostly"``; ``"prefer:device"`` or ``"prefer:host"``, the preferred
                 place; or ``"accessed_by:device"`` or ``"accessed_by:host"``, the side that should
                 access it without moving it. The prefix ``"unset_"`` takes an advice back.
-
-        Raises:
-            ValueError: other advice, or a buffer of another kind.
-            GpuRefStale: of an older generation, or freed.
         """
         one_of(advice, Advice, "advice")
         await on_managed(self.core, ref, "advise", lambda at: Advise(at, ref.nbytes, advice))
@@ -293,10 +275,6 @@ class MemoryMethods(Arrays[Awaited]):
             ref: a buffer made by ``managed``.
             to: ``"global"``: any stream; ``"host"``: only the CPU; ``"single"``: only the stream on
                 which data moves.
-
-        Raises:
-            ValueError: anything else, or a buffer of another kind.
-            GpuRefStale: of an older generation, or freed.
         """
         one_of(to, Attachment, "to")
         await on_managed(self.core, ref, "attach", lambda at: Attach(at, to))
@@ -327,7 +305,6 @@ class MemoryMethods(Arrays[Awaited]):
             An object that those libraries accept, with the shape and dtype of ``ref``.
 
         Raises:
-            GpuRefStale: the ref is of an older generation, or freed.
             OutOfMemory: the process has no room for another descriptor.
             Unsupported: the platform cannot export device memory, or the buffer is durable, managed
                 or adopted memory.
@@ -386,7 +363,6 @@ class MemoryMethods(Arrays[Awaited]):
             context manager.
 
         Raises:
-            GpuRefStale: the ref is of an older generation, or freed.
             OutOfMemory: the buffer's own memory, or its descriptor, does not fit.
             Unsupported: the platform cannot export device memory, or the buffer is managed or
                 adopted memory.
@@ -445,7 +421,6 @@ class MemoryMethods(Arrays[Awaited]):
             The snapshot; ``out``, if it was given.
 
         Raises:
-            GpuRefStale: a buffer is of an older generation, or freed.
             ValueError: a ref is of another device, or a view that is not contiguous; ``to`` is this
                 device; ``out`` does not fit, was closed, or is being taken, restored or saved.
             TypeError: ``refs`` are not refs, ``to`` is not a device, or ``out`` is not a snapshot.
@@ -485,7 +460,6 @@ class MemoryMethods(Arrays[Awaited]):
             TypeError: ``snapshot`` is not a snapshot, or ``out`` has other dtypes.
             ValueError: ``out`` has other shapes or is of another device; the snapshot was closed;
                 or it was taken with ``verified=True``, and has changed since then.
-            OutOfMemory: the device has too little memory.
         """
         if not isinstance(snapshot, Snapshot):
             raise TypeError(f"snapshot must be a Snapshot, not {said_of(snapshot)}")
@@ -523,10 +497,6 @@ class MemoryMethods(Arrays[Awaited]):
 
         Args:
             ref: the buffer, or any view of it.
-
-        Raises:
-            GpuRefStale: ``ref`` is of an older generation, or was freed before.
-            ValueError: a ref of another device.
         """
         core = self.core
         require_readable(ref, core.memory, "ref", strided=True)
@@ -575,7 +545,6 @@ class MemoryMethods(Arrays[Awaited]):
             ``ref``.
 
         Raises:
-            GpuRefStale: ``ref`` is of an older generation, or freed.
             ValueError: the buffer is durable or exported, or a batch has deferred calls with it.
             OutOfMemory: the second copy that sealing needs does not fit.
             Unsupported: the platform cannot export device memory, or ``ref`` is a module's
@@ -613,7 +582,6 @@ class MemoryMethods(Arrays[Awaited]):
             ``ref``.
 
         Raises:
-            GpuRefStale: ``ref`` is of an older generation, or freed.
             ValueError: the buffer is sealed or exported, or a batch has deferred calls with it.
             ContextPoisoned: the device has failed before the content was proven.
             OutOfMemory: the second copy that this needs does not fit.
@@ -642,7 +610,6 @@ class MemoryMethods(Arrays[Awaited]):
             GpuRefStale: bytes have changed, and the error says where; from now on the buffer is
                 stale. Or ``ref`` was freed, or is of an older generation.
             ValueError: the buffer is neither sealed nor durable.
-            ContextPoisoned: the device has failed meanwhile.
             Unsupported: the backend has no digests.
         """
         return await self.core.durables.check(ref)
@@ -685,10 +652,6 @@ class MemoryMethods(Arrays[Awaited]):
             A new ref.
 
         Raises:
-            ValueError, OverflowError: a dimension that is negative or beyond 64 bits;
-                ``fill_value`` as for ``fill``.
-            TypeError: a dtype that device memory does not support; ``fill_value`` as for ``fill``.
-            OutOfMemory: the device has too little memory.
             Unsupported: ``durable`` is true, and the platform cannot export device memory.
         """
         if durable:
@@ -723,11 +686,7 @@ class MemoryMethods(Arrays[Awaited]):
         return ref
 
     async def _adopt(self, ref: GpuRef) -> None:
-        """Make a new buffer durable, and wait until its content is proven.
-
-        Raises:
-            Rebuilt: it became stale before that.
-        """
+        """Make a new buffer durable, and wait until its content is proven."""
         core = self.core
         if ref.block.epoch is not core.memory.epoch:
             raise Rebuilt
@@ -746,8 +705,6 @@ class MemoryMethods(Arrays[Awaited]):
             A new ref of the same shape and dtype.
 
         Raises:
-            ValueError: the buffer is not sealed.
-            GpuRefStale: the buffer was freed.
             OutOfMemory: the copy does not fit.
         """
         require_readable(ref, self.core.memory, "ref", strided=True)

@@ -78,7 +78,6 @@ class Pinned:
 
         Raises:
             ValueError: the array is larger than the pool's limit.
-            TypeError: a dtype that device memory does not support.
             AccelError: the device could not page-lock the memory. It is ``OutOfMemory`` if memory,
                 descriptors or address space are short.
         """
@@ -171,11 +170,7 @@ class Pinned:
     # --- for transfers -------------------------------------------------------------------
 
     def find(self, data: np.ndarray[Any, Any]) -> int | None:
-        """The address of page-locked data; None for ordinary memory.
-
-        Raises:
-            ValueError: it lies in memory that was given back.
-        """
+        """The address of page-locked data; None for ordinary memory."""
         if not self._pool.has_any:
             return None
         address = self._pool.address_of(data.__array_interface__["data"][0])

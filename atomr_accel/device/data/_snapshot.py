@@ -193,7 +193,8 @@ class Snapshot:
     """The content of several buffers at one point of the program's order. See ``Device.snapshot``.
 
     It lasts until it is dropped, also after a fault or loss of its device. ``close`` gives its
-    memory back earlier. ``Device.restore`` makes buffers from it, on any device.
+    memory back earlier. ``Device.restore`` makes buffers from it, on any device. What reads the
+    content waits for it, and raises what ``wait`` raises.
     """
 
     def __init__(
@@ -267,7 +268,6 @@ class Snapshot:
 
         Raises:
             Unsupported: the snapshot is on a device: restore it, then ``get`` the buffers.
-            ContextPoisoned, DeviceLost, ValueError: as ``wait``.
         """
         await self.wait()
         if self._refs:
@@ -284,7 +284,6 @@ class Snapshot:
             ValueError: bytes have changed since it was taken, and the error says where; or it was
                 closed.
             GpuRefStale: the same of a snapshot on a device; or that device is lost.
-            ContextPoisoned, DeviceLost: as ``wait``.
         """
         await self.wait()
         with self._being_read():
@@ -314,7 +313,6 @@ class Snapshot:
         Raises:
             OSError: the file could not be written.
             Unsupported: the snapshot is on a device.
-            ContextPoisoned, DeviceLost, ValueError: as ``wait``.
         """
         with self._being_read():
             await self.verify()

@@ -95,11 +95,7 @@ def _sweep(target: Path) -> None:
 
 
 def read_arrays(path: str | os.PathLike[str]) -> list[np.ndarray[Any, Any]]:
-    """Read the arrays of a file.
-
-    Raises:
-        ValueError: the file is not a snapshot, or its content has changed.
-    """
+    """Read the arrays of a file."""
     with Path(path).open("rb") as file:
         try:
             return [_read(file, entry) for entry in _entries(file)]

@@ -54,7 +54,6 @@ class Arrays(Evaluating[D]):
             ValueError: a dimension that is negative, or beyond 64 bits.
             TypeError: a shape that is not made of whole numbers, or a dtype that device memory does
                 not support, such as objects.
-            OutOfMemory: the device has too little memory.
         """
         kind, sizes = as_dtype(dtype), as_shape(shape)
 
@@ -85,12 +84,6 @@ class Arrays(Evaluating[D]):
 
         Returns:
             A new ref.
-
-        Raises:
-            ValueError, OverflowError: a dimension that is negative or beyond 64 bits;
-                ``fill_value`` as for ``fill``.
-            TypeError: a dtype that device memory does not support; ``fill_value`` as for ``fill``.
-            OutOfMemory: the device has too little memory.
         """
         kind = as_dtype(np.asarray(fill_value).dtype if dtype is None else dtype)
         return self._full(shape, element_of(fill_value, kind), kind)
@@ -112,7 +105,6 @@ class Arrays(Evaluating[D]):
             ValueError: ``value`` is an array, or NaN for integers; the ref is of another device, or
                 made by ``broadcast_to``.
             TypeError: ``value`` is not a number, or complex for a real buffer.
-            GpuRefStale, GpuRefSealed: the buffer cannot be written.
         """
         if strided(ref):
             return self._fill_strided(ref, value)

@@ -113,11 +113,7 @@ class DurableBuffers:
     # --- verifying them ------------------------------------------------------------------
 
     async def ready(self) -> Port:
-        """Return the lane of digests, once there is a context that has it.
-
-        Raises:
-            Unsupported: the backend has no digests.
-        """
+        """Return the lane of digests, once there is a context that has it."""
         while True:
             await self._core.ready()
             await self._core.open_lane(DIGESTS)
@@ -339,11 +335,7 @@ def within(block: Block, start: int, nbytes: int) -> Block:
 
 
 def refuse_durable(ref: GpuRef, what: str) -> None:
-    """Refuse to hand out the address of a durable buffer.
-
-    Raises:
-        Unsupported: ``ref`` is durable.
-    """
+    """Refuse to hand out the address of a durable buffer."""
     if ref.durable:
         raise Unsupported(
             f"ref must be plain or sealed to be {what}, not durable, because no digests would "

@@ -31,9 +31,5 @@ class InTurn:
         self._limiter: Final = trio.CapacityLimiter(1)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call ``function(*args)`` in a thread, and return its result.
-
-        Raises:
-            OutOfMemory: the process has no room for another thread.
-        """
+        """Call ``function(*args)`` in a thread, and return its result."""
         return await in_thread(partial(function, *args), self._limiter)

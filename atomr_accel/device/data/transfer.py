@@ -69,11 +69,7 @@ class Rebuilt(Exception):
 
 
 def as_host_array(array: Any) -> np.ndarray[Any, Any]:
-    """Return the array for ``put``: C-contiguous, in native byte order, of a supported dtype.
-
-    Raises:
-        TypeError: objects, strings and other unsupported dtypes.
-    """
+    """Return the array for ``put``: C-contiguous, in native byte order, of a supported dtype."""
     if isinstance(array, CoroutineType):
         raise TypeError(f"array must be an array, not {said_of(array)}")
     if isinstance(array, GpuRef):
@@ -113,9 +109,6 @@ async def in_thread(
 
     An idle worker thread may keep its last result for long, such as an error whose frames hold
     buffers. The function's result is therefore passed in another object.
-
-    Raises:
-        OutOfMemory: the process has no room for another thread.
     """
     job: list[Any] = [function]
     del function
@@ -142,11 +135,7 @@ async def arranged(array: Any) -> np.ndarray[Any, Any]:
 
 
 def room_for(ref: GpuRef) -> np.ndarray[Any, Any]:
-    """An array for the content of a buffer.
-
-    Raises:
-        OutOfMemory: the program has no room for it.
-    """
+    """An array for the content of a buffer."""
     try:
         return np.empty(ref.shape, ref.dtype)
     except MemoryError as error:

@@ -104,7 +104,6 @@ class Devices(Sequence["Device"]):
             GpuRefStale: ``x`` is stale, or has become so.
             ContextPoisoned: a device has failed before ``x`` was sealed anywhere.
             OutOfMemory: a device has no room for it; the copies on the others are freed.
-            TypeError: a dtype that device memory does not support.
             Unsupported: a device cannot seal, because its platform cannot export memory; or ``x``
                 is a module's variable on one of these devices.
             ValueError: this slice has no devices.
@@ -166,10 +165,6 @@ class Devices(Sequence["Device"]):
 
         Args:
             index: its position among these devices.
-
-        Raises:
-            IndexError: the position does not exist.
-            TypeError: ``index`` is not a whole number.
         """
         candidate = self._candidate(index)
         begun = not candidate._draining
@@ -187,10 +182,6 @@ class Devices(Sequence["Device"]):
 
         Args:
             index: its position among these devices.
-
-        Raises:
-            IndexError: the position does not exist.
-            TypeError: ``index`` is not a whole number.
         """
         self._candidate(index)._draining = False
         self._placement.look()
@@ -199,12 +190,7 @@ class Devices(Sequence["Device"]):
         return self._candidates[self._place_of(index)]
 
     def _place_of(self, index: int) -> int:
-        """Return a device's index after a check. Negative ones count from the end.
-
-        Raises:
-            IndexError: the position does not exist.
-            TypeError: ``index`` is not a whole number.
-        """
+        """Return a device's index after a check. Negative ones count from the end."""
         place, count = whole(index, "index", -LARGEST, LARGEST), len(self._devices)
         if not -count <= place < count:
             raise IndexError(f"there are {count} devices, so there is none at {place}")

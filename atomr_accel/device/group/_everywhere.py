@@ -85,7 +85,6 @@ class SealedCopies(Mapping["Device", GpuRef]):
             The copy, which is also ``copies[device]`` from now on.
 
         Raises:
-            TypeError: ``device`` is not an open device.
             GpuRefStale: all copies are stale or freed.
             DeviceLost: the device is lost.
             OutOfMemory: the device has no room for the copy.

@@ -62,7 +62,6 @@ async def open_devices(
     Raises:
         DeviceUnavailable: one of them does not exist; then none is opened.
         DeviceLost: one was lost, and ``on_loss`` is ``Directive.ESCALATE``.
-        TypeError: an argument of a wrong type.
         ValueError: an argument out of its range; ``indices`` is empty, or has one twice.
         ExceptionGroup: several things failed.
         Exception: any other error of ``open_device``.

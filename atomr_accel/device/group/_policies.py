@@ -133,12 +133,7 @@ _POLICIES: Final[Mapping[PlacementPolicyName, Callable[[], PlacementPolicy]]] = 
 
 
 def policy_of(policy: PlacementPolicyName | PlacementPolicy) -> PlacementPolicy:
-    """A policy, by its name or as itself.
-
-    Raises:
-        TypeError: neither.
-        ValueError: a name that none has.
-    """
+    """A policy, by its name or as itself."""
     if isinstance(policy, str):
         make = _POLICIES.get(policy)
         if make is None:

@@ -97,9 +97,6 @@ class Topology:
         Args:
             source: the name of the device that has the data.
             target: the name of the device that gets it.
-
-        Raises:
-            ValueError: there are no two such devices in the group.
         """
         found = self._links.get((source, target))
         if found is None or not {source, target} <= set(self.devices):
@@ -156,7 +153,6 @@ class Topology:
             This topology, whose links then have a ``bandwidth``.
 
         Raises:
-            ValueError: ``nbytes`` is not positive.
             OutOfMemory: a device has no room for the copies.
             ContextPoisoned, DeviceLost: a device has failed meanwhile. Links that were measured
                 before keep their bandwidth.

@@ -46,9 +46,6 @@ class Calculus(Sorting[D]):
 
         ``prepend`` and ``append`` are numbers or arrays. Of bools the result says which neighbours
         differ.
-
-        Raises:
-            ValueError: ``n`` is negative, or there are no dimensions.
         """
         given, times = self._operand(a, "a"), operator.index(n)
         if times < 0:
@@ -98,10 +95,6 @@ class Calculus(Sorting[D]):
 
         ``varargs`` are the distance of elements, one for all axes or for each: a number, or the
         coordinates in one dimension. The result is a tuple if there are several axes.
-
-        Raises:
-            ValueError: too few elements, or coordinates of another length.
-            TypeError: another number of distances.
         """
         given = self._operand(f, "f")
         ndim = len(given.shape)
@@ -155,9 +148,6 @@ class Calculus(Sorting[D]):
         """Integrate along an axis by trapezoids; as ``numpy.trapezoid``.
 
         ``x`` are coordinates in one dimension, or in a shape that broadcasts.
-
-        Raises:
-            ValueError: shapes that do not fit.
         """
         given = self._operand(y, "y")
         at = normalize_axis_index(operator.index(axis), len(given.shape))
@@ -189,11 +179,6 @@ class Calculus(Sorting[D]):
         """Interpolate linearly between points; as ``numpy.interp``, in float64 or complex128.
 
         ``xp`` and ``fp`` have one dimension; ``xp`` increases, unless there is a ``period``.
-
-        Raises:
-            ValueError: no points, other dimensions, several lengths, or a period of 0.
-            TypeError: complex coordinates.
-            Unsupported: CUB is not installed.
         """
         given, points, heights = self._operand(x), self._ref(xp, "xp"), self._ref(fp, "fp")
         if "c" in (given.dtype.kind, points.dtype.kind):
@@ -253,9 +238,6 @@ class Calculus(Sorting[D]):
 
         Each element is one sum of products, so integers are exact. For two long rows,
         ``device.fft.convolve`` takes fewer steps.
-
-        Raises:
-            ValueError: other dimensions, no elements, or another mode.
         """
         long, short = self._rows_of("convolve", a, v, mode)
         n, m = long.shape[0], short.shape[0]
@@ -265,11 +247,7 @@ class Calculus(Sorting[D]):
 
     @op
     def correlate(self, a: Operand, v: Operand, mode: ConvolveMode = "valid") -> Request[GpuRef]:
-        """Correlate two rows, with the conjugates of ``v``; as ``numpy.correlate``.
-
-        Raises:
-            ValueError: as ``convolve``.
-        """
+        """Correlate two rows, with the conjugates of ``v``; as ``numpy.correlate``."""
         x, y = self._rows_of("correlate", a, v, mode)
         conjugate: Operand = y if y.dtype.kind != "c" else ufunc("conjugate", y)
         n, m = x.shape[0], y.shape[0]

@@ -37,11 +37,7 @@ class Contractions(ArrayPart[D]):
 
     @op
     def dot(self, a: Value, b: Value, out: GpuRef | None = None) -> Request[GpuRef]:
-        """Sum products over the last axis of ``a`` and the last but one of ``b``; ``numpy.dot``.
-
-        Raises:
-            ValueError: axes of different lengths.
-        """
+        """Sum products over the last axis of ``a`` and the last but one of ``b``; ``numpy.dot``."""
         return self._evaluated(self._made(np.dot, a, b), out)
 
     @op
@@ -51,11 +47,7 @@ class Contractions(ArrayPart[D]):
 
     @op
     def vdot(self, a: Operand, b: Operand) -> Request[GpuRef]:
-        """Sum all products, of ``a``'s conjugates; as ``numpy.vdot``.
-
-        Raises:
-            ValueError: different numbers of elements.
-        """
+        """Sum all products, of ``a``'s conjugates; as ``numpy.vdot``."""
         x, y = self._operand(a, "a"), self._operand(b, "b")
         if math.prod(x.shape) != math.prod(y.shape):
             raise ValueError(
@@ -89,9 +81,6 @@ class Contractions(ArrayPart[D]):
         """Sum products over several axes of two arrays; as ``numpy.tensordot``.
 
         ``axes`` are how many at the end of ``a`` and at the beginning of ``b``, or which of each.
-
-        Raises:
-            ValueError: axes of different numbers or lengths.
         """
         x, y = self._operand(a, "a"), self._operand(b, "b")
         left, right = _contracted(axes, len(x.shape), len(y.shape))
@@ -141,11 +130,7 @@ class Contractions(ArrayPart[D]):
         dtype: DTypeLike | None = None,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
-        """Add up diagonals; as ``numpy.trace``.
-
-        Raises:
-            ValueError: fewer dimensions, or both axes are the same.
-        """
+        """Add up diagonals; as ``numpy.trace``."""
         seen = self._ref(a, "a").diagonal(offset, axis1, axis2)
         return self._evaluated(seen.sum(-1, dtype), out)
 
@@ -159,11 +144,7 @@ class Contractions(ArrayPart[D]):
         axisc: SupportsIndex = -1,
         axis: SupportsIndex | None = None,
     ) -> Request[GpuRef]:
-        """Vector products of three dimensions; as ``numpy.cross``.
-
-        Raises:
-            ValueError: vectors of other than three elements.
-        """
+        """Vector products of three dimensions; as ``numpy.cross``."""
         if axis is not None:
             axisa = axisb = axisc = axis
         x, y = self._ref(a, "a"), self._ref(b, "b")

@@ -54,7 +54,6 @@ class Counting(ArrayPart[D]):
                 are ignored.
 
         Raises:
-            TypeError: ``x`` does not hold whole numbers, or ``weights`` complex ones.
             ValueError: ``x`` has other than one dimension; or it has a negative number, without
                 ``length``.
             Unsupported: in a batch or a recording, without ``length``.
@@ -161,7 +160,6 @@ class Counting(ArrayPart[D]):
                 or too near to each other or too far apart for the number of intervals; edges on
                 the device that do not increase. The device finds these, and they are not raised in
                 a recording on CUDA.
-            TypeError: ``a`` does not hold real numbers.
             Unsupported: CUB, which finds positions among given ``bins``, is not installed.
         """
         given = self._operand(a, "a")
@@ -210,9 +208,6 @@ class Counting(ArrayPart[D]):
 
         Returns:
             The counts, float64, and the edges of ``x`` and of ``y``.
-
-        Raises:
-            ValueError, TypeError, Unsupported: as ``histogram``.
         """
         given = self._operand(x), self._operand(y, "y")
         size = given[0].shape

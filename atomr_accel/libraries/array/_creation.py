@@ -54,12 +54,6 @@ class Creation(ArrayPart[D]):
             step: the distance.
             dtype: the dtype of the result; by default that of the arguments together.
             device: this device's name, or None.
-
-        Raises:
-            TypeError: an argument is not a real number.
-            ZeroDivisionError: ``step`` is 0.
-            ValueError: the number of elements is not finite.
-            OverflowError: integers that do not hold the first or the last number.
         """
         self._check_device(device)
         first, end = (0, start) if stop is None else (start, stop)
@@ -85,10 +79,6 @@ class Creation(ArrayPart[D]):
             endpoint: whether ``stop`` is among them.
             dtype: the dtype of the result; integers are rounded down.
             device: this device's name, or None.
-
-        Raises:
-            TypeError: an argument is not a number.
-            ValueError: ``num`` is negative.
         """
         self._check_device(device)
         return self._evaluated(_linspace(start, stop, num, endpoint=endpoint, dtype=dtype))
@@ -113,9 +103,6 @@ class Creation(ArrayPart[D]):
             endpoint: whether ``stop`` is among the exponents.
             base: the base of the powers.
             dtype: the dtype of the result.
-
-        Raises:
-            TypeError, ValueError: as ``linspace``.
         """
         exponents = _linspace(start, stop, num, endpoint=endpoint, dtype=None)
         powers: Operand = ufunc("power", _number(base, "base"), exponents)
@@ -139,9 +126,6 @@ class Creation(ArrayPart[D]):
             k: how far above the main diagonal.
             dtype: the dtype of the result.
             device: this device's name, or None.
-
-        Raises:
-            ValueError: a negative size.
         """
         self._check_device(device)
         row, column = _rows_and_columns(N, M)
@@ -175,9 +159,6 @@ class Creation(ArrayPart[D]):
             m: matrices, of at least two dimensions; a ref or an expression.
             k: the distance of the diagonal above the main one.
             out: the buffer for the result; may be ``m``.
-
-        Raises:
-            ValueError: ``m`` has fewer than two dimensions.
         """
         return self._evaluated(self._triangle(m, operator.index(k), lower=True), out)
 
@@ -201,11 +182,7 @@ class Creation(ArrayPart[D]):
     def ones(
         self, shape: Shape, dtype: DTypeLike | None = None, *, device: str | None = None
     ) -> Request[GpuRef]:
-        """Make ones; as ``numpy.ones``.
-
-        Raises:
-            ValueError: a negative size.
-        """
+        """Make ones; as ``numpy.ones``."""
         self._check_device(device)
         return self._evaluated(broadcast_constant(as_shape(shape), as_dtype(dtype), 1))
 
@@ -225,11 +202,6 @@ class Creation(ArrayPart[D]):
             fill_value: a number.
             dtype: its dtype; by default that of the number.
             device: this device's name, or None.
-
-        Raises:
-            TypeError: no number, or no dtype of device memory.
-            OverflowError: integers that do not hold it.
-            ValueError: NaN as an integer.
         """
         self._check_device(device)
         value = _number(fill_value, "fill_value")
@@ -254,9 +226,6 @@ class Creation(ArrayPart[D]):
             dtype: another dtype.
             shape: another shape.
             device: this device's name, or None.
-
-        Raises:
-            TypeError, OverflowError, ValueError: as ``full``.
         """
         return self._alike(a, fill_value, dtype, shape, device)
 
@@ -325,9 +294,6 @@ class Creation(ArrayPart[D]):
         Args:
             dimensions: the shape in which the elements have these indices.
             dtype: the dtype of the result.
-
-        Raises:
-            ValueError: a negative size.
         """
         sizes, kind = as_shape(dimensions), as_dtype(dtype)
         shape = (len(sizes), *sizes)
@@ -347,9 +313,6 @@ class Creation(ArrayPart[D]):
             *xi: coordinates along each axis, of one dimension or none.
             indexing: with ``"xy"`` the first two axes are exchanged.
             sparse: whether to leave the other axes at one element.
-
-        Raises:
-            ValueError: another ``indexing``.
         """
         if indexing not in ("xy", "ij"):
             raise ValueError("Valid values for `indexing` are 'xy' and 'ij'.")
@@ -384,9 +347,6 @@ class Creation(ArrayPart[D]):
         Args:
             v: an array of one or two dimensions.
             k: how far the diagonal is above the main one.
-
-        Raises:
-            ValueError: other dimensions.
         """
         ref, offset = self._ref(v, "v"), operator.index(k)
         if ref.ndim not in (1, 2):
@@ -407,11 +367,7 @@ class Creation(ArrayPart[D]):
 
 
 def _number(value: Any, name: str) -> Any:
-    """Return an argument, which has to be a number.
-
-    Raises:
-        TypeError: it is not a number.
-    """
+    """Return an argument, which has to be a number."""
     if isinstance(value, Operand):
         raise TypeError(f"{name} must be a number, not {said_of(value)}; fetch it first")
     if np.ndim(value) or not isinstance(value, complex | float | int | np.generic | np.ndarray):

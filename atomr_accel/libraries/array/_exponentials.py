@@ -92,11 +92,7 @@ class Exponentials(ArrayPart[D]):
         return self._evaluated(less - ufunc("log", powers.sum(axis, keepdims=True)))
 
     def _real(self, x: Operand, name: str) -> Operand:
-        """Return an argument as floats.
-
-        Raises:
-            TypeError: it is complex.
-        """
+        """Return an argument as floats."""
         given = self._operand(x, name)
         if given.dtype.kind == "c":
             raise TypeError(f"{name} must be real numbers, not {np.dtype(given.dtype).name}")

@@ -72,8 +72,6 @@ class Indexing(ArrayPart[D]):
         Raises:
             IndexError: an index is out of bounds, with ``"raise"``, or by default if the program
                 has it; or there is an index but nothing to take.
-            TypeError: indices that are no whole numbers.
-            Unsupported: ``mode="raise"`` in a batch or a recording, with indices on the device.
         """
         ref, way = self._ref(a, "a"), mode_of(mode)
         at = 0 if axis is None else normalize_axis_index(axis, ref.ndim)
@@ -106,10 +104,6 @@ class Indexing(ArrayPart[D]):
                 broadcast.
             axis: the axis of the indices; None flattens both.
             mode: the meaning of an index out of bounds; see above.
-
-        Raises:
-            IndexError: as ``take``; also indices that are not whole numbers.
-            ValueError: other dimensions.
         """
         return self._along("take_along_axis", arr, indices, None, axis, mode)
 
@@ -133,10 +127,6 @@ class Indexing(ArrayPart[D]):
 
         Returns:
             ``arr``.
-
-        Raises:
-            IndexError, ValueError: as ``take_along_axis``.
-            TypeError: values that do not cast to the dtype of ``arr``.
         """
         return self._along("put_along_axis", arr, indices, values, axis, mode)
 
@@ -207,12 +197,6 @@ class Indexing(ArrayPart[D]):
 
         Returns:
             A new array; with numbers and slices alone a view, which ``x[key]`` is, too.
-
-        Raises:
-            IndexError: as in NumPy: too many indices, an index out of bounds, masks and indices of
-                other shapes or dtypes.
-            Unsupported: in a batch or a recording, a mask that is on the device, because the size
-                of the result depends on it; or ``mode="raise"``.
         """
         ref, way = self._ref(x), mode_of(mode)
         items = items_of(key, ref)
@@ -251,12 +235,6 @@ class Indexing(ArrayPart[D]):
 
         Returns:
             ``x``.
-
-        Raises:
-            IndexError, Unsupported: as ``getitem``.
-            ValueError: a value of another shape.
-            TypeError: a value that does not cast to the dtype of ``x`` without another kind.
-            GpuRefSealed: ``x`` is sealed.
         """
         return self._write("set", x, key, value, mode, deterministic)
 
@@ -286,9 +264,6 @@ class Indexing(ArrayPart[D]):
 
         Returns:
             ``x``.
-
-        Raises:
-            IndexError, ValueError, TypeError, GpuRefSealed: as ``setitem``.
         """
         return self._write("add", x, key, value, mode, deterministic)
 
@@ -345,11 +320,6 @@ class Indexing(ArrayPart[D]):
 
         Args:
             a: a ref or an expression.
-
-        Raises:
-            ValueError: ``a`` has no dimensions.
-            Unsupported: in a batch or a recording, because only the device knows the number of
-                results.
         """
         given = self._operand(a, "a")
         if not given.shape:
@@ -373,10 +343,6 @@ class Indexing(ArrayPart[D]):
 
         Args:
             a: a ref or an expression.
-
-        Raises:
-            Unsupported: in a batch or a recording, because only the device knows the number of
-                results.
         """
         given = self._operand(a, "a")
         return where_set(self._cub, given, "flatnonzero", lambda n, refs: trimmed(refs[0], n))
@@ -387,10 +353,6 @@ class Indexing(ArrayPart[D]):
 
         Args:
             a: a ref or an expression.
-
-        Raises:
-            Unsupported: in a batch or a recording, because only the device knows the number of
-                results.
         """
         given = self._operand(a, "a")
 
@@ -418,11 +380,6 @@ class Indexing(ArrayPart[D]):
             a: an array.
             axis: the axis; None flattens it first.
             out: the buffer for the result.
-
-        Raises:
-            ValueError: a condition of other dimensions.
-            IndexError: a condition that is longer.
-            Unsupported: in a batch or a recording.
         """
         ref, flags = self._ref(a, "a"), self._operand(condition, "condition")
         if len(flags.shape) != 1:
@@ -451,10 +408,6 @@ class Indexing(ArrayPart[D]):
         Args:
             condition: one element for each of the array.
             arr: an array.
-
-        Raises:
-            ValueError: another number of elements.
-            Unsupported: in a batch or a recording.
         """
         ref, flags = self._ref(arr, "arr"), self._operand(condition, "condition")
         if math.prod(flags.shape) != ref.size:

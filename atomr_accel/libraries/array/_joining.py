@@ -34,11 +34,7 @@ class Joining(Manipulation[D]):
 
     @op
     def column_stack(self, tup: Sequence[GpuRef]) -> Request[GpuRef]:
-        """Stack rows as columns, and matrices side by side; as ``numpy.column_stack``.
-
-        Raises:
-            ValueError, TypeError: as ``concatenate``.
-        """
+        """Stack rows as columns, and matrices side by side; as ``numpy.column_stack``."""
         refs = [at_least_2d(ref).T if ref.ndim < 2 else ref for ref in self._refs(tup, "tup")]
         return self._joined("column_stack", refs, 1, None, None, "same_kind")
 
@@ -52,11 +48,7 @@ class Joining(Manipulation[D]):
     def append(
         self, arr: GpuRef, values: GpuRef | complex, axis: int | None = None
     ) -> Request[GpuRef]:
-        """Put elements after those of an array; as ``numpy.append``.
-
-        Raises:
-            ValueError, TypeError: as ``concatenate``.
-        """
+        """Put elements after those of an array; as ``numpy.append``."""
         ref = self._ref(arr, "arr")
         if isinstance(values, Operand) or axis is not None:
             return self._joined(
@@ -77,10 +69,8 @@ class Joining(Manipulation[D]):
         ``obj`` is a number, a slice, or numbers of the program's; or a mask, also on the device.
 
         Raises:
-            IndexError: a position is out of bounds.
             ValueError: a mask of another length, or more than 64 KiB of positions.
             TypeError: positions on the device, as they do not say how many differ.
-            Unsupported: a mask on the device, in a batch or a recording.
         """
         ref = self._ref(arr, "arr")
         at = 0 if axis is None else normalize_axis_index(axis, ref.ndim)
@@ -125,7 +115,6 @@ class Joining(Manipulation[D]):
         dtype of ``arr``.
 
         Raises:
-            IndexError: a position is out of bounds.
             ValueError: values of another shape, or more than 64 KiB of positions.
             TypeError: positions on the device.
         """
@@ -180,12 +169,7 @@ class Joining(Manipulation[D]):
     def select(
         self, condlist: Sequence[Operand], choicelist: Sequence[Value], default: Value = 0
     ) -> Request[GpuRef]:
-        """Take each element from the first array whose condition holds; as ``numpy.select``.
-
-        Raises:
-            ValueError: no conditions, or another number of values.
-            TypeError: conditions that are not bools.
-        """
+        """Take each element from the first array whose condition holds; as ``numpy.select``."""
         if len(condlist) != len(choicelist) or not condlist:
             raise ValueError(
                 "condlist must be as long as choicelist, and not empty, not "
@@ -219,7 +203,6 @@ class Joining(Manipulation[D]):
         ``func1d`` gets a view of one row, and the other arguments, and returns an expression.
 
         Raises:
-            ValueError: no rows, or results of several shapes.
             TypeError: it returns anything else, such as a coroutine of the device's.
         """
         ref = self._ref(arr, "arr")
@@ -279,11 +262,7 @@ class Joining(Manipulation[D]):
         return _one_or_all([_at_least_3d(ref) for ref in self._refs(arys, "arys")])
 
     def broadcast_arrays(self, *args: GpuRef) -> tuple[GpuRef, ...]:
-        """Views in one shape; as ``numpy.broadcast_arrays``. It is not awaited.
-
-        Raises:
-            ValueError: shapes that do not fit.
-        """
+        """Views in one shape; as ``numpy.broadcast_arrays``. It is not awaited."""
         refs = self._refs(args, "args")
         shape = np.broadcast_shapes(*(ref.shape for ref in refs))
         return tuple([ref.broadcast_to(shape) for ref in refs])

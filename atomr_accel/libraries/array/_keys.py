@@ -216,11 +216,7 @@ def fitting(value: Any, ref: GpuRef) -> Operand:
 
 
 def values_in(steps: CallSteps, value: Any, shape: tuple[int, ...], target: GpuRef) -> GpuRef:
-    """Return the values to write, in the shape of the places that they go to.
-
-    Raises:
-        ValueError: ``value`` does not broadcast to that shape; the message is NumPy's.
-    """
+    """Return the values to write, in the shape of the places that they go to."""
     like = fitting(value, target)
     given = like.shape
     while len(given) > len(shape) and given[0] == 1:

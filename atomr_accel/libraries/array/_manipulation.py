@@ -48,9 +48,6 @@ class Manipulation(ArrayPart[D]):
             casting: the conversions that are allowed.
             copy: whether the result is a copy even if the dtype is the same.
             device: this device's name, or None.
-
-        Raises:
-            TypeError: a conversion that ``casting`` does not allow.
         """
         self._check_device(device)
         given, kind = self._operand(x), as_dtype(dtype)
@@ -94,10 +91,6 @@ class Manipulation(ArrayPart[D]):
             x: the elements where ``condition`` holds.
             y: the other elements.
             out: the buffer for the result.
-
-        Raises:
-            TypeError: none of them is on the device.
-            ValueError: shapes that do not fit.
         """
         return self._evaluated(self._made(np.where, condition, x, y), out)
 
@@ -129,7 +122,6 @@ class Manipulation(ArrayPart[D]):
             out: the buffer for the result; may be ``a``.
 
         Raises:
-            TypeError: complex numbers.
             ValueError: more than 308 digits.
         """
         made = self._made(np.round, self._operand(a, "a"), operator.index(decimals))
@@ -175,10 +167,6 @@ class Manipulation(ArrayPart[D]):
             out: the buffer for the result.
             dtype: the dtype of the result; by default the common one.
             casting: the conversions that are allowed.
-
-        Raises:
-            ValueError: no arrays, or shapes that do not fit.
-            TypeError: a conversion that ``casting`` does not allow.
         """
         return self._joined("concatenate", self._refs(arrays), axis, out, dtype, casting)
 
@@ -200,9 +188,6 @@ class Manipulation(ArrayPart[D]):
             out: the buffer for the result.
             dtype: the dtype of the result.
             casting: the conversions that are allowed.
-
-        Raises:
-            ValueError: no arrays, or several shapes.
         """
         refs = self._refs(arrays)
         if not refs:
@@ -288,9 +273,6 @@ class Manipulation(ArrayPart[D]):
             indices_or_sections: the number of parts of equal size, or the positions at which they
                 end.
             axis: the axis to divide.
-
-        Raises:
-            ValueError: the parts would differ in size.
         """
         sections = indices_or_sections
         size = self._ref(ary, "ary").shape[normalize_axis_index(axis, ary.ndim)]
@@ -307,9 +289,6 @@ class Manipulation(ArrayPart[D]):
             ary: the array to divide.
             indices_or_sections: the number of parts, or the positions at which they end.
             axis: the axis to divide.
-
-        Raises:
-            ValueError: less than one part.
         """
         at = normalize_axis_index(axis, self._ref(ary, "ary").ndim)
         size = ary.shape[at]
@@ -355,9 +334,6 @@ class Manipulation(ArrayPart[D]):
             m: an array.
             k: the number of right angles.
             axes: from the first towards the second.
-
-        Raises:
-            ValueError: axes that are not two different ones.
         """
         ref = self._ref(m, "m")
         if len(axes) != 2:

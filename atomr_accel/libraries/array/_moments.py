@@ -45,10 +45,6 @@ class Moments(Quantiles[D], Counting[D]):
         """Compute weighted means; as ``numpy.average``.
 
         Weights whose sum is 0, an error in NumPy, give NaN or infinities.
-
-        Raises:
-            TypeError: weights of another shape, and no ``axis``.
-            ValueError: weights of another shape.
         """
         x = self._operand(a, "a")
         axes = axis if axis is None else normalize_axis_tuple(axis, len(x.shape))
@@ -86,12 +82,7 @@ class Moments(Quantiles[D], Counting[D]):
         *,
         dtype: DTypeLike | None = None,
     ) -> Request[GpuRef]:
-        """Compute covariances of variables; as ``numpy.cov``.
-
-        Raises:
-            ValueError: more than two dimensions, or other numbers of observations.
-            TypeError: ``fweights`` that are not whole numbers.
-        """
+        """Compute covariances of variables; as ``numpy.cov``."""
         build = self._covariance(m, y, rowvar, bias, ddof, fweights, aweights, dtype)
         return self._several("cov", build)
 

@@ -52,8 +52,6 @@ class Repeating(ArrayPart[D]):
             axis: the axis; None flattens it first.
 
         Raises:
-            ValueError: a negative number, or others than there are elements.
-            TypeError: no whole numbers.
             Unsupported: several numbers on the device, in a batch or a recording, as only the
                 device knows how large the result is; several numbers, and CUB is not installed.
         """
@@ -144,9 +142,6 @@ class Repeating(ArrayPart[D]):
         Args:
             A: an array.
             reps: how often along each axis.
-
-        Raises:
-            ValueError: a negative number.
         """
         ref = self._ref(A, "A")
         given = (reps,) if isinstance(reps, SupportsIndex) else tuple(reps)
@@ -182,9 +177,6 @@ class Repeating(ArrayPart[D]):
             a: an array.
             shift: by how many places, one number for each axis.
             axis: the axis; None flattens it meanwhile.
-
-        Raises:
-            ValueError: other numbers of shifts and axes.
         """
         ref = self._ref(a, "a")
         shifts = shift if isinstance(shift, tuple) else (shift,)
@@ -240,12 +232,6 @@ class Repeating(ArrayPart[D]):
             end_values: the outermost elements with ``"linear_ramp"``.
             reflect_type: ``"odd"`` turns what ``"reflect"`` and ``"symmetric"`` give upside down:
                 twice the edge minus the element.
-
-        Raises:
-            ValueError: a negative width, a ``stat_length`` of less than 1, an empty axis, which has
-                no element to repeat, or NaN for integers.
-            OverflowError: ``constant_values`` that the array's integers do not hold.
-            TypeError: widths that are not whole numbers, or bools with ``"odd"``.
         """
         ref = self._ref(array, "array")
         if reflect_type not in ("even", "odd"):

@@ -38,11 +38,6 @@ class Searching(ArrayPart[D]):
             v: the elements to look for.
             side: before or after equal elements.
             sorter: indices that sort ``a``.
-
-        Raises:
-            ValueError: other dimensions, or another ``side``.
-            TypeError: a dtype without an order.
-            Unsupported: CUB is not installed.
         """
         ref = self._ref(a, "a")
         given = v if isinstance(v, Operand) else constant(_number(v, "v"), ref.dtype)
@@ -61,7 +56,6 @@ class Searching(ArrayPart[D]):
         Raises:
             ValueError: other dimensions; or edges in neither order, which the device finds, and
                 which is not raised in a recording on CUDA.
-            TypeError, Unsupported: as ``searchsorted``.
         """
         edges, given = self._ref(bins, "bins"), self._operand(x)
 

@@ -79,10 +79,6 @@ class Sets(Unique[D], Indexing[D]):
 
         The others are a ref, an expression, or up to 64 KiB of the program's. ``assume_unique`` and
         ``kind`` change nothing here.
-
-        Raises:
-            ValueError: another ``kind``.
-            Unsupported: CUB is not installed, with more than 16 others.
         """
         given = self._operand(element, "element")
         others: Any = test_elements
@@ -120,11 +116,7 @@ class Sets(Unique[D], Indexing[D]):
 
     @op
     def union1d(self, ar1: GpuRef, ar2: GpuRef) -> Request[GpuRef]:
-        """Find the different elements of two arrays, sorted; as ``numpy.union1d``.
-
-        Raises:
-            TypeError, Unsupported: as ``unique``.
-        """
+        """Find the different elements of two arrays, sorted; as ``numpy.union1d``."""
         one, other = self._ref(ar1, "ar1"), self._ref(ar2, "ar2")
 
         def build(steps: CallSteps) -> GpuRef:
@@ -143,11 +135,7 @@ class Sets(Unique[D], Indexing[D]):
         assume_unique: bool = False,  # noqa: ARG002 - as in NumPy
         return_indices: bool = False,
     ) -> Request[GpuRef | tuple[GpuRef, GpuRef, GpuRef]]:
-        """Find the elements that two arrays have in common, sorted; as ``numpy.intersect1d``.
-
-        Raises:
-            TypeError, Unsupported: as ``unique``.
-        """
+        """Find the elements that two arrays have in common, sorted; as ``numpy.intersect1d``."""
         one, other = self._ref(ar1, "ar1"), self._ref(ar2, "ar2")
         dtype = common((one.dtype, other.dtype))
 
@@ -167,11 +155,7 @@ class Sets(Unique[D], Indexing[D]):
 
     @op
     def setdiff1d(self, ar1: GpuRef, ar2: GpuRef, assume_unique: bool = False) -> Request[GpuRef]:
-        """Find the elements of one array that another has not; as ``numpy.setdiff1d``.
-
-        Raises:
-            TypeError, Unsupported: as ``unique``.
-        """
+        """Find the elements of one array that another has not; as ``numpy.setdiff1d``."""
         one, other = self._ref(ar1, "ar1"), self._ref(ar2, "ar2")
 
         def build(steps: CallSteps) -> GpuRef:
@@ -188,11 +172,6 @@ class Sets(Unique[D], Indexing[D]):
         """Return the indices that sort by several keys, int64; as ``numpy.lexsort``.
 
         The last one of the keys, which are refs of one shape or the rows of a ref, counts most.
-
-        Raises:
-            ValueError: several shapes.
-            TypeError: no keys, or a dtype without an order.
-            Unsupported: as ``sort``.
         """
         if isinstance(keys, GpuRef):
             rows = [keys[at] for at in range(len(keys))]
@@ -224,10 +203,6 @@ class Sets(Unique[D], Indexing[D]):
         """Return the indices along each axis of flat ones, int64; as ``numpy.unravel_index``.
 
         Indices out of bounds are not found out: they wrap around.
-
-        Raises:
-            TypeError: no whole numbers.
-            ValueError: another order, or a shape without elements.
         """
         given, sizes = self._operand(indices, "indices"), as_shape(shape)
         _require_order_name(order)
@@ -255,11 +230,6 @@ class Sets(Unique[D], Indexing[D]):
 
         ``mode`` says what indices out of bounds mean, as for ``take``: they wrap around by default,
         where NumPy raises an error.
-
-        Raises:
-            ValueError: an index is out of bounds, with ``"raise"``; another number of axes.
-            TypeError: no whole numbers.
-            Unsupported: ``mode="raise"`` in a batch or a recording.
         """
         sizes = as_shape(dims)
         modes = mode if isinstance(mode, tuple) else (mode,) * len(sizes)

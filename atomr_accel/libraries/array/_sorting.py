@@ -61,7 +61,6 @@ class Sorting(ArrayPart[D]):
             out: the buffer for the result.
 
         Raises:
-            TypeError: a dtype without an order.
             Unsupported: several rows of more than 2048 elements in a recording; or, for rows of
                 more than 2048 elements, CUB is not installed.
         """
@@ -88,9 +87,6 @@ class Sorting(ArrayPart[D]):
             stable: as for ``sort``.
             descending: as for ``sort``.
             out: the buffer for the result.
-
-        Raises:
-            TypeError, Unsupported: as ``sort``.
         """
         _require_kind(kind, stable)
         return self._sorted("argsort", a, axis, descending, out, order=True)
@@ -105,10 +101,6 @@ class Sorting(ArrayPart[D]):
             a: as for ``sort``. All elements are sorted.
             kth: one or several positions.
             axis: as for ``sort``.
-
-        Raises:
-            ValueError: ``kth`` is out of bounds.
-            TypeError, Unsupported: as ``sort``.
         """
         _require_kth(self._operand(a, "a"), kth, axis)
         return self._sorted("partition", a, axis, False, None, order=False)
@@ -139,10 +131,6 @@ class Sorting(ArrayPart[D]):
 
         Returns:
             The values, and their indices, int64.
-
-        Raises:
-            ValueError: ``k`` is negative, or larger than the axis.
-            TypeError, Unsupported: as ``sort``, if ``k`` is larger than 2048.
         """
         given, count = self._operand(x), operator.index(k)
         at = normalize_axis_index(axis, len(given.shape))

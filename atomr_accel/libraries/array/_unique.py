@@ -91,11 +91,6 @@ class Unique(Sorting[D]):
         Returns:
             The elements, or parts. Further results, int64, follow in a tuple in the order of the
             arguments.
-
-        Raises:
-            TypeError: a dtype without an order.
-            Unsupported: in a batch or a recording, because only the device knows the number of
-                results; or CUB is not installed.
         """
         given = self._operand(ar, "ar")
         flags = return_index, return_inverse, return_counts
@@ -138,32 +133,20 @@ class Unique(Sorting[D]):
 
     @op
     def unique_values(self, x: Operand) -> Request[GpuRef]:
-        """Find the different elements, with each NaN; as ``numpy.unique_values``, but sorted.
-
-        Raises:
-            TypeError, Unsupported: as ``unique``.
-        """
+        """Find the different elements, with each NaN; as ``numpy.unique_values``, but sorted."""
         flags = False, False, False
         return self._unique(self._operand(x), flags, operator.itemgetter(0), equal_nan=False)
 
     @op
     def unique_counts(self, x: Operand) -> Request[UniqueCounts]:
-        """Find the different elements, and count each; as ``numpy.unique_counts``.
-
-        Raises:
-            TypeError, Unsupported: as ``unique``.
-        """
+        """Find the different elements, and count each; as ``numpy.unique_counts``."""
         return self._unique(
             self._operand(x), (False, False, True), UniqueCounts._make, equal_nan=False
         )
 
     @op
     def unique_inverse(self, x: Operand) -> Request[UniqueInverse]:
-        """Find the different elements, and the inverse; as ``numpy.unique_inverse``.
-
-        Raises:
-            TypeError, Unsupported: as ``unique``.
-        """
+        """Find the different elements, and the inverse; as ``numpy.unique_inverse``."""
         return self._unique(
             self._operand(x), (False, True, False), UniqueInverse._make, equal_nan=False
         )
@@ -173,9 +156,6 @@ class Unique(Sorting[D]):
         """Find the different elements, their first positions, the inverse, and the count of each.
 
         As ``numpy.unique_all``.
-
-        Raises:
-            TypeError, Unsupported: as ``unique``.
         """
         flags = True, True, True
         return self._unique(self._operand(x), flags, UniqueAll._make, equal_nan=False)

@@ -643,9 +643,6 @@ class Evaluating(Facade[D]):
                 within one kind.
             ValueError: ``out`` of another shape; refs of another device; two results that share
                 memory.
-            GpuRefStale: a ref of an older generation, or freed.
-            GpuRefSealed: a sealed ``out``.
-            OutOfMemory: the result does not fit into the device's memory.
         """
         interpreted = self.home.capabilities.python_kernels
         return evaluating(interpreted, expressions, out)
@@ -686,9 +683,6 @@ class Evaluating(Facade[D]):
             A callable with the same arguments that returns a ref, or a tuple of them. On a device
             it is awaited; in a batch it returns them at once. ``batch.using`` makes one of the
             other.
-
-        Raises:
-            TypeError: ``function`` is not callable.
         """
         if not callable(function):
             raise TypeError(f"fuse takes a function, not {said_of(function)}")

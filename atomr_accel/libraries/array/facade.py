@@ -43,6 +43,14 @@ class ArrayFunctions(
     unless they say otherwise; parts and reversed arrays are views, and not awaited. Every function
     that has ``out=`` in NumPy has it here, and so have ``sort``, ``argsort``, ``tril``, ``triu``
     and ``where``.
+
+    All methods raise:
+        TypeError, ValueError, IndexError, OverflowError: what NumPy raises for such arguments.
+        TypeError: a dtype without an order, for those that sort or search.
+        GpuRefStale, GpuRefSealed: a ref that may not be read, or written.
+        OutOfMemory: no room for the result.
+        Unsupported: in a batch or a recording, if only the device knows the result's size; without
+            CUB, sorts of rows of more than 2048 elements, distinct elements and searches.
     """
 
     templated = True

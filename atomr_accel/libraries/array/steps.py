@@ -190,11 +190,7 @@ class CallSteps:
         self._steps.append((request, submission))
 
     def upload(self, array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> GpuRef:
-        """A small array of the program's as a buffer.
-
-        Raises:
-            ValueError: it is not small.
-        """
+        """A small array of the program's as a buffer."""
         if array.nbytes > _MOST_UPLOADED:
             raise ValueError(
                 f"an array of {array.nbytes} bytes is too large to go along with a call; put it "
@@ -334,41 +330,25 @@ class ArrayPart(Facade[D]):
         return made
 
     def _operand(self, x: Operand, name: str = "x") -> Operand:
-        """Return an argument, which has to be a ref or an expression.
-
-        Raises:
-            TypeError: it is neither.
-        """
+        """Return an argument, which has to be a ref or an expression."""
         if not isinstance(x, Operand):
             raise ref_error(x, self.home.memory, name)
         return x
 
     def _ref(self, x: object, name: str = "x") -> GpuRef:
-        """Return an argument, which has to be a buffer.
-
-        Raises:
-            TypeError: it is an expression, or anything else.
-        """
+        """Return an argument, which has to be a buffer."""
         if not isinstance(x, GpuRef):
             raise ref_error(x, self.home.memory, name)
         return x
 
     def _check_device(self, device: str | None) -> None:
-        """Require that a ``device=`` of NumPy's functions names this device, or is None.
-
-        Raises:
-            ValueError: it is another one.
-        """
+        """Require that a ``device=`` of NumPy's functions names this device, or is None."""
         own = self.home.memory.device
         if device not in (None, own):
             raise ValueError(f"device must be {own!r} or None, not {device!r}; ask that device")
 
     def _refs(self, arrays: Sequence[GpuRef], name: str = "arrays") -> list[GpuRef]:
-        """Several buffers.
-
-        Raises:
-            TypeError: not all of them are.
-        """
+        """Several buffers."""
         if isinstance(arrays, Operand) or not isinstance(arrays, tuple | list):
             raise TypeError(f"{name} must be a list or tuple of refs, not {said_of(arrays)}")
         return [self._ref(each, f"{name}[{at}]") for at, each in enumerate(arrays)]
@@ -383,12 +363,7 @@ def target_of(
     *,
     op: str,
 ) -> GpuRef:
-    """Return the buffer for a result.
-
-    Raises:
-        TypeError: ``out`` is not a buffer, or its dtype is not of the same kind.
-        ValueError: it has another shape, or shares memory with an operand.
-    """
+    """Return the buffer for a result."""
     if out is None:
         return steps.output(shape, dtype)
     require_writable(out, steps.preparer.memory, "out", strided=True)

@@ -92,9 +92,6 @@ class Banded(RowRoutines[D]):
             alpha: as in ``gemv``.
             beta: as in ``gemv``.
             trans: as in ``gemv``.
-
-        Returns:
-            ``out``.
         """
         return self._routine(
             "gbmv",
@@ -127,9 +124,6 @@ class Banded(RowRoutines[D]):
             alpha: as in ``gemv``.
             beta: as in ``gemv``.
             lower: the band holds the lower triangle, not the upper one.
-
-        Returns:
-            ``out``.
         """,
     )
 
@@ -159,9 +153,6 @@ class Banded(RowRoutines[D]):
             alpha: as in ``gemv``.
             beta: as in ``gemv``.
             lower: ``ap`` holds the lower triangle, not the upper one.
-
-        Returns:
-            ``out``.
         """,
     )
 
@@ -253,9 +244,6 @@ class Banded(RowRoutines[D]):
             lower: the band holds the lower triangle, not the upper one.
             trans: 1 (``"T"``) for the transpose of the matrix, 2 (``"C"``) for its conjugate.
             unit_diagonal: take the diagonal as ones, and do not read it.
-
-        Returns:
-            ``out``.
         """,
     )
 
@@ -286,9 +274,6 @@ class Banded(RowRoutines[D]):
             lower: ``ap`` holds the lower triangle, not the upper one.
             trans: 1 (``"T"``) for the transpose of the matrix, 2 (``"C"``) for its conjugate.
             unit_diagonal: take the diagonal as ones, and do not read it.
-
-        Returns:
-            ``out``.
         """,
     )
 

@@ -220,7 +220,6 @@ class Factorizations(BlasPart[D]):
             singular matrix is undefined.
 
         Raises:
-            ValueError: matrices that are not square, aliasing.
             Unsupported: more than 32 rows.
         """
 

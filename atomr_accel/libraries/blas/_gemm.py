@@ -126,9 +126,6 @@ class BlasProducts(BlasPart[D]):
         Returns:
             ``out``, or a new buffer of shape (..., m, n); without m where ``a`` has one dimension,
             without n where ``b`` has.
-
-        Raises:
-            ValueError: shapes that do not fit, an argument without dimensions, aliasing.
         """
         compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
 
@@ -181,9 +178,6 @@ class BlasProducts(BlasPart[D]):
             dtype: as for ``gemm``.
             compute_type: as for ``gemm``.
             allow_tf32: as for ``gemm``.
-
-        Returns:
-            ``out``, or new buffers.
         """
         compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
         return self._list(
@@ -221,9 +215,6 @@ class BlasProducts(BlasPart[D]):
             trans_b: as for ``gemm``.
             compute_type: as for ``gemm``.
             allow_tf32: as for ``gemm``.
-
-        Returns:
-            ``out``, or new buffers.
 
         Raises:
             Unsupported: the cuBLAS that is installed is older.

@@ -80,7 +80,6 @@ class GroupedProducts(BlasPart[D]):
             ``out``, or a new buffer of shape (m, n).
 
         Raises:
-            TypeError: unequal or unsupported dtypes, sizes that are no whole numbers.
             Unsupported: the cuBLAS that is installed is older.
         """
         given: object = sizes

@@ -56,9 +56,6 @@ class Level1(RowRoutines[D]):
 
         Returns:
             ``y``.
-
-        Raises:
-            ValueError: shapes that do not fit, or ``y`` is ``x``.
         """
         return self._routine("copy", x=x, y=y)
 
@@ -74,9 +71,6 @@ class Level1(RowRoutines[D]):
 
         Returns:
             ``(x, y)``.
-
-        Raises:
-            ValueError: shapes that do not fit, or ``y`` is ``x``.
         """
         return self._routine("swap", x=x, y=y)
 
@@ -96,10 +90,6 @@ class Level1(RowRoutines[D]):
 
         Returns:
             ``(x, y)``.
-
-        Raises:
-            ValueError: shapes that do not fit, or ``y`` is ``x``.
-            TypeError: unequal or unsupported dtypes, a complex ``c``.
         """
         return self._routine("rot", x=x, y=y, c=c, s=s)
 
@@ -142,9 +132,6 @@ class Level1(RowRoutines[D]):
 
         Returns:
             ``(x, y)``.
-
-        Raises:
-            ValueError: shapes that do not fit, arguments that share memory.
         """
         return self._routine("rotm", x=x, y=y, param=param)
 
@@ -183,9 +170,6 @@ class Level1(RowRoutines[D]):
 
         Returns:
             ``x``.
-
-        Raises:
-            ValueError: ``x`` is not a vector.
         """
         return self._routine("scal", a=a, x=x)
 

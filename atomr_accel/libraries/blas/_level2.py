@@ -97,9 +97,6 @@ class Level2(RowRoutines[D]):
             alpha: scales the product.
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             trans: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
-
-        Returns:
-            ``out``.
         """
         return self._routine("gemv", a=a, x=x, out=out, alpha=alpha, beta=beta, trans=trans)
 
@@ -117,9 +114,6 @@ class Level2(RowRoutines[D]):
             out: as in ``gemv``.
             alpha: as in ``gemv``.
             beta: as in ``gemv``.
-
-        Returns:
-            ``out``.
         """,
     )
     hemv: Final = op_like(
@@ -236,9 +230,6 @@ class Level2(RowRoutines[D]):
             lower: the lower triangle holds the data, not the upper one.
             trans: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
             unit_diagonal: take the diagonal as ones, and do not read it.
-
-        Returns:
-            ``out``.
         """,
     )
     trsv: Final = op_like(

@@ -103,9 +103,6 @@ class Level3(RowRoutines[D]):
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             side: 0 (``"L"``) for ``a @ b``, 1 (``"R"``) for ``b @ a``.
             lower: the lower triangle holds the data, not the upper one.
-
-        Returns:
-            ``out``.
         """,
     )
 
@@ -142,9 +139,6 @@ class Level3(RowRoutines[D]):
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             trans: 1 (``"T"``) for ``a.T @ a``.
             lower: write the lower triangle, not the upper one.
-
-        Returns:
-            ``out``.
 
         Raises:
             ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing; ``trans="C"``
@@ -240,9 +234,6 @@ class Level3(RowRoutines[D]):
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             trans_a: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
             trans_b: the same for ``b``.
-
-        Returns:
-            ``out``.
         """
         return self._routine(
             "gemm3m",
@@ -271,9 +262,6 @@ class Level3(RowRoutines[D]):
             lower: the lower triangle holds the data, not the upper one.
             trans_a: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
             unit_diagonal: take the diagonal as ones, and do not read it.
-
-        Returns:
-            ``out``.
         """,
     )
 
@@ -314,12 +302,6 @@ class Level3(RowRoutines[D]):
             beta: scales ``b``; 0 ignores it, NaNs included.
             trans_a: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
             trans_b: the same for ``b``.
-
-        Returns:
-            ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, aliasing with a transposed input.
         """
         if b is None:  # 0 times a again is as good as zeros
             b, beta, trans_b = a, 0.0, trans_a
@@ -345,11 +327,5 @@ class Level3(RowRoutines[D]):
             x: the diagonal: m elements, or n on the right; same dtype.
             side: 0 (``"L"``) for ``diag(x) @ a``, 1 (``"R"``) for ``a @ diag(x)``.
             out: shape (m, n), same dtype, not sealed; may be ``a`` itself. Made if absent.
-
-        Returns:
-            ``out``.
-
-        Raises:
-            ValueError: shapes that do not fit, aliasing with ``x``.
         """
         return self._routine("dgmm", a=a, x=x, side=side, out=out)

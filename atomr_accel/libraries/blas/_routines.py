@@ -288,12 +288,7 @@ def _require_apart(row: Row, given: Given, options: tuple[int, ...]) -> None:
 
 
 def _check(row: Row, given: Given, options: Mapping[str, int]) -> _RoutinePlan:
-    """Hold the arguments of a call against its row, and one another.
-
-    Raises:
-        ValueError: shapes, sizes or options that do not fit.
-        TypeError: unequal or unsupported dtypes.
-    """
+    """Hold the arguments of a call against its row, and one another."""
     operands = [(operand, given[operand.name]) for operand in row.operands]
     like, lead = next((each.name, ref) for each, ref in operands if ref is not None)
     dtype = require_kind(lead, row.dtypes, row.name)

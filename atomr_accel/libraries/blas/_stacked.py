@@ -73,9 +73,6 @@ class StackedRoutines(BlasPart[D]):
             alpha: scales the products.
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             trans: 1 (``"T"``) for the transposes of ``a``, 2 (``"C"``) for their conjugates.
-
-        Returns:
-            ``out``.
         """
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
@@ -162,9 +159,6 @@ class StackedRoutines(BlasPart[D]):
             lower: the lower triangles hold the data, not the upper ones.
             trans_a: 1 (``"T"``) for the transposes of ``a``, 2 (``"C"``) for their conjugates.
             unit_diagonal: take the diagonals as ones, and do not read them.
-
-        Returns:
-            ``out``.
 
         Raises:
             ValueError: shapes that do not fit, aliasing, sizes of 2**31 or more.

@@ -90,12 +90,7 @@ def on_the_right(side: Side) -> bool:
 
 
 def scalar(value: Any, dtype: np.dtype[Any], name: str) -> Scalar:
-    """A number as messages carry it: two parts for complex dtypes.
-
-    Raises:
-        TypeError: no number, or a complex one for a real dtype.
-        ValueError: an integer that is too large for a float.
-    """
+    """A number as messages carry it: two parts for complex dtypes."""
     if not isinstance(value, numbers.Number):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
     number: Any = value
@@ -126,10 +121,6 @@ def place_scalars(
     Returns:
         An address for each scalar, and one of room for one more; the blocks of the buffers; the
         block of the room for numbers.
-
-    Raises:
-        TypeError: a buffer of another dtype.
-        ValueError: a buffer of another shape than ().
     """
     room = preparer.output((SCALAR_BYTES * (len(given) + 1),), UINT8).block
     places: list[int] = []
@@ -171,9 +162,6 @@ def scales_nothing(beta: Scalar | None, out: GpuRef | None) -> bool:
     """Return True if beta is 0, so that the output is not read.
 
     Any other beta needs ``out``. None stands for a beta on the device, which may have any value.
-
-    Raises:
-        ValueError: beta may differ from 0, and ``out`` is missing.
     """
     if beta in (0.0, (0.0, 0.0)):
         return True

@@ -36,7 +36,8 @@ class Blas(
     factorizations as in ``scipy.linalg.lapack``. Arrays are row-major throughout. All inputs of a
     call have one dtype; nothing is promoted.
 
-    Every result is a buffer on the device, also a scalar one, so that ops chain without transfers.
+    Every result is a buffer on the device, also a scalar one, so that ops chain without transfers:
+    ``out`` if it was given, or a new one.
 
     **Products.** The result has the dtype of the inputs, unless ``dtype=`` names another one:
 

@@ -207,12 +207,7 @@ class BlasLt(Facade[D]):
             ``out``, or a new buffer. For epilogues with more results there is ``matmul_extra``.
 
         Raises:
-            ValueError: shapes, layouts, alignment or options that do not fit, aliasing.
-            TypeError: dtypes that do not fit, an argument that is not a GpuRef.
             Unsupported: the device, or the library, does not have this combination.
-            GpuRefStale: of an older generation, or freed.
-            GpuRefSealed: a sealed ref to be written.
-            OutOfMemory: no room for the result.
         """
         return self._matmul(
             "matmul",
@@ -272,7 +267,6 @@ class BlasLt(Facade[D]):
 
         Raises:
             ValueError: an epilogue with one result, for which there is ``matmul``.
-            ValueError, TypeError, Unsupported: as for ``matmul``.
         """
         _require_known("matmul_extra", options, MatmulOptions)
         return self._matmul("matmul_extra", a, b, **options)
@@ -341,9 +335,6 @@ class BlasLt(Facade[D]):
 
         Returns:
             Numbers for ``matmul(algorithm=)``, each once.
-
-        Raises:
-            ValueError, TypeError, Unsupported: as for ``matmul``.
         """
         _require_known("algorithms", options, HeuristicOptions)
         operands, chosen = _read(a, b, **options)

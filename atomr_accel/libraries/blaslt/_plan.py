@@ -193,8 +193,6 @@ def make_plan(key: PlanKey) -> BlasLtPlan:
     """Plan a call.
 
     Raises:
-        ValueError: shapes, layouts or options that do not fit.
-        TypeError: dtypes that do not fit.
         Unsupported: batches that one stride cannot describe, and epilogues that the
             vendor does not have for these dtypes.
     """

@@ -52,11 +52,6 @@ class Elements(CubPart[D]):
 
         Returns:
             An array of x's shape.
-
-        Raises:
-            TypeError: dtypes that do not fit.
-            ValueError: an operator that is none.
-            Unsupported: on the CPU backend, an operator without ``cpu=``.
         """
         self._require(x=x)
         return self._transform("unary_transform", [("x", x)], op, dtype, out)
@@ -85,10 +80,6 @@ class Elements(CubPart[D]):
 
         Returns:
             An array of the shape of a.
-
-        Raises:
-            TypeError, Unsupported: as ``unary_transform``.
-            ValueError: an operator that is none, or two shapes.
         """
         self._require(a=a, b=b)
         if a.shape != b.shape:
@@ -150,8 +141,6 @@ class Elements(CubPart[D]):
             An array of ``bins`` counts.
 
         Raises:
-            TypeError: a dtype that has no histogram.
-            ValueError: no bins, or edges that are not in order, or too far apart for a float64.
             Unsupported: on CUDA, 2**31 elements or more.
         """
         self._require(x=x)

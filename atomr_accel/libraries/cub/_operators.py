@@ -78,9 +78,7 @@ def coded(
         what: the operator's name in errors.
 
     Raises:
-        TypeError: it is not an operator, or not for these dtypes.
         Unsupported: it has no function for the CPU backend.
-        ValueError: no operator has that name.
     """
     in_python = _in_python(device)
     if isinstance(operator, str):
@@ -117,11 +115,7 @@ def _in_python(device: DeviceView) -> bool:
 
 
 def named(name: str, count: int, what: str) -> str:
-    """Return an operator's name in CUB.
-
-    Raises:
-        ValueError: no operator of that name takes ``count`` arguments.
-    """
+    """Return an operator's name in CUB."""
     known: Mapping[str, Rule] = UNARY if count == 1 else BINARY
     found = ALIASES.get(name, name) if count == 2 else name
     if found not in known:

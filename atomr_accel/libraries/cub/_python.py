@@ -57,9 +57,6 @@ def translate(function: Callable[..., Any], count: int, dtype: str, types: str) 
         count: the number of arguments that it has to take.
         dtype: the dtype of these.
         types: the name of that dtype in C++.
-
-    Raises:
-        TypeError: the function is outside the subset; the message says where.
     """
     what, arguments, body = _parsed(function, count)
     closure = inspect.getclosurevars(function)

@@ -116,10 +116,8 @@ class CubReductions(CubPart[D]):
             A scalar on the device.
 
         Raises:
-            TypeError: the dtypes do not fit.
             ValueError: the operator is unknown or not associative; x is empty and there is nothing
                 to begin with; or ``deterministic=False`` on a deterministic device.
-            Unsupported: on the CPU backend, an operator without ``cpu=``.
         """
         self._require(x=x)
         count = x.size
@@ -240,10 +238,6 @@ class CubReductions(CubPart[D]):
 
         Returns:
             An array with one element for each segment.
-
-        Raises:
-            TypeError, Unsupported: as ``reduce``.
-            ValueError: as ``reduce``; or ``begins`` and ``ends`` are not of one length.
         """
         self._require(x=x, begins=begins, ends=ends)
         offsets = offsets_of(begins, ends)
@@ -268,12 +262,7 @@ class CubReductions(CubPart[D]):
 
 
 def offsets_of(begins: GpuRef, ends: GpuRef) -> str:
-    """The dtype of offsets.
-
-    Raises:
-        TypeError: they are no integers, or of two dtypes.
-        ValueError: there are not as many of the one as of the other.
-    """
+    """The dtype of offsets."""
     dtypes = [element(each, name) for each, name in ((begins, "begins"), (ends, "ends"))]
     for dtype in dtypes:
         if dtype not in ("int32", "int64"):

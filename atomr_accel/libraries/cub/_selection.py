@@ -38,10 +38,6 @@ class Selections(CubPart[D]):
 
         Returns:
             The kept elements, in their order, and their number.
-
-        Raises:
-            TypeError: a dtype that has no arithmetic, or a predicate that is none.
-            Unsupported: on the CPU backend, an operator without ``cpu=``.
         """
         return self._divide("select", x, (predicate,))
 
@@ -55,10 +51,6 @@ class Selections(CubPart[D]):
 
         Returns:
             The kept elements, in their order, and their number.
-
-        Raises:
-            TypeError: flags of another dtype.
-            ValueError: there are not as many flags as elements.
         """
         self._require(x=x, flags=flags)
         if flags.dtype.name not in ("bool", "int8", "uint8"):
@@ -90,9 +82,6 @@ class Selections(CubPart[D]):
 
         Returns:
             The elements for which it holds, the others, and the number of the first.
-
-        Raises:
-            TypeError, Unsupported: as ``select``.
         """
         return self._divide("partition", x, (predicate,))
 
@@ -110,9 +99,6 @@ class Selections(CubPart[D]):
         Returns:
             The elements for which the first holds, those for which the second does, the others, and
             the numbers of the first two, of shape (2,).
-
-        Raises:
-            TypeError, Unsupported: as ``select``.
         """
         return self._divide("three_way_partition", x, (first, second))
 
@@ -154,10 +140,6 @@ class Selections(CubPart[D]):
 
         Returns:
             The kept elements, in their order, and their number.
-
-        Raises:
-            TypeError: a dtype that has no arithmetic.
-            Unsupported: on the CPU backend, an operator without ``cpu=``.
         """
         self._require(x=x)
         spec = self._distinct(x, "", op, "x")
@@ -183,10 +165,6 @@ class Selections(CubPart[D]):
 
         Returns:
             The kept keys, their values, and their number.
-
-        Raises:
-            TypeError, Unsupported: as ``unique``.
-            ValueError: there are not as many values as keys.
         """
         self._require(keys=keys, values=values)
         if keys.size != values.size:
@@ -223,8 +201,6 @@ class Selections(CubPart[D]):
             A view of the first ``count`` elements.
 
         Raises:
-            TypeError: ``count`` is not an int64.
-            ValueError: ``count`` has more than one element, or ``x`` other than one dimension.
             Unsupported: in a batch or a recording, which cannot wait for an answer.
         """
 

@@ -49,9 +49,7 @@ class Sorts(CubPart[D]):
             An array of the shape of keys. Equal keys stay in their order.
 
         Raises:
-            TypeError: a dtype without an order.
             ValueError: ``op`` and ``descending`` together.
-            Unsupported: on the CPU backend, an operator without ``cpu=``.
         """
         self._require(keys=keys)
         spec = self._sorted_by(keys, "", op, descending)
@@ -84,10 +82,6 @@ class Sorts(CubPart[D]):
 
         Returns:
             The keys and the values. Values of equal keys stay in their order.
-
-        Raises:
-            TypeError, Unsupported: as ``sort``.
-            ValueError: as ``sort``; or the numbers of values and keys differ.
         """
         self._require(keys=keys, values=values)
         _require_as_many(keys, values)
@@ -118,9 +112,6 @@ class Sorts(CubPart[D]):
 
         Returns:
             Positions in keys, int64, in the shape of keys.
-
-        Raises:
-            TypeError: a dtype without an order.
         """
         self._require(keys=keys)
         dtypes = element(keys, "keys"), "uint64"
@@ -178,7 +169,6 @@ class Sorts(CubPart[D]):
 
         Raises:
             TypeError: a dtype without an order, or offsets that are neither int32 nor int64.
-            ValueError: ``begins`` and ``ends`` are not of one length.
             Unsupported: in a recording.
         """
         self._require(keys=keys, begins=begins, ends=ends)
@@ -215,9 +205,6 @@ class Sorts(CubPart[D]):
 
         Returns:
             The keys and the values.
-
-        Raises:
-            TypeError, ValueError, Unsupported: as ``segmented_sort`` and ``sort_pairs``.
         """
         self._require(keys=keys, values=values, begins=begins, ends=ends)
         _require_as_many(keys, values)
@@ -258,10 +245,6 @@ class Sorts(CubPart[D]):
 
         Returns:
             Positions in data, int64, in the shape of values.
-
-        Raises:
-            TypeError: a dtype without an order, or two dtypes.
-            Unsupported: on the CPU backend, an operator without ``cpu=``.
         """
         return self._bound("lower_bound", data, values, op, out)
 
@@ -286,9 +269,6 @@ class Sorts(CubPart[D]):
 
         Returns:
             Positions in data, int64, in the shape of values.
-
-        Raises:
-            TypeError, Unsupported: as ``lower_bound``.
         """
         return self._bound("upper_bound", data, values, op, out)
 

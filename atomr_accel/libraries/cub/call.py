@@ -182,11 +182,7 @@ class CubPart(Facade[D]):
         self.caches: tuple[Recent[Any, Any], ...] = (self._builds.known,)
 
     def _require(self, **refs: object) -> None:
-        """Check that all of these are buffers, of any kind.
-
-        Raises:
-            TypeError: one of them is not a buffer.
-        """
+        """Check that all of these are buffers, of any kind."""
         for name, ref in refs.items():
             if not isinstance(ref, GpuRef):
                 raise ref_error(ref, self.home.memory, name)
@@ -276,11 +272,7 @@ def _checked(preparer: Preparer, name: str, output: CubOutput, out: GpuRef) -> G
 
 
 def element(ref: GpuRef, name: str, *, complex_too: bool = False) -> str:
-    """Return the dtype of an algorithm's input, by name.
-
-    Raises:
-        TypeError: CUB has no algorithms for the dtype.
-    """
+    """Return the dtype of an algorithm's input, by name."""
     dtype = NAMES[ref.dtype]
     if dtype in C_TYPES or (complex_too and ref.dtype.kind == "c"):
         return dtype
@@ -292,12 +284,7 @@ def element(ref: GpuRef, name: str, *, complex_too: bool = False) -> str:
 
 
 def number(value: Any, dtype: np.dtype[Any], name: str) -> bytes:
-    """Return the bytes of a number from the program, in a dtype.
-
-    Raises:
-        TypeError: it is not a number, or of a kind that the dtype does not have.
-        OverflowError: the dtype does not hold it.
-    """
+    """Return the bytes of a number from the program, in a dtype."""
     if isinstance(value, GpuRef):
         raise TypeError(f"{name} must be a number, not a GpuRef; get it from the device first")
     given = np.asarray(value)

@@ -26,6 +26,14 @@ class Cub(CubReductions[D], Sorts[D], Selections[D], Elements[D]):
     or a Python function of a small subset. The subset is one expression of its arguments and
     numbers, with ``+ - * /``, comparisons, ``and or not``, ``min``, ``max``, ``abs`` and ``x if
     condition else y``. It is computed in the dtype of its arguments.
+
+    All methods raise:
+        ValueError: arrays of different lengths, an unknown operator.
+        TypeError: unequal dtypes, one that has no arithmetic or no order, a function outside the
+            subset, an argument that is not a GpuRef.
+        GpuRefStale, GpuRefSealed: a ref that may not be read, or written.
+        OutOfMemory: no room for the results.
+        Unsupported: on the CPU backend, an operator in CUDA C++ without ``cpu=``.
     """
 
     templated = True
@@ -44,10 +52,6 @@ class Cub(CubReductions[D], Sorts[D], Selections[D], Elements[D]):
 
         Returns:
             What algorithms take as an operator. It is compiled when one is built with it.
-
-        Raises:
-            TypeError: text that is no ``str``, or ``cpu`` is not callable.
-            ValueError: the source has no such name.
         """
         return Operator(source, name, cpu)
 

@@ -83,9 +83,6 @@ class CutlassConvolutions(CutlassPart[D]):
             stages: tiles that are loaded ahead.
             swizzle: how many tiles follow each other along the shorter side.
 
-        Returns:
-            ``out``, or a new buffer.
-
         Raises:
             Unsupported: channels that are not last, groups, a stride over 8, or a device without
                 kernels. Also padding or filters that reach further than TMA can count. Its limits
@@ -262,11 +259,7 @@ class CutlassConvolutions(CutlassPart[D]):
 
 
 def _extents(shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of what a gradient is of.
-
-    Raises:
-        TypeError, ValueError: it is none.
-    """
+    """The shape of what a gradient is of."""
     if not isinstance(shape, Sequence):
         raise TypeError(f"shape must be whole numbers, one for each axis, not {shape!r}")
     return tuple(whole(size, f"shape[{at}]", 1) for at, size in enumerate(shape))

@@ -233,11 +233,7 @@ def _ref(ref: object, name: str) -> GpuRef:
 
 
 def term(value: object) -> Epilogue:
-    """Convert a value to an expression.
-
-    Raises:
-        TypeError: the value cannot take part in expressions.
-    """
+    """Convert a value to an expression."""
     if isinstance(value, Epilogue):
         return value
     if isinstance(value, GpuRef):
@@ -280,10 +276,6 @@ def lower(epilogue: Epilogue, shape: Shape, rows: Shape, column: Shape) -> Lower
         shape: of the result.
         rows: the part of it that is rows of a product.
         column: the shape of a buffer with a number for each row.
-
-    Raises:
-        TypeError: dtypes that do not fit.
-        ValueError: shapes that do not fit; too many steps; a value that is written twice.
     """
     return _Lowering(shape, rows, column).all_of(epilogue)
 

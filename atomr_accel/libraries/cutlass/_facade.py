@@ -112,9 +112,6 @@ class Cutlass(CutlassConvolutions[D]):
             stages: tiles that are loaded ahead, by default as many as fit; with ``tile`` only.
             swizzle: how many tiles follow each other along the shorter side: 1, 2, 4 or 8; with
                 ``tile`` only.
-
-        Returns:
-            ``out``, or a new buffer.
         """
         given = read(
             *(a, b),
@@ -171,9 +168,6 @@ class Cutlass(CutlassConvolutions[D]):
             cluster: blocks that share loaded tiles.
             schedule: how warps share the work.
             stages: tiles that are loaded ahead.
-
-        Returns:
-            ``out``, or a new buffer.
         """
         given = read(
             *(a, b),

@@ -88,11 +88,7 @@ class Groups(NamedTuple):
 def check_groups(
     given: MatmulArguments, sizes: Sequence[int], device: DeviceView, memory: MemoryMap
 ) -> Groups:
-    """Grouped products, with everything about them that can be wrong looked at.
-
-    Raises:
-        ValueError, TypeError, Unsupported, and others: as ``Cutlass.matmul_grouped``.
-    """
+    """Grouped products, with everything about them that can be wrong looked at."""
     a, b, out = given.a, given.b, given.out
     if out is not None and not isinstance(out, GpuRef):
         raise ref_error(out, memory, "out")

@@ -55,7 +55,6 @@ class Movement(NamedTuple):
             b: the shape of the second one.
 
         Raises:
-            ValueError, TypeError: shapes or options that do not fit.
             Unsupported: what kernels do not have.
         """
         w = b if self.filters is None else self.filters
@@ -137,11 +136,7 @@ class Movement(NamedTuple):
 
 
 def _reached(window: ImageWindow) -> ImageWindow:
-    """A window that TMA can gather.
-
-    Raises:
-        Unsupported: it cannot.
-    """
+    """A window that TMA can gather."""
     refused = window.refusal()
     if refused is not None:
         raise Unsupported(f"{refused}; device.dnn has no such limit")

@@ -181,12 +181,7 @@ def read(
     fast_accum: bool = True,
     movement: Movement | None = None,
 ) -> MatmulArguments:
-    """The arguments, each of its type.
-
-    Raises:
-        TypeError: one is of another.
-        ValueError: beta, and nothing that it scales.
-    """
+    """The arguments, each of its type."""
     if epilogue is not None and not isinstance(epilogue, Epilogue):
         raise TypeError(
             "epilogue must be an expression of device.cutlass.accumulator, not "
@@ -213,12 +208,7 @@ def read_choice(
     stages: int | str,
     swizzle: int | None,
 ) -> KernelChoice:
-    """Read the options that choose a kernel.
-
-    Raises:
-        TypeError: arguments of other types.
-        ValueError: an impossible tile, cluster, schedule or number of stages.
-    """
+    """Read the options that choose a kernel."""
     if schedule not in (*SCHEDULES, "auto"):
         raise ValueError(f"schedule must be 'auto', 'cooperative' or 'pingpong', not {schedule!r}")
     if tile is None:
@@ -255,11 +245,7 @@ def _triple(sizes: Sequence[int], name: str) -> Triple:
 
 
 def check(given: MatmulArguments, device: DeviceView, memory: MemoryMap) -> CutlassProduct:
-    """A product, with everything about it that can be wrong looked at.
-
-    Raises:
-        ValueError, TypeError, Unsupported, GpuRefStale, GpuRefSealed: as ``Cutlass.matmul``.
-    """
+    """A product, with everything about it that can be wrong looked at."""
     a, b = given.a, given.b
     first, second = given.names
     others: dict[str, object] = {"bias": given.bias, "c": given.c, "out": given.out}
@@ -311,11 +297,7 @@ def check(given: MatmulArguments, device: DeviceView, memory: MemoryMap) -> Cutl
 
 
 def spec_of(given: MatmulArguments, dtype: str, lowered: LoweredEpilogue) -> CutlassSpec:
-    """Return the description of a product, without tiles.
-
-    Raises:
-        TypeError: sums of a dtype that cannot be converted to this one.
-    """
+    """Return the description of a product, without tiles."""
     if dtype == "int32" and lowered.node.op != ACCUMULATOR:
         raise TypeError("sums of int8 with an epilogue are float32: give a dtype for the result")
     a, source = NAMES[given.a.dtype], lowered.source
@@ -328,11 +310,7 @@ def spec_of(given: MatmulArguments, dtype: str, lowered: LoweredEpilogue) -> Cut
 
 
 def require_device(device: DeviceView) -> None:
-    """The device is one that kernels are for.
-
-    Raises:
-        Unsupported: it is not.
-    """
+    """Check that the device is one that kernels are for."""
     info = device.info
     if info is not None and info.compute_capability not in ((0, 0), _CAPABILITY):
         major, minor = info.compute_capability
@@ -443,9 +421,6 @@ def chosen(spec: CutlassSpec, choice: KernelChoice, sizes: Sizes) -> tuple[Cutla
 
     Returns:
         It, and a swizzle.
-
-    Raises:
-        ValueError: no kernel can have these.
     """
     m, n, *_ = sizes
     tile = choice.tile
@@ -490,11 +465,7 @@ def space(
     schedules: Sequence[str] | None,
     swizzles: Sequence[int],
 ) -> list[tuple[CutlassSpec, int]]:
-    """All that is tried, without what no kernel can have.
-
-    Raises:
-        ValueError: one of them is empty, or nothing is left.
-    """
+    """All that is tried, without what no kernel can have."""
     given = {"tiles": tiles, "clusters": clusters, "schedules": schedules, "swizzles": swizzles}
     for name, wanted in given.items():
         if wanted is not None and not len(wanted):

@@ -63,7 +63,6 @@ class Engines(Facade[D]):
 
         Raises:
             OSError: the file cannot be read.
-            TypeError: an argument of a wrong type.
             ValueError: the model is truncated or invalid; its external data is missing, or outside
                 its folder; a profile does not fit the model; an unknown precision.
             LibraryError: onnxruntime refuses the model.

@@ -23,10 +23,6 @@ def checked_profiles(given: object) -> Profiles:
     Args:
         given: None, a mapping of inputs to shapes, or several of these. A shape has an extent or a
             pair of the least and the largest extent for each axis.
-
-    Raises:
-        TypeError: it is something else.
-        ValueError: the least extent is larger than the largest, or there are no profiles.
     """
     if given is None:
         return ()
@@ -56,11 +52,7 @@ def fixed_axes(profiles: Profiles) -> tuple[tuple[str, int, int], ...]:
 
 
 def require_inputs(profiles: Profiles, inputs: tuple[TensorOf, ...]) -> None:
-    """Check that profiles are about the inputs of a model.
-
-    Raises:
-        ValueError: a name or a shape is not one of these.
-    """
+    """Check that profiles are about the inputs of a model."""
     known = {each.name: each for each in inputs}
     for name, limits in ((name, limits) for each in profiles for name, limits in each.items()):
         if name not in known:
@@ -85,11 +77,7 @@ def require_inputs(profiles: Profiles, inputs: tuple[TensorOf, ...]) -> None:
 def bound_axes(
     inputs: tuple[TensorOf, ...], shapes: Mapping[str, tuple[int, ...]], profiles: Profiles
 ) -> dict[str, int]:
-    """Return the extents of named axes in a call.
-
-    Raises:
-        ValueError: a shape is not the model's, or all of them fit no profile.
-    """
+    """Return the extents of named axes in a call."""
     axes: dict[str, int] = {}
     for each in inputs:
         shape = shapes[each.name]

@@ -129,7 +129,6 @@ def by_kernel(op: str, backend: str, case: Case) -> bool:
         case: the call.
 
     Raises:
-        ValueError: the backend does not exist.
         Unsupported: the chosen implementation does not support the case.
     """
     if backend not in BACKENDS:

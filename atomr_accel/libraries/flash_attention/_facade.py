@@ -556,11 +556,7 @@ def _options(
     deterministic: bool,
     options: Any,
 ) -> tuple[dict[str, Any], str]:
-    """Return the options that differ from their defaults, by our names, and the backend.
-
-    Raises:
-        TypeError: an option does not exist.
-    """
+    """Return the options that differ from their defaults, by our names, and the backend."""
     known = set(FlashOptions.__annotations__)
     if unknown := sorted(options.keys() - known):
         named = inspect.signature(getattr(FlashAttention, op)).parameters.keys()

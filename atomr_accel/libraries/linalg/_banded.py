@@ -41,8 +41,6 @@ class BandedFunctions(DerivedFunctions[D]):
             ``hermitian`` of the dtype of ``A``, and NaN if an eigenvalue is negative.
 
         Raises:
-            LinAlgError: it did not converge, or eigenvectors are singular, once that is known; or
-                matrices that are not square.
             Unsupported: without ``hermitian``, where ``eig`` is.
         """
 
@@ -88,10 +86,7 @@ class BandedFunctions(DerivedFunctions[D]):
             ``(w, v)``, ascending, or only ``w``.
 
         Raises:
-            LinAlgError: it did not converge, once that is known.
-            ValueError: shapes that do not fit, another ``select``.
             Unsupported: ``select="v"``.
-            TypeError: complex numbers.
         """
         x, y = self._operand(d, "d"), self._operand(e, "e")
         n = x.shape[-1] if x.shape else 0
@@ -134,10 +129,6 @@ class BandedFunctions(DerivedFunctions[D]):
 
         Returns:
             Of b's shape, broadcast.
-
-        Raises:
-            LinAlgError: a matrix is singular, once that is known.
-            ValueError: shapes that do not fit.
         """
         low, up = (whole(each, "l_and_u", least=0) for each in l_and_u)
         x = self._bands(ab, low + up + 1)
@@ -161,10 +152,6 @@ class BandedFunctions(DerivedFunctions[D]):
 
         Returns:
             Of b's shape, broadcast.
-
-        Raises:
-            LinAlgError: a matrix is not positive definite, once that is known.
-            ValueError: shapes that do not fit.
         """
         x = self._bands(ab, None)
         reach = x.shape[-2] - 1

@@ -44,11 +44,7 @@ class DerivedFunctions(MatrixFunctions[D]):
 
     @op
     def outer(self, x1: Operand, x2: Operand, /) -> Request[GpuRef]:
-        """Multiply each element of a vector by each of another; as ``numpy.linalg.outer``.
-
-        Raises:
-            ValueError: other than one dimension.
-        """
+        """Multiply each element of a vector by each of another; as ``numpy.linalg.outer``."""
         for name, each in (("x1", x1), ("x2", x2)):
             if len(self._operand(each, name).shape) != 1:
                 raise ValueError(f"{name} must have one dimension, not shape {each.shape}")
@@ -92,10 +88,6 @@ class DerivedFunctions(MatrixFunctions[D]):
         Args:
             arrays: two or more matrices; the first and the last may be vectors.
             out: where to put the result.
-
-        Raises:
-            ValueError: fewer than two.
-            LinAlgError: other dimensions.
         """
         if isinstance(arrays, Operand) or not isinstance(arrays, tuple | list):
             raise TypeError(f"arrays must be a list or tuple of refs, not {said_of(arrays)}")
@@ -190,9 +182,6 @@ class DerivedFunctions(MatrixFunctions[D]):
             a: shape ``b.shape + x.shape``, whose halves have as many elements.
             b: any shape.
             axes: axes of ``a`` that are moved to its end first.
-
-        Raises:
-            LinAlgError: halves of different sizes; or a matrix is singular, once that is known.
         """
         x, sides = self._operand(a, "a"), self._operand(b, "b")
         moved = [operator.index(each) for each in axes or ()]
@@ -219,10 +208,6 @@ class DerivedFunctions(MatrixFunctions[D]):
         Args:
             a: the first ``ind`` axes have as many elements as the others.
             ind: how many of the axes count as rows.
-
-        Raises:
-            ValueError: ``ind`` is not above 0.
-            LinAlgError: halves of different sizes; or a matrix is singular, once that is known.
         """
         x, count = self._operand(a, "a"), operator.index(ind)
         if count <= 0:
@@ -254,9 +239,6 @@ class DerivedFunctions(MatrixFunctions[D]):
 
         Returns:
             ``(p, l, u)``, ``a = p @ l @ u``: shapes (..., m, m), (..., m, k) and (..., k, n).
-
-        Raises:
-            LinAlgError: fewer than two dimensions.
         """
 
         def build(steps: LinalgSteps) -> tuple[GpuRef, ...]:
@@ -330,9 +312,6 @@ class DerivedFunctions(MatrixFunctions[D]):
                 the dtype's eps.
             lower: which triangle.
             return_rank: return how many do not count as zero, too: int64 of shape (...).
-
-        Raises:
-            LinAlgError: it did not converge, once that is known; or matrices that are not square.
         """
         absolute = 0.0 if atol is None else threshold(atol, "atol")
 
@@ -365,7 +344,6 @@ class DerivedFunctions(MatrixFunctions[D]):
             Shape (n, n - rank).
 
         Raises:
-            LinAlgError: it did not converge; or not one matrix.
             Unsupported: in a batch or a recording, because the device decides the shape.
         """
         return self._spanned("null_space", A, rcond, left=False)
@@ -443,9 +421,6 @@ class DerivedFunctions(MatrixFunctions[D]):
         Args:
             c: the first column, of one dimension.
             r: the first row, whose first element is not read; by default the conjugate of ``c``.
-
-        Raises:
-            ValueError: other dimensions.
         """
         x = self._operand(c, "c")
         y: Any = x if r is None else self._operand(r, "r")

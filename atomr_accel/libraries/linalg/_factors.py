@@ -47,9 +47,6 @@ class SolverFactorizations(LinalgPart[D]):
         Returns:
             Of the same shape, with zeros in the other triangle. NaN for matrices that are not
             positive definite.
-
-        Raises:
-            LinAlgError: a matrix is not positive definite, once that is known; or not square.
         """
 
         def build(steps: LinalgSteps) -> GpuRef:
@@ -82,9 +79,6 @@ class SolverFactorizations(LinalgPart[D]):
             diagonal, and does not raise. Complex matrices may have other pivots than with SciPy:
             LAPACK takes ``|re| + |im|`` as the size of a pivot, and the vendor's routines may take
             the modulus. The factors reproduce the matrix equally well.
-
-        Raises:
-            LinAlgError: fewer than two dimensions.
         """
 
         def build(steps: LinalgSteps) -> tuple[GpuRef, GpuRef]:
@@ -163,10 +157,6 @@ class SolverFactorizations(LinalgPart[D]):
 
         Returns:
             Q and R.
-
-        Raises:
-            LinAlgError: fewer than two dimensions.
-            ValueError: another mode.
         """
         if mode not in _MODES:
             raise ValueError(f"mode must be one of {', '.join(_MODES)}, not {mode!r}")

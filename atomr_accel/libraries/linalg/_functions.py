@@ -55,9 +55,6 @@ class MatrixFunctions(Systems[D], SolverFactorizations[D], Spectra[D]):
 
         Returns:
             Shape (...).
-
-        Raises:
-            LinAlgError: matrices that are not square.
         """
 
         def build(steps: LinalgSteps) -> GpuRef:
@@ -82,9 +79,6 @@ class MatrixFunctions(Systems[D], SolverFactorizations[D], Spectra[D]):
 
         Returns:
             ``(sign, logabsdet)`` of shape (...); 0 and minus infinity for singular matrices.
-
-        Raises:
-            LinAlgError: matrices that are not square.
         """
 
         def build(steps: LinalgSteps) -> tuple[GpuRef, GpuRef]:
@@ -126,10 +120,6 @@ class MatrixFunctions(Systems[D], SolverFactorizations[D], Spectra[D]):
             ord: which norm.
             axis: along which axis, or of the matrices of which two axes; by default of all.
             keepdims: keep these axes, with one element.
-
-        Raises:
-            LinAlgError: ``svdvals`` did not converge, once that is known.
-            ValueError: another order, or axes that do not fit.
         """
         given = self._operand(x)
 
@@ -195,7 +185,6 @@ class MatrixFunctions(Systems[D], SolverFactorizations[D], Spectra[D]):
 
         Raises:
             LinAlgError: it did not converge, once that is known; or empty matrices.
-            ValueError: another order.
         """
 
         def build(steps: LinalgSteps) -> GpuRef:
@@ -229,7 +218,6 @@ class MatrixFunctions(Systems[D], SolverFactorizations[D], Spectra[D]):
         Raises:
             LinAlgError: n is negative and a matrix is singular, once that is known; or matrices are
                 not square.
-            TypeError: n is not an integer, or an unsupported dtype.
         """
         exponent = whole(n, "n")
 
@@ -266,7 +254,6 @@ class MatrixFunctions(Systems[D], SolverFactorizations[D], Spectra[D]):
                 With it a batch can have the call; what would need more is less exact.
 
         Raises:
-            LinAlgError: matrices that are not square.
             Unsupported: without ``squarings`` in a batch or a recording.
         """
         given = None if squarings is None else operator.index(squarings)

@@ -131,10 +131,8 @@ class Spectra(LinalgPart[D]):
             matrices that did not converge.
 
         Raises:
-            LinAlgError: it did not converge, once that is known; or fewer than two dimensions.
             ValueError: an unknown algorithm; ``k`` with one that does not take it, or out of
                 range, or without ``compute_uv``.
-            TypeError: ``k`` is not a whole number, or an unsupported dtype.
         """
         largest = None if k is None else whole(k, "k")
         if hermitian and (algorithm is not None or k is not None):
@@ -311,11 +309,6 @@ class Spectra(LinalgPart[D]):
 
         Returns:
             ``(eigenvalues, eigenvectors)``, ascending. NaN for matrices that did not converge.
-
-        Raises:
-            LinAlgError: it did not converge, or ``b`` is not positive definite, once that is known;
-                or matrices that are not square.
-            ValueError: options or shapes that do not fit.
         """
 
         def build(steps: LinalgSteps) -> Eigen:
@@ -403,7 +396,6 @@ class Spectra(LinalgPart[D]):
             knows. NaN where it did not converge.
 
         Raises:
-            LinAlgError: it did not converge, once that is known; or matrices that are not square.
             Unsupported: the vendor's library has no such function.
         """
         return self._calls("eig", lambda steps: Eigen(*self._eig(steps, a, vectors=True)))
@@ -453,10 +445,6 @@ class Spectra(LinalgPart[D]):
 
         Returns:
             Shape (..., n, m).
-
-        Raises:
-            LinAlgError: it did not converge, once that is known.
-            ValueError: both ``rcond`` and ``rtol``.
         """
         if rcond is not None and rtol is not None:
             raise ValueError("rcond must be None where rtol is given; use only one of them")
@@ -502,7 +490,6 @@ class Spectra(LinalgPart[D]):
             where m <= n.
 
         Raises:
-            LinAlgError: it did not converge, once that is known.
             ValueError: shapes that do not fit; ``refine`` with m < n.
         """
 
@@ -577,10 +564,6 @@ class Spectra(LinalgPart[D]):
 
         Returns:
             Shape (...), int64.
-
-        Raises:
-            LinAlgError: it did not converge, once that is known.
-            ValueError: both ``tol`` and ``rtol``.
         """
         if tol is not None and rtol is not None:
             raise ValueError("tol must be None where rtol is given; use only one of them")
@@ -620,10 +603,6 @@ class Spectra(LinalgPart[D]):
 
         Returns:
             ``u`` of a's shape, and ``p`` of shape (..., n, n), or (..., m, m).
-
-        Raises:
-            LinAlgError: it did not converge, once that is known.
-            ValueError: another side.
         """
         if side not in ("right", "left"):
             raise ValueError(f"side must be 'right' or 'left', not {side!r}")
@@ -683,12 +662,7 @@ def _eigh_algorithm(
 
 
 def rcond_of(stack: SolverStack, rcond: float | None) -> float:
-    """Return the ratio to the largest singular value up to which others count as zero.
-
-    Raises:
-        TypeError: it is not a number.
-        ValueError: it is NaN.
-    """
+    """Return the ratio to the largest singular value up to which others count as zero."""
     given = None if rcond is None else threshold(rcond, "rcond")
     if given is not None and given >= 0:
         return given

@@ -125,12 +125,7 @@ class LinalgSteps(CallSteps):
     # --- arguments ------------------------------------------------------------------------
 
     def stack(self, x: Operand, name: str = "a", *, square: bool = False) -> SolverStack:
-        """Matrices that the caller gave; whole numbers are float64.
-
-        Raises:
-            LinAlgError: fewer than two dimensions, or not square; NumPy's own, a ``ValueError``.
-            TypeError: a dtype that the solver does not take.
-        """
+        """Matrices that the caller gave; whole numbers are float64."""
         ref = self.cast(self.ref(x, name), solved_in(x.dtype))
         if len(ref.shape) < 2:
             raise np.linalg.LinAlgError(
@@ -295,11 +290,7 @@ class LinalgPart(ArrayPart[D]):
 
 
 def solved_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which numbers are solved: float64 for whole ones.
-
-    Raises:
-        TypeError: there is none.
-    """
+    """The dtype in which numbers are solved: float64 for whole ones."""
     if NAMES[dtype] in DTYPES_OF:
         return dtype
     if dtype.kind in "biu":

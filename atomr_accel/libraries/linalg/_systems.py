@@ -70,11 +70,6 @@ class Systems(LinalgPart[D]):
 
         Returns:
             An array of b's shape, broadcast. NaN for singular matrices.
-
-        Raises:
-            LinAlgError: a matrix is singular, once that is known; wrong shapes are NumPy's own
-                error, at once.
-            ValueError: shapes that do not fit; a precision that is not lower.
         """
 
         def build(steps: LinalgSteps) -> GpuRef:
@@ -118,9 +113,6 @@ class Systems(LinalgPart[D]):
 
         Returns:
             Of the same shape. NaN for matrices that are singular.
-
-        Raises:
-            LinAlgError: a matrix is singular, once that is known; or not square.
         """
         return self._calls("inv", lambda steps: self._inverse(steps, steps.stack(a, square=True)))
 
@@ -157,9 +149,6 @@ class Systems(LinalgPart[D]):
 
         Returns:
             Of b's shape, broadcast.
-
-        Raises:
-            ValueError: shapes that do not fit, another ``trans``.
         """
         turned = turned_by(trans)
 
@@ -203,9 +192,6 @@ class Systems(LinalgPart[D]):
 
         Returns:
             Of b's shape, broadcast.
-
-        Raises:
-            TypeError: a dtype that is not solved in; ``lower`` is neither true nor false.
         """
         factor, given = c_and_lower
         if given not in (0, 1):
@@ -240,8 +226,6 @@ class Systems(LinalgPart[D]):
 
         Raises:
             LinAlgError: there are such rows, once that is known; its ``info`` says how many.
-            ValueError: shapes that do not fit, another ``trans``.
-            TypeError: a dtype that is not solved in, pivots that are no integers.
         """
         lu, piv = lu_and_piv
         turned = turned_by(trans)
@@ -318,11 +302,7 @@ class Systems(LinalgPart[D]):
 
 
 def turned_by(trans: Trans) -> int:
-    """Return an option ``trans`` as 0, 1 or 2.
-
-    Raises:
-        ValueError: an unknown value.
-    """
+    """Return an option ``trans`` as 0, 1 or 2."""
     try:
         return _TRANS[trans]
     except (KeyError, TypeError):
@@ -330,11 +310,7 @@ def turned_by(trans: Trans) -> int:
 
 
 def precision_of(refine: str, stack: SolverStack) -> int:
-    """The number of a precision that is lower than that of the matrices.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """The number of a precision that is lower than that of the matrices."""
     single = solved_in(stack.dtype).name in ("float32", "complex64")
     if refine not in _PRECISIONS[single:]:
         raise ValueError(

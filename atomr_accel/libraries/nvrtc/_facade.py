@@ -151,7 +151,6 @@ class Nvrtc(Facade[D]):
         Raises:
             CompileError: with the compiler's log.
             LibraryMissing: NVRTC is not installed.
-            TypeError: ``cpu`` is not callable, or text is not ``str``.
             Unsupported: the output of these options cannot be launched, or the compiler makes
                 none for this device.
             ValueError: text that is not valid Unicode, or contains a NUL; a number that an option
@@ -213,7 +212,6 @@ class Nvrtc(Facade[D]):
         Raises:
             CompileError: with the log of the compiler, or of the linker.
             LibraryMissing: NVRTC, or for parts nvJitLink, is not installed.
-            TypeError: an argument is of another type.
             Unsupported: the output of these options cannot be launched, or the compiler makes
                 none for this device.
             ValueError: names that repeat, or no names; texts and options as for ``compile``.
@@ -275,7 +273,6 @@ class Nvrtc(Facade[D]):
                 the log.
             LibraryMissing: the image is LTO-IR, and nvJitLink is not installed; or there are
                 declarations, and NVRTC is not installed.
-            TypeError: an argument is of another type.
             ValueError: the image is of another kind, or lacks a kernel.
         """
         if not isinstance(names, Mapping) and not _are_texts(names):
@@ -338,10 +335,8 @@ class Nvrtc(Facade[D]):
             The CUDA array.
 
         Raises:
-            TypeError: no buffer, or settings of a wrong type.
             ValueError: too many axes, or none; more texels along one than every device has.
             Unsupported: elements that texture units do not know.
-            GpuRefStale: a ref of an older generation, or freed.
         """
         return array_of(self.home, ref, channels, surface=surface)
 

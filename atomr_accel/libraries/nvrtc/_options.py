@@ -106,11 +106,7 @@ class CompileOptions:
     diag_warn: Sequence[int] = _flag("--diag-warn={}", ())
 
     def flags(self) -> tuple[str, ...]:
-        """Return the options as texts for the compiler.
-
-        Raises:
-            TypeError: a value is of another type.
-        """
+        """Return the options as texts for the compiler."""
         return tuple(
             flag
             for each in fields(self)

@@ -28,10 +28,6 @@ def scalar_for(value: object, expected: np.dtype[Any], name: str, declared: str)
         expected: the dtype that the result has.
         name: its name in errors.
         declared: the declaration of the parameter that takes it.
-
-    Raises:
-        TypeError: the value is of another kind, or is not a scalar.
-        OverflowError: the value does not fit.
     """
     if not is_scalar(value):
         raise TypeError(f"{name} must be a scalar for '{declared}', not {type(value).__name__}")

@@ -58,8 +58,6 @@ def texels(ref: GpuRef, channels: object, what: str) -> Texels:
         what: name in errors, such as ``"a Texture"``.
 
     Raises:
-        TypeError: ``ref`` is not an array.
-        ValueError: an axis of another length, or too many axes, or none.
         Unsupported: elements that texture units do not support.
     """
     if not isinstance(ref, GpuRef):
@@ -84,11 +82,7 @@ def texels(ref: GpuRef, channels: object, what: str) -> Texels:
 
 
 def check_extent(extent: Sequence[int]) -> None:
-    """A CUDA array may be so large.
-
-    Raises:
-        ValueError: it may not.
-    """
+    """Check that a CUDA array may be so large."""
     largest = _LARGEST[len(extent)]
     for axis, (size, most) in enumerate(zip(extent, largest, strict=True)):
         if not 1 <= size <= most:

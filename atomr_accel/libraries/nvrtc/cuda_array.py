@@ -98,7 +98,6 @@ class ArrayMemory:
         """Return the block that stands for the array. Rebuild the array after a fault if possible.
 
         Raises:
-            ValueError: it is of another device.
             GpuRefStale: it was freed; or a fault ended it together with its source; or this is a
                 recording, which cannot rebuild it.
         """
@@ -148,7 +147,8 @@ class CudaArray(Facade[D]):
 
     Made by ``device.nvrtc.cuda_array``. A ``Texture`` of it may have any filter and address mode,
     and up to three axes; a ``Surface`` lets kernels write to it. After a fault it is rebuilt
-    automatically if it was made of a sealed buffer. Otherwise it is stale, like any buffer.
+    automatically if it was made of a sealed buffer. Otherwise it is stale, like any buffer: methods
+    raise ``GpuRefStale``.
 
     Attributes:
         shape: shape of its source; more than one channel are the last axis.
@@ -174,11 +174,6 @@ class CudaArray(Facade[D]):
 
         Args:
             ref: contiguous, of the array's shape and dtype.
-
-        Raises:
-            TypeError: ``ref`` is not a buffer.
-            ValueError: ``ref`` is of another shape or dtype.
-            GpuRefStale: ``ref`` or the array is of an older generation, or was freed.
         """
         return self._copy(ref, to_array=True)
 
@@ -188,12 +183,6 @@ class CudaArray(Facade[D]):
 
         Args:
             ref: contiguous, of the array's shape and dtype.
-
-        Raises:
-            TypeError: ``ref`` is not a buffer.
-            ValueError: ``ref`` is of another shape or dtype.
-            GpuRefSealed: ``ref`` is sealed.
-            GpuRefStale: ``ref`` or the array is of an older generation, or was freed.
         """
         return self._copy(ref, to_array=False)
 
@@ -205,7 +194,6 @@ class CudaArray(Facade[D]):
         from now on.
 
         Raises:
-            GpuRefStale: it was freed before, or is of an older generation.
             Unsupported: in a recording.
         """
         return Request(KERNELS, "CudaArray.free", self._memory.free)

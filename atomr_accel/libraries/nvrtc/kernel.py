@@ -169,7 +169,6 @@ class Kernel(Facade[D]):
             Blocks of one multiprocessor; with a cluster, clusters of the device.
 
         Raises:
-            TypeError, ValueError: as ``launch``.
             Unsupported: the device is the CPU backend; or has no clusters, and one is given.
         """
         wish = LaunchWish(shared, cluster=cluster)
@@ -192,7 +191,6 @@ class Kernel(Facade[D]):
             Blocks and threads of a block.
 
         Raises:
-            TypeError, ValueError: as ``launch``.
             Unsupported: on the CPU backend.
         """
         size = geometry(1, 1, LaunchWish(shared), KernelEntry(""), self.home.info).shared

@@ -82,8 +82,6 @@ def geometry(
         info: the device's limits, if it has any.
 
     Raises:
-        TypeError: numbers that are not integers.
-        ValueError: numbers beyond the limits of all devices, of this one, or of the kernel.
         Unsupported: clusters on a device without them.
     """
     block3 = _dimensions(block, "block", _MAX_BLOCKS)

@@ -95,11 +95,7 @@ class Parameter:
     struct: np.dtype[np.void] | None = None
 
     def check_ref(self, ref: GpuRef, position: int) -> None:
-        """A buffer for this parameter has its element type, up to signedness.
-
-        Raises:
-            TypeError: it has not.
-        """
+        """Check that a buffer for this parameter has its element type, up to signedness."""
         expected, actual = self.dtype, ref.dtype
         if expected is None or expected is actual:
             return
@@ -111,12 +107,7 @@ class Parameter:
         )
 
     def scalar(self, value: object, position: int) -> np.generic:
-        """Convert a number to the type of this parameter, if that changes only its width.
-
-        Raises:
-            TypeError: the value is of another kind, is not a scalar, or has no known width.
-            OverflowError: the value does not fit.
-        """
+        """Convert a number to the type of this parameter, if that changes only its width."""
         expected = self.dtype
         if expected is not None:
             return scalar_for(value, expected, f"argument {position}", self.text)
@@ -189,10 +180,6 @@ class Position:
             memory: the memory in which it must be.
             reads: gets its block, if the kernel only reads it.
             writes: gets its block, if the kernel may write it.
-
-        Raises:
-            TypeError: it is not a buffer, or is one of another element type.
-            ValueError, GpuRefStale, GpuRefSealed: as for all buffers.
         """
         if arg is None:
             return NULL
@@ -217,10 +204,6 @@ class Position:
             preparer: preparer of the launch, for the array of a tensor map, texture or surface.
             reads: gets the block of that array, if the kernel only loads from it.
             writes: gets the block of that array, if the kernel may store to it.
-
-        Raises:
-            TypeError, OverflowError: as ``Parameter.scalar``.
-            TypeError, ValueError: as ``structure``, and of such an array.
         """
         if self._pack is not None and type(arg) is self._packs:
             try:

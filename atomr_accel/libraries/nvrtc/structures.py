@@ -59,11 +59,7 @@ def structured(name: str, kind: object) -> np.dtype[np.void]:
 
 
 def all_structured(structs: object) -> dict[str, np.dtype[np.void]]:
-    """Return structured dtypes by C++ type.
-
-    Raises:
-        TypeError, ValueError: as ``structured``; or ``structs`` is not a mapping of texts.
-    """
+    """Return structured dtypes by C++ type."""
     if not isinstance(structs, Mapping) or not all(isinstance(name, str) for name in structs):
         raise TypeError(f"structs must map names of C++ types to dtypes, not {structs!r}")
     return {name: structured(name, kind) for name, kind in structs.items()}
@@ -195,11 +191,7 @@ def structure(
 
 
 def _require_ordinary(dtype: np.dtype[Any], name: str, field: str = "") -> None:
-    """A struct has only fields that a kernel reads as they lie.
-
-    Raises:
-        TypeError: it has others.
-    """
+    """Check that a struct has only fields that a kernel reads as they lie."""
     base = dtype.base
     if base.fields is not None:
         for inner, (kind, *_) in base.fields.items():
@@ -227,10 +219,6 @@ def _put(there: np.ndarray[Any, Any], value: Any, field: str) -> None:
         there: the memory of the field.
         value: the caller's value: numbers, tuples for structs, sequences for arrays.
         field: path of the field within the whole struct, for errors.
-
-    Raises:
-        TypeError, ValueError: the value is of another kind.
-        OverflowError: a number does not fit.
     """
     dtype = there.dtype
     if isinstance(value, np.ndarray) and value.dtype == dtype and value.shape == there.shape:

@@ -162,10 +162,6 @@ class TensorMap:
             name: name of the buffer in errors.
             reads: gets the buffer's block, if the kernel only loads from it.
             writes: gets the buffer's block otherwise.
-
-        Raises:
-            ValueError: the buffer does not begin at a multiple of 16 bytes.
-            TypeError, ValueError, GpuRefStale, GpuRefSealed: as for all buffers.
         """
         ref = preparer.stand_in(self.ref)
         block = (require_writable if self.written else require_readable)(ref, preparer.memory, name)
@@ -192,12 +188,7 @@ def takes_tensor_maps(size: tuple[int, int] | None) -> bool:
 
 
 def _sizes(name: str, given: object, axes: int, most: int) -> tuple[int, ...]:
-    """Whole numbers for each axis.
-
-    Raises:
-        TypeError: they are no such numbers.
-        ValueError: they are too many, too few, too large or too small.
-    """
+    """Whole numbers for each axis."""
     try:
         sizes = tuple(map(operator.index, given))  # type: ignore[call-overload]
     except TypeError:

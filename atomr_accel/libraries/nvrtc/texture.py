@@ -50,11 +50,7 @@ _BEGIN: Final = 512
 
 
 def _check_begin(block: Block, name: str) -> None:
-    """Check that a view is aligned for textures.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Check that a view is aligned for textures."""
     if block.offset % _BEGIN:
         raise ValueError(
             f"{name} begins at byte {block.offset} of its buffer; textures want a multiple of "
@@ -118,7 +114,6 @@ class Texture:
         """Check all that the driver's rules say.
 
         Raises:
-            TypeError: no array, or settings of a wrong type.
             ValueError: what ``cuTexObjectCreate`` refuses, or a view with gaps.
             Unsupported: elements that texture units do not know.
         """
@@ -218,10 +213,6 @@ class Texture:
             name: name of the buffer in errors.
             reads: gets the block of the array.
             writes: gets nothing.
-
-        Raises:
-            ValueError: the buffer is not aligned for textures.
-            TypeError, ValueError, GpuRefStale: as for all buffers.
         """
         del writes
         layout, array, address = self._layout(), 0, 0
@@ -276,7 +267,6 @@ class Surface:
         """Check it.
 
         Raises:
-            TypeError: no CUDA array.
             ValueError: it was made without ``surface=True``.
         """
         if not isinstance(self.source, CudaArray):

@@ -36,21 +36,12 @@ _SUM_TOLERANCE: Final = float(np.sqrt(np.finfo(np.float64).eps))
 
 
 def number(value: Any, name: str, _dtype: str = "") -> float:
-    """Return a scalar.
-
-    Raises:
-        TypeError: it is not a number.
-    """
+    """Return a scalar."""
     return real(value, name, finite=False)
 
 
 def not_negative(value: Any, name: str, _dtype: str = "") -> float:
-    """Return a scalar that is zero or more.
-
-    Raises:
-        TypeError: it is not a number.
-        ValueError: it is less, or NaN.
-    """
+    """Return a scalar that is zero or more."""
     converted = real(value, name, finite=False)
     if not converted >= 0:
         raise ValueError(f"{name} must be at least 0, not {converted}")
@@ -61,7 +52,6 @@ def shape_parameter(value: Any, name: str, dtype: str) -> float:
     """Return a parameter of a gamma variate that is computed for a dtype.
 
     Raises:
-        TypeError: it is not a number.
         ValueError: it is negative, NaN, or infinite in the dtype of the computation, with which
             drawing would not end.
     """
@@ -73,12 +63,7 @@ def shape_parameter(value: Any, name: str, dtype: str) -> float:
 
 
 def positive_shape(value: Any, name: str, _dtype: str) -> float:
-    """Return a parameter of a beta variate, which is computed in double for all dtypes.
-
-    Raises:
-        TypeError: it is not a number.
-        ValueError: it is zero, or ``shape_parameter`` refuses it.
-    """
+    """Return a parameter of a beta variate, which is computed in double for all dtypes."""
     converted = real(value, name, finite=False)
     if not converted > 0:
         raise ValueError(f"{name} must be more than 0, not {converted}")
@@ -89,8 +74,6 @@ def interval(low: Any, high: Any, dtype: str) -> tuple[float, float]:
     """Return an interval of a dtype as its start and its length.
 
     Raises:
-        TypeError: one of them is not a number.
-        ValueError: it ends before it starts.
         OverflowError: an end is infinite in the dtype, or NaN; or the length is infinite in the
             dtype of the computation, float64 or float32.
     """
@@ -112,8 +95,6 @@ def event_rate(lam: Any, dtype: str, kind: GeneratorKind) -> float:
     """Return the mean of a Poisson distribution.
 
     Raises:
-        TypeError: it is not a number.
-        ValueError: it is negative, NaN, or too large for the dtype.
         Unsupported: it is too large for a quasi-random sequence.
     """
     rate = real(lam, "lam", finite=False)
@@ -130,12 +111,7 @@ def event_rate(lam: Any, dtype: str, kind: GeneratorKind) -> float:
 
 
 def integer_range(low: Any, high: Any, dtype: str, *, endpoint: bool) -> tuple[int, int]:
-    """Return the least integer of a range, and the number of integers.
-
-    Raises:
-        TypeError: one of them is not an integer.
-        ValueError: the range is empty, or the dtype does not hold all of it.
-    """
+    """Return the least integer of a range, and the number of integers."""
     first, last = (0, operator.index(low)) if high is None else map(operator.index, (low, high))
     if not endpoint:
         last -= 1
@@ -151,12 +127,7 @@ def integer_range(low: Any, high: Any, dtype: str, *, endpoint: bool) -> tuple[i
 
 
 def item_count(thing: object, name: str, memory: MemoryMap) -> int:
-    """Return the number of items, for a caller that passes no ref of items.
-
-    Raises:
-        TypeError: it is not a whole number; a NumPy array must first be copied to the device.
-        ValueError: it exceeds int64.
-    """
+    """Return the number of items, for a caller that passes no ref of items."""
     array = isinstance(thing, np.ndarray) and thing.ndim
     if array or isinstance(thing, (list, tuple, Operand)):
         raise ref_error(thing, memory, name)
@@ -166,12 +137,7 @@ def item_count(thing: object, name: str, memory: MemoryMap) -> int:
 def probabilities(
     p: ArrayLike, items: int, name: str = "p"
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return the probabilities of ``items`` items.
-
-    Raises:
-        TypeError: they are not made of numbers.
-        ValueError: another number of them, a negative one, NaN, or they do not sum to 1.
-    """
+    """Return the probabilities of ``items`` items."""
     given = np.asarray(p)
     if number_kind(given.dtype) not in REAL_KINDS:
         raise TypeError(f"{name} must be made of real numbers, not of {given.dtype}")
@@ -198,10 +164,6 @@ def shape_of(size: Size, out: GpuRef | None, dimensions: int) -> tuple[int, ...]
         size: as in NumPy; None gives one value, one point, or what ``out`` takes.
         out: where to put it, or None.
         dimensions: coordinates of a quasi-random point; 1 for other generators.
-
-    Raises:
-        TypeError: ``size`` is not made of integers.
-        ValueError: sizes as ``as_shape`` refuses them, a last axis that is not the points'.
     """
     one = () if dimensions == 1 else (dimensions,)
     made = one if out is None else out.shape
@@ -229,9 +191,6 @@ def dtype_of(
         default: without either.
         whole: whether it must be an integer type rather than a floating one.
         flags: whether it may be bool, too.
-
-    Raises:
-        TypeError: it must not.
     """
     if out is not None:
         require_ref(out, "out")
@@ -253,12 +212,7 @@ def check_out(out: GpuRef, memory: MemoryMap, shape: tuple[int, ...], dtype: np.
 
 
 def whole_trials(n: Any, name: str = "n") -> int:
-    """Return a number of trials.
-
-    Raises:
-        TypeError: it is not an integer.
-        ValueError: it is negative.
-    """
+    """Return a number of trials."""
     count = whole(n, name)
     if count < 0:
         raise ValueError(f"{name} must be at least 0, not {count}")
@@ -269,8 +223,6 @@ def trials(n: Any, p: Any, dtype: str) -> tuple[int, float]:
     """The parameters of a binomial distribution.
 
     Raises:
-        TypeError: they are no numbers.
-        ValueError: they are out of range, or the dtype does not hold ``n``.
         Unsupported: the table would be too long.
     """
     count, chance = whole_trials(n), real(p, "p", finite=False)
@@ -354,11 +306,7 @@ def _summed(logs: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float64]]
 def covariance_factor(
     mean: ArrayLike, cov: ArrayLike, method: str
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """A mean, and the matrix that rows of independent normal numbers are multiplied by.
-
-    Raises:
-        ValueError: shapes that do not fit, an unknown method, or no matrix of covariances.
-    """
+    """A mean, and the matrix that rows of independent normal numbers are multiplied by."""
     centre, matrix = np.asarray(mean, np.float64), np.asarray(cov, np.float64)
     if centre.ndim != 1 or matrix.shape != (len(centre), len(centre)):
         raise ValueError(
@@ -391,12 +339,7 @@ def _require_room(entries: int) -> None:
 
 
 def chance(p: Any, name: str = "p") -> float:
-    """Return a probability that is not 0.
-
-    Raises:
-        TypeError: it is not a number.
-        ValueError: it is not above 0, or is above 1.
-    """
+    """Return a probability that is not 0."""
     value = real(p, name, finite=False)
     if not 0 < value <= 1:
         raise ValueError(f"{name} must be above 0 and at most 1, not {value}")

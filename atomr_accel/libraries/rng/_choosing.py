@@ -86,8 +86,6 @@ class Choosing(Drawing[D]):
 
         Raises:
             TypeError: an array of the program's: put it on the device first.
-            ValueError: nothing to choose from, or more integers than that; probabilities that are
-                negative or do not sum to 1; more items than there are.
             Unsupported: ``replace=False`` from a quasi-random generator, or with ``p`` for
                 more than 131,072 items.
         """
@@ -153,7 +151,6 @@ class Choosing(Drawing[D]):
 
         Raises:
             TypeError: an array of the program's: put it on the device first.
-            Unsupported: a quasi-random generator.
         """
 
         def build(steps: CallSteps) -> GpuRef:
@@ -175,9 +172,6 @@ class Choosing(Drawing[D]):
 
         Returns:
             ``x``.
-
-        Raises:
-            Unsupported: a quasi-random generator.
         """
 
         def build(steps: CallSteps) -> GpuRef:
@@ -201,10 +195,6 @@ class Choosing(Drawing[D]):
 
         Returns:
             int64, of shape ``size + (len(pvals),)``; along the last axis the sum is ``n``.
-
-        Raises:
-            ValueError: probabilities that are negative or do not sum to 1.
-            Unsupported: a quasi-random generator.
         """
 
         def build(steps: CallSteps) -> GpuRef:
@@ -249,10 +239,6 @@ class Choosing(Drawing[D]):
 
         Returns:
             An array of shape ``size + (d,)``.
-
-        Raises:
-            ValueError: shapes that do not fit, ``cov`` that is not a matrix of covariances.
-            TypeError: another dtype.
         """
 
         def build(steps: CallSteps) -> GpuRef:

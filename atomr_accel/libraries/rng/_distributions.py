@@ -46,12 +46,7 @@ CONTINUOUS: Final[dict[str, Callable[..., Parameters]]] = {
 
 
 def continuous(name: str, dtype: np.dtype[Any], *values: Any) -> Distribution:
-    """Return a row of ``CONTINUOUS`` with the caller's parameters.
-
-    Raises:
-        TypeError: one of them is not a number.
-        ValueError, OverflowError: one is out of range.
-    """
+    """Return a row of ``CONTINUOUS`` with the caller's parameters."""
     try:
         return _checked(name, dtype, *values)
     except TypeError:

@@ -38,9 +38,6 @@ class Rng(Generator[D]):
 
         Args:
             seed: as for ``default_rng``.
-
-        Raises:
-            ValueError, TypeError: as ``default_rng``.
         """
         fresh = new_state(seed, self._state.kind, self._state.ordering, 0, 1)
         self._state.restore(fresh.save())

@@ -268,10 +268,6 @@ class DerivedLaws(Choosing[D]):
 
         Returns:
             An array of shape ``size + (k,)``.
-
-        Raises:
-            ValueError: parameters that are not above 0, or of another shape.
-            Unsupported: a quasi-random generator.
         """
         given = np.asarray(alpha, np.float64)
         if given.ndim != 1:
@@ -306,9 +302,6 @@ class DerivedLaws(Choosing[D]):
             x: an array, of any strides.
             axis: along which; by default all elements are one row.
             out: where to put the result; ``x`` itself, say.
-
-        Raises:
-            Unsupported: a quasi-random generator.
         """
         along = None if axis is None else normalize_axis_index(operator.index(axis), x.ndim)
 

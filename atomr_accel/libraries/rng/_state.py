@@ -120,12 +120,7 @@ class GeneratorState:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go back to a saved state.
-
-        Raises:
-            TypeError: it is not a saved state.
-            ValueError: it is a state of another kind of generator.
-        """
+        """Go back to a saved state."""
         if not isinstance(saved, dict) or saved.keys() != self.save().keys():
             raise TypeError(f"a state is a dict with the keys {', '.join(self.save())}")
         for name in ("kind", "ordering", "dimensions"):
@@ -151,12 +146,7 @@ class GeneratorState:
 
 
 def new_state(seed: Seed, kind: str, ordering: str, offset: int, dimensions: int) -> GeneratorState:
-    """The state of a new generator.
-
-    Raises:
-        ValueError: an unknown kind, or one without that ordering, offset or dimensions.
-        TypeError: a seed that is none, or that the generator does not take.
-    """
+    """The state of a new generator."""
     spec = KINDS.get(kind)
     if spec is None:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")

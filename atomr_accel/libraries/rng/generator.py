@@ -602,23 +602,14 @@ class Generator(DerivedLaws[D]):
 
 
 def check_dimensions(dimensions: int) -> int:
-    """Return the number of dimensions of points.
-
-    Raises:
-        TypeError: it is not an integer.
-        ValueError: it is below 1, or more than there are direction vectors for.
-    """
+    """Return the number of dimensions of points."""
     if not 1 <= operator.index(dimensions) <= MOST_DIMENSIONS:
         raise ValueError(f"dimensions must be from 1 to {MOST_DIMENSIONS}, not {dimensions}")
     return operator.index(dimensions)
 
 
 def _holding(name: str, last: float, dtype: DTypeLike | None, out: GpuRef | None) -> str:
-    """Return the dtype for whole numbers up to ``last``.
-
-    Raises:
-        ValueError: it does not hold them.
-    """
+    """Return the dtype for whole numbers up to ``last``."""
     kind = NAMES[dtype_of(dtype, out, "int64", whole=True)]
     if last > min(bounds(kind)[1], _MOST_EVENTS):
         raise ValueError(f"{name} gives numbers up to {last:.0f}, which {kind} does not hold")

@@ -101,6 +101,9 @@ class SparseLt(Facade[D]):
 
     Rows and columns of a compressed matrix are multiples of 8 in float32, of 16 in 16-bit types and
     of 32 in 8-bit types. Extents of other matrices are multiples of half of that.
+
+    All methods raise ``TypeError`` or ``ValueError`` for dtypes and shapes that do not fit, and
+    ``LibraryMissing`` on CUDA if cuSPARSELt is not installed.
     """
 
     templated = True
@@ -126,11 +129,7 @@ class SparseLt(Facade[D]):
                 pruned too.
             out: where to put the result: of the same shape and dtype, not in the memory of ``a``.
 
-        Returns:
-            ``out``, or a new buffer.
-
         Raises:
-            TypeError: another dtype.
             ValueError: extents that are not the required multiples, another ``alg``, or ``out``
                 shares memory with ``a``.
             LibraryMissing: cuSPARSELt is not installed.
@@ -164,7 +163,6 @@ class SparseLt(Facade[D]):
             True if they are.
 
         Raises:
-            TypeError, ValueError, LibraryMissing: as ``prune``.
             Unsupported: in a batch or a recording.
         """
 
@@ -189,7 +187,6 @@ class SparseLt(Facade[D]):
             What ``matmul`` takes; a little more than half as many bytes.
 
         Raises:
-            TypeError, ValueError, LibraryMissing: as ``prune``.
             Unsupported: in a batch or a recording, because the host tells how large it is.
         """
 
@@ -255,9 +252,6 @@ class SparseLt(Facade[D]):
             order: how a new result lies: "C" by rows, "F" by columns.
             autotune: the first time, run the library's algorithms on these operands and keep the
                 fastest.
-
-        Returns:
-            ``out``, or a new buffer.
 
         Raises:
             TypeError: dtypes that do not fit, no compressed matrix.

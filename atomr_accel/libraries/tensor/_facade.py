@@ -14,7 +14,8 @@ class Tensor(Einsum[D]):
 
     ``einsum`` works everywhere. The other methods are cuTENSOR's operations, one call each, and
     need the package that contains it. Their arrays may be any views; views with negative strides or
-    repeated elements are copied first. All arrays of a call have one dtype:
+    repeated elements are copied first. They return ``out``, or a new C-contiguous buffer. All
+    arrays of a call have one dtype:
 
     | dtype | compute types |
     |---|---|

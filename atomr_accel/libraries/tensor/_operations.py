@@ -135,13 +135,9 @@ class TensorOperations(Facade[D]):
             autotune: the first time, time all algorithms on these operands and keep the fastest,
                 also on disk. Has no effect in batches and recordings.
 
-        Returns:
-            ``out``, or a new C-contiguous buffer.
-
         Raises:
             ValueError: modes that do not fit, or come twice in an array; operands without elements,
                 which ``einsum`` takes.
-            TypeError: unequal or unsupported dtypes.
             LibraryMissing: cuTENSOR is not installed.
             Unsupported: cuTENSOR does not support the operation.
         """
@@ -191,12 +187,6 @@ class TensorOperations(Facade[D]):
             allow_tf32: as for ``contract``.
             jit: as for ``contract``.
             autotune: as for ``contract``.
-
-        Returns:
-            ``out``, or a new C-contiguous buffer.
-
-        Raises:
-            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         arrays, labels = (a, b, c), (modes_a, modes_b, modes_c)
         call = TensorCall(
@@ -235,12 +225,6 @@ class TensorOperations(Facade[D]):
             beta: scales ``c``; with 0 ``c`` is not read.
             op_a: an operator for each element before the reduction.
             compute_type: as for ``contract``.
-
-        Returns:
-            ``out``, or a new C-contiguous buffer.
-
-        Raises:
-            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         if op not in REDUCTIONS:
             raise ValueError(f"op must be one of {', '.join(map(repr, REDUCTIONS))}, not {op!r}")
@@ -271,12 +255,6 @@ class TensorOperations(Facade[D]):
             alpha: scales it.
             op_a: an operator for each element.
             compute_type: as for ``contract``.
-
-        Returns:
-            ``out``, or a new C-contiguous buffer.
-
-        Raises:
-            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         call = TensorCall(OperationKind.PERMUTE, (a,), (modes_a,), modes, None, out, (alpha,))
         return self._request(call, (op_a,), compute_type)
@@ -313,12 +291,6 @@ class TensorOperations(Facade[D]):
             op_a: an operator for each element of ``a``, applied first.
             op_c: the same of ``c``.
             compute_type: as for ``contract``.
-
-        Returns:
-            ``out``, or a new C-contiguous buffer.
-
-        Raises:
-            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         labels = modes_a, modes_c
         call = TensorCall(OperationKind.BINARY, (a, c), labels, modes_c, None, out, (alpha, gamma))
@@ -366,12 +338,6 @@ class TensorOperations(Facade[D]):
             op_b: the same of ``b``.
             op_c: the same of ``c``.
             compute_type: as for ``contract``.
-
-        Returns:
-            ``out``, or a new C-contiguous buffer.
-
-        Raises:
-            ValueError, TypeError, LibraryMissing, Unsupported: as for ``contract``.
         """
         arrays, labels = (a, b, c), (modes_a, modes_b, modes_c)
         call = TensorCall(

@@ -118,11 +118,7 @@ def _path(
 
 
 def _asked(optimize: Any) -> tuple[str | list[tuple[int, ...]], int | None]:
-    """Return the requested path or its name, empty for none; and a limit.
-
-    Raises:
-        ValueError: an invalid value.
-    """
+    """Return the requested path or its name, empty for none; and a limit."""
     name, limit = optimize, None
     if isinstance(optimize, list | tuple) and len(optimize) and optimize[0] == _EXPLICIT:
         optimize = optimize[1:]
@@ -144,11 +140,7 @@ def _asked(optimize: Any) -> tuple[str | list[tuple[int, ...]], int | None]:
 
 
 def _require_whole(path: list[tuple[int, ...]], count: int, given: object) -> None:
-    """A path uses each array once, and leaves one.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """A path uses each array once, and leaves one."""
     left = count
     for each in path:
         if len({*each}) != len(each) or not each or not all(0 <= at < left for at in each):

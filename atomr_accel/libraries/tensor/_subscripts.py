@@ -53,9 +53,6 @@ def parse(subscripts: str) -> Terms:
 
     Args:
         subscripts: such as ``"ij,jk->ik"``; spaces are ignored.
-
-    Raises:
-        ValueError: an invalid character.
     """
     before, arrow, after = subscripts.partition("->")
     inputs = tuple(_term(each, subscripts) for each in before.split(","))

@@ -188,8 +188,6 @@ class ArrayApi(StandardDtypes, StandardElementwise[D], ArrayFunctions[D]):
         """Make an array of one of another library in the host's memory, or return a ref.
 
         Raises:
-            TypeError: it has no DLPack.
-            ValueError, Unsupported: as ``asarray``.
             BufferError: it is on a GPU; write ``await device.adopt(x)``, which shares its memory.
         """
         given: Any = x
@@ -368,11 +366,7 @@ class ArrayApi(StandardDtypes, StandardElementwise[D], ArrayFunctions[D]):
 
     @op
     def vecdot(self, x1: Operand, x2: Operand, /, *, axis: int = -1) -> Request[GpuRef]:
-        """Sum products of conjugates with elements, along an axis.
-
-        Raises:
-            ValueError: lengths differ, or an axis that one of them does not have.
-        """
+        """Sum products of conjugates with elements, along an axis."""
         one, other = self._operand(x1, "x1"), self._operand(x2, "x2")
         least = min(len(one.shape), len(other.shape))
         if not -least <= operator.index(axis) < 0:

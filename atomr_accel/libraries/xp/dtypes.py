@@ -127,40 +127,23 @@ class StandardDtypes:
         return np.can_cast(from_.dtype if isinstance(from_, Operand) else from_, to)
 
     def finfo(self, type: Operand | DTypeLike, /) -> FloatInfo:  # noqa: A002 - the standard's name
-        """Return the limits of a dtype of floats.
-
-        Raises:
-            ValueError: another dtype.
-        """
+        """Return the limits of a dtype of floats."""
         of: Any = type.dtype if isinstance(type, Operand) else type
         info: Any = np.finfo(of)
         eps, most, least = float(info.eps), float(info.max), float(info.min)
         return FloatInfo(info.bits, eps, most, least, float(info.smallest_normal), info.dtype)
 
     def iinfo(self, type: Operand | DTypeLike, /) -> np.iinfo[Any]:  # noqa: A002
-        """Return the limits of a dtype of integers.
-
-        Raises:
-            ValueError: another dtype.
-        """
+        """Return the limits of a dtype of integers."""
         of: Any = type.dtype if isinstance(type, Operand) else type
         return np.iinfo(of)
 
     def isdtype(self, dtype: DTypeLike, kind: Kind | tuple[Kind, ...]) -> Flag:
-        """Return whether a dtype is another one, or of a kind.
-
-        Raises:
-            ValueError: no such kind.
-        """
+        """Return whether a dtype is another one, or of a kind."""
         return np.isdtype(as_dtype(dtype), kind)
 
     def result_type(self, *arrays_and_dtypes: Operand | complex | DTypeLike) -> DType:
-        """Return the dtype that an operation of several arrays, dtypes and numbers gives.
-
-        Raises:
-            TypeError: they have none.
-            ValueError: no arguments.
-        """
+        """Return the dtype that an operation of several arrays, dtypes and numbers gives."""
         kinds: list[Any] = []
         for each in arrays_and_dtypes:
             if isinstance(each, Operand):

@@ -76,7 +76,6 @@ class DeviceCopies:
             RankFailed: a device has faulted meanwhile.
             ValueError: other numbers of parts than there are ranks, or a part of another device
                 than that of its rank.
-            GpuRefStale: a part of an older generation, or freed.
         """
         ranks = range(self.ranks)
         if [len(row) for row in parts] != [self.ranks] * self.ranks:

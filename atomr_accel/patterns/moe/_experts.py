@@ -52,12 +52,7 @@ class MoeWeights(Generic[A]):
 
 
 def check_weights(weights: MoeWeights[Any]) -> None:
-    """Check that shapes and dtypes fit each other.
-
-    Raises:
-        ValueError: shapes that do not fit, or a bias together with a gate.
-        TypeError: no arrays, or dtypes that do not fit.
-    """
+    """Check that shapes and dtypes fit each other."""
     for each in fields(weights):
         array = getattr(weights, each.name)
         missing = array is None and each.default is None

@@ -131,10 +131,6 @@ def route(
         router: float32 (d, E).
         gating: how to choose.
         noise: draws the jitter; without it, there is none.
-
-    Raises:
-        ValueError: more choices than experts, or shapes that do not fit.
-        TypeError: dtypes that do not fit.
     """
     experts = router.shape[-1]
     if gating.top_k > experts:

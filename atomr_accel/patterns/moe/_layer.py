@@ -47,7 +47,6 @@ def mixture_of_experts(
         are unrouted count as dropped; ``Routing.unrouted`` is their number.
 
     Raises:
-        ValueError, TypeError: shapes and dtypes that do not fit.
         Unsupported: without a capacity, sizes of products depend on what the device finds out.
     """
     if gating.capacity_factor is None:
@@ -63,12 +62,7 @@ def mixture_of_experts(
 
 
 def check_tokens(x: Any, d: int, dtype: np.dtype[Any]) -> None:
-    """Tokens are as the experts want them.
-
-    Raises:
-        ValueError: another shape.
-        TypeError: another dtype.
-    """
+    """Tokens are as the experts want them."""
     if len(x.shape) != 2 or x.shape[1] != d:
         raise ValueError(f"x must have shape (tokens, {d}), not {tuple(x.shape)}")
     if x.dtype != dtype:

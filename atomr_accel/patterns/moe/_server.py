@@ -155,7 +155,7 @@ def _joined(to: Collecting, parts: list[GpuRef], axis: int) -> GpuRef:
 class Moe(InCallers, metaclass=NoPublicConstructor):
     """A layer of experts on several devices, as `open_moe` returns it.
 
-    ``await layer(x)`` makes one request.
+    ``await layer(x)`` makes one request. Once the block was left, methods raise `Closed`.
     """
 
     _made_by: ClassVar[str] = "open_moe(devices, weights)"
@@ -200,7 +200,6 @@ class Moe(InCallers, metaclass=NoPublicConstructor):
                 negative infinity, as they have no experts. The message tells how many.
             TypeError: another dtype, or no array.
             RankFailed: a device has faulted, once more than ``retry`` allows.
-            Closed: the block was left.
         """
         given: object = x
         if not isinstance(given, np.ndarray):
@@ -223,11 +222,6 @@ class Moe(InCallers, metaclass=NoPublicConstructor):
 
         Returns:
             The results, where the tokens are.
-
-        Raises:
-            ValueError: another number of parts, or as above.
-            TypeError, RankFailed, Closed: as above.
-            GpuRefStale: of an older generation, or freed.
         """
         if len(parts) != len(self._devices):
             raise ValueError(f"{len(self._devices)} devices take as many parts, not {len(parts)}")
@@ -345,8 +339,6 @@ async def open_moe(
             ``Call(x)``. The weights stay on the devices while it is started again.
 
     Raises:
-        ValueError: shapes of weights that do not fit, fewer experts than devices or choices.
-        TypeError: dtypes of weights that do not fit.
         RankFailed: a device has faulted before it had its weights.
     """
     gating = Gating() if gating is None else gating

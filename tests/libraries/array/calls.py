@@ -89,6 +89,13 @@ def by_numpy(name: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(np, name)(*args, **kwargs)
 
 
+class Numpy:
+    """NumPy, without its warnings."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: by_numpy(name, *args, **kwargs)
+
+
 class Count(DeviceInstrument):
     """Notes the ops that are submitted."""
 

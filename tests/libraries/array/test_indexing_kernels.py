@@ -10,7 +10,6 @@ import pytest
 
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.libraries.array.choosing import GatherAxis, choose
-from atomr_accel.libraries.array.host import _cuda_indexing
 from atomr_accel.libraries.array.host._cpu_indexing import CpuIndexing
 from atomr_accel.libraries.array.host._cuda_indexing import CudaIndexing
 from atomr_accel.libraries.array.host._indexing_source import (
@@ -36,7 +35,7 @@ from atomr_accel.libraries.array.wire.indexing import (
 
 from ... import seeds
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
-from .pretend import Context, Driver, Stream, pointer
+from .pretend import pointer
 
 pytestmark = pytest.mark.slow  # to compile them takes seconds
 
@@ -134,25 +133,6 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
             (SCANS, scans),
         )
     }
-
-
-@pytest.fixture
-def cuda(kernels: dict[Any, HostKernels], monkeypatch: pytest.MonkeyPatch) -> CudaIndexing:
-    """The executor for CUDA, with kernels that run here."""
-    context: Any = Context()
-    stream: Any = Stream()
-    monkeypatch.setattr(
-        _cuda_indexing, "Kernels", lambda _context, _stream, source: kernels[source]
-    )
-    monkeypatch.setattr(_cuda_indexing, "driver", Driver())
-    monkeypatch.setattr(_cuda_indexing, "check", lambda _name, result: result)
-    return CudaIndexing(context, stream, lambda _message: None)
-
-
-@pytest.fixture
-def cpu() -> CpuIndexing:
-    context: Any = Context()
-    return CpuIndexing(context, lambda _message: None)
 
 
 def seen(array: Array) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ...harness import opened, program
-from .calls import Count, by_numpy, fetched, same
+from .calls import Count, Numpy, fetched, same
 
 SIDE = 6
 LONG = 5000
@@ -52,13 +52,6 @@ TWO: dict[str, Callable[..., Any]] = {
 """Calls whose result size depends on the data: the size is fetched first, then memory is taken."""
 
 CASES = [*((name, ONE[name], 1) for name in ONE), *((name, TWO[name], 2) for name in TWO)]
-
-
-class Numpy:
-    """NumPy, without its warnings."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: by_numpy(name, *args, **kwargs)
 
 
 @program

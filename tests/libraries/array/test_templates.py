@@ -14,7 +14,7 @@ from atomr_accel.ops import CallTemplate
 from atomr_accel.testing import poison
 
 from ...harness import on_shared, opened, program, used_by
-from .calls import by_numpy, fetched, put, same
+from .calls import Numpy, fetched, put, same
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,13 +82,6 @@ QUESTIONS = frozenset(("unique", "unique and more", "flatnonzero"))
 LAYOUTS = ("plain", "transposed", "gaps", "reversed")
 
 calls = st.tuples(st.sampled_from([*CALLS]), *[st.sampled_from(LAYOUTS)] * 2, st.booleans())
-
-
-class Numpy:
-    """NumPy, without its warnings."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: by_numpy(name, *args, **kwargs)
 
 
 async def check(

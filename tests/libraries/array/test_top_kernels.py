@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from atomr_accel._dtypes import DTYPES
-from atomr_accel.libraries.array.host import _cuda_indexing, _top_source
+from atomr_accel.libraries.array.host import _top_source
 from atomr_accel.libraries.array.host._cpu_indexing import CpuIndexing
 from atomr_accel.libraries.array.host._cuda_indexing import CudaIndexing
 from atomr_accel.libraries.array.host._indexing_source import DISTINCT, ELEMENTS, NUMBERS
@@ -26,7 +26,7 @@ from atomr_accel.wire import PLACE
 
 from ... import seeds
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
-from .pretend import Context, Driver, Stream, pointer, template_of
+from .pretend import pointer, template_of
 
 pytestmark = pytest.mark.slow  # to compile them takes seconds
 
@@ -98,25 +98,6 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, HostKernels]:
             (NUMBERS, number_names()),
         )
     }
-
-
-@pytest.fixture
-def cuda(kernels: dict[Any, HostKernels], monkeypatch: pytest.MonkeyPatch) -> CudaIndexing:
-    """The executor for CUDA, with kernels that run here."""
-    context: Any = Context()
-    stream: Any = Stream()
-    monkeypatch.setattr(
-        _cuda_indexing, "Kernels", lambda _context, _stream, source: kernels[source]
-    )
-    monkeypatch.setattr(_cuda_indexing, "driver", Driver())
-    monkeypatch.setattr(_cuda_indexing, "check", lambda _name, result: result)
-    return CudaIndexing(context, stream, lambda _message: None)
-
-
-@pytest.fixture
-def cpu() -> CpuIndexing:
-    context: Any = Context()
-    return CpuIndexing(context, lambda _message: None)
 
 
 def strange(rng: np.random.Generator, shape: tuple[int, int], dtype: str) -> Array:

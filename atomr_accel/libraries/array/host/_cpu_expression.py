@@ -62,11 +62,7 @@ def interpret(
     operands: list[_Array],
     constants: tuple[tuple[int, ...], ...],
 ) -> list[Any]:
-    """Compute the values of all steps.
-
-    Raises:
-        ValueError: a step that no program sends.
-    """
+    """Compute the values of all steps."""
     values: list[Any] = []
     for at, step in enumerate(steps):
         if step.kind not in ("operand", "constant") and any(arg >= at for arg in step.args):

@@ -24,9 +24,6 @@ def require_intervals(low: float, high: float, count: int, edge: str) -> None:
         high: the last edge.
         count: the number of intervals.
         edge: the dtype of the edges.
-
-    Raises:
-        ValueError: the range is not finite, or too wide or too coarse for ``count`` intervals.
     """
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(f"autodetected range of [{low}, {high}] is not finite")

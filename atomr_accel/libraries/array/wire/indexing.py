@@ -186,11 +186,7 @@ class RequireOrder(Message, frozen=True):
     falls: bool
 
     def check(self, flags: bytes) -> None:
-        """Check the flags.
-
-        Raises:
-            ValueError: the edges are in no order.
-        """
+        """Check the flags."""
         if self.falls and all(flags):
             raise ValueError("bins must be monotonically increasing or decreasing")
         if not self.falls and flags[0]:

@@ -118,7 +118,6 @@ class CublasHandle:
         """Call a function on the handle.
 
         Raises:
-            LibraryError: it refused.
             Unsupported: it does not do this, with these types, on this device.
         """
         status = self.functions[function](self.value, *args)

@@ -23,11 +23,6 @@ class Layout:
         batch: the number of matrices; None for one without a batch dimension.
         batch_stride: elements from one matrix to the next; 0 repeats it. By default matrices have
             no gaps.
-
-    Raises:
-        TypeError: sizes that are not whole numbers.
-        ValueError: sizes that are negative, or a leading dimension that is too small; numbers of
-            more than 63 bits.
     """
 
     rows: int

@@ -245,7 +245,6 @@ def _checked(call: Callable[[], Any], what: str = "load") -> Any:
 
     Raises:
         Unsupported: it has no such op, or not for these types.
-        LibraryError: it refuses for another reason.
     """
     try:
         return call()

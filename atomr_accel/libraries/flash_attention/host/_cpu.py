@@ -111,11 +111,7 @@ class CpuCall:
     # --- lengths --------------------------------------------------------------------------
 
     def _counts(self, begin: str, count: str, most: int, added: int) -> Array:
-        """Return the length of each sequence.
-
-        Raises:
-            ValueError: a length is above its limit.
-        """
+        """Return the length of each sequence."""
         batch = self._form.batch
         if self._places[count]:
             cache = not self._places["count_q"]

@@ -197,7 +197,6 @@ class Solver:
         """Call a function on the handle; its status, 0 or the one that is accepted.
 
         Raises:
-            LibraryError: it refused.
             Unsupported: it does not do this, with these types or sizes, on this device.
         """
         status = self._library.functions[function](self.handle, *args)

@@ -1,4 +1,8 @@
-"""Modules: all kernels of a source in one image, linked with other parts if there are any."""
+"""Modules: all kernels of a source in one image, linked with other parts if there are any.
+
+Functions raise what the compiler and the linker raise: `CompileError` with a log, or
+`LibraryMissing`.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +59,7 @@ _DIRECTIVE: Final = re.compile(r"\.(maxntid|reqntid|reqnctapercluster)\s+([\d, \
 
 
 def find_module(message: Compile, capability: tuple[int, int]) -> CompiledCode:
-    """Like ``compile_module``, unless the same was compiled before and is on disk.
-
-    Raises:
-        CompileError, LibraryMissing, LibraryError, Unsupported: as ``compile_module``.
-    """
+    """Like ``compile_module``, unless the same was compiled before and is on disk."""
     load_nvrtc()
     sources = [message.source, *(part.source for part in message.parts)]
     texts = [*sources, *(text for _, text in message.headers)]
@@ -86,8 +86,6 @@ def compile_module(message: Compile, capability: tuple[int, int]) -> CompiledCod
         The image for the driver, and the names in it.
 
     Raises:
-        CompileError: with the log, of the compiler or of the linker.
-        LibraryMissing: NVRTC, nvJitLink or cuda-bindings is not installed.
         Unsupported: they do not support the device; or with these options NVRTC makes no image
             that a driver can load.
     """
@@ -145,8 +143,6 @@ def link_image(message: LinkImage, capability: tuple[int, int]) -> CompiledCode:
         The image, with entries that have the types of the kernels.
 
     Raises:
-        CompileError: with the log of the linker, or of the compiler.
-        LibraryMissing: nvJitLink, NVRTC or cuda-bindings is not installed.
         Unsupported: they do not support the device.
     """
     types = [_of_type(f"decltype({name})") for name in message.names]

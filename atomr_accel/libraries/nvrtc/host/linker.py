@@ -1,4 +1,8 @@
-"""nvJitLink by cuda-bindings: parts in, one cubin out. Needs no GPU."""
+"""nvJitLink by cuda-bindings: parts in, one cubin out. Needs no GPU.
+
+Without nvJitLink or cuda-bindings its functions raise `LibraryMissing`. Parts that do not link
+raise `CompileError` with the log.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,7 @@ def kind_of(image: bytes) -> str:
 
 
 def load_nvjitlink() -> Any:
-    """cuda-bindings' nvJitLink module, with the library behind it loaded.
-
-    Raises:
-        LibraryMissing: one of them is not installed.
-    """
+    """cuda-bindings' nvJitLink module, with the library behind it loaded."""
     try:
         from cuda.bindings import nvjitlink
 
@@ -46,11 +46,7 @@ def load_nvjitlink() -> Any:
 
 
 def nvjitlink_version() -> tuple[int, ...]:
-    """Its release.
-
-    Raises:
-        LibraryMissing: it is not installed.
-    """
+    """Its release."""
     return tuple(load_nvjitlink().version())
 
 
@@ -65,8 +61,6 @@ def link(parts: Sequence[tuple[str, bytes]], target: str) -> tuple[bytes, str]:
         A cubin, and the linker's log.
 
     Raises:
-        CompileError: with the linker's log.
-        LibraryMissing: nvJitLink or cuda-bindings is not installed.
         Unsupported: the device is newer than the linker.
     """
     if not target.startswith("sm_"):

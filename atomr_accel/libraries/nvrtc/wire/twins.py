@@ -60,11 +60,7 @@ def twin_function(function: Callable[..., object], variables: Iterable[str]) -> 
 def check_count(
     name: str, function: Callable[..., object], variables: Iterable[str], count: int
 ) -> None:
-    """A function that replaces a kernel takes this number of arguments.
-
-    Raises:
-        TypeError: it takes more or fewer.
-    """
+    """A function that replaces a kernel takes this number of arguments."""
     twin = twin_function(function, variables)
     given = (None,) * (count + 2 * twin.leading)
     try:

@@ -256,11 +256,7 @@ class _CusparseLtHandle:
         self._library.call("cusparseLtDestroy", byref(self._struct))
 
     def call(self, function: str, *args: Any) -> None:
-        """Call a function on the handle.
-
-        Raises:
-            LibraryError: it refused.
-        """
+        """Call a function on the handle."""
         self._library.call(function, byref(self._struct), *args)
 
     def create(self, made: ExitStack, what: str, destroy: str, *args: Any) -> Any:

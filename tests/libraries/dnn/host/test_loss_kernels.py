@@ -30,7 +30,6 @@ TYPES = (("float16", "int64"), ("float32", "int32"), ("float32", "int64"), ("flo
 """Which results are tried with which classes."""
 
 SCORES = "const {x}* x; const {i}* target; const {x}* weights"
-COMPILED: dict[str, Any] = {}
 
 
 def instances(threads: int) -> dict[str, str]:

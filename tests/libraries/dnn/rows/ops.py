@@ -18,8 +18,6 @@ from . import products
 
 REALS = (*HALF, "float32", "float64")
 
-_AXES = "abc"
-
 
 def first(array: Array, *, last: bool) -> Array:
     """An image or filter with its channels after the batch."""
