@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from atomr_accel.agents import VectorIndex
 
 LISTS = InvertedLists(lists=16, probes=4, seed=3)
-GRAPH = NeighborGraph(links=8, effort=64, probes=32)
+GRAPH = NeighborGraph(probes=32)
 WAYS = [LISTS] if BACKEND == "cuda" else [LISTS, GRAPH]
 METRICS = ["cosine", "dot", "l2"]
 
