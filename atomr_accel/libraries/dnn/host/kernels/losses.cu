@@ -6,32 +6,11 @@
 // time. A class that does not exist makes NaN, and nothing is read for it.
 
 #include "access.cuh"
+#include "joined.cuh"
 #include "types.cuh"
 
 template <class A> __device__ A nan_of() { return (A)__longlong_as_double(0x7ff8000000000000LL); }
 template <class A> __device__ A infinity() { return (A)__longlong_as_double(0x7ff0000000000000LL); }
-
-struct Sum {
-  template <class A> __device__ static A of(A a, A b) { return a + b; }
-};
-struct Most {
-  template <class A> __device__ static A of(A a, A b) { return b > a || b != b ? b : a; }
-};
-
-// What G threads have, joined; G is 1 or THREADS.
-template <class Join, int G, class A> __device__ A joined(A value) {
-  if (G == 1) return value;
-  __shared__ A parts[THREADS];
-  __syncthreads();
-  parts[threadIdx.x] = value;
-  for (int half = THREADS / 2; half; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half)
-      parts[threadIdx.x] = Join::of(parts[threadIdx.x], parts[threadIdx.x + half]);
-  }
-  __syncthreads();
-  return parts[0];
-}
 
 // y is the sum of values, divided by that of weights, if there are any, and by "divisor".
 template <class A, class Y>
