@@ -139,6 +139,8 @@ def _dropout(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
 
 @rule("dnn.cross_entropy")
 def _cross_entropy(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
+    if "target" in call.wanted:
+        raise Unsupported("targets have no gradient; pass train.stop_gradient(target)")
     options = call.options("ignore_index", "reduction", "label_smoothing")
     arguments = call["x"], call["target"], call["weight"]
     return {"x": batch.dnn.cross_entropy_grad(grad, *arguments, **options)}

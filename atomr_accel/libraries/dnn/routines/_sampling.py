@@ -571,8 +571,11 @@ class _Samples:
 
     def message(self, kind: Any, *, ordered: bool = False) -> Callable[..., SampleGrid]:
         """Return a function that makes the message for the lane from its addresses."""
-        how = self._mode, self._padding, self._aligned
-        return lambda **places: SampleGrid(kind, *self._tensors, *how, ordered, **places)
+        image, result = self._tensors
+        mode, padding, aligned = self._mode, self._padding, self._aligned
+        return lambda **places: SampleGrid(
+            kind, image, result, mode, padding, aligned, ordered, **places
+        )
 
 
 class _WindowMoves(NamedTuple):
