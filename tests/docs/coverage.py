@@ -160,7 +160,7 @@ SPARSE: Final = (
 )
 
 RANDOM: Final = ((HOST, r"bit_generator|bytes"),)
-FFT: Final = ((HOST, r".*_(backend|workers)|get_workers|skip_backend"), (SMALL, r"i?fht|fhtoffset"))
+FFT: Final = ((HOST, r".*_(backend|workers)|get_workers|skip_backend"),)
 
 DNN: Final = (
     ("variants for training that draw; `device.dnn.dropout` draws", r".*dropout.*|gumbel.*|rrelu"),

@@ -408,6 +408,8 @@ ROWS: Final = [
         row(f"fft.{name}", in1=M, in2=M, out=M, options={"mode": "same"})
         for name in ("fftconvolve", "oaconvolve")
     ),
+    row("fft.fht", a=M, out=M, options={"dln": 0.1, "mu": 0.0}),
+    row("fft.ifht", A=M, out=M, options={"dln": 0.1, "mu": 0.0}),
     row("fft.czt", x=M, out=(M, "complex64")),
     row("rng.choice", a=M, out=(4, 16), options={"size": 4}),
     row("tensor.einsum", out=M, call=_einsum, **{"operand 0": M, "operand 1": M}),
