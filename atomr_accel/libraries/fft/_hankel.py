@@ -96,15 +96,17 @@ class Hankel(FftPart[D]):
         if dln == 0:
             raise ValueError("dln must be a distance, not 0")
 
+        called = "A" if inverse else "a"
+
         def build(steps: FftSteps) -> GpuRef:
-            given = steps.ref(a, "a")
+            given = steps.ref(a, called)
             if not given.ndim or given.dtype.kind == "c":
-                raise TypeError(f"a must be real and have an axis, not {given!r}")
+                raise TypeError(f"{called} must be real and have an axis, not {given!r}")
             n = given.shape[-1]
             if n < 1:
-                raise ValueError(f"a must have one point or more, not shape {given.shape}")
+                raise ValueError(f"{called} must have one point or more, not shape {given.shape}")
             dtype = computed_in(name, given.dtype)
-            target = target_of(steps, out, given.shape, dtype, [("a", given)], op=name)
+            target = target_of(steps, out, given.shape, dtype, [(called, given)], op=name)
             if not target.size:
                 return target
             factors = hankel_coefficients(n, dln, mu, offset, bias, inverse=inverse)
@@ -155,9 +157,10 @@ def hankel_coefficients(
                 "choose another bias"
             )
         if not inverse:
-            return made
+            return np.asarray(made)
         first = 1 / made[0].conj() if np.isfinite(made[0]) else 0
-        return np.concatenate([[first], 1 / made[1:].conj()])
+        inverted: np.ndarray[Any, Any] = np.concatenate([[first], 1 / made[1:].conj()])
+        return inverted
 
 
 def _named(dln: float, mu: float, offset: float, bias: float) -> list[tuple[float, str]]:
