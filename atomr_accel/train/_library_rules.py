@@ -139,6 +139,8 @@ def _dropout(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
 
 @rule("dnn.cross_entropy")
 def _cross_entropy(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
+    if "target" in call.wanted:
+        raise Unsupported("targets have no gradient; pass train.stop_gradient(target)")
     options = call.options("ignore_index", "reduction", "label_smoothing")
     arguments = call["x"], call["target"], call["weight"]
     return {"x": batch.dnn.cross_entropy_grad(grad, *arguments, **options)}
@@ -257,6 +259,48 @@ def _adaptive_max_pool(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any
 def _interpolate(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
     options = call.options("mode", "align_corners", "layout")
     return {"x": batch.dnn.interpolate_grad(grad, call["x"].shape, **options)}
+
+
+@rule("dnn.affine_grid")
+def _affine_grid(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
+    return {"theta": batch.dnn.affine_grid_grad(grad, **call.options("align_corners"))}
+
+
+@rule("dnn.grid_sample")
+def _grid_sample(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
+    options = call.options("mode", "padding_mode", "align_corners", "layout")
+    x, grid = call["x"], call["grid"]
+    made: dict[str, Any] = {}
+    if "x" in call.wanted:
+        made["x"] = batch.dnn.grid_sample_input_grad(grad, grid, x.shape, **options)
+    if "grid" in call.wanted:
+        made["grid"] = batch.dnn.grid_sample_grid_grad(grad, x, grid, **options)
+    return made
+
+
+@rule("dnn.unfold")
+def _unfold(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
+    options = call.options("window", "stride", "padding", "dilation", "layout")
+    shape = call["x"].shape
+    space = shape[1:-1] if str(call["layout"]).endswith("C") else shape[2:]
+    return {"x": batch.dnn.fold(grad, space, **options)}
+
+
+@rule("dnn.fold")
+def _fold(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
+    options = call.options("window", "stride", "padding", "dilation", "layout")
+    return {"x": batch.dnn.unfold(grad, **options)}
+
+
+@rule("dnn.max_pool_with_indices")
+def _indexed_pool(batch: Any, call: Applied, grads: tuple[GpuRef | None, ...]) -> dict[str, Any]:
+    options = call.options("window", "stride", "padding", "ceil_mode", "layout")
+    return {"x": batch.dnn.max_pool_grad(grads[0], call.result[0], call["x"], **options)}
+
+
+@rule("dnn.max_unpool")
+def _max_unpool(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
+    return {"x": batch.dnn.max_unpool_grad(grad, call["indices"], layout=call["layout"])}
 
 
 # --- attention --------------------------------------------------------------------------------

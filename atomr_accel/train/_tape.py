@@ -183,8 +183,7 @@ class Tape:
 
     def call(self, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call an op of a library, by its rule if an argument is a value of the tape."""
-        if name.startswith("array."):
-            args, kwargs = self._computed(args), self._computed(kwargs)
+        args, kwargs = self._computed(args), self._computed(kwargs)
         if not any(True for _ in values_in([*args, *kwargs.values()])):
             return method(*args, **kwargs)
         known = rule_of(name)

@@ -19,7 +19,7 @@ from ..libraries.conformance import (
     poison,
     wide,
 )
-from ..libraries.dnn.rows import attention, losses, ops, products, resample, rnn, routines
+from ..libraries.dnn.rows import attention, losses, ops, products, resample, rnn, routines, sampling
 from . import graphs
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ Each takes a plan, which is slow to make.
 ROWS: Final = [
     *(
         row
-        for module in (ops, products, resample, rnn, routines, losses)
+        for module in (ops, products, resample, rnn, routines, losses, sampling)
         for row in module.OPERATIONS
     ),
     *(row for row in attention.OPERATIONS if "fp8" in row.name or "kvcache" in row.name),

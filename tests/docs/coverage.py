@@ -160,13 +160,13 @@ SPARSE: Final = (
 )
 
 RANDOM: Final = ((HOST, r"bit_generator|bytes"),)
-FFT: Final = ((HOST, r".*_(backend|workers)|get_workers|skip_backend"), (SMALL, r"i?fht|fhtoffset"))
+FFT: Final = ((HOST, r".*_(backend|workers)|get_workers|skip_backend"),)
 
 DNN: Final = (
     ("variants for training that draw; `device.dnn.dropout` draws", r".*dropout.*|gumbel.*|rrelu"),
     (
-        "no kernel yet for places that are computed, sums of windows and places of the largest",
-        r"grid_sample|affine_grid|(un)?fold|.*unpool.*|fractional_.*|lp_pool.*|embedding_bag|pdist",
+        "no kernel yet for windows that are drawn, and for distances of all pairs",
+        r"fractional_.*|lp_pool.*|embedding_bag|pdist",
     ),
 )
 

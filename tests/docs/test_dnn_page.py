@@ -12,6 +12,7 @@ from atomr_accel.libraries.dnn.ops._norm import Normalizations
 from atomr_accel.libraries.dnn.ops._pointwise import Activations
 from atomr_accel.libraries.dnn.ops._resample import Resampling
 from atomr_accel.libraries.dnn.routines._losses import Losses
+from atomr_accel.libraries.dnn.routines._sampling import GridSampling
 from atomr_accel.libraries.dnn.wire._node_type import REQUIRED
 from atomr_accel.libraries.dnn.wire._nodes import NODES
 
@@ -46,7 +47,8 @@ def test_its_table_is_that_of_the_operations() -> None:
 
 @pytest.mark.style
 @pytest.mark.parametrize(
-    "part", [Activations, DnnConvolutions, UserGraphs, Losses, Normalizations, Resampling]
+    "part",
+    [Activations, DnnConvolutions, UserGraphs, Losses, Normalizations, Resampling, GridSampling],
 )
 def test_dnn_page_names_every_call(part: type) -> None:
     named = set(re.findall(r"`(\w+)`", PAGE.read_text(encoding="utf-8")))

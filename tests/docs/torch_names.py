@@ -27,6 +27,7 @@ _DIMENSIONS: Final = {
     **{f"conv{n}d": "device.dnn.conv" for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": "device.dnn.conv_transpose" for n in (1, 2, 3)},
     **{f"{kind}_pool{n}d": f"device.dnn.{kind}_pool" for kind in ("avg", "max") for n in (1, 2, 3)},
+    **{f"max_unpool{n}d": "device.dnn.max_unpool" for n in (1, 2, 3)},
     **{
         f"adaptive_{kind}_pool{n}d": f"device.dnn.adaptive_{kind}_pool"
         for kind in ("avg", "max")

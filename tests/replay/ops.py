@@ -253,6 +253,8 @@ DNN: Final = {
     "dnn.max_pool": Op("f", ("u 1x2x6x6",), lambda d, x: d.dnn.max_pool(x, 2)),
     "dnn.avg_pool": Op("f", ("p 1x2x6x6",), lambda d, x: d.dnn.avg_pool(x, 3, stride=2)),
     "dnn.interpolate": Op("f", ("x 1x2x4x4",), lambda d, x: d.dnn.interpolate(x, (8, 8))),
+    "dnn.unfold": Op("f", ("u 1x2x4x4",), lambda d, x: d.dnn.unfold(x, 2)),
+    "dnn.affine_grid": Op("f", ("u 2x2x3",), lambda d, x: d.dnn.affine_grid(x, (2, 1, 3, 3))),
     "dnn.cross_entropy": Op("f", ("x 6x4", "i 6"), lambda d, x, t: d.dnn.cross_entropy(x, t)),
 }
 

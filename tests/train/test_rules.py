@@ -354,6 +354,41 @@ def _interpolate(rng: Rng) -> Case:
     return lambda t, p: t.dnn.interpolate(p["x"], (5, 4), mode=mode), {"x": away(rng, (1, 2, 3, 2))}
 
 
+@covers("dnn.affine_grid", "dnn.grid_sample")
+def _sampled(rng: Rng) -> Case:
+    mode = ["border", "zeros", "reflection"][rng.integers(3)]
+    # Places move by less than half of an element, from where there is no kink.
+    matrix = np.array([[0.55, 0.0, 0.0], [0.0, 0.45, 0.0]]) + rng.uniform(-0.01, 0.01, (2, 2, 3))
+
+    def compute(tape: Any, p: Any) -> Any:
+        grid = tape.dnn.affine_grid(p["theta"], (2, 1, 2, 2))
+        return np.sum(tape.dnn.grid_sample(p["x"], grid, padding_mode=mode) ** 2)
+
+    return compute, {"x": away(rng, (2, 2, 5, 4)), "theta": matrix}
+
+
+@covers("dnn.unfold", "dnn.fold")
+def _columns(rng: Rng) -> Case:
+    options = {"stride": int(rng.integers(1, 3)), "padding": 1, "dilation": int(rng.integers(1, 3))}
+    layout = ["NCHW", "NHWC"][rng.integers(2)]
+
+    def compute(tape: Any, p: Any) -> Any:
+        columns = tape.dnn.unfold(p["x"], (2, 1), layout=layout, **options)
+        folded = tape.dnn.fold(columns**2, (4, 3), (2, 1), **options)
+        return np.sum(folded**2) + np.sum(columns**3)
+
+    return compute, {"x": away(rng, (2, 4, 3, 2) if layout == "NHWC" else (2, 2, 4, 3))}
+
+
+@covers("dnn.max_pool_with_indices", "dnn.max_unpool")
+def _unpooled(rng: Rng) -> Case:
+    def compute(tape: Any, p: Any) -> Any:
+        y, indices = tape.dnn.max_pool_with_indices(p["x"], 2)
+        return np.sum(tape.dnn.max_unpool(y**2, indices, 2) ** 2) + np.sum(y)
+
+    return compute, {"x": distinct(rng, (2, 2, 4, 6))}
+
+
 @covers("array.take", "array.getitem", "array.take_along_axis")
 def _picked(rng: Rng) -> Case:
     rows, width = int(rng.integers(2, 6)), int(rng.integers(1, 4))

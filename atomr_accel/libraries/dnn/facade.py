@@ -17,6 +17,7 @@ from .rnn.facade import Recurrent
 from .routines._facade import DnnRoutines
 from .routines._losses import Losses
 from .routines._pooling import Pooling
+from .routines._sampling import GridSampling
 
 
 @final
@@ -29,6 +30,7 @@ class Dnn(
     Recurrent[D],
     Pooling[D],
     Resampling[D],
+    GridSampling[D],
     DnnRoutines[D],
     Losses[D],
 ):

@@ -10,6 +10,7 @@ from ...wire.recent import Recent
 from ._cache import FftPlanCache
 from ._callbacks import FftCallback, make_callback
 from ._convolution import FftConvolutions
+from ._hankel import Hankel
 from ._steps import FftFacades
 from ._transforms import Transforms
 from ._trigonometric import Trigonometric
@@ -23,7 +24,7 @@ _MOST_CALLS: Final = 1024
 
 
 @final
-class Fft(Trigonometric[D], FftConvolutions[D], Transforms[D]):
+class Fft(Trigonometric[D], FftConvolutions[D], Hankel[D], Transforms[D]):
     """Fourier transforms, and functions made from them: cuFFT on CUDA, ``numpy.fft`` on the CPU.
 
     Names, arguments, shapes and results are those of ``numpy.fft`` and ``scipy.fft``. They

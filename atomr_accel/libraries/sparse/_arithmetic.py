@@ -15,7 +15,7 @@ from ...arrays.expressions.expression import broadcast_constant, where
 from ...arrays.expressions.promotion import common
 from ...ops import D, op
 from ...wire.options import whole
-from ._structure import Coordinates, SparseStructure, To
+from ._structure import Coordinates, SparseStructure, To, require_elements
 from .array import SparseRef
 from .part import FLOATS, require_sparse
 
@@ -52,26 +52,30 @@ class SparseArithmetic(SparseStructure[D]):
         return self._joined("add", [a, b], [(0, 0), (0, 0)], a.shape, "csr")
 
     @op
-    def multiply(self, a: SparseRef, other: Operand | Number) -> Request[SparseRef]:
+    def multiply(self, a: SparseRef, other: SparseRef | Operand | Number) -> Request[SparseRef]:
         """Products of elements; as SciPy's ``a.multiply(other)`` and ``a * number``.
 
         Args:
             a: any format but ``bsr``, which takes numbers only.
-            other: a number, or a dense array or expression that broadcasts to the shape of ``a``.
+            other: a number, a dense array or expression that broadcasts to the shape of ``a``, or
+                a sparse matrix of its shape.
 
         Returns:
-            A matrix of the same places; they share the indices of ``a``.
+            A matrix of the same places; they share the indices of ``a``. Zeros, as where a sparse
+            ``other`` has no element, stay until ``eliminate_zeros``. Its dtype is that of ``a``,
+            or of a sparse ``other``, if that is wider.
 
         Raises:
-            TypeError: a sparse ``other``.
-            ValueError: a shape that does not broadcast.
+            TypeError: ``a`` is ``bsr``, and ``other`` no number.
+            ValueError: a shape that does not fit.
         """
         require_sparse(a, "a")
+        if isinstance(other, SparseRef):
+            return self._matched(a, other)
         if not isinstance(other, Operand):
             if not isinstance(other, int | float | complex | np.number):
                 raise TypeError(
-                    f"other must be a number or a dense array, not {said_of(other)}; of sparse "
-                    "ones: device.sparse.multiply(a, await device.sparse.todense(b))"
+                    f"other must be a number, a dense array or a matrix, not {said_of(other)}"
                 )
             return self._with_data("multiply", a, lambda data: data * other)
         if not other.shape:
@@ -88,9 +92,38 @@ class SparseArithmetic(SparseStructure[D]):
             product: Any = found.data * factors
             return a.with_data(steps.evaluate(cast(product, a.dtype)))
 
-        if a.format == "bsr":
-            raise TypeError("a is bsr; convert it first: await device.sparse.tocsr(a)")
+        require_elements(a)
         return self._steps("multiply", build)
+
+    @op
+    def kron(self, a: SparseRef, b: SparseRef, format: To = "csr") -> Request[SparseRef]:  # noqa: A002
+        """The Kronecker product of two matrices; as ``scipy.sparse.kron``.
+
+        Args:
+            a: any format.
+            b: any format.
+            format: ``"csr"``, ``"csc"`` or ``"coo"``.
+        """
+        require_sparse(a, "a")
+        require_sparse(b, "b")
+        dtype = common((a.dtype, b.dtype))
+        shape = (a.shape[0] * b.shape[0], a.shape[1] * b.shape[1])
+        wide = _INT64 in (a.index_dtype, b.index_dtype) or max(shape) > 2**31 - 1
+        index = DTYPES["int64" if wide else "int32"]
+
+        def build(steps: CallSteps) -> SparseRef:
+            one, two = self._coordinates(steps, a), self._coordinates(steps, b)
+            places = [
+                steps.evaluate(cast(cast(major[:, None], index) * by + minor[None], index))
+                for major, minor, by in zip(one[:2], two[:2], b.shape, strict=True)
+            ]
+            data = cast(one.data[:, None], dtype) * cast(two.data[None], dtype)
+            made = Coordinates(
+                places[0].reshape(-1), places[1].reshape(-1), steps.evaluate(data).reshape(-1)
+            )
+            return self._assembled(steps, made, shape, format)
+
+        return self._steps("kron", build)
 
     @op
     def astype(self, a: SparseRef, dtype: DTypeLike) -> Request[SparseRef]:
@@ -261,6 +294,39 @@ class SparseArithmetic(SparseStructure[D]):
             return a.with_data(steps.evaluate(made))
 
         return self._steps(name, build)
+
+    def _matched(self, a: SparseRef, b: SparseRef) -> Request[SparseRef]:
+        """The elements of ``a`` times those of ``b`` in the same places."""
+        require_elements(a)
+        require_sparse(b, "other")
+        if a.shape != b.shape:
+            raise ValueError(f"other must have shape {a.shape}, not {b.shape}")
+        dtype = common((a.dtype, b.dtype))
+
+        def build(steps: CallSteps) -> SparseRef:
+            one, two = self._coordinates(steps, a), self._coordinates(steps, b)
+            count = two.data.shape[0]
+            if not one.data.size or not count:
+                return a.with_data(steps.evaluate(broadcast_constant(one.data.shape, dtype)))
+            mine, keys = (
+                steps.evaluate(self._key(each, a.shape, False, (1, 1))) for each in (one, two)
+            )
+            order = steps.do(self._array.argsort(keys))
+            keys = steps.do(self._array.take(keys, order))
+            data = steps.do(self._array.take(two.data, order))
+            # The first of several elements in one place gets their sum.
+            first = steps.do(self._array.searchsorted(keys, keys))
+            sums = steps.evaluate(broadcast_constant(data.shape, dtype))
+            steps.do(self._array.add_at(sums, first, cast(data, dtype)))
+            found: Any = steps.do(self._array.searchsorted(keys, mine))
+            at = steps.evaluate(where(found < count, found, count - 1))
+            there: Any = steps.do(self._array.take(keys, at))
+            factors = cast(steps.do(self._array.take(sums, at)), dtype)
+            product: Any = cast(one.data, dtype) * factors
+            zero = constant(0, dtype)
+            return a.with_data(steps.evaluate(cast(where(there == mine, product, zero), dtype)))
+
+        return self._steps("multiply", build)
 
     def _summed(self, name: str, a: SparseRef, axis: Axis, count: int) -> Request[GpuRef]:
         require_sparse(a, "a")

@@ -210,7 +210,7 @@ class SparseStructure(SparsePart[D]):
         Raises:
             TypeError: another format.
         """
-        form = _require_elements(a)
+        form = require_elements(a)
 
         def build(steps: CallSteps) -> SparseRef:
             found = self._coordinates(steps, a)
@@ -231,7 +231,7 @@ class SparseStructure(SparsePart[D]):
             TypeError: another format.
             Unsupported: in a batch or a recording.
         """
-        form = _require_elements(a)
+        form = require_elements(a)
 
         def build(steps: CallSteps) -> SparseRef:
             if not a.data.size:
@@ -263,7 +263,7 @@ class SparseStructure(SparsePart[D]):
             ValueError: blocks that do not fit.
             Unsupported: in a batch or a recording.
         """
-        _require_elements(a)
+        require_elements(a)
         r, c = _pair(blocksize, "blocksize", least=1)
         rows, columns = a.shape
         if rows % r or columns % c:
@@ -557,7 +557,12 @@ def _pair(extents: tuple[int, int], name: str, *, least: int) -> tuple[int, int]
     return one, other
 
 
-def _require_elements(a: SparseRef) -> Format:
+def require_elements(a: SparseRef) -> Format:
+    """Return the format of a matrix of single elements.
+
+    Raises:
+        TypeError: no matrix, or one of blocks.
+    """
     require_sparse(a, "a")
     if a.format == "bsr":
         raise TypeError("a is bsr; convert it first: await device.sparse.tocsr(a)")

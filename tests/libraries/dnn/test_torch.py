@@ -137,3 +137,49 @@ async def test_activations_and_their_gradients(device: Device, dtype: str, name:
     dx = await getattr(device.dnn, f"{name}_grad")(refs[1], refs[0])
     close(await device.get(y), ty, dtype, 300)  # cuDNN's fast exponentials
     close(await device.get(dx), tx.grad, dtype, 300)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+@pytest.mark.parametrize("aligned", [False, True])
+async def test_samples_and_their_gradients(
+    device: Device, padding: str, mode: str, aligned: bool
+) -> None:
+    rng = seeds.rng()
+    x, matrix = rng.uniform(-1, 1, (2, 3, 6, 5)), rng.uniform(-1.2, 1.2, (2, 2, 3))
+    how: Any = {"mode": mode, "padding_mode": padding, "align_corners": aligned}
+    tx, tm = wide(x), wide(matrix)
+    grid = functional.affine_grid(tm, (2, 3, 4, 7), align_corners=aligned)
+    ty = functional.grid_sample(tx, grid, **how)
+    grad = rng.uniform(-1, 1, tuple(ty.shape))
+    ty.backward(torch.tensor(grad))
+
+    dnn = device.dnn
+    image, theta, slope = [await device.put(each) for each in (x, matrix, grad)]
+    places = await dnn.affine_grid(theta, (2, 3, 4, 7), align_corners=aligned)
+    dgrid = await dnn.grid_sample_grid_grad(slope, image, places, **how)
+    results = [
+        (await dnn.grid_sample(image, places, **how), ty),
+        (await dnn.grid_sample_input_grad(slope, places, x.shape, **how), tx.grad),
+        (await dnn.affine_grid_grad(dgrid, align_corners=aligned), tm.grad),
+    ]
+    for got, expected in results:
+        close(await device.get(got), expected, "float64", 0)
+
+
+async def test_windows_and_places_of_the_largest(device: Device) -> None:
+    rng = seeds.rng()
+    x = rng.uniform(-1, 1, (2, 3, 7, 8))
+    image, tx = await device.put(x), torch.tensor(x)
+    moves: Any = {"stride": (2, 1), "padding": (1, 2), "dilation": (2, 1)}
+    columns = await device.dnn.unfold(image, (2, 3), **moves)
+    wanted = functional.unfold(tx, (2, 3), **moves)
+    close(await device.get(columns), wanted, "float64", 0)
+    back = await device.dnn.fold(columns, (7, 8), (2, 3), **moves)
+    close(await device.get(back), functional.fold(wanted, (7, 8), (2, 3), **moves), "float64", 0)
+    y, indices = await device.dnn.max_pool_with_indices(image, 2)
+    ty, places = functional.max_pool2d(tx, 2, return_indices=True)
+    np.testing.assert_array_equal(await device.get(indices), places.numpy())
+    unpooled = await device.dnn.max_unpool(y, indices, 2, output_size=(7, 8))
+    wanted = functional.max_unpool2d(ty, places, 2, output_size=(7, 8))
+    np.testing.assert_array_equal(await device.get(unpooled), wanted.numpy())

@@ -60,6 +60,13 @@ IMAGES: dict[str, Any] = {
     "adaptive_max_pool_grad": lambda d, x: d.adaptive_max_pool_grad(x(4, 2, 2), x(4, 6, 6)),
     "interpolate": lambda d, x: d.interpolate(x(4, 6, 6), 12),
     "interpolate_grad": lambda d, x: d.interpolate_grad(x(4, 12, 12), (x.batch, 4, 6, 6)),
+    "grid_sample": lambda d, x: d.grid_sample(x(4, 6, 6), x(3, 3, 2)),
+    "grid_sample_input_grad": lambda d, x: d.grid_sample_input_grad(
+        x(4, 3, 3), x(3, 3, 2), (x.batch, 4, 6, 6)
+    ),
+    "unfold": lambda d, x: d.unfold(x(4, 6, 6), 3),
+    "fold": lambda d, x: d.fold(x(4, 9), 4, 2),
+    "max_pool_with_indices": lambda d, x: d.max_pool_with_indices(x(4, 6, 6), 2),
     "local_response_norm": lambda d, x: d.local_response_norm(x(4, 6, 6), 5),
 }
 

@@ -59,6 +59,12 @@ async def test_sums_and_products(
         dense = np.random.default_rng(seed).normal(size=(rows, columns)).astype(dtype)
         made = await on.multiply(a, await device.put(dense))
         await is_same(device, made, x.tocsr().multiply(dense).tocsr().astype(dtype))
+    both = np.result_type(dtype, "float64")  # SciPy's of no elements are float64
+    products = x.tocsr().multiply(y.tocsr()).tocsr().astype(both)
+    await is_same(device, await on.multiply(a, b), products)
+    product = await on.kron(a, b, "csc")
+    assert product.format == "csc"
+    await is_same(device, product, scipy.sparse.kron(x, y, "csc").astype(both))
     await is_same(device, await on.astype(a, "complex128"), x.astype("complex128"))
 
 
@@ -158,7 +164,8 @@ async def test_in_a_batch(device: Device) -> None:
 WRONG: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda on, a: on.add(a, a.T), ValueError, "one shape"),
     (lambda on, a: on.add(a, 1), TypeError, "b"),
-    (lambda on, a: on.multiply(a, a), TypeError, "todense"),
+    (lambda on, a: on.multiply(a, "a"), TypeError, "other must be a number"),
+    (lambda on, a: on.kron(a, 2), TypeError, "b"),
     (lambda on, a: on.multiply(a, a.major.reshape(1, 1, 3)), ValueError, "broadcast"),
     (lambda on, a: on.astype(a, "int32"), TypeError, "dtype must be one of"),
     (lambda on, a: on.sum(a, 2), ValueError, "axis must be"),

@@ -17,6 +17,7 @@ from . import cpu_attention as _cpu_attention
 from ._cpu_losses import CpuLosses
 from ._cpu_rnn import CpuRnn
 from ._cpu_routines import CpuRoutines
+from ._cpu_sampling import CpuSampling
 from .cpu_sequences import CpuSequences
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class CpuDnn:
             **CpuSequences(context, graphs).handlers,
             **CpuRoutines(context).handlers,
             **CpuLosses(context).handlers,
+            **CpuSampling(context).handlers,
             **CpuRnn(context).handlers,
         }
 

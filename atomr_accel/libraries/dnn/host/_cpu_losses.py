@@ -38,6 +38,9 @@ class CpuLosses:
         self._context.check()
         read, (before, classes, behind) = self._context.array, message.shape
         dtype = DTYPES[message.dtype]
+        if not message.index:
+            self._soft(message)
+            return
         target = read(message.target, (before, behind), DTYPES[message.index]).astype(np.int64)
         counts = target != message.ignore
         require_within(np.where(counts, target, 0), 0, classes - 1, "target")
@@ -64,6 +67,32 @@ class CpuLosses:
             losses = np.where(counts, losses, 0.0)
             if message.reduction == "none":
                 read(message.y, target.shape, dtype)[...] = losses.astype(dtype)
+            else:
+                read(message.y, (), dtype)[...] = (losses.sum() / total).astype(dtype)
+
+    def _soft(self, message: CrossEntropy) -> None:
+        """Execute a cross-entropy with targets that are probabilities."""
+        read, (before, classes, behind) = self._context.array, message.shape
+        dtype = DTYPES[message.dtype]
+        x, target = (
+            read(at, message.shape, dtype).astype(np.float64) for at in (message.x, message.target)
+        )
+        own = (1 - message.smoothing) * target + message.smoothing / classes
+        if message.weight:
+            own *= read(message.weight, (classes,), dtype).astype(np.float64)[:, None]
+        each = message.reduction == "none"
+        total = float(before * behind) if message.reduction == "mean" else 1.0
+        with np.errstate(all="ignore"):
+            logs = _log_softmax(x, axis=1)
+            if message.dx:
+                dy = read(message.dy, (before, behind) if each else (), dtype).astype(np.float64)
+                factor = dy[:, None] if each else dy / np.float64(total)
+                slopes = factor * (own.sum(1, keepdims=True) * np.exp(logs) - own)
+                read(message.dx, message.shape, dtype)[...] = slopes.astype(dtype)
+                return
+            losses = -np.where(own != 0, own * logs, 0).sum(1)
+            if each:
+                read(message.y, losses.shape, dtype)[...] = losses.astype(dtype)
             else:
                 read(message.y, (), dtype)[...] = (losses.sum() / total).astype(dtype)
 

@@ -17,6 +17,7 @@ from ..wire._messages import ForgetGraph, PrepareGraph, RunGraph, TuneGraph
 from ._cuda_losses import CudaLosses
 from ._cuda_rnn import CudaRnn
 from ._cuda_routines import CudaDnnRoutines, Descriptors
+from ._cuda_sampling import CudaSampling
 from ._lowering import load_frontend
 from ._plans import DnnPlanStore
 from ._prototypes import load_cudnn, preload_parts
@@ -101,6 +102,7 @@ class CudaDnn:
         self._descriptors: Final = Descriptors(self._handle)
         self._sequences: Final = CudaSequences(context, stream, graphs)
         self._losses: Final = CudaLosses(context, stream, self._descriptors, self._scratch_of)
+        self._sampling: Final = CudaSampling(context, stream)
         self._rnn: Final = CudaRnn(self._descriptors, context.pointer, stream)
         self.handlers: Final[dict[type, Callable[[Any], Any]]] = {
             **graphs,
@@ -108,6 +110,7 @@ class CudaDnn:
             **CudaDnnRoutines(self._descriptors, context.pointer).handlers,
             **self._rnn.handlers,
             **self._losses.handlers,
+            **self._sampling.handlers,
         }
         self.preparers: Final = {RunGraph: self._prepare_run}
 
@@ -125,6 +128,7 @@ class CudaDnn:
         self._descriptors.close()
         self._sequences.close()
         self._losses.close()
+        self._sampling.close()
         self._library.call("cudnnDestroy", self._handle)
         self._own.close()
         self._free_scratch()

@@ -71,6 +71,9 @@ class CudaLosses:
         how = struct.pack("<4qd", count, classes, behind, message.ignore, message.smoothing)
         group, mean = group_of(classes, behind), message.reduction == "mean"
         read = (at["x"], at["target"], at["weight"])
+        if not index:
+            self._soft(message, at, how, group)
+            return
         if message.dx:
             if mean:
                 places = struct.pack("<3Q", at["scratch"], at["target"], at["weight"])
@@ -88,6 +91,23 @@ class CudaLosses:
         places = struct.pack("<5Q", losses, counts, *read)
         self._launch("rows", (group, compute, compute, dtype, index), count * group, places + how)
         self._total(message.y, losses, counts, count, 1.0, (compute, dtype))
+
+    def _soft(self, message: CrossEntropy, at: dict[str, int], how: bytes, group: int) -> None:
+        """Execute a cross-entropy with targets that are probabilities."""
+        before, _, behind = message.shape
+        count, dtype, compute = before * behind, message.dtype, wider(message.dtype)
+        read, each = (at["x"], at["target"], at["weight"]), message.reduction == "none"
+        divisor = float(count) if message.reduction == "mean" else 1.0
+        if message.dx:
+            data = struct.pack("<5Q", at["dx"], at["dy"], *read) + how
+            data += struct.pack("<qd", each, divisor)
+            self._launch("soft_gradient", (group, compute, dtype), count * group, data)
+            return
+        data = struct.pack("<4Q", at["y"] if each else at["scratch"], *read) + how
+        kinds = (group, compute, dtype if each else compute, dtype)
+        self._launch("soft_rows", kinds, count * group, data)
+        if not each:
+            self._total(message.y, at["scratch"], 0, count, divisor, (compute, dtype))
 
     def _ctc(self, message: Ctc) -> None:
         steps, batch, classes = message.shape

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ....ops import Preparer
 
 _MOST_LABELS: Final = 255
+_IGNORED: Final = -100
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -52,29 +53,32 @@ class Losses(DnnPart[D]):
         target: GpuRef,
         weight: GpuRef | None = None,
         *,
-        ignore_index: int = -100,
+        ignore_index: int = _IGNORED,
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Cross-entropy of scores and targets: ``-log_softmax(x)[target]``.
 
-        As ``torch.nn.functional.cross_entropy`` with targets that are classes; see the class.
+        As ``torch.nn.functional.cross_entropy``, with targets that are classes or probabilities of
+        them; see the class.
 
         Args:
             x: scores, float16, bfloat16, float32 or float64; shape (batch, classes, ...), or
                 (classes,).
-            target: the right classes, int32 or int64; the shape of ``x`` without the classes.
+            target: the right classes, int32 or int64; the shape of ``x`` without the classes. Or
+                the probability of each class, shape and dtype of ``x``.
             weight: weight of each class, shape (classes,), dtype of ``x``; by default all 1.
-            ignore_index: a target that does not count.
+            ignore_index: a target that does not count; for classes only.
             reduction: ``"mean"`` divides the sum of all losses by that of the weights of their
-                targets; without targets it is NaN. ``"sum"``, or ``"none"`` for each loss.
+                targets, or by their number, if targets are probabilities; without targets it is
+                NaN. ``"sum"``, or ``"none"`` for each loss.
             label_smoothing: the share of each target that is divided equally among all classes,
                 from 0 to 1.
             out: where to put the result. Made if absent.
 
         Returns:
-            A scalar, or the shape of ``target``; dtype of ``x``.
+            A scalar, or the shape of ``x`` without the classes; dtype of ``x``.
         """
         call = _Entropy(self, x, target, weight, ignore_index, reduction, label_smoothing)
         shape = call.rows if reduction == "none" else ()
@@ -88,7 +92,7 @@ class Losses(DnnPart[D]):
         target: GpuRef,
         weight: GpuRef | None = None,
         *,
-        ignore_index: int = -100,
+        ignore_index: int = _IGNORED,
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
         out: GpuRef | None = None,
@@ -251,12 +255,14 @@ class _Entropy:
         require_readable(x, memory, "x")
         require_readable(target, memory, "target")
         require_float(x, "x")
-        _require_index(target, "target")
+        soft = target.dtype is x.dtype
+        if not soft:
+            _require_index(target, "target")
         axis = min(1, x.ndim - 1)
         if not x.ndim or not x.shape[axis]:
             raise ValueError(f"x has classes, and a batch before them; its shape is {x.shape}")
         self.rows = (*x.shape[:axis], *x.shape[axis + 1 :])
-        require_shape(target, self.rows, "target")
+        require_shape(target, x.shape if soft else self.rows, "target")
         self.inputs = {"x": x, "target": target}
         if weight is not None:
             require_readable(weight, memory, "weight")
@@ -266,9 +272,14 @@ class _Entropy:
             self.inputs["weight"] = weight
         self.dtype = x.dtype
         self._shape = (math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :]))
-        self._index = target.dtype.name
+        self._index = "" if soft else target.dtype.name
         self._reduction = _reduction(reduction)
         self._ignore = whole(ignore_index, "ignore_index")
+        if soft and self._ignore != _IGNORED:
+            raise ValueError(
+                "ignore_index must be left out if targets are probabilities, "
+                f"not {ignore_index}; give these targets no probability at all"
+            )
         self._smoothing = real(label_smoothing, "label_smoothing", least=0, most=1)
 
     def scratch(self, *, gradient: bool) -> int:

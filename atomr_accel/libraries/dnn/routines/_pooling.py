@@ -66,7 +66,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             Shape (batch, channels, ...places), or channels last.
         """
         require_readable(x, self.home.memory, "x")
-        pooling = _PoolingWindow("max", x, window, stride, padding, layout, ceil_mode)
+        pooling = PoolingWindow("max", x, window, stride, padding, layout, ceil_mode)
         return self._pool(pooling, x, layout, out)
 
     @op
@@ -95,7 +95,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             Shape and dtype of ``x``.
         """
         require_readable(x, self.home.memory, "x")
-        pooling = _PoolingWindow("max", x, window, stride, padding, layout, ceil_mode)
+        pooling = PoolingWindow("max", x, window, stride, padding, layout, ceil_mode)
         return self._pool_backward(pooling, grad, y, x, layout, out)
 
     @op
@@ -118,7 +118,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
         """
         mode = _average(include=count_include_pad)
         require_readable(x, self.home.memory, "x")
-        pooling = _PoolingWindow(mode, x, window, stride, padding, layout, ceil_mode)
+        pooling = PoolingWindow(mode, x, window, stride, padding, layout, ceil_mode)
         return self._pool(pooling, x, layout, out)
 
     @op
@@ -144,13 +144,13 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
             ``shape``, and the dtype of ``grad``.
         """
         require_readable(grad, self.home.memory, "grad")
-        like = _Like(tuple(shape), grad.dtype)
+        like = Absent(tuple(shape), grad.dtype)
         mode = _average(include=count_include_pad)
-        pooling = _PoolingWindow(mode, like, window, stride, padding, layout, ceil_mode)
+        pooling = PoolingWindow(mode, like, window, stride, padding, layout, ceil_mode)
         return self._pool_backward(pooling, grad, None, None, layout, out)
 
     def _pool(
-        self, pooling: _PoolingWindow, x: GpuRef, layout: str | None, out: GpuRef | None
+        self, pooling: PoolingWindow, x: GpuRef, layout: str | None, out: GpuRef | None
     ) -> Request[GpuRef]:
         name = f"{pooling.mode}_pool"
         if pooling.partial:
@@ -164,7 +164,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
 
     def _pool_backward(
         self,
-        pooling: _PoolingWindow,
+        pooling: PoolingWindow,
         grad: GpuRef,
         y: GpuRef | None,
         x: GpuRef | None,
@@ -195,7 +195,7 @@ class Pooling(RoutinePart[D], ResamplingPart[D]):
         return self._routine(f"dnn.{name}", inputs, pooling.x_shape, out, message)
 
 
-class _Like:
+class Absent:
     """Shape and dtype of an absent tensor."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
@@ -203,7 +203,7 @@ class _Like:
         self.dtype = dtype
 
 
-class _PoolingWindow:
+class PoolingWindow:
     """The checked movement of a window.
 
     Attributes:
@@ -259,6 +259,11 @@ class _PoolingWindow:
             yield from numbers
         for tensor in self._tensors:
             yield from (*tensor.shape, *tensor.strides)
+
+    def moves(self) -> tuple[Any, ...]:
+        """Return images, places, and sizes, strides, padding and dilation of the window."""
+        window, padding, stride = self._numbers
+        return (*self._tensors, window, stride, padding, (1,) * len(window))
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes of the node, which also has places that are only partly inside."""

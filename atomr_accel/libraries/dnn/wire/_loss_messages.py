@@ -11,7 +11,7 @@ class CrossEntropy(Message, frozen=True):
     Attributes:
         shape: number of elements before the classes, number of classes, number behind them.
         dtype: dtype of scores, weights and results.
-        index: dtype of targets.
+        index: dtype of targets, or "" if they are probabilities, as many as scores.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
         ignore: a target that does not count.
         smoothing: the share of a target that all classes get alike.

@@ -41,6 +41,9 @@ def instances(threads: int) -> dict[str, str]:
         scores = SCORES.format(**names)
         for y in {a, x}:
             names["y"] = C_TYPES[y]
+            found[loss_name("soft_rows", group, a, y, x)] = (
+                "{y}* losses; const {x}* x; const {x}* target; const {x}* weights; Scores how"
+            ).format(**names)
             found[loss_name("rows", group, a, y, x, i)] = "{y}* losses; {a}* counts; ".format(
                 **names
             ) + (f"{scores}; Scores how")
@@ -54,6 +57,10 @@ def instances(threads: int) -> dict[str, str]:
             f"{names['x']}* dx; const {names['x']}* dy; {scores}; "
             f"const {names['a']}* sum; Scores how; i64 each"
         )
+        found[loss_name("soft_gradient", group, a, x)] = (
+            "{x}* dx; const {x}* dy; const {x}* x; const {x}* target; const {x}* weights; "
+            "Scores how; i64 each; double divisor"
+        ).format(**names)
         found[loss_name("weigh", a, x, i)] = (
             "{a}* sum; const {i}* target; const {x}* weights; Scores how"
         ).format(**names)

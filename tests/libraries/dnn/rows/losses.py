@@ -128,6 +128,75 @@ ENTROPIES: list[Case] = [
 ]
 
 
+# --- the same of probabilities ------------------------------------------------------------
+
+
+def soft_inputs(sample: Sample, shape: tuple[int, ...], **case: Any) -> tuple[Array, ...]:
+    rng, axis = sample.rng, min(1, len(shape) - 1)
+    x = rng.uniform(-4, 4, shape).astype(sample.dtype)
+    q = rng.uniform(0, 1, shape) * rng.integers(0, 2, shape)  # some are impossible
+    q /= q.sum(axis, keepdims=True) + 0.1
+    given = (x, q.astype(sample.dtype))
+    return (*given, rng.uniform(0.5, 2, shape[axis]).astype(sample.dtype))[: 2 + case["weighted"]]
+
+
+def by_classes(x: Array, q: Array, weight: Array | None, case: Case) -> tuple[Array, ...]:
+    """Losses, gradients with the classes last, and magnitudes."""
+    axis = min(1, x.ndim - 1)
+    flat, wanted = (np.moveaxis(np.asarray(each, np.float64), axis, -1) for each in (x, q))
+    p = np.exp(flat - flat.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    share = case.get("label_smoothing", 0.0)
+    own = (1 - share) * wanted + share / flat.shape[-1]
+    own = own * (1 if weight is None else np.asarray(weight, np.float64))
+    losses = -(own * np.log(p)).sum(-1)
+    sizes = (own * (abs(flat) + abs(np.log(p)))).sum(-1)
+    return losses, own.sum(-1, keepdims=True) * p - own, sizes
+
+
+def expect_soft(x: Array, q: Array, weight: Array | None = None, **case: Any) -> Near:
+    losses, _, sizes = by_classes(x, q, weight, case)
+    if case.get("reduction", "mean") == "none":
+        return Near(losses, sizes + 1)
+    count = losses.size if case.get("reduction", "mean") == "mean" else 1
+    return Near(losses.sum() / count, sizes.sum() / count + 1)
+
+
+def soft_grad_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
+    x, *rest = soft_inputs(sample, **case)
+    rows = (*x.shape[:1], *x.shape[2:]) if x.ndim > 1 else ()
+    shape = rows if case.get("reduction") == "none" else ()
+    return (np.asarray(sample.array(*shape)), x, *rest)
+
+
+def expect_soft_grad(
+    dy: Array, x: Array, q: Array, weight: Array | None = None, **case: Any
+) -> Near:
+    losses, slopes, _ = by_classes(x, q, weight, case)
+    count = losses.size if case.get("reduction", "mean") == "mean" else 1
+    factor = np.broadcast_to(dy, losses.shape)[..., None] / count
+    size = np.broadcast_to(4 * abs(factor), slopes.shape)
+    axis = min(1, x.ndim - 1)
+    return Near(np.moveaxis(slopes * factor, -1, axis), np.moveaxis(size, -1, axis))
+
+
+SOFT: list[Case] = [
+    {**case, "index": "int64"}
+    for case in (
+        *product(
+            shape=[(7, 5)],
+            weighted=[False, True],
+            reduction=["mean", "sum", "none"],
+            label_smoothing=[0.0, 0.3],
+        ),
+        {"shape": (4, 300), "weighted": True, "label_smoothing": 0.1},
+        {"shape": (2, 4, 3, 5), "weighted": True},
+        {"shape": (2, 40, 6), "weighted": False, "reduction": "none"},
+        {"shape": (6,), "weighted": True},
+    )
+]
+
+
 # --- connectionist temporal classification ------------------------------------------------
 
 
@@ -254,6 +323,15 @@ OPERATIONS = [
         entropy_grad_inputs,
         call_entropy_grad,
         expect_entropy_grad,
+    ),
+    Operation("dnn.cross_entropy", DTYPES, SOFT, soft_inputs, call_entropy, expect_soft),
+    Operation(
+        "dnn.cross_entropy_grad",
+        DTYPES,
+        SOFT,
+        soft_grad_inputs,
+        call_entropy_grad,
+        expect_soft_grad,
     ),
     Operation("dnn.ctc_loss", DTYPES, CLASSIFICATIONS, ctc_inputs, call_ctc, expect_ctc),
     Operation(

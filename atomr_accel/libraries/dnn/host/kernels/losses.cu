@@ -1,4 +1,5 @@
-// Losses: cross-entropy ("rows", "weigh", "gradient"), connectionist temporal classification
+// Losses: cross-entropy ("rows", "weigh", "gradient"; "soft_rows" and "soft_gradient" of targets
+// that are probabilities), connectionist temporal classification
 // ("ctc"), and their sums ("total"). A is the type that is computed in, I that of classes.
 //
 // THREADS, a power of two, comes from Python: blocks have as many threads, and take several rows
@@ -6,32 +7,11 @@
 // time. A class that does not exist makes NaN, and nothing is read for it.
 
 #include "access.cuh"
+#include "joined.cuh"
 #include "types.cuh"
 
 template <class A> __device__ A nan_of() { return (A)__longlong_as_double(0x7ff8000000000000LL); }
 template <class A> __device__ A infinity() { return (A)__longlong_as_double(0x7ff0000000000000LL); }
-
-struct Sum {
-  template <class A> __device__ static A of(A a, A b) { return a + b; }
-};
-struct Most {
-  template <class A> __device__ static A of(A a, A b) { return b > a || b != b ? b : a; }
-};
-
-// What G threads have, joined; G is 1 or THREADS.
-template <class Join, int G, class A> __device__ A joined(A value) {
-  if (G == 1) return value;
-  __shared__ A parts[THREADS];
-  __syncthreads();
-  parts[threadIdx.x] = value;
-  for (int half = THREADS / 2; half; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half)
-      parts[threadIdx.x] = Join::of(parts[threadIdx.x], parts[threadIdx.x + half]);
-  }
-  __syncthreads();
-  return parts[0];
-}
 
 // y is the sum of values, divided by that of weights, if there are any, and by "divisor".
 template <class A, class Y>
@@ -133,6 +113,50 @@ __global__ void gradient(T* dx, const T* dy, const T* x, const I* target, const 
       const A p = exp(get<A>(x[first + c * how.behind]) - normal);
       const A slope = own * (p - (A)(c == t)) + others * (all * p - weight_of<A>(weights, c));
       put(dx[first + c * how.behind], factor * slope);
+    }
+  }
+}
+
+// Of a target that has a probability for each class, the share of one, smoothed.
+template <class A, class T>
+__device__ A share_of(const T* target, i64 c, const Scores& how) {
+  return (A)(1 - how.smoothing) * get<A>(target[c * how.behind]) +
+         (A)(how.smoothing / (double)how.classes);
+}
+
+template <int G, class A, class Y, class T>
+__global__ void soft_rows(Y* losses, const T* x, const T* target, const T* weights, Scores how) {
+  const i64 lane = threadIdx.x % G, each = THREADS / G;
+  for (i64 r = blockIdx.x * each + threadIdx.x / G; r < how.count; r += gridDim.x * each) {
+    const i64 first = r / how.behind * how.classes * how.behind + r % how.behind;
+    const A normal = normalizer<G, A>(x + first, how, lane);
+    A loss = 0;
+    for (i64 c = lane; c < how.classes; c += G) {
+      const A share = share_of<A>(target + first, c, how);
+      if (share != 0)
+        loss += share * weight_of<A>(weights, c) * (normal - get<A>(x[first + c * how.behind]));
+    }
+    loss = joined<Sum, G>(loss);
+    if (lane == 0) put(losses[r], loss);
+  }
+}
+
+template <int G, class A, class T>
+__global__ void soft_gradient(T* dx, const T* dy, const T* x, const T* target, const T* weights,
+                              Scores how, i64 each, double divisor) {
+  const i64 lane = threadIdx.x % G, at_once = THREADS / G;
+  for (i64 r = blockIdx.x * at_once + threadIdx.x / G; r < how.count; r += gridDim.x * at_once) {
+    const i64 first = r / how.behind * how.classes * how.behind + r % how.behind;
+    const A factor = get<A>(dy[each ? r : 0]) / (A)divisor;
+    const A normal = normalizer<G, A>(x + first, how, lane);
+    A all = 0;
+    for (i64 c = lane; c < how.classes; c += G)
+      all += share_of<A>(target + first, c, how) * weight_of<A>(weights, c);
+    all = joined<Sum, G>(all);
+    for (i64 c = lane; c < how.classes; c += G) {
+      const A p = exp(get<A>(x[first + c * how.behind]) - normal);
+      const A own = share_of<A>(target + first, c, how) * weight_of<A>(weights, c);
+      put(dx[first + c * how.behind], factor * (all * p - own));
     }
   }
 }
