@@ -17,7 +17,7 @@ from .simulated import Load, SimulatedDevice, following, reference, simulate
 LOADS = st.builds(
     Load,
     requests=st.integers(1, 30),
-    pages=st.integers(16, 40),
+    pages=st.integers(17, 40),
     page_size=st.integers(1, 5),
     context=st.integers(41, 60),
     prompt=st.integers(2, 16),
@@ -27,6 +27,8 @@ LOADS = st.builds(
     most_waiting=st.integers(1, 30),
     arrive=st.floats(0.1, 0.9),
     fault=st.sampled_from((0.0, 0.05, 0.3)),
+    durable=st.sampled_from((0.0, 0.7, 1.0)),
+    scribbled=st.sampled_from((0.0, 0.05, 0.5)),
     shortage=st.sampled_from((0.0, 0.05, 0.3)),
     abort=st.sampled_from((0.0, 0.05, 0.3)),
     poisoned=st.sampled_from((0.0, 0.1, 0.5)),
@@ -59,8 +61,8 @@ def test_many_requests_under_faults_and_memory_pressure(part: int) -> None:
     ends = simulate(seeds.draw() + part, load).counts
     for how in ("finished", "aborted", "expired", "at fault", "fault", "error", "shortage"):
         assert ends[how], how
-    assert ends["preemptions"]
-    assert ends["hits"]
+    for how in ("preemptions", "hits", "recomputed", "kept"):
+        assert ends[how], how
 
 
 def _scheduler(
