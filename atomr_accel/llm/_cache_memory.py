@@ -63,7 +63,7 @@ class CacheMemory:
 
     @property
     def refs(self) -> tuple[GpuRef, GpuRef] | None:
-        """Keys and values; None if there is no memory yet, or a fault has taken it.
+        """Keys and values; None before `make`, and after a fault that has taken them.
 
         Raises:
             GpuRefStale: a fault has left it, and it has to recover.

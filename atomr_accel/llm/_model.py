@@ -133,8 +133,8 @@ class LlamaModel:
     """A model of the Llama family on a device, with a cache of keys and values in pages.
 
     It is a `Runner`. Weights are sealed, so they survive faults of the device. The cache is lost
-    by a fault, and the next step makes an empty one. If it is ``durable``, ``recover`` says what is
-    left of it.
+    by a fault, and the next step makes an empty one. A ``durable`` cache keeps the positions that
+    ``recover`` proves.
 
     With ``invariant`` a token's logits are the same, bit for bit, whatever else is in a step, and
     however its prompt is cut into chunks: products are computed in tiles of a fixed number of rows,
@@ -278,7 +278,7 @@ class LlamaModel:
 
     @property
     def durable(self) -> bool:
-        """Whether the cache survives faults."""
+        """``True`` if the cache survives faults."""
         return self._cache.durable
 
     def statistics(self) -> LlamaStatistics:

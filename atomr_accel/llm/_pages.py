@@ -168,7 +168,7 @@ class PagePool:
         self.lost.clear()
 
     def keep(self, kept: Sequence[int]) -> int:
-        """Take note of what is left of the pages without users: only whole ones may be reused.
+        """Take note of a fault: pages without users that have lost tokens become free.
 
         Args:
             kept: for each page, the number of its tokens before the first one that is lost.

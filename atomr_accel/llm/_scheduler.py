@@ -463,7 +463,7 @@ class Scheduler:
 
         Args:
             lost: True if the cache has lost content.
-            kept: what is left of it, see `lose`.
+            kept: tokens that it has kept, see `lose`.
             smaller: True if a smaller step may succeed, as after an out-of-memory error.
             blame: False if it is certain that no sequence of the step is at fault.
 
@@ -502,7 +502,7 @@ class Scheduler:
         return None
 
     def lose(self, kept: Sequence[int] | None = None) -> None:
-        """Take note that the cache has lost content. What is lost is computed again.
+        """Take note that the cache has lost content. Lost tokens are computed again.
 
         Args:
             kept: for each page of the cache, the number of its tokens before the first one that is

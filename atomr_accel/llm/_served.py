@@ -716,7 +716,8 @@ async def open_language_model(
         dtype: the dtype of a folder's weights and cache, see `LlamaModel.load`.
         invariant: whether tokens of a folder's model are independent of the batch.
         durable: whether a folder's cache survives faults, so that streams continue with the tokens
-            that digests prove. A decoding step then takes about 9 % more on an H200.
+            that digests prove. A recorded decoding step takes about 9 %
+            longer on an H200.
         progress: called with the bytes that were loaded from a folder, and all.
         step_tokens: the most tokens of a step.
         step_sequences: the most sequences of a step; fewer than ``step_tokens``.

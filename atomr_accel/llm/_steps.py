@@ -104,10 +104,10 @@ class DurableRunner(Runner, Protocol):
 
     @property
     def durable(self) -> bool:
-        """Whether the cache survives faults."""
+        """``True`` if the cache survives faults."""
 
     async def recover(self) -> Sequence[int] | npt.NDArray[np.int64]:
-        """Find out what is left of the cache.
+        """Find out which positions the cache has kept.
 
         Returns:
             For each page, the number of its positions before the first one that is lost.

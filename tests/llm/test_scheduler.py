@@ -181,6 +181,43 @@ def test_keys_get_fair_shares() -> None:
     assert sum(sequence.state is SequenceState.ENDED for sequence in many) < 8
 
 
+def test_tokens_between_two_faults_are_computed_once() -> None:
+    scheduler, device = _scheduler(), SimulatedDevice(16, 4)
+    both = [scheduler.submit((*range(14), 20 + at), most=8) for at in range(2)]
+    _run(scheduler, device, 4)
+    kept = [4] * 16
+    kept[both[0].pages[1]] = 1  # of positions from 4 on, which both have
+    kept[both[1].pages[3]] = 2  # of positions from 12 on
+    for row in (device.before, device.after):
+        row[both[0].pages[1]][1:] = [-2] * 3
+        row[both[1].pages[3]][2:] = [-2] * 2
+    before = [sequence.computed for sequence in both]
+    there = scheduler.statistics()
+    scheduler.lose(kept)
+    told = scheduler.statistics()
+    lost = 3 + 2
+    assert told.kept - there.kept == before[0] + before[1] - 12 - lost  # 12 are of both
+    assert told.running == 2
+    _run(scheduler, device, 99)
+    assert scheduler.statistics().recomputed == lost
+    for sequence in both:
+        prompt = tuple(sequence.tokens[: sequence.prompt])
+        assert sequence.tokens[sequence.prompt :] == reference(prompt, 8)
+
+
+def test_a_token_that_was_not_added_before_a_fault_is_computed_again() -> None:
+    scheduler, device = _scheduler(), SimulatedDevice(16, 4)
+    sequence = scheduler.submit(tuple(range(8)), most=3)
+    work = scheduler.plan()
+    assert work is not None
+    device.step(work)
+    assert scheduler.computed() == [sequence]
+    scheduler.failed(lost=True, kept=[4] * 16, blame=False)
+    _run(scheduler, device, 9)
+    assert sequence.tokens[8:] == reference(tuple(range(8)), 3)
+    assert scheduler.statistics().recomputed == 4  # those of its last page
+
+
 def test_long_prompts_do_not_hold_up_those_that_generate() -> None:
     scheduler = _scheduler(pages=64, context=200, step_tokens=8, step_sequences=4)
     device = SimulatedDevice(64, 4)

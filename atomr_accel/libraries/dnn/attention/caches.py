@@ -192,7 +192,7 @@ def _room(device: DeviceView, shape: tuple[int, ...], dtype: np.dtype[Any]) -> G
     """Return an uninitialised buffer in memory that survives.
 
     Raises:
-        Pending: there is no such memory free.
+        Pending: memory that survives has to be made first.
     """
     nbytes = math.prod(shape) * dtype.itemsize
     block = device.memory.allocate(nbytes, durable=True)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class DurablePages(Facade[D]):
     """Keys and values in pages, which survive faults row by row. Made by ``durable_pages``.
 
-    Unlike `PagedKVCache` it knows nothing of sequences: its user says which rows are written, and
+    Unlike `PagedKVCache` it has no sequences: the program says which rows are written, and
     how many rows of each page are in use. A row is one token in one layer, of keys or of values.
 
     Attributes:
