@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ class CacheMemory:
         self._device: Final = device
         self._shape: Final = shape
         self._dtype: Final = dtype
-        self._pages: DurablePages | None = None
+        self._pages: DurablePages[Any] | None = None
         self._refs: tuple[GpuRef, GpuRef] | None = None
         self._made = False
 
@@ -90,7 +90,7 @@ class CacheMemory:
         self._refs = self._pages = None
         if self.durable:
             layers, *sizes = self._shape
-            pages: DurablePages = await self._device.dnn.durable_pages(
+            pages: DurablePages[Any] = await self._device.dnn.durable_pages(
                 *sizes, layers=layers, dtype=self._dtype
             )
             self._pages = pages
@@ -115,9 +115,10 @@ class CacheMemory:
             if pages is None or pages.k.is_stale or pages.v.is_stale:
                 break
             try:
-                return await pages.recover(filled)
+                kept: Ints = await pages.recover(filled)
             except (ContextPoisoned, GpuRefStale):
                 continue
+            return kept
         self._refs = self._pages = None
         await trio.lowlevel.checkpoint()
         return np.zeros_like(filled)

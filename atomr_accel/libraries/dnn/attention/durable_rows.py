@@ -211,7 +211,8 @@ class CacheScan:
     def first_lost(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return for each page the first row that is not proven in all layers, or its size."""
         good = np.pad(self._good.all(0), ((0, 0), (0, 1)))
-        return np.argmin(good, axis=1).astype(np.int64)
+        first: np.ndarray[Any, np.dtype[np.int64]] = np.argmin(good, axis=1).astype(np.int64)
+        return first
 
     def kept(self, sequence: int) -> tuple[int | None, bool]:
         """Return the first row of a sequence that is not proven, and whether it has changed.

@@ -81,7 +81,7 @@ class DurablePages(Facade[D]):
         rows = np.asarray(slots, np.intp).ravel()
         if ((rows < 0) | (rows >= pages * size)).any() or len(np.unique(rows)) < len(rows):
             raise ValueError(
-                f"slots must be different numbers from 0 to {pages * size - 1}, not {slots}"
+                f"slots must be different numbers from 0 to {pages * size - 1}, not {rows}"
             )
         memory = self.home.memory
         for ref in (self.k, self.v):
@@ -139,7 +139,8 @@ class DurablePages(Facade[D]):
 
             def finish(_: object) -> npt.NDArray[np.int64]:
                 digests.epoch = done.epoch
-                return np.minimum(done.first_lost(), wanted)
+                kept: npt.NDArray[np.int64] = np.minimum(done.first_lost(), wanted)
+                return kept
 
             return Submission(None, (), (), finish=finish)
 
