@@ -41,8 +41,9 @@ async def write(device: Device, pages: Any, slots: list[int], *, replays: bool =
             await recording.replay()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", ml_dtypes.bfloat16])
-@pytest.mark.parametrize("replays", [False, True])
+@pytest.mark.parametrize(
+    ("replays", "dtype"), [(False, "float32"), (True, ml_dtypes.bfloat16)], ids=["batch", "replay"]
+)
 @program
 async def test_rows_of_ops_that_have_returned_survive(replays: bool, dtype: Any) -> None:
     async with opened() as device:

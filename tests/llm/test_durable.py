@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, GpuRefStale, Unsupported
+from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, Unsupported
+from atomr_accel.actors import open_actor_system
 from atomr_accel.llm import (
     LanguageModel,
     LlamaModel,
@@ -156,7 +157,9 @@ async def test_a_changed_page_loses_the_tokens_on_it_alone(tmp_path: Path) -> No
 
         async def before(step: int, work: StepWork) -> None:
             if step == 4:  # row 1 of the page with positions from 8 on, in the second layer
-                k, v = model._cache._refs or ()
+                refs = model._cache.refs
+                assert refs is not None
+                k, v = refs
                 row = (model.pages + work.slices[0].pages[2]) * PAGE + 1
                 scribble((k, v)[seeds.draw() % 2], row * k[0, 0, 0].nbytes + 3, b"\x7f")
                 await kill_host(device)
@@ -248,6 +251,28 @@ async def test_a_request_at_fault_is_found_and_others_keep_their_tokens(tmp_path
                 nursery.start_soon(fails)
                 assert await answers(served, given) == expected
             assert served.statistics().failed == 1
+
+
+@cpu_only
+@program
+async def test_a_restart_of_the_service_loses_no_token(tmp_path: Path) -> None:
+    given = requests(3, 6)
+
+    async def before(step: int, work: StepWork) -> None:
+        del work
+        if step == 4:
+            raise DeviceLost("gone")
+
+    async with opened() as device, open_actor_system("names") as system:
+        model = await loaded(device, tmp_path)
+        async with open_language_model(device, model, prefix_cache=False) as served:
+            expected = await answers(served, given)
+        watched = Watched(model, before)
+        async with open_language_model(device, watched, system=system, name="words") as served:
+            assert await answers(served, given) == expected
+            told = served.statistics()
+            assert (told.failed, told.faults, told.recomputed) == (0, 1, 0)
+            assert told.kept
 
 
 @cpu_only
