@@ -347,6 +347,11 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         "--grace", type=_seconds, default=30.0, help="seconds for streams after SIGTERM; 30"
     )
     parser.add_argument(
+        "--durable",
+        action="store_true",
+        help="a cache that survives faults; a step takes longer",
+    )
+    parser.add_argument(
         "--demo-faults", action="store_true", help="a button on the page that faults the device"
     )
 

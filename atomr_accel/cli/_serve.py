@@ -104,6 +104,7 @@ async def _serve(
                     device,
                     folder,
                     model_name=args.model_name,
+                    durable=args.durable,
                     progress=lambda done, whole: show(done / max(whole, 1)),
                     system=device.system,
                     name="language-model",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ._server import LanguageModelServer, LanguageModelServerStatistics, serve_language_model
     from ._steps import (
         ChoosingRunner,
+        DurableRunner,
         Runner,
         StepChoices,
         StepLogits,
@@ -32,6 +33,7 @@ __all__ = [
     "ChatTemplate",
     "Checkpoint",
     "ChoosingRunner",
+    "DurableRunner",
     "FinishReason",
     "GrammarInvalid",
     "LanguageModel",
@@ -97,6 +99,7 @@ _HOME = {
     "LanguageModelStatistics": "_served",
     "open_language_model": "_served",
     "ChoosingRunner": "_steps",
+    "DurableRunner": "_steps",
     "Runner": "_steps",
     "StepChoices": "_steps",
     "StepLogits": "_steps",

@@ -15,14 +15,16 @@ from .. import CompileOptions
 from .._dtypes import as_dtype
 from .._errors import AccelError, OutOfMemory, said_of
 from ..device.data.transfer import in_worker
-from ..wire.options import count
+from ..wire.options import count, flag
 from ..wire.recent import Recent
+from ._cache_memory import CacheMemory
 from ._folder import ModelFolder
 from ._step_inputs import CHOICE_INTS, PagedSteps, StepInputs
 from ._steps import StepChoices, StepLogits, StepTokens, StepWork
 from .wire.kernels import CHOOSERS, SOURCE, THREADS, TWINS
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from numpy.typing import DTypeLike
 
     from .. import Batch, Device, GpuRef, Kernel, Recording
@@ -131,7 +133,8 @@ class LlamaModel:
     """A model of the Llama family on a device, with a cache of keys and values in pages.
 
     It is a `Runner`. Weights are sealed, so they survive faults of the device. The cache is lost
-    by a fault, and the next step makes an empty one.
+    by a fault, and the next step makes an empty one. A ``durable`` cache keeps the positions that
+    ``recover`` proves.
 
     With ``invariant`` a token's logits are the same, bit for bit, whatever else is in a step, and
     however its prompt is cut into chunks: products are computed in tiles of a fixed number of rows,
@@ -165,6 +168,7 @@ class LlamaModel:
         page_size: int,
         dtype: np.dtype[Any],
         invariant: bool,
+        durable: bool,
     ) -> None:
         config = folder.config
         self.device: Final = device
@@ -182,7 +186,8 @@ class LlamaModel:
         self._layers: Final = [_layer_weights(weights, layer) for layer in range(config.layers)]
         self._tile: Final = _TILES.get(device.backend, _TILES["cuda"])
         self._gate: Final[Any] = device.fuse(_gated)
-        self._cache: tuple[GpuRef, GpuRef] | None = None
+        shape = (config.layers, pages, page_size, config.kv_heads, config.head_size)
+        self._cache: Final = CacheMemory(device, shape, dtype, durable=durable)
         self._plan: Final = PagedSteps(
             pages=pages,
             page_size=page_size,
@@ -195,7 +200,7 @@ class LlamaModel:
         self._recorded_by: trio.lowlevel.Task | None = None
         self._seen: Final[Recent[tuple[int, ...], list[int]]] = Recent(_MOST_SEEN)
         self._replayed = 0
-        self._lost = self._steps = self._rows = self._padding = 0
+        self._steps = self._rows = self._padding = 0
 
     @classmethod
     async def load(
@@ -207,6 +212,7 @@ class LlamaModel:
         page_size: int = 16,
         dtype: DTypeLike | None = None,
         invariant: bool = True,
+        durable: bool = False,
         progress: Progress | None = None,
     ) -> LlamaModel:
         """Put the weights of a folder on a device, and make the cache.
@@ -220,11 +226,16 @@ class LlamaModel:
             dtype: float32, float16 or bfloat16, of weights and cache. By default bfloat16 on CUDA
                 and float32 on the CPU.
             invariant: whether results are independent of the batch, see the class.
+            durable: whether the cache survives faults, see `recover`. A step costs more, as
+                rows that it writes are digested.
             progress: called now and then with the bytes of weights that are there, and all.
 
         Raises:
-            ValueError: sizes that are not positive.
+            ValueError: sizes that are not positive; ``durable`` is set, and a token's keys in a
+                layer are not a multiple of 8 bytes.
             TypeError: another dtype.
+            Unsupported: ``durable`` is set, and the device is isolated in a thread, or its platform
+                cannot export device memory.
             ModelFolderBroken: a file has changed since `load_folder`.
             OutOfMemory: no room for weights and cache.
             ContextPoisoned, GpuRefStale: a fault of the device.
@@ -237,6 +248,7 @@ class LlamaModel:
         if kind.name not in _KINDS:
             raise TypeError(f"dtype must be {', '.join(_KINDS)}, not {kind.name}")
         count(page_size, "page_size")
+        flag(durable, "durable")
         config = folder.config
         if pages is None:
             pages = _default_pages(device, config, page_size, kind)
@@ -254,6 +266,7 @@ class LlamaModel:
             page_size=page_size,
             dtype=kind,
             invariant=bool(invariant),
+            durable=durable,
         )
         await model._ready_cache()
         return model
@@ -262,6 +275,11 @@ class LlamaModel:
     def name(self) -> str:
         """The name of the model's folder."""
         return self.folder.name
+
+    @property
+    def durable(self) -> bool:
+        """``True`` if the cache survives faults."""
+        return self._cache.durable
 
     def statistics(self) -> LlamaStatistics:
         """A snapshot."""
@@ -272,7 +290,7 @@ class LlamaModel:
             weight_bytes=sum(ref.nbytes for ref in self._weights.values()),
             cache_bytes=_cache_bytes(self.config, self.page_size, self.dtype) * self.pages,
             replayed=self._replayed,
-            caches_lost=self._lost,
+            caches_lost=self._cache.lost,
         )
 
     async def verify(self) -> None:
@@ -286,6 +304,26 @@ class LlamaModel:
             array = await self.device.get(self._weights[name])
             if await in_worker(_digest, array) != digest:
                 raise WeightsDamaged(f"{name} must be as it was loaded, and is not; load it again")
+
+    async def recover(self) -> npt.NDArray[np.int64]:
+        """Compare a durable cache with its digests. After a fault this has to come before a step.
+
+        A fault meanwhile begins it anew, for a few times. Then the cache is made anew.
+
+        Returns:
+            int64 (pages,): how many positions of each page are left, from its beginning. Others
+            were lost, or not filled by a step that was done: compute them again.
+
+        Raises:
+            ValueError: the cache is not durable.
+            DeviceLost: the device will not come back.
+        """
+        if not self.durable:
+            raise ValueError("the cache must be durable to recover; load it with durable=True")
+        self._recorded.clear()
+        kept = await self._cache.recover(self._plan.filled)
+        self._plan.keep(kept)
+        return kept
 
     async def step(self, work: StepWork) -> StepLogits:
         """Compute slices of sequences, and write their keys and values to the cache.
@@ -303,7 +341,8 @@ class LlamaModel:
             ValueError: tokens, positions or pages that do not exist, or pages that two slices
                 would write.
             GpuRefStale: positions before a slice are not in the cache, for example because a fault
-                has emptied it: compute the sequence from its beginning.
+                has emptied it: compute the sequence from its beginning. Or a durable cache has to
+                `recover`.
             ContextPoisoned: a fault of the device.
             OutOfMemory: no room for the step.
         """
@@ -358,10 +397,11 @@ class LlamaModel:
         plan.check_filled(use, work)
         inputs = plan.inputs(use, work, choices)
         plan.touch(use, done=False)
-        if trace or not len(inputs.sampled):
-            computed = await self._traced(cache, inputs, trace=trace)
-        else:
-            computed = await self._computed(cache, inputs, logits=logits)
+        with self._cache.writing(inputs.slots):
+            if trace or not len(inputs.sampled):
+                computed = await self._traced(cache, inputs, trace=trace)
+            else:
+                computed = await self._computed(cache, inputs, logits=logits)
         plan.touch(use, done=True)
         self._steps += 1
         self._rows += len(inputs.places)
@@ -518,20 +558,17 @@ class LlamaModel:
         return out
 
     async def _ready_cache(self) -> tuple[GpuRef, GpuRef]:
-        """Return the memory of keys and of values; new and empty, if a fault has taken it."""
-        cache = self._cache
-        if cache is not None and not any(each.is_stale for each in cache):
-            return cache
-        self._lost += cache is not None
-        self._cache = None
-        self._recorded.clear()
-        self._plan.lose()
-        config = self.config
-        shape = (config.layers, self.pages, self.page_size, config.kv_heads, config.head_size)
-        k = await self.device.zeros(shape, self.dtype)
-        v = await self.device.zeros(shape, self.dtype)
-        self._cache = k, v
-        return self._cache
+        """Return the memory of keys and of values; new and empty, if a fault has taken it.
+
+        Raises:
+            GpuRefStale: a durable cache has to recover first.
+        """
+        cache = self._cache.refs
+        if cache is None:
+            self._recorded.clear()
+            self._plan.lose()
+            cache = await self._cache.make()
+        return cache
 
 
 def _gated(gate: Any, up: Any) -> Any:

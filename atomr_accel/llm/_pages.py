@@ -9,7 +9,10 @@ tokens one by one. Two prefixes are never taken for each other.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PageKey: TypeAlias = tuple[int, tuple[int, ...]]
 """The number of the prefix before a page, and the page's tokens."""
@@ -39,6 +42,10 @@ class PagePool:
         pages: how many there are.
         page_size: the number of tokens of a page.
         reuse: False makes no page known by its content.
+
+    Attributes:
+        lost: pages that have users and have lost tokens by a fault, and how many they have kept
+            before the first lost one. They are not found by ``match`` until they are restored.
     """
 
     def __init__(self, pages: int, page_size: int, *, reuse: bool = True) -> None:
@@ -52,6 +59,7 @@ class PagePool:
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._prefixes = ROOT
         self.evictions = 0
+        self.lost: Final[dict[int, int]] = {}
 
     @property
     def available(self) -> int:
@@ -93,7 +101,7 @@ class PagePool:
         size = self.page_size
         for start in range(0, most - size + 1, size):
             entry = self._known.get((prefix, tuple(tokens[start : start + size])))
-            if entry is None:
+            if entry is None or entry.page in self.lost:
                 break
             page = entry.page
             if not self._users[page]:
@@ -113,7 +121,8 @@ class PagePool:
 
         Returns:
             The page to use from now on, and the number of the prefix up to its end. If another page
-            has the same content, it is that one, and the given page is free.
+            has the same content, it is that one, and the given page is free. If the other one has
+            lost tokens, the given page takes its place.
         """
         if not self.reuse:
             return page, prefix
@@ -123,6 +132,10 @@ class PagePool:
             self._prefixes += 1
             entry = _PageEntry(page, key, self._prefixes)
             self._known[key] = self._entries[page] = entry
+        elif entry.page in self.lost:
+            self._entries[entry.page] = None
+            self._entries[page] = entry
+            entry.page = page
         elif entry.page != page:
             if not self._users[entry.page]:
                 del self._idle[entry.page]
@@ -139,6 +152,8 @@ class PagePool:
             self._users[page] -= 1
             if self._users[page]:
                 continue
+            if self.lost.pop(page, None) is not None:
+                self._forget(page)
             if self._entries[page] is not None:
                 self._idle[page] = None
             else:
@@ -150,6 +165,34 @@ class PagePool:
         self._idle.clear()
         self._known.clear()
         self._entries = [None] * self.pages
+        self.lost.clear()
+
+    def keep(self, kept: Sequence[int]) -> int:
+        """Take note of a fault: pages without users that have lost tokens become free.
+
+        Args:
+            kept: for each page, the number of its tokens before the first one that is lost.
+
+        Returns:
+            The number of tokens that these pages have kept.
+        """
+        for page in [each for each in self._idle if kept[each] < self.page_size]:
+            del self._idle[page]
+            self._forget(page)
+            self._free.append(page)
+        return len(self._idle) * self.page_size
+
+    def lose(self, page: int, kept: int, needed: int) -> None:
+        """Take note of the tokens that a page has kept, of those that its users need."""
+        if kept < needed:
+            self.lost[page] = min(kept, self.lost.get(page, needed))
+
+    def restore(self, page: int, tokens: int, needed: int) -> None:
+        """Take note that the first tokens of a page are there, of those that its users need."""
+        if page in self.lost:
+            self.lost[page] = max(tokens, self.lost[page])
+            if tokens >= needed:
+                del self.lost[page]
 
     def _forget(self, page: int) -> None:
         entry = self._entries[page]

@@ -9,6 +9,9 @@ so there is progress always.
 Sequences of a higher priority go first. Among equal ones, keys get fair shares of the tokens,
 prompts included, and a sequence that was begun comes before those that were not.
 
+A fault takes all of the cache, or some tokens of it. Sequences keep the others, and compute those
+that are lost again, where they were. Of sequences that share a lost page, one does.
+
 A step that fails is done again. If it fails again with the same sequences, halves of it are tried
 by themselves, until one sequence fails alone: it is at fault.
 """
@@ -30,7 +33,7 @@ from ._request_errors import PromptTooLong
 from ._steps import StepSlice, StepWork
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ..patterns import WaitingRequest
 
@@ -67,6 +70,8 @@ class SchedulerStatistics:
         steps: steps that were computed.
         computed: tokens that steps computed, those again included.
         recomputed: tokens that had been computed before a preemption or a fault.
+        kept: tokens that were in the cache after faults as before, added up over all faults. Those
+            that sequences share count once.
         prompt_tokens: tokens of prompts that were looked up in the prefix cache.
         cache_hits: tokens of prompts that were found there.
         preemptions: how often a sequence lost its pages to another one.
@@ -83,6 +88,7 @@ class SchedulerStatistics:
     steps: int
     computed: int
     recomputed: int
+    kept: int
     prompt_tokens: int
     cache_hits: int
     preemptions: int
@@ -102,7 +108,9 @@ class ScheduledSequence:
         priority: sequences with a higher one go first.
         deadline: the time at which it is dropped.
         state: whether it waits or runs.
-        computed: the number of its tokens that are in the cache.
+        computed: the number of its tokens that are in the cache, without a gap.
+        stored: the number of its tokens up to the last one in the cache, if a fault has left a gap
+            before it.
         scored: the number of tokens of the prompt after which logits are no longer needed; all of
             them, unless scores were asked for.
     """
@@ -110,7 +118,7 @@ class ScheduledSequence:
     __slots__ = (
         "charged", "computed", "deadline", "filled", "filling", "limit", "number", "order",
         "page_tuple", "pages", "prefix", "priority", "prompt", "proof", "queued", "reached",
-        "scored", "share", "state", "strikes", "tokens",
+        "scored", "share", "state", "stored", "strikes", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -123,7 +131,7 @@ class ScheduledSequence:
         self.priority = priority
         self.deadline = deadline
         self.state = SequenceState.WAITING
-        self.computed = 0
+        self.computed = self.stored = 0
         self.scored = len(prompt)
         self.reached = 0  # as far as it was ever computed
         self.order = -1
@@ -147,6 +155,12 @@ class ScheduledSequence:
     def full(self) -> bool:
         """True if no token may follow."""
         return len(self.tokens) >= self.limit
+
+    @property
+    def reusable(self) -> int:
+        """The most tokens that it can take from the cache; logits after others are needed."""
+        most = len(self.tokens) - 1
+        return min(most, self.scored) if self.scored < self.prompt else most
 
 
 class _PriorityClass:
@@ -230,7 +244,7 @@ class Scheduler:
         self._waiting = self._ready = 0
         self._room = self._step_tokens
         self._steps = self._computed = self._recomputed = self._looked_up = self._hits = 0
-        self._preemptions = self._expired = self._faults = 0
+        self._preemptions = self._expired = self._faults = self._kept = 0
 
     # --- sequences
 
@@ -373,6 +387,7 @@ class Scheduler:
         slices: list[StepSlice] = []
         left = self._room
         prompts = []
+        filling: set[int] = set()  # lost pages that the step computes again
         size, running = self._pool.page_size, SequenceState.RUNNING
         for sequence in list(self._running):
             if trial is not None and sequence not in trial:
@@ -380,6 +395,8 @@ class Scheduler:
             if sequence.state is not running:
                 continue  # preempted by one before it
             length = len(sequence.tokens)
+            if sequence.computed < sequence.stored:
+                self._skip_stored(sequence)
             if length - sequence.computed > 1:
                 prompts.append(sequence)
             elif left and (length <= len(sequence.pages) * size or self._grow(sequence, trial)):
@@ -390,7 +407,9 @@ class Scheduler:
             if not left:
                 break
             if sequence.state is SequenceState.RUNNING:
-                number = min(left, len(sequence.tokens) - sequence.computed)
+                number = min(left, self._gap(sequence, filling))
+                if not number:
+                    continue
                 if sequence.scored < sequence.prompt:
                     number = min(number, scored)
                     scored -= number
@@ -419,6 +438,8 @@ class Scheduler:
             if sequence.state is not running:
                 continue
             end = sequence.computed + number
+            if sequence.computed < sequence.stored:
+                self._restore(sequence, end)
             if sequence.reached > sequence.computed:
                 self._recomputed += min(sequence.reached, end) - sequence.computed
             sequence.computed = end
@@ -431,12 +452,18 @@ class Scheduler:
         return sampled
 
     def failed(
-        self, *, lost: bool, smaller: bool = False, blame: bool = True
+        self,
+        *,
+        lost: bool,
+        kept: Sequence[int] | None = None,
+        smaller: bool = False,
+        blame: bool = True,
     ) -> ScheduledSequence | None:
         """Take note that the step in flight failed.
 
         Args:
-            lost: True if the cache has lost its content.
+            lost: True if the cache has lost content.
+            kept: tokens that it has kept, see `lose`.
             smaller: True if a smaller step may succeed, as after an out-of-memory error.
             blame: False if it is certain that no sequence of the step is at fault.
 
@@ -447,7 +474,7 @@ class Scheduler:
         self._faults += bool(flight)
         if not blame:
             if lost:
-                self.lose()
+                self.lose(kept)
             return None
         total = sum(number for _, number, _ in flight)
         if smaller and total > 1:
@@ -461,7 +488,7 @@ class Scheduler:
                 self._suspects.add(sequence)
                 group.append(sequence)
         if lost:
-            self.lose()
+            self.lose(kept)
         if not any(sequence.strikes > 1 for sequence in group):
             return None
         if len(flight) == 1:
@@ -474,11 +501,72 @@ class Scheduler:
         self._halve(group)
         return None
 
-    def lose(self) -> None:
-        """Take note that the cache has lost its content: all is computed again."""
+    def lose(self, kept: Sequence[int] | None = None) -> None:
+        """Take note that the cache has lost content. Lost tokens are computed again.
+
+        Args:
+            kept: for each page of the cache, the number of its tokens before the first one that is
+                lost; None if nothing is left.
+        """
+        if kept is None:
+            for sequence in list(self._running):
+                self._set_aside(sequence)
+            self._pool.clear()
+            return
         for sequence in list(self._running):
-            self._set_aside(sequence)
-        self._pool.clear()
+            if max(sequence.computed, sequence.stored) > sequence.reusable:
+                self._set_aside(sequence)  # its last logits have not arrived
+        pool, size = self._pool, self._pool.page_size
+        self._kept += pool.keep(kept)
+        counted: set[int] = set()
+        for sequence in self._running:
+            sequence.stored = max(sequence.computed, sequence.stored)
+            for page, left in zip(sequence.pages, range(sequence.stored, 0, -size), strict=False):
+                if page not in counted:
+                    counted.add(page)
+                    needed = min(size, left)
+                    pool.lose(page, kept[page], needed)
+                    self._kept += pool.lost.get(page, needed)
+            sequence.computed = 0
+            self._skip_stored(sequence)
+
+    # --- tokens that a fault has left, and those between them
+
+    def _skip_stored(self, sequence: ScheduledSequence) -> None:
+        """Count tokens as computed that are in the cache still, or again."""
+        lost, size, at = self._pool.lost, self._pool.page_size, sequence.computed
+        while at < sequence.stored:
+            begin = at // size * size
+            end = begin + lost.get(sequence.pages[at // size], size)
+            if end <= at:
+                break
+            at = min(end, sequence.stored)
+        sequence.computed = at
+
+    def _gap(self, sequence: ScheduledSequence, filling: set[int]) -> int:
+        """Return how many tokens are to be computed up to the next one that is in the cache.
+
+        Args:
+            sequence: the sequence.
+            filling: lost pages that the step computes already, to which its own are added.
+        """
+        lost, size, pages = self._pool.lost, self._pool.page_size, sequence.pages
+        start = end = sequence.computed
+        while end < sequence.stored:
+            page = pages[end // size]
+            if page in filling or page not in lost:
+                return end - start
+            filling.add(page)
+            end = (end // size + 1) * size
+        return min(len(sequence.tokens), len(pages) * size) - start
+
+    def _restore(self, sequence: ScheduledSequence, end: int) -> None:
+        """Take note that tokens of lost pages are in the cache again, up to ``end``."""
+        size = self._pool.page_size
+        for at in range(sequence.computed // size, -(-min(end, sequence.stored) // size)):
+            first = at * size
+            needed = min(size, sequence.stored - first)
+            self._pool.restore(sequence.pages[at], min(end - first, size), needed)
 
     # --- trials of sequences that may be at fault
 
@@ -582,10 +670,7 @@ class Scheduler:
         """Give a sequence pages for all its tokens, if there are enough."""
         pool = self._pool
         tokens = sequence.tokens
-        most = len(tokens) - 1
-        if sequence.scored < sequence.prompt:
-            most = min(most, sequence.scored)
-        found, prefix = pool.match(tokens, most)
+        found, prefix = pool.match(tokens, sequence.reusable)
         missing = -(-len(tokens) // pool.page_size) - len(found)
         spare = len(self._running) // 4  # or the first to grow would take the pages back
         if missing + spare > pool.available:
@@ -676,7 +761,7 @@ class Scheduler:
         self._pool.release(sequence.pages)
         sequence.pages = []
         sequence.page_tuple = ()
-        sequence.computed = sequence.filled = 0
+        sequence.computed = sequence.stored = sequence.filled = 0
         sequence.prefix = ROOT
 
     # --- for display
@@ -698,6 +783,7 @@ class Scheduler:
             steps=self._steps,
             computed=self._computed,
             recomputed=self._recomputed,
+            kept=self._kept,
             prompt_tokens=self._looked_up,
             cache_hits=self._hits,
             preemptions=self._preemptions,

@@ -56,6 +56,11 @@ class StepInputs(NamedTuple):
         """Sizes of a step. Steps of one shape are the same ops on other numbers."""
         return self.total, self.samples, self.columns, len(self.numbers)
 
+    @property
+    def slots(self) -> Ints:
+        """The place of each token in the cache: its page times ``page_size``, plus its row."""
+        return self.numbers[2 * self.total : 3 * self.total][self.places].astype(np.int64)
+
 
 class PageUse(NamedTuple):
     """Pages that slices read and write, all in one.
@@ -102,6 +107,15 @@ class PagedSteps:
         self._filled: Final = np.zeros(pages, np.int64)
         # Sequences of one step are those of the last one, as a rule, and their pages are the same.
         self._known: dict[int, tuple[tuple[int, ...], npt.NDArray[np.int32]]] = {}
+
+    @property
+    def filled(self) -> Ints:
+        """The number of positions of each page that the cache has."""
+        return self._filled.copy()
+
+    def keep(self, kept: Ints) -> None:
+        """Take note of the positions of each page that the cache has kept."""
+        np.minimum(self._filled, kept, out=self._filled)
 
     def lose(self) -> None:
         """Take note that the cache has lost its content."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -75,7 +76,7 @@ class Runner(Protocol):
     """A model with a paged cache on a device, which does steps one at a time.
 
     A step that was done again with the same pages overwrites what the first attempt wrote. After a
-    fault of the device the cache is empty, and weights are as before.
+    fault of the device the cache is empty, unless it is durable, and weights are as before.
     """
 
     @property
@@ -96,6 +97,21 @@ class Runner(Protocol):
 
     async def step(self, work: StepWork) -> StepLogits:
         """Do a step, and return float32 logits of shape (rows of all slices, vocabulary)."""
+
+
+class DurableRunner(Runner, Protocol):
+    """A runner whose cache may survive faults; steps raise `GpuRefStale` until `recover` then."""
+
+    @property
+    def durable(self) -> bool:
+        """``True`` if the cache survives faults."""
+
+    async def recover(self) -> Sequence[int] | npt.NDArray[np.int64]:
+        """Find out which positions the cache has kept.
+
+        Returns:
+            For each page, the number of its positions before the first one that is lost.
+        """
 
 
 class ChoosingRunner(Runner, Protocol):

@@ -37,7 +37,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -287,11 +287,16 @@ class ServingBenchmark:
         self.models = {"same bits in any batch": model}
         self.torch: dict[str, float | str] = {}
 
-    async def load_free(self) -> None:
-        """Load the same model without the promise of the same bits."""
-        self.models["invariant=False"] = await LlamaModel.load(
-            self.device, load_folder(self.folder), pages=self.size.pages, invariant=False
-        )
+    async def load_others(self) -> None:
+        """Load the same model without the promise of the same bits, and with a durable cache."""
+        others: dict[str, Any] = {
+            "invariant=False": {"invariant": False},
+            "durable=True": {"durable": True},
+        }
+        for name, options in others.items():
+            self.models[name] = await LlamaModel.load(
+                self.device, load_folder(self.folder), pages=self.size.pages, **options
+            )
 
     @functools.cache  # noqa: B019 (one benchmark; a scheduler gives the same tuple each time, too)
     def _pages(self, at: int, each: int) -> tuple[int, ...]:
@@ -408,18 +413,21 @@ class ServingBenchmark:
 
     async def faults(self) -> None:
         """Streams without a fault, and again with one."""
-        for number in self.size.faults:
-            await self._fault(number)
+        for name, model in self.models.items():
+            if model.invariant:
+                print(f"  {name}", flush=True)
+                for number in self.size.faults:
+                    await self._fault(model, number)
 
-    async def _fault(self, number: int) -> None:
+    async def _fault(self, runner: LlamaModel, number: int) -> None:
         size = self.size
-        async with open_language_model(self.device, self.model) as model:
+        async with open_language_model(self.device, runner) as model:
             whole = await stream_all(model, number, size.prompt, size.answer, temperature=1.0)
         with trio.fail_after(60):
             await standby_ready(self.device)
         killed = [0.0, 0.0]
 
-        async with open_language_model(self.device, self.model) as model:
+        async with open_language_model(self.device, runner) as model:
 
             async def kill(found: Streamed) -> None:
                 await found.halfway.wait()
@@ -508,8 +516,8 @@ async def run(options: argparse.Namespace) -> None:
                 f"loaded in {time.perf_counter() - began:.1f} s: {model.statistics()}", flush=True
             )
             benchmark = ServingBenchmark(device, model, size, folder)
-            if {"decode", "prefill"} & set(parts):
-                await benchmark.load_free()
+            if {"decode", "prefill", "faults"} & set(parts):
+                await benchmark.load_others()
             torch = ON_CUDA and not options.without_torch
             if torch and find_spec("torch") and find_spec("transformers"):
                 benchmark.measure_torch(parts)

@@ -62,12 +62,22 @@ class SimulatedDevice:
             for row in rows:
                 row[:] = [-1] * self.page_size
 
+    def scribble(self, rng: random.Random, share: float) -> list[int]:
+        """Lose the ends of some pages; return how many rows before them each page has kept."""
+        kept = [self.page_size] * len(self.before)
+        for page, (before, after) in enumerate(zip(self.before, self.after, strict=True)):
+            if rng.random() < share:
+                kept[page] = rng.randrange(self.page_size)
+                for rows in (before, after):
+                    rows[kept[page] :] = [-2] * (self.page_size - kept[page])
+        return kept
+
     def step(self, work: StepWork) -> list[int]:
         """Compute slices, and return the states of the prefixes whose logits are wanted."""
         size = self.page_size
         readers: Counter[int] = Counter()
         for piece in work.slices:
-            readers.update(piece.pages)
+            readers.update(piece.pages[: -(-(piece.start + len(piece.tokens)) // size)])
         found = []
         assert len({piece.sequence for piece in work.slices}) == len(work.slices)
         for piece in work.slices:
@@ -75,7 +85,7 @@ class SimulatedDevice:
             assert piece.tokens
             assert len(piece.pages) * size >= end
             assert len(set(piece.pages)) == len(piece.pages)
-            for page in piece.pages[piece.start // size :]:
+            for page in piece.pages[piece.start // size : -(-end // size)]:
                 assert readers[page] == 1, "a page that is written to is shared"
             state = 7
             for at in range(0, piece.start, size):  # each page follows from the one before it
@@ -103,6 +113,8 @@ class Load:
         most: the most tokens to generate.
         arrive: chance that another request comes before a step.
         fault: chance that the device faults in a step.
+        durable: chance that the cache keeps pages at a fault; otherwise it loses all.
+        scribbled: chance that a page loses tokens at a fault that the cache survives.
         shortage: chance that a step of more than one token finds no memory.
         abort: chance that a sequence is aborted, before each step and while it is in flight.
         poisoned: chance that a prompt has a token that faults the device.
@@ -121,6 +133,8 @@ class Load:
     most_waiting: int = 40
     arrive: float = 0.5
     fault: float = 0.02
+    durable: float = 0.7
+    scribbled: float = 0.05
     shortage: float = 0.01
     abort: float = 0.01
     poisoned: float = 0.01
@@ -240,10 +254,17 @@ def simulate(seed: int, load: Load) -> Outcome:
             states = device.step(work)
         except StepFault as fault:
             counts[fault.kind] += 1
-            if fault.kind == "fault":
+            kept = None
+            if fault.kind == "fault" and rng.random() < load.durable:
+                if rng.random() < 0.5:
+                    device.step(work)  # in part, and nobody heard of it
+                kept = device.scribble(rng, load.scribbled)
+            elif fault.kind == "fault":
                 device.lose()
             abort_some()
-            guilty = scheduler.failed(lost=fault.kind == "fault", smaller=fault.kind == "shortage")
+            guilty = scheduler.failed(
+                lost=fault.kind == "fault", kept=kept, smaller=fault.kind == "shortage"
+            )
             if guilty is not None:
                 ended(guilty, "at fault")
             continue
@@ -278,6 +299,7 @@ def simulate(seed: int, load: Load) -> Outcome:
     counts.update(
         preemptions=statistics.preemptions,
         recomputed=statistics.recomputed,
+        kept=statistics.kept,
         hits=statistics.cache_hits,
     )
     return outcome

@@ -17,7 +17,7 @@ from .simulated import Load, SimulatedDevice, following, reference, simulate
 LOADS = st.builds(
     Load,
     requests=st.integers(1, 30),
-    pages=st.integers(16, 40),
+    pages=st.integers(17, 40),
     page_size=st.integers(1, 5),
     context=st.integers(41, 60),
     prompt=st.integers(2, 16),
@@ -27,6 +27,8 @@ LOADS = st.builds(
     most_waiting=st.integers(1, 30),
     arrive=st.floats(0.1, 0.9),
     fault=st.sampled_from((0.0, 0.05, 0.3)),
+    durable=st.sampled_from((0.0, 0.7, 1.0)),
+    scribbled=st.sampled_from((0.0, 0.05, 0.5)),
     shortage=st.sampled_from((0.0, 0.05, 0.3)),
     abort=st.sampled_from((0.0, 0.05, 0.3)),
     poisoned=st.sampled_from((0.0, 0.1, 0.5)),
@@ -59,8 +61,8 @@ def test_many_requests_under_faults_and_memory_pressure(part: int) -> None:
     ends = simulate(seeds.draw() + part, load).counts
     for how in ("finished", "aborted", "expired", "at fault", "fault", "error", "shortage"):
         assert ends[how], how
-    assert ends["preemptions"]
-    assert ends["hits"]
+    for how in ("preemptions", "hits", "recomputed", "kept"):
+        assert ends[how], how
 
 
 def _scheduler(
@@ -177,6 +179,43 @@ def test_keys_get_fair_shares() -> None:
     _run(scheduler, device, 5 * 4)
     assert all(sequence.state is SequenceState.ENDED for sequence in few)
     assert sum(sequence.state is SequenceState.ENDED for sequence in many) < 8
+
+
+def test_tokens_between_two_faults_are_computed_once() -> None:
+    scheduler, device = _scheduler(), SimulatedDevice(16, 4)
+    both = [scheduler.submit((*range(14), 20 + at), most=8) for at in range(2)]
+    _run(scheduler, device, 4)
+    kept = [4] * 16
+    kept[both[0].pages[1]] = 1  # of positions from 4 on, which both have
+    kept[both[1].pages[3]] = 2  # of positions from 12 on
+    for row in (device.before, device.after):
+        row[both[0].pages[1]][1:] = [-2] * 3
+        row[both[1].pages[3]][2:] = [-2] * 2
+    before = [sequence.computed for sequence in both]
+    there = scheduler.statistics()
+    scheduler.lose(kept)
+    told = scheduler.statistics()
+    lost = 3 + 2
+    assert told.kept - there.kept == before[0] + before[1] - 12 - lost  # 12 are of both
+    assert told.running == 2
+    _run(scheduler, device, 99)
+    assert scheduler.statistics().recomputed == lost
+    for sequence in both:
+        prompt = tuple(sequence.tokens[: sequence.prompt])
+        assert sequence.tokens[sequence.prompt :] == reference(prompt, 8)
+
+
+def test_a_token_that_was_not_added_before_a_fault_is_computed_again() -> None:
+    scheduler, device = _scheduler(), SimulatedDevice(16, 4)
+    sequence = scheduler.submit(tuple(range(8)), most=3)
+    work = scheduler.plan()
+    assert work is not None
+    device.step(work)
+    assert scheduler.computed() == [sequence]
+    scheduler.failed(lost=True, kept=[4] * 16, blame=False)
+    _run(scheduler, device, 9)
+    assert sequence.tokens[8:] == reference(tuple(range(8)), 3)
+    assert scheduler.statistics().recomputed == 4  # those of its last page
 
 
 def test_long_prompts_do_not_hold_up_those_that_generate() -> None:

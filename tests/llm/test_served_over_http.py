@@ -153,8 +153,9 @@ def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "tiny")
     words = [sys.executable, "-m", "atomr_accel", "serve", str(folder), "--backend", "cpu"]
     words += ["--port", "0", "--model-name", "toy", "--api-key", "ann=sk-1", "--json"]
+    words += ["--durable"]
 
-    async def main() -> tuple[Reply, Reply, bytes, int]:
+    async def main() -> tuple[Reply, Reply, Reply, bytes, int]:
         with trio.fail_after(100):
             process = await trio.lowlevel.open_process(
                 words, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -176,13 +177,16 @@ def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
             refused = await ask(server, "/v1/models")
             headers = {"authorization": "Bearer sk-1"}
             reply = await ask(server, "/v1/completions", streamed(1), headers=headers)
+            metrics = await ask(server, "/metrics", headers=headers)
             process.send_signal(signal.SIGTERM)
             out = b"".join([part async for part in process.stdout])
-            return refused, reply, out, await process.wait()
+            return refused, reply, metrics, out, await process.wait()
 
-    refused, reply, out, code = trio.run(main)
+    refused, reply, metrics, out, code = trio.run(main)
     assert refused.status == 401
     assert len(reply.events) >= TOKENS
+    assert b'atomr_accel_llm_model_durable_cache{model_name="toy"} 1' in metrics.body
+    assert b'atomr_accel_llm_model_kept{model_name="toy"} 0' in metrics.body
     assert code == 0
     document = json.loads(out)
     assert document["document"] == "serve"

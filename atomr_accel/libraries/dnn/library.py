@@ -32,6 +32,7 @@ LIBRARY: Final = Library(
     objects=(
         "atomr_accel.libraries.dnn.graph.user_graph:GraphPlan",
         "atomr_accel.libraries.dnn.attention.paged:PagedKVCache",
+        "atomr_accel.libraries.dnn.attention.pages:DurablePages",
         "atomr_accel.libraries.dnn.rnn.facade:Rnn",
     ),
     needs=(

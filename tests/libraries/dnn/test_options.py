@@ -64,6 +64,8 @@ _NO_RANGE: Final = {
     ("silu", "beta"),
     ("silu_grad", "beta"),
     ("kv_cache", "size"),
+    ("durable_pages", "size"),
+    ("durable_pages", "page_size"),
     ("interpolate", "size"),
 }
 
@@ -83,6 +85,11 @@ _MORE: Final = [
     row("dnn.rms_norm_grad", grad=M, x=M, weight=V, inv_variance=V, written=()),
     row(
         "dnn.kv_cache",
+        written=(),
+        options={"pages": 2, "page_size": 8, "kv_heads": 1, "size": 8, "dtype": "float16"},
+    ),
+    row(
+        "dnn.durable_pages",
         written=(),
         options={"pages": 2, "page_size": 8, "kv_heads": 1, "size": 8, "dtype": "float16"},
     ),

@@ -9,6 +9,7 @@ from ...._dtypes import as_dtype
 from ...._errors import Unsupported
 from ....arrays import GpuRef
 from ....ops import Collected, D, DurableRoom, Pending, Request, Submission, op
+from ....wire import Fill
 from ....wire.options import flag, whole
 from ...digests.lane import DIGESTS
 from ..graph._run import LANE
@@ -17,11 +18,13 @@ from ._facade import DnnFlashAttention
 from .call import HALF
 from .durable_rows import CacheDigests
 from .paged import PagedKVCache
+from .pages import DurablePages
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import DTypeLike
 
-    from ....ops import Preparer
+    from ....ops import DeviceView, Preparer
 
 
 class Caches(DnnFlashAttention[D]):
@@ -80,28 +83,15 @@ class Caches(DnnFlashAttention[D]):
         kind = as_dtype(dtype)
         if kind not in HALF:
             raise TypeError(f"dtype must be float16 or bfloat16, not {kind.name}")
-        lasting = flag(durable, "durable")
-        if lasting and any(kv_heads * width * kind.itemsize % 8 for width in (size, values)):
-            raise ValueError(
-                "rows of a durable cache must have a multiple of 8 bytes, not "
-                f"{kv_heads} heads of sizes {size} and {values} in {kind.name}"
-            )
         device, plans = self.home, self.plans
-        if lasting and device.call_mode is Collected:
-            raise Unsupported("a batch or a recording makes no durable cache; make it before")
+        lasting = flag(durable, "durable")
+        if lasting:
+            _check_durable(device, kv_heads, (size, values), kind)
 
         def zeros(preparer: Preparer, width: int) -> tuple[Clear, GpuRef]:
             shape = (layers, pages, page_size, kv_heads, width)
-            make = durable_room if lasting else preparer.output
-            ref = make(shape, kind)
+            ref = _room(device, shape, kind) if lasting else preparer.output(shape, kind)
             return Clear(ref.block.address, ref.nbytes), ref
-
-        def durable_room(shape: tuple[int, ...], dtype: Any) -> GpuRef:
-            nbytes = math.prod(shape) * dtype.itemsize
-            block = device.memory.allocate(nbytes, durable=True)
-            if block is None:
-                raise Pending(DurableRoom(nbytes))
-            return GpuRef(block, shape, dtype, nbytes)
 
         def prepare_k(preparer: Preparer) -> Submission[GpuRef]:
             message, k = zeros(preparer, size)
@@ -121,3 +111,91 @@ class Caches(DnnFlashAttention[D]):
             return Submission(message, (), (v.block,), finish=finish)
 
         return Request(LANE, "dnn.kv_cache", prepare)
+
+    @op
+    def durable_pages(
+        self,
+        pages: int,
+        page_size: int,
+        kv_heads: int,
+        size: int,
+        *,
+        layers: int = 1,
+        dtype: DTypeLike = "bfloat16",
+    ) -> Request[DurablePages[D]]:
+        """Durable memory for keys and values in pages that the program gives out itself.
+
+        For ops of one's own, as a language model has. ``kv_cache`` gives out pages by itself.
+
+        Args:
+            pages: number of pages.
+            page_size: rows of a page.
+            kv_heads: heads of keys and values.
+            size: size of a key, and of a value.
+            layers: number of layers.
+            dtype: float32, float16 or bfloat16.
+
+        Returns:
+            Pages that are filled with zeros, no row of which is proven.
+
+        Raises:
+            ValueError: sizes that are not positive; rows are not of a multiple of 8 bytes.
+            TypeError: another dtype.
+            OutOfMemory: no room for it.
+            Unsupported: it is called in a batch or a recording, or the platform cannot export
+                device memory.
+        """
+        sizes = {"page_size": page_size, "kv_heads": kv_heads, "size": size, "layers": layers}
+        for name, number in {"pages": pages, **sizes}.items():
+            whole(number, name, 1)
+        kind = as_dtype(dtype)
+        if kind not in (*HALF, as_dtype("float32")):
+            raise TypeError(f"dtype must be float32, float16 or bfloat16, not {kind.name}")
+        device = self.home
+        _check_durable(device, kv_heads, (size,), kind)
+        shape = (layers, pages, page_size, kv_heads, size)
+
+        def filled(name: str) -> Request[GpuRef]:
+            def prepare(_preparer: Preparer) -> Submission[GpuRef]:
+                ref = _room(device, shape, kind)
+                message = Fill(ref.block.address, ref.nbytes, bytes(kind.itemsize))
+                return Submission(message, (), (ref.block,), ref)
+
+            return Request(device.memory_lane, name, prepare)
+
+        def prepare(preparer: Preparer) -> Submission[DurablePages[D]]:
+            if DIGESTS.name not in device.ports:
+                raise Pending(DIGESTS)
+            k = preparer.perform(filled("dnn.pages_k"))
+            v = preparer.perform(filled("dnn.pages_v"))
+            assert k is not None  # only in a batch, where nothing is finished
+            assert v is not None
+            digests = CacheDigests(device.memory, k, v)
+            return Submission(None, (), (), DurablePages(device, k, v, digests))
+
+        return Request(DIGESTS, "dnn.durable_pages", prepare)
+
+
+def _check_durable(
+    device: DeviceView, kv_heads: int, sizes: tuple[int, ...], dtype: np.dtype[Any]
+) -> None:
+    if any(kv_heads * size * dtype.itemsize % 8 for size in sizes):
+        raise ValueError(
+            "rows of a durable cache must have a multiple of 8 bytes, not "
+            f"{kv_heads} heads of sizes {' and '.join(map(str, sizes))} in {dtype.name}"
+        )
+    if device.call_mode is Collected:
+        raise Unsupported("a batch or a recording makes no durable cache; make it before")
+
+
+def _room(device: DeviceView, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
+    """Return an uninitialised buffer in memory that survives.
+
+    Raises:
+        Pending: memory that survives has to be made first.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    block = device.memory.allocate(nbytes, durable=True)
+    if block is None:
+        raise Pending(DurableRoom(nbytes))
+    return GpuRef(block, shape, dtype, nbytes)

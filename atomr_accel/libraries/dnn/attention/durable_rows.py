@@ -83,11 +83,17 @@ class CacheDigests:
 
     def new_rows(self, layers: Iterable[int], lengths: Any, new: int, table: Any) -> Rows:
         """Return the numbers of ``new`` rows behind those of sequences."""
-        _, pages, size = self._shape
+        size = self._shape[2]
         places = np.asarray(lengths, np.intp)[:, None] + np.arange(new)
         in_layer = np.take_along_axis(table.astype(np.intp), places // size, 1) * size
         in_layer += places % size
-        return np.concatenate([in_layer.ravel() + layer * pages * size for layer in layers])
+        return self.in_layers(in_layer.ravel(), layers)
+
+    def in_layers(self, rows: Rows, layers: Iterable[int] | None = None) -> Rows:
+        """Return the numbers of rows, given those in a layer; by default in all layers."""
+        count, pages, size = self._shape
+        chosen = range(count) if layers is None else layers
+        return np.concatenate([rows + layer * pages * size for layer in chosen])
 
     def in_pages(self, pages: Sequence[int]) -> Rows:
         """Return the numbers of all rows in pages, in all layers."""
@@ -125,6 +131,12 @@ class CacheDigests:
     def scan(self, memory: MemoryMap, held: Mapping[int, Held]) -> CacheScan:
         """Return a comparison of all rows of sequences with their digests."""
         return CacheScan(memory.epoch, self._refs, self._states, held, self._rows_of(held))
+
+    def scan_pages(self, memory: MemoryMap, filled: Any) -> CacheScan:
+        """Return a comparison of the first rows of pages, ``filled`` of each."""
+        used = np.arange(self._shape[2]) < np.asarray(filled)[:, None]
+        rows = self.in_layers(np.flatnonzero(used))
+        return CacheScan(memory.epoch, self._refs, self._states, {}, rows)
 
     def _rows_of(self, held: Mapping[int, Held]) -> Rows:
         used = np.zeros(self._shape, np.bool_)
@@ -195,6 +207,12 @@ class CacheScan:
         ]
         blocks = [ref.block for ref in self._refs]
         return Submission(Digest((), tuple(ranges)), blocks, (), finish=finish)
+
+    def first_lost(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return for each page the first row that is not proven in all layers, or its size."""
+        good = np.pad(self._good.all(0), ((0, 0), (0, 1)))
+        first: np.ndarray[Any, np.dtype[np.int64]] = np.argmin(good, axis=1).astype(np.int64)
+        return first
 
     def kept(self, sequence: int) -> tuple[int | None, bool]:
         """Return the first row of a sequence that is not proven, and whether it has changed.
