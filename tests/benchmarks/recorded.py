@@ -1,12 +1,12 @@
-"""Outputs of benchmarks, kept by card, and what has changed since.
+"""Outputs of benchmarks, kept by card, and changes since.
 
-``python -m tests.benchmarks.recorded --record bench_ask`` runs a benchmark and keeps what it
-prints, in ``tests/benchmarks/recorded``. With ``--compare`` each figure is printed beside the one
+``python -m tests.benchmarks.recorded --record bench_ask`` runs a benchmark and keeps its output in
+``tests/benchmarks/recorded``. With ``--compare`` each figure is printed beside the one
 that was kept on the same card, and a loss of more than 3 % is marked and makes the exit status 1.
 Both at once compare first.
 
 A figure is a number in a line of output. It belongs to the same figure of an earlier run if the
-line is the same apart from such numbers. Whether more is better follows from the words around it:
+line has the same text around such numbers. Whether more is better follows from the words around it:
 ``us`` and ``ms`` are times, ``GB/s`` and ``tokens/s`` are speeds, and so are ratios. Of other
 figures only the change is shown.
 """
@@ -62,7 +62,7 @@ class Figure:
 
 
 def figures(output: str) -> Iterator[Figure]:
-    """Yield the figures in what a benchmark printed."""
+    """Yield the figures in the output of a benchmark."""
     for line in output.splitlines():
         column = COLUMN.search(line.strip())
         name = line.strip()[: column.start()] if column else ""
@@ -111,7 +111,7 @@ class Change:
 def compared(was: str, now: str) -> list[Change]:
     """Return the figures of a run beside those of an earlier one.
 
-    Lines that are alike apart from their figures belong together in their order.
+    Lines that differ only in their figures are compared in their order.
     """
     earlier: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
     for each in figures(was):
@@ -132,7 +132,7 @@ def _card() -> str:
 
 
 def _run(benchmark: str) -> str:
-    """Run a benchmark, print what it prints, and return that."""
+    """Run a benchmark, and print and return its output."""
     lines = []
     command = [sys.executable, "-u", str(HERE / f"{benchmark}.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

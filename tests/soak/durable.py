@@ -16,7 +16,7 @@ import time
 import traceback
 from collections import Counter
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import trio
 
@@ -26,9 +26,6 @@ from atomr_accel.actors import Backoff
 from ..durable.programs import Program, run_together
 from ..durable.scribbling import Scribbler
 
-TOGETHER: Final = 16
-"""Programs that share a device and its faults, because a host takes longer to start."""
-
 
 async def soak(words: argparse.Namespace, counts: Counter[str]) -> list[str]:
     """Run programs; return the failures with the names of the programs that had them."""
@@ -37,7 +34,7 @@ async def soak(words: argparse.Namespace, counts: Counter[str]) -> list[str]:
         "standby": Standby(hot=2),
         "backoff": Backoff(initial=0.0, base=0.0, maximum=0.0),
     }
-    groups = -(-words.programs // TOGETHER)
+    groups = -(-words.programs // words.together)
     numbers = range(groups) if words.only is None else [words.only]
     end = trio.current_time() + words.seconds
     async with open_device(0, backend=words.backend, **options) as device:
@@ -49,7 +46,7 @@ async def soak(words: argparse.Namespace, counts: Counter[str]) -> list[str]:
             draw = random.Random(name)
             programs = [
                 Program(device, random.Random(draw.getrandbits(64)), scribbler)
-                for _ in range(TOGETHER)
+                for _ in range(words.together)
             ]
             try:
                 await run_together(device, draw, programs)
@@ -71,6 +68,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int)
+    parser.add_argument(
+        "--together",
+        type=int,
+        default=16,
+        help="programs that share a device and its faults, because a host takes longer to start",
+    )
     words = parser.parse_args()
     logging.disable(logging.CRITICAL)  # a line for each restart
     counts: Counter[str] = Counter()
