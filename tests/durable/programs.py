@@ -52,7 +52,9 @@ class Modelled:
         ref: the buffer, a matrix of float32.
         content: the bytes that its memory has.
         proven: the bytes at the last digest of each chunk.
-        lost: text in the error that its next use must raise, or an empty one.
+        lost: text in the error that its next use must raise, or an empty one. "?" if it may raise,
+            since a write was interrupted.
+        interrupted: index and values of that write, which may have been done.
         recording: a recording that fills it, if there is one.
     """
 
@@ -61,6 +63,7 @@ class Modelled:
         self.content: Bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy()
         self.proven = self.content.copy()
         self.lost = ""
+        self.interrupted: tuple[Any, Any] | None = None
         self.recording: Recording | None = None
 
     @property
@@ -119,7 +122,7 @@ class Program:
         self._busy: list[Modelled] = []
         self._appends = False
         self._failed: Any = None
-        self._ended: list[tuple[Modelled, Any, Any]] = []
+        self._ended: list[tuple[Modelled, Any, Any, bool]] = []
 
     async def begin(self) -> None:
         """Make what the program works on."""
@@ -304,9 +307,9 @@ class Program:
         except (ContextPoisoned, GpuRefStale):
             # The op itself, or one that it needs first, which then has not written.
             self.counts["write failed"] += 1
-            self._ended.append((buffer, None, None))
+            self._ended.append((buffer, key, values, False))
         else:
-            self._ended.append((buffer, key, values))
+            self._ended.append((buffer, key, values, True))
 
     async def scribble(self) -> None:
         """Scribble over bytes that no op in flight writes."""
@@ -325,11 +328,11 @@ class Program:
         for buffer in self.buffers:
             if buffer not in self._busy:
                 buffer.fail()
-        for buffer, key, values in self._ended:
-            if key is None:
-                buffer.lost = "?"
-            else:
+        for buffer, key, values, done in self._ended:
+            if done:
                 buffer.write(key, values)
+            else:
+                buffer.lost, buffer.interrupted = "?", (key, values)
 
     async def _check(self, buffer: Modelled) -> None:
         """A buffer is what the model says; a lost one is dropped."""
@@ -345,10 +348,14 @@ class Program:
             self.counts["changed" if expected == CHANGED else "in flight"] += 1
             self.buffers.remove(buffer)
             return
-        # The write of one that may be lost may not have begun when the device failed.
         assert buffer.lost in ("", "?"), f"not found: {buffer.lost}"
+        # An interrupted write may not have begun when the device failed, or it was done and proven,
+        # but not answered yet.
+        if buffer.interrupted is not None and found.tobytes() != buffer.content.tobytes():
+            buffer.write(*buffer.interrupted)
+            self.counts["done, not answered"] += 1
         assert found.tobytes() == buffer.content.tobytes()  # what was scribbled may be NaN
-        buffer.lost = ""
+        buffer.lost, buffer.interrupted = "", None
         self.counts["continued"] += 1
 
 
