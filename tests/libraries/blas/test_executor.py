@@ -51,8 +51,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> Fakes:
     return Fakes(library, driver)
 
 
-test_conforms = conform(OPERATIONS, take=3, of="the executor of blas")
-test_conforms_on_views = conform(OPERATIONS, take=4, of="the executor of blas", put=put_any)
+test_conforms = conform(OPERATIONS, take=9, of="the executor of blas")
+test_conforms_on_views = conform(OPERATIONS, take=12, of="the executor of blas", put=put_any)
 
 
 @pytest.mark.parametrize("row", WITH_SCALARS, ids=[row.name for row in WITH_SCALARS])

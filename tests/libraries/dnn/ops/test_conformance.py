@@ -8,4 +8,4 @@ from ..rows.ops import OPERATIONS
 pytestmark = MARKS
 
 # On a GPU each case is a plan to be made, which takes up to a second.
-test_conforms = conform(OPERATIONS, take=6 if on_cuda() else 1)
+test_conforms = conform(OPERATIONS, take=6 if on_cuda() else 3)
