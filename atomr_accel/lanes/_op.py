@@ -111,6 +111,7 @@ class Op(msgspec.Struct, eq=False, weakref=True):
         if self.answered:
             await trio.lowlevel.checkpoint()
         else:
+            assert self.task is None, f"another task waits for {self.name}; use when_answered"
             self.task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._abort)
         if self.proof is not None:
