@@ -136,7 +136,8 @@ def slow(session: nox.Session) -> None:
     """
     workers = str((os.cpu_count() or 1) + 1)
     marked = "slow and not headers and not style"
-    _run_tests(session, marked=marked, PYTEST_XDIST_AUTO_NUM_WORKERS=workers)
+    longest = ("--durations", "40", "--durations-min", "8")
+    _run_tests(session, marked=marked, words=longest, PYTEST_XDIST_AUTO_NUM_WORKERS=workers)
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
@@ -430,7 +431,13 @@ def containers(session: nox.Session) -> None:
     session.run("kubernetes-validate", "--strict", *manifests)
 
 
-def _run_tests(session: nox.Session, *packages: str, marked: str = "", **env: str) -> None:
+def _run_tests(
+    session: nox.Session,
+    *packages: str,
+    marked: str = "",
+    words: tuple[str, ...] = (),
+    **env: str,
+) -> None:
     """Run the tests of some marks on the CPU backend, on all cores.
 
     Bytecode is kept even where the environment says otherwise: without it each worker rewrites the
@@ -440,7 +447,7 @@ def _run_tests(session: nox.Session, *packages: str, marked: str = "", **env: st
     chosen = ("-m", marked) if marked else ()
     pytest = ("-m", "pytest", *chosen, "-n", "auto", "--dist", "worksteal")
     kept = {"ATOMR_TEST_BACKEND": "cpu", "PYTHONDONTWRITEBYTECODE": ""}
-    _python(session, *pytest, *session.posargs, env={**kept, **env})
+    _python(session, *pytest, *words, *session.posargs, env={**kept, **env})
 
 
 def _install(session: nox.Session, *requirements: str) -> None:
