@@ -91,7 +91,7 @@ def test_constant_loss(module_device: Blocking[Device]) -> None:
 def test_arguments_of_cross_entropy_without_a_gradient(
     module_device: Blocking[Device], name: str
 ) -> None:
-    """They are refused, because zeros would be a wrong gradient."""
+    """Zeros would be a wrong gradient."""
 
     async def program(device: Device) -> None:
         given = {
