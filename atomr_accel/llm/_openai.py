@@ -430,9 +430,10 @@ def _several(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
 def _prompt(given: str | list[int], maker: PromptMaker) -> tuple[int, ...]:
     if isinstance(given, str):
         return tuple(maker.encode(given))
+    last = maker.vocabulary - 1
     for token in given:
-        if not 0 <= token < maker.vocabulary:
-            _refuse(f"prompt must have tokens below {maker.vocabulary}, not {token}", "prompt")
+        if not 0 <= token <= last:
+            _refuse(f"prompt must have tokens from 0 to {last}, not {token}", "prompt")
     return tuple(given)
 
 
@@ -445,7 +446,8 @@ def _options(
     for token in asked.logit_bias or {}:
         if not 0 <= token < maker.vocabulary:
             _refuse(
-                f"logit_bias must have tokens below {maker.vocabulary}, not {token}", "logit_bias"
+                f"logit_bias must have tokens from 0 to {maker.vocabulary - 1}, not {token}",
+                "logit_bias",
             )
     chosen = {
         "temperature": asked.temperature,

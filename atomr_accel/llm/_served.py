@@ -19,7 +19,7 @@ from ..actors.blocks import opens
 from ..actors.util import NoPublicConstructor, check_instance
 from ..device import Device
 from ..patterns import Closed, Overloaded, WrongResults, is_transient
-from ..wire.options import whole
+from ..wire.options import flag, whole
 from ._folder import ModelFolder, load_folder
 from ._model import LlamaModel
 from ._request_errors import GrammarInvalid, RequestAtFault
@@ -717,7 +717,7 @@ async def open_language_model(
         invariant: whether tokens of a folder's model are independent of the batch.
         durable: whether a folder's cache survives faults, so that streams continue with the tokens
             that digests prove. A recorded decoding step takes about 9 %
-            longer on an H200.
+            longer on an H200. A runner has a durable cache if it was loaded with one.
         progress: called with the bytes that were loaded from a folder, and all.
         step_tokens: the most tokens of a step.
         step_sequences: the most sequences of a step; fewer than ``step_tokens``.
@@ -741,6 +741,11 @@ async def open_language_model(
     elif isinstance(folder_or_runner, ModelFolder):
         folder = folder_or_runner
     if folder is None:
+        if flag(durable, "durable"):
+            raise ValueError(
+                "durable must be left out with a runner, not True; load it with "
+                "LlamaModel.load(..., durable=True)"
+            )
         runner = _checked_runner(folder_or_runner)
     else:
         runner = await LlamaModel.load(

@@ -137,10 +137,16 @@ def _dropout(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
     return {"x": batch.dnn.dropout(grad, **call.options("p", "seed", "offset"))}
 
 
+def _require_constant(call: Applied, op: str, *names: str) -> None:
+    """Refuse gradients by arguments for which the rule has none: zeros would be wrong."""
+    for name in names:
+        if name in call.wanted:
+            raise Unsupported(f"{name} of {op} has no gradient; pass train.stop_gradient({name})")
+
+
 @rule("dnn.cross_entropy")
 def _cross_entropy(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
-    if "target" in call.wanted:
-        raise Unsupported("targets have no gradient; pass train.stop_gradient(target)")
+    _require_constant(call, "cross_entropy", "target", "weight")
     options = call.options("ignore_index", "reduction", "label_smoothing")
     arguments = call["x"], call["target"], call["weight"]
     return {"x": batch.dnn.cross_entropy_grad(grad, *arguments, **options)}
@@ -312,6 +318,7 @@ def _attention_forward(batch: Any, arguments: dict[str, Any]) -> tuple[Any, Any]
 
 @rule("dnn.flash_attention", forward=_attention_forward)
 def _attention(batch: Any, call: Applied, grad: GpuRef) -> dict[str, Any]:
+    _require_constant(call, "flash_attention", "alibi_slopes")
     given = {
         name: value for name, value in call.arguments.items() if name not in ("q", "k", "v", "out")
     }

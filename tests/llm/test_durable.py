@@ -303,6 +303,9 @@ async def test_what_is_refused(tmp_path: Path) -> None:
         assert not model.durable
         with pytest.raises(ValueError, match="must be durable to recover"):
             await model.recover()
+        with pytest.raises(ValueError, match="durable must be left out with a runner"):
+            async with open_language_model(device, model, durable=True):
+                raise AssertionError
 
 
 @cpu_only

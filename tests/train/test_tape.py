@@ -87,6 +87,42 @@ def test_constant_loss(module_device: Blocking[Device]) -> None:
     module_device.run(program)
 
 
+@pytest.mark.parametrize("name", ["target", "weight"])
+def test_arguments_of_cross_entropy_without_a_gradient(
+    module_device: Blocking[Device], name: str
+) -> None:
+    """Zeros would be a wrong gradient."""
+
+    async def program(device: Device) -> None:
+        given = {
+            "x": await device.put(np.ones((2, 3))),
+            "target": await device.put(np.full((2, 3), 1 / 3)),
+            "weight": await device.put(np.arange(1.0, 4.0)),
+        }
+
+        def loss(tape: Any, value: Any) -> Any:
+            return tape.dnn.cross_entropy(**{**given, name: value})
+
+        with pytest.raises(Unsupported, match=f"{name} of cross_entropy has no gradient"):
+            await train.grad(device, loss)(given[name])
+
+    module_device.run(program)
+
+
+def test_slopes_of_attention_have_no_gradient(module_device: Blocking[Device]) -> None:
+    async def program(device: Device) -> None:
+        q = await device.put(np.ones((1, 4, 2, 8), np.float16))
+        slopes = await device.put(np.array([0.5, 0.25], np.float32))
+
+        def loss(tape: Any, value: Any) -> Any:
+            return np.sum(tape.dnn.flash_attention(q, q, q, alibi_slopes=value))
+
+        with pytest.raises(Unsupported, match="alibi_slopes of flash_attention has no gradient"):
+            await train.grad(device, loss)(slopes)
+
+    module_device.run(program)
+
+
 def test_stop_gradient(module_device: Blocking[Device]) -> None:
     """Stopped values count as constants."""
 

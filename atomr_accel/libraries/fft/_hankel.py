@@ -53,7 +53,8 @@ class Hankel(FftPart[D]):
             The shape of ``a``, float32 or float64.
 
         Raises:
-            ValueError: numbers for which the transform is singular; SciPy warns of these.
+            ValueError: numbers for which the transform is singular, of which SciPy warns; or for
+                which coefficients are not finite.
         """
         return self._hankel("fht", a, (dln, mu, offset, bias), out, inverse=False)
 
@@ -137,7 +138,7 @@ def hankel_coefficients(
     """Return the factors of the spectrum, complex128, for ``n`` points.
 
     Raises:
-        ValueError: the transform is singular.
+        ValueError: the transform is singular, or coefficients are not finite.
     """
     from scipy.special import loggamma, poch
 
@@ -150,17 +151,21 @@ def hankel_coefficients(
         if n % 2 == 0:  # of an even number of points the last coefficient is real
             made[-1] = made[-1].real
         if not np.isfinite(made[0]):
-            made[0] = 2**bias * poch(low, high - low)
+            made[0] = np.exp2(bias) * poch(low, high - low)
         if made[0] == 0 if inverse else not np.isfinite(made[0]):
             raise ValueError(
                 f"mu and bias must make no singular transform, not {mu} and {bias}; "
                 "choose another bias"
             )
-        if not inverse:
-            return np.asarray(made)
-        first = 1 / made[0].conj() if np.isfinite(made[0]) else 0
-        inverted: np.ndarray[Any, Any] = np.concatenate([[first], 1 / made[1:].conj()])
-        return inverted
+        if inverse:
+            first = 1 / made[0].conj() if np.isfinite(made[0]) else 0
+            made = np.concatenate([[first], 1 / made[1:].conj()])
+    if not np.isfinite(made).all():
+        raise ValueError(
+            f"mu, offset and bias must make finite coefficients, not {mu}, {offset} and {bias}; "
+            "choose smaller ones"
+        )
+    return np.asarray(made)
 
 
 def _named(dln: float, mu: float, offset: float, bias: float) -> list[tuple[float, str]]:

@@ -15,7 +15,7 @@ from ...arrays.expressions.expression import broadcast_constant, where
 from ...arrays.expressions.promotion import common
 from ...ops import D, op
 from ...wire.options import whole
-from ._structure import Coordinates, SparseStructure, To, require_elements
+from ._structure import Coordinates, SparseStructure, To, require_elements, require_format
 from .array import SparseRef
 from .part import FLOATS, require_sparse
 
@@ -103,9 +103,14 @@ class SparseArithmetic(SparseStructure[D]):
             a: any format.
             b: any format.
             format: ``"csr"``, ``"csc"`` or ``"coo"``.
+
+        Raises:
+            ValueError: another format.
+            Unsupported: there are elements, and an int64 does not hold all places of the product.
         """
         require_sparse(a, "a")
         require_sparse(b, "b")
+        require_format(format)
         dtype = common((a.dtype, b.dtype))
         shape = (a.shape[0] * b.shape[0], a.shape[1] * b.shape[1])
         wide = _INT64 in (a.index_dtype, b.index_dtype) or max(shape) > 2**31 - 1
@@ -357,6 +362,7 @@ class SparseArithmetic(SparseStructure[D]):
     ) -> Request[SparseRef]:
         """The elements that a mask chooses, in order."""
         require_sparse(a, "a")
+        require_format(form)
 
         def coordinates(inner: CallSteps) -> Coordinates:
             return self._coordinates(inner, a)
@@ -375,6 +381,7 @@ class SparseArithmetic(SparseStructure[D]):
     def _stacked(
         self, name: str, blocks: Sequence[SparseRef], axis: int, form: To
     ) -> Request[SparseRef]:
+        require_format(form)
         if not blocks:
             raise ValueError("blocks must be one matrix or more, not none")
         for each in blocks:
@@ -421,6 +428,7 @@ class SparseArithmetic(SparseStructure[D]):
     def _diagonals(
         self, name: str, pairs: list[tuple[Operand, int]], shape: tuple[int, int], form: To
     ) -> Request[SparseRef]:
+        require_format(form)
         dtype = common(tuple(each.dtype for each, _ in pairs))
         if dtype.name not in FLOATS:
             raise TypeError(f"dtype must be one of {', '.join(FLOATS)}, not {dtype.name}")

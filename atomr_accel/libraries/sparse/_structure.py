@@ -351,8 +351,7 @@ class SparseStructure(SparsePart[D]):
         if x.ndim != 2:
             raise ValueError(f"x must have two dimensions, not shape {x.shape}")
         rows, columns = x.shape
-        if format not in ("csr", "csc", "coo"):
-            raise ValueError(f"format must be 'csr', 'csc' or 'coo', not {format!r}")
+        require_format(format)
         if index_dtype not in _INDICES:
             raise ValueError(f"index_dtype must be 'int32' or 'int64', not {index_dtype!r}")
 
@@ -555,6 +554,12 @@ def _pair(extents: tuple[int, int], name: str, *, least: int) -> tuple[int, int]
         raise ValueError(f"{name} must be rows and columns, not {extents!r}")
     one, other = (whole(each, f"an extent of {name}", least=least) for each in extents)
     return one, other
+
+
+def require_format(given: object) -> None:
+    """Check the format that a result is to have."""
+    if given not in ("csr", "csc", "coo"):
+        raise ValueError(f"format must be 'csr', 'csc' or 'coo', not {given!r}")
 
 
 def require_elements(a: SparseRef) -> Format:

@@ -67,6 +67,10 @@ async def test_refusals(device: Device) -> None:
         (ValueError, "bias", lambda: fft.ifht(x, 0.1, 0, bias=np.inf)),
         (ValueError, "choose another bias", lambda: fft.fht(x, 0.1, 0, bias=-1.0)),
         (ValueError, "choose another bias", lambda: fft.ifht(x, 0.1, 0, bias=1.0)),
+        (ValueError, "choose another bias", lambda: fft.fht(x, 0.1, 0, bias=1e5)),
+        (ValueError, "choose smaller ones", lambda: fft.fht(x, 0.1, 0, offset=1e308)),
+        (ValueError, "choose", lambda: fft.ifht(x, 0.1, 0.5, bias=1200.0)),
+        (ValueError, "choose", lambda: fft.ifht(x, 0.1, 0.5, bias=-1200.0)),
         (ValueError, "one point or more", lambda: fft.fht(x[:, :0], 0.1, 0)),
     ]
     for error, message, call in cases:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,6 +177,46 @@ WRONG: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda on, a: on.diags([a.data], [0], (9, 9)), ValueError, r"must have shape \(9,\)"),
     (lambda on, _: on.eye(3, dtype="int64"), TypeError, "dtype must be one of"),
 ]
+
+
+FORMATTED: dict[str, Callable[..., Any]] = {
+    "kron": lambda on, a, to: on.kron(a, a, to),
+    "tril": lambda on, a, to: on.tril(a, 0, to),
+    "triu": lambda on, a, to: on.triu(a, 0, to),
+    "vstack": lambda on, a, to: on.vstack([a, a], to),
+    "hstack": lambda on, a, to: on.hstack([a, a], to),
+    "eye": lambda on, _, to: on.eye(3, format=to),
+    "diags": lambda on, a, to: on.diags([a.data.reshape(-1)], [0], (a.data.size,) * 2, to),
+    "fromdense": lambda on, a, to: on.fromdense(a.data.reshape(1, -1), to),
+}
+
+
+@on_shared
+async def test_all_that_take_a_format_are_tried(device: Device) -> None:
+    methods = inspect.getmembers(type(device.sparse), inspect.isfunction)
+    taking = {
+        name
+        for name, each in methods
+        if name[0] != "_" and "format" in inspect.signature(each).parameters
+    }
+    assert taking == set(FORMATTED)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    name=st.sampled_from(sorted(FORMATTED)),
+    given_format=st.one_of(st.text(max_size=4), st.none(), st.integers(), st.just("bsr")).filter(
+        lambda each: each not in ("csr", "csc", "coo")
+    ),
+    form=st.sampled_from(["csr", "coo", "bsr"]),
+)
+@on_shared
+async def test_formats_that_do_not_exist(
+    device: Device, name: str, given_format: object, form: Any
+) -> None:
+    a = await device.sparse.put(drawn(3, (2, 2), form, "float64"))
+    with pytest.raises(ValueError, match="format must be 'csr', 'csc' or 'coo'"):
+        await FORMATTED[name](device.sparse, a, given_format)
 
 
 @pytest.mark.parametrize(("call", "error", "words"), WRONG)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _MOST_LABELS: Final = 255
 _IGNORED: Final = -100
+_INDICES: Final = ("int32", "int64")
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -256,11 +257,17 @@ class _Entropy:
         require_readable(target, memory, "target")
         require_float(x, "x")
         soft = target.dtype is x.dtype
-        if not soft:
-            _require_index(target, "target")
+        if not soft and target.dtype.name not in _INDICES:
+            raise TypeError(
+                "target must be int32 or int64, for classes, or of the dtype of x, "
+                f"{x.dtype.name}, for probabilities, not {target.dtype.name}"
+            )
         axis = min(1, x.ndim - 1)
         if not x.ndim or not x.shape[axis]:
-            raise ValueError(f"x has classes, and a batch before them; its shape is {x.shape}")
+            raise ValueError(
+                "x must have shape (batch, classes, ...) or (classes,), with one class or more, "
+                f"not {x.shape}"
+            )
         self.rows = (*x.shape[:axis], *x.shape[axis + 1 :])
         require_shape(target, x.shape if soft else self.rows, "target")
         self.inputs = {"x": x, "target": target}
@@ -392,5 +399,5 @@ def _reduction(reduction: str) -> str:
 
 
 def _require_index(ref: GpuRef, name: str) -> None:
-    if ref.dtype.name not in ("int32", "int64"):
+    if ref.dtype.name not in _INDICES:
         raise TypeError(f"{name} must be int32 or int64, not {ref.dtype.name}")

@@ -18,7 +18,7 @@ from ....ops import (
     require_shape,
     require_writable,
 )
-from ....wire.options import flag
+from ....wire.options import count, flag
 from ..graph._run import LANE, DnnPart
 from ..graph.layout import Steps, is_last, physical, require_float, steps
 from ..wire._graph import DnnTensor, strides_of
@@ -160,7 +160,8 @@ class GridSampling(DnnPart[D]):
             Shape (batch, channels, ...places), or channels last.
         """
         require_readable(x, self.home.memory, "x")
-        how = _Samples(x, x.shape, grid, self, mode, padding_mode, align_corners, layout)
+        options = mode, padding_mode, align_corners, layout
+        how = _Samples("the shape of x", x, x.shape, grid, self, *options)
         inputs = {"x": ("x", x), "grid": ("grid", grid)}
         return self._sampled("grid_sample", inputs, how.shape, out, how.message("sample"), "y")
 
@@ -196,8 +197,8 @@ class GridSampling(DnnPart[D]):
             out: where to put the gradient. Made if absent.
         """
         require_readable(grad, self.home.memory, "grad")
-        like = tuple(shape)
-        how = _Samples(grad, like, grid, self, mode, padding_mode, align_corners, layout)
+        like = _sizes(shape, "shape")
+        how = _Samples("shape", grad, like, grid, self, mode, padding_mode, align_corners, layout)
         require_shape(grad, how.shape, "grad")
         given = self.home.deterministic if deterministic is None else deterministic
         message = how.message("image", ordered=flag(given, "deterministic"))
@@ -231,7 +232,8 @@ class GridSampling(DnnPart[D]):
         """
         require_readable(grad, self.home.memory, "grad")
         require_readable(x, self.home.memory, "x")
-        how = _Samples(x, x.shape, grid, self, mode, padding_mode, align_corners, layout)
+        options = mode, padding_mode, align_corners, layout
+        how = _Samples("the shape of x", x, x.shape, grid, self, *options)
         require_shape(grad, how.shape, "grad")
         inputs = {"y": ("grad", grad), "x": ("x", x), "grid": ("grid", grid)}
         message = how.message("grid")
@@ -538,6 +540,7 @@ class _Samples:
 
     def __init__(
         self,
+        of: str,
         x: GpuRef,
         shape: tuple[int, ...],
         grid: GpuRef,
@@ -548,7 +551,7 @@ class _Samples:
         layout: str | None,
     ) -> None:
         require_readable(grid, part.home.memory, "grid")
-        image = image_of(Absent(_sizes(shape, "shape"), x.dtype), layout)
+        image = image_of(Absent(_sizes(shape, of), x.dtype), layout)
         dims = len(image.shape) - 2
         if grid.ndim != dims + 2 or grid.shape[:: dims + 1] != (image.shape[0], dims):
             raise ValueError(
@@ -642,9 +645,14 @@ def _tensor(image: DnnTensor, shape: tuple[int, ...], *, last: bool) -> DnnTenso
 
 def _sizes(given: Sequence[int], name: str) -> tuple[int, ...]:
     """Return a shape of images with two or three dimensions of space."""
-    if len(given) not in (4, 5):
-        raise ValueError(
-            f"{name} must be that of images with two or three dimensions of space, not {given}"
-        )
-    batch, *rest = given
-    return (*steps((batch,), 1, name, 0), *steps(rest, len(rest), name))
+    wanted = (
+        f"{name} must be that of images with two or three dimensions of space, of which only the "
+        f"batch may be 0, not {given}"
+    )
+    try:
+        sizes = tuple(count(each, name, 0) for each in given)
+    except TypeError:
+        raise TypeError(wanted) from None
+    if len(sizes) not in (4, 5) or 0 in sizes[1:]:
+        raise ValueError(wanted)
+    return sizes
