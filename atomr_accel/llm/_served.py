@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -49,8 +50,8 @@ _IN_THREAD: Final = 1 << 16
 _SECONDS: Final = 10
 """Seconds that ``tokens_per_second`` is a mean of."""
 
-_EMPTY_CACHES: Final = 3
-"""Steps in a row that may find the cache empty before the fault is one of theirs."""
+_OUTSIDE: Final = 3
+"""Steps in a row that may fail from outside before the fault is one of theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +305,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
         self._work = trio.Event()
         self._empty = trio.Event()
         self._lived = False
-        self._empty_caches = 0
+        self._outside = 0
         self._recovering = False
         self._closed: Exception | None = None
         self._draining = False
@@ -519,7 +520,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
             return
         self._scheduler.computed()
         self._recovering = False
-        self._empty_caches = 0
+        self._outside = 0
         parts = []
         at = 0
         for piece in work.slices:
@@ -608,9 +609,8 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
     async def _failed(self, error: Exception) -> None:
         self._recovering = True
         scheduler = self._scheduler
-        if isinstance(error, GpuRefStale) and self._empty_caches < _EMPTY_CACHES:
-            # The fault was another op's: this step has found an empty cache.
-            self._empty_caches += 1
+        if _from_outside(error) and self._outside < _OUTSIDE:
+            self._outside += 1
             scheduler.failed(lost=True, kept=await self._kept(), blame=False)
             return
         lost = is_transient(error)
@@ -660,6 +660,16 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
         now = trio.current_time()
         while self._lately and self._lately[0][0] < now - _SECONDS:
             self._lately.popleft()
+
+
+def _from_outside(error: Exception) -> bool:
+    """Return whether a step probably did not cause its failure.
+
+    It has found a cache that another op's fault had emptied, or somebody killed the host.
+    """
+    if isinstance(error, GpuRefStale):
+        return True
+    return type(error) is ContextPoisoned and error.status == -signal.SIGKILL
 
 
 def _take_all(

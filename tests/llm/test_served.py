@@ -131,6 +131,23 @@ async def test_the_request_at_fault_gets_the_fault_and_others_go_on() -> None:
 
 @cpu_only
 @program
+async def test_no_request_is_at_fault_if_somebody_kills_the_host() -> None:
+    kills = iter(range(3))
+
+    def before(_work: StepWork) -> None:
+        if next(kills, None) is not None:
+            raise ContextPoisoned("killed", generation=1, status=-9, status_name="", op="step")
+
+    async with _opened(before=before) as model:
+        await _check(model, _request(0))
+        assert model.statistics().faults == 3
+        kills = iter(range(9))
+        with pytest.raises(RequestAtFault):  # as if it used up the host's memory
+            await _all(model, _request(1))
+
+
+@cpu_only
+@program
 async def test_an_error_of_the_runner_is_that_of_one_request() -> None:
     def before(work: StepWork) -> None:
         for piece in work.slices:
