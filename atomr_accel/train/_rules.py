@@ -66,8 +66,8 @@ def rule(name: str, *, forward: Forward | None = None) -> Callable[[_B], _B]:
     and the gradient with respect to the result: a contiguous ref; for an op with several results a
     tuple, with None for those that have none. It returns gradients with respect to arguments by
     their names, refs or expressions of the arguments' shapes, and for an argument that is a
-    sequence a list of them. Arguments that it leaves out have no gradient. A later rule of the
-    same name replaces an earlier one.
+    sequence a list of them. None means zeros. To take the gradient by a float argument that is left
+    out is ``Unsupported``. A later rule of the same name replaces an earlier one.
 
     Args:
         name: the library's and the op's name, such as ``"blas.gemm"``.

@@ -217,6 +217,9 @@ class Tape:
 
         def pull(grads: Sequence[GpuRef | None]) -> Sequence[Any]:
             made = known.backward(self.batch, applied, tuple(grads) if several else grads[0])
+            for key, _, value in places:
+                if key not in made and is_float(value.dtype):
+                    raise _no_gradient(name, key)
             return [
                 made.get(key) if at is None else made[key][at] if key in made else None
                 for key, at, _ in places
@@ -330,6 +333,13 @@ def _without_rule(name: str) -> Unsupported:
     return Unsupported(
         f"{name} has no gradient rule; register one: @atomr_accel.train.rule({name!r}), or "
         "keep it out of the gradient: atomr_accel.train.stop_gradient(x)"
+    )
+
+
+def _no_gradient(name: str, key: str) -> Unsupported:
+    return Unsupported(
+        f"{name} has no gradient by {key}, so {key} must not depend on what gradients are taken "
+        "of; use train.stop_gradient"
     )
 
 

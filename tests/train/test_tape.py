@@ -231,6 +231,28 @@ def test_rule_of_another_library(module_device: Blocking[Device]) -> None:
     module_device.run(program)
 
 
+def test_a_rule_names_the_gradients_that_it_has(module_device: Blocking[Device]) -> None:
+    """An argument without any is refused, rather than given zeros, unless the rule says None."""
+
+    async def program(device: Device) -> None:
+        def loss(tape: Any, p: Any) -> Any:
+            return np.sum(tape.array.cumsum(p, axis=0) ** 2)
+
+        from atomr_accel.train import _rules
+
+        made: dict[str, Any] = {}
+        train.rule("array.cumsum")(lambda *_: made)
+        try:
+            with pytest.raises(Unsupported, match=r"array\.cumsum has no gradient by a"):
+                await _grads(device, loss, X)
+            made["a"] = None
+            assert not (await _grads(device, loss, X))[1].any()
+        finally:
+            del _rules._rules["array.cumsum"]
+
+    module_device.run(program)
+
+
 def test_in_a_recording(module_device: Blocking[Device]) -> None:
     """A recorded step computes the gradients of what its inputs hold at each replay."""
 
