@@ -1,7 +1,7 @@
-"""Outputs of benchmarks, kept by card, and what has changed since.
+"""Recorded outputs of benchmarks by card, and their changes.
 
-``python -m tests.benchmarks.recorded --record bench_ask`` runs a benchmark and keeps what it
-prints, in ``tests/benchmarks/recorded``. With ``--compare`` each figure is printed beside the one
+``python -m tests.benchmarks.recorded --record bench_ask`` runs a benchmark and keeps its
+output in ``tests/benchmarks/recorded``. With ``--compare`` each figure is printed beside the one
 that was kept on the same card, and a loss of more than 3 % is marked and makes the exit status 1.
 Both at once compare first.
 
@@ -111,7 +111,7 @@ class Change:
 def compared(was: str, now: str) -> list[Change]:
     """Return the figures of a run beside those of an earlier one.
 
-    Lines that are alike apart from their figures belong together in their order.
+    Lines that differ only in their figures are paired in their order.
     """
     earlier: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
     for each in figures(was):
@@ -132,7 +132,7 @@ def _card() -> str:
 
 
 def _run(benchmark: str) -> str:
-    """Run a benchmark, print what it prints, and return that."""
+    """Run a benchmark, print its output, and return that."""
     lines = []
     command = [sys.executable, "-u", str(HERE / f"{benchmark}.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
