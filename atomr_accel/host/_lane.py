@@ -41,8 +41,8 @@ from ..wire import (
 from ..wire.blackbox import SEQ
 from ..wire.failures import as_out_of_memory, pack_exception
 from ..wire.interface import Later
-from ._slots import Malformed, OpGroup, StreamSlot
-from .templates import HostTemplate, Templates
+from ._slots import OpGroup, StreamSlot
+from .templates import HostTemplate, Malformed, Templates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, final
 from ..wire import (
     Elapsed,
     ForgetEvent,
-    Message,
     RecordEvent,
 )
 from ..wire.messages import Withdrawn
+from .templates import Malformed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,14 +22,8 @@ if TYPE_CHECKING:
     from .templates import HostTemplate
 
 
-class Malformed(Message, frozen=True):
-    """Stands for a message that no executor can read."""
-
-    why: str
-
-
 def _refuse(message: Malformed) -> None:
-    raise TypeError(message.why)
+    raise TypeError(f"no handler of the lane takes the message: {message.why}")
 
 
 def _nothing(_message: object) -> None:

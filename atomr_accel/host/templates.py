@@ -24,6 +24,12 @@ _UINT64: Final = b"\xcf"
 """Prefix that msgpack writes before a number of 64 bits."""
 
 
+class Malformed(Message, frozen=True):
+    """Stands for a message that no executor can read."""
+
+    why: str
+
+
 @final
 class HostTemplate:
     """A message with places for addresses.
@@ -33,23 +39,30 @@ class HostTemplate:
         decode: reads messages of its lane.
 
     Attributes:
-        message: the decoded message.
+        message: the decoded message; ``Malformed`` if no executor can read it.
         kind: its type.
-        count: number of addresses that it takes.
+        count: number of addresses that it takes; None for any.
         calls: the functions that make its calls, given addresses, by the slot that makes them.
     """
 
     __slots__ = ("_decode", "_encoded", "_fill", "calls", "count", "kind", "message")
 
     def __init__(self, encoded: bytes, decode: Callable[[Any], Message]) -> None:
+        self.count: int | None = None
         try:
-            self.message: Final = decode(encoded)
+            self.message = decode(encoded)
+        except msgspec.ValidationError as error:
+            self.message = Malformed(str(error))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolViolation(f"a template cannot be read: {error}") from error
         self.kind: Final = type(self.message)
         self.calls: Final[dict[object, Callable[[Sequence[int]], Any]]] = {}
+        if self.kind is not Malformed:
+            self._find_places(encoded, decode)
+
+    def _find_places(self, encoded: bytes, decode: Callable[[Any], Message]) -> None:
         filled = [each for each in filled_fields(self.message) if each >= PLACE]
-        self.count: Final = len(filled)
+        self.count = len(filled)
         markers = [_UINT64 + (PLACE | at).to_bytes(8, "big") for at in range(self.count)]
         starts = [encoded.find(marker) for marker in markers]
         once = all(encoded.count(marker) == 1 for marker in markers)
@@ -62,9 +75,9 @@ class HostTemplate:
             layout += f"{start + 1 - end}sQ"
             end = start + 9
         layout += f"{len(encoded) - end}s"
-        self._encoded: Final = (*pieces, encoded[end:])
-        self._fill: Final = struct.Struct(layout).pack
-        self._decode: Final = decode
+        self._encoded = (*pieces, encoded[end:])
+        self._fill = struct.Struct(layout).pack
+        self._decode = decode
 
     def filled(self, addresses: Sequence[int]) -> Message:
         """The message of a call."""
@@ -73,6 +86,8 @@ class HostTemplate:
 
     def caller(self, handler: Callable[[Any], Any]) -> Callable[[Sequence[int]], Any]:
         """Return a function that has ``handler`` execute the message of a call."""
+        if self.count is None:
+            return lambda _addresses: handler(self.message)
         encoded, fill, decode = self._encoded, self._fill, self._decode
         parts: list[Any] = [None] * (2 * self.count + 1)
         parts[::2] = encoded
@@ -112,7 +127,7 @@ class Templates:
             ProtocolViolation: the template does not exist, or takes other addresses.
         """
         template = self._known.get(request.number)
-        if template is None or len(request.addresses) != template.count:
+        if template is None or template.count not in (None, len(request.addresses)):
             raise ProtocolViolation(
                 f"no template {request.number} takes {len(request.addresses)} addresses"
             )

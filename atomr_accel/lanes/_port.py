@@ -779,7 +779,7 @@ def _with(before: int | set[int], seq: int) -> int | set[int]:
 def _value_of(op: Op, reply: Value) -> Any:
     """Return the value of a reply, decoded as the type that the op's message names."""
     if op.message.returns is None:
-        raise ProtocolViolation(f"{op.name} was answered with a value, but returns none")
+        raise ProtocolViolation(f"{op.name} was answered with a value, but has no `returns`")
     try:
         return _decoder_of(op.message.returns)(reply.value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

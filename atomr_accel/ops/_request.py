@@ -57,12 +57,14 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
         reads: the blocks it reads.
         writes: the blocks it writes.
         result: the caller's result; if None, the lane's answer.
-        finish: makes the result from the lane's answer. Such a request cannot be in a batch.
+        finish: makes the result from the lane's answer.
         sent: called right before it is submitted.
         placed: called once the op, with those before and after it, has its place in the program's
             order. Ops that are submitted from then on see its writes.
         done: called after the op has succeeded; for an op of a batch, after the whole batch has.
             Never called for an op that is only recorded.
+        answers: whether the result comes from the lane's answer. Batches and recordings, which have
+            no answers, refuse such a request.
         before: requests that are submitted right before it, with nothing in between. They may have
             such requests themselves; their results are not used.
         after: requests that are submitted right after it. ``around`` adds to both.
@@ -78,6 +80,12 @@ class Submission(msgspec.Struct, Generic[T], frozen=True, gc=False):
     done: Callable[[], None] | None = None
     before: tuple[Request[Any], ...] = ()
     after: tuple[Request[Any], ...] = ()
+
+    @property
+    def answers(self) -> bool:
+        """Return whether the result comes from the lane's answer."""
+        returns = None if self.message is None else self.message.returns
+        return self.finish is not None or (self.result is None and returns is not None)
 
     def around(
         self, before: Iterable[Request[Any]] = (), after: Iterable[Request[Any]] = ()

@@ -23,6 +23,8 @@ from atomr_accel._dtypes import DTYPES
 from atomr_accel.libraries.cub.host._algorithms import _CPP
 from atomr_accel.libraries.cub.host._bindings import CubVersion
 
+from ..libraries.host_kernels import COMPILER
+
 if TYPE_CHECKING:
     from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
@@ -89,7 +91,12 @@ class Linker:
             path = self._folder / f"linked_{len(self._made)}.so"
             flags = ["-x", "c++", "-std=c++17", "-shared", "-fPIC", "-w", "-o", str(path), "-"]
             code = (_PRELUDE + text).encode()
-            subprocess.run(["g++", *flags], input=code, check=True)
+            assert COMPILER is not None
+            ran = subprocess.run(
+                [COMPILER, *flags], input=code, check=False, stderr=subprocess.PIPE
+            )
+            if ran.returncode:
+                raise RuntimeError(f"{name} cannot be compiled: {ran.stderr.decode()}")
             self._made[text] = ctypes.CDLL(str(path))
         return getattr(self._made[text], name)
 

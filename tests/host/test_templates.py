@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.host.templates import HostTemplate, Templates
+from atomr_accel.host.templates import HostTemplate, Malformed, Templates
 from atomr_accel.wire import (
     MOST_TEMPLATES,
     PLACE,
@@ -88,7 +88,7 @@ def test_filled_in_it_is_the_message(message: Whole, chosen: list[bool]) -> None
         assert template.filled([0] * len(addresses)) != message or not any(addresses)
 
 
-def whole(first: int, *some: int, seed: int = 0, data: bytes = b"") -> bytes:
+def whole(first: int, *some: int, seed: Any = 0, data: bytes = b"") -> bytes:
     return encoder.encode(Whole(first, "", some, [], {}, seed, data))
 
 
@@ -96,7 +96,6 @@ def whole(first: int, *some: int, seed: int = 0, data: bytes = b"") -> bytes:
     "encoded",
     [
         b"\xc1",
-        encoder.encode(["Other"]),
         whole(PLACE, PLACE),
         whole(PLACE | 1),
         whole(PLACE | 1, PLACE),
@@ -107,6 +106,19 @@ def whole(first: int, *some: int, seed: int = 0, data: bytes = b"") -> bytes:
 def test_template_refuses_calls_that_no_program_sends(encoded: bytes) -> None:
     with pytest.raises(ProtocolViolation, match="a template"):
         HostTemplate(encoded, decode)
+
+
+@pytest.mark.parametrize(
+    "encoded", [encoder.encode(["Other"]), whole(PLACE, seed="text")], ids=["unknown", "wrong"]
+)
+def test_template_that_no_executor_can_read_is_kept_and_refused(encoded: bytes) -> None:
+    """A message of that kind is refused as well when it comes without a template."""
+    templates = Templates(decode)
+    request = CallWithTemplate(7, msgspec.Raw(encoded), (3,))
+    assert templates.add(request) is None
+    found = templates.find(request)
+    assert found.kind is Malformed
+    assert found.filled((3,)) is found.message
 
 
 def test_calls_name_what_is_there() -> None:

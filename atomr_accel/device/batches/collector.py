@@ -124,6 +124,7 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         self.ports: dict[str, Any] = dict(self.core.ports)
         self._done: list[Callable[[], None]] = []
         self.scratch: dict[Workspaces, WorkspaceSet] = {}
+        self._preparing = False  # a request, which may have others performed first
         self._ended = False
 
     def _drop_libraries(self) -> None:
@@ -239,8 +240,12 @@ class Collector(Preparing, Arrays[Collected], Proxy[Collected]):
         return self._add_request(request)
 
     def _add_request(self, request: Request[T]) -> T:
-        submission = request.prepare(self)
-        if submission.finish is not None:
+        asked, self._preparing = not self._preparing, True
+        try:
+            submission = request.prepare(self)
+        finally:
+            self._preparing = not asked
+        if submission.finish is not None or (asked and submission.answers):
             raise Unsupported(
                 f"{request.name} waits for the device's answer, so it cannot be in a batch or a "
                 "recording; await it before"

@@ -115,7 +115,7 @@ def _converted(result: str, operator: OperatorSpec, call: str) -> str:
 def pair_source(dtype: str, symbol: str) -> str:
     """Return the read function of an iterator over two arrays: elements, and flags or positions.
 
-    Its state is two pointers and an index; its values are ``PathStep``.
+    Its state is two pointers and an index; its values are ``Pair``.
     """
     return f"""{_pair(dtype)}
 extern "C" __device__ void {symbol}(void* state, void* result) {{

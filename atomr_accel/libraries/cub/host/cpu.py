@@ -101,7 +101,7 @@ def _ufunc(operator: OperatorSpec) -> Any:
     if operator.kind:
         ufunc: Any = getattr(np, (UNARY if count == 1 else BINARY)[operator.kind].ufunc)
         if operator.arguments[0] == "bool" and operator.kind == "identity":
-            return np.logical_or if count == 2 else np.copy
+            return np.copy
         return ufunc
     with IMPORTS.running():
         function: Any = cloudpickle.loads(operator.function)

@@ -48,12 +48,12 @@ class Tally(Facade[D]):
             TypeError: another dtype.
         """
 
-        def prepare(driver: Preparer) -> Submission[GpuRef]:
-            block = require_readable(x, driver.memory, "x")
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            block = require_readable(x, preparer.memory, "x")
             if x.dtype.name not in {"float32", "float64"}:
                 raise TypeError(f"x must have dtype float32 or float64, not {x.dtype.name}")
-            result = driver.output((), INT64)
-            to = require_writable(result, driver.memory, "result")
+            result = preparer.output((), INT64)
+            to = require_writable(result, preparer.memory, "result")
             message = CountNonzero(block.address, to.address, x.size, x.dtype.name)
             return Submission(message, (block,), (to,), result)
 
