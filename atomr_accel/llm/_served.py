@@ -366,7 +366,6 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
                 stream: it has become too large, or nothing can follow the text.
             Overloaded: too many requests wait.
             Closed: the model is drained, or its block was left.
-            TypeError, ValueError: an argument is wrong; the message names the field.
             RequestAtFault: from the stream: steps with this request fail.
             DeviceLost: from the stream: the device will not come back.
             TooSlowError: from the stream: the deadline has passed.
@@ -732,7 +731,6 @@ async def open_language_model(
         Unsupported: the folder's architecture is not supported; or ``durable`` is set, and the
             device is isolated in a thread, or its platform cannot export device memory.
         OutOfMemory: no room for weights and cache.
-        TypeError, ValueError: an argument is wrong.
     """
     check_instance("device", device, Device)
     folder: ModelFolder | None = None

@@ -143,9 +143,6 @@ class FftConvolutions(FftPart[D]):
 
         Args:
             target: the least size, at least 1.
-
-        Raises:
-            TypeError, ValueError: no such size.
         """
         return fast_size(whole(target, "target", 1))
 

@@ -107,9 +107,6 @@ class SparseLU(Facade[D]):
             The solutions, of the shape of ``b``, by columns if ``b`` is.
 
         Raises:
-            TypeError: another dtype.
-            ValueError: another shape, or another ``trans``.
-            GpuRefStale: the device was rebuilt since the factorization, or a ref is stale.
             LinAlgError: the last ``refactorize`` failed.
             Unsupported: in a recording; "H" of a complex ``csc`` matrix; cases that cuDSS does not
                 support, such as a transpose of some kinds of matrices.
@@ -122,9 +119,6 @@ class SparseLU(Facade[D]):
 
         Args:
             b: as for ``solve``.
-
-        Returns:
-            The solutions.
         """
         return self._in_steps("solve", self._factors.solving(b, "N"))
 
@@ -143,11 +137,8 @@ class SparseLU(Facade[D]):
             This object, whose factors are now those of ``a``.
 
         Raises:
-            TypeError: another dtype.
             ValueError: other indices.
             LinAlgError: the matrix is singular, once that is known; there are no factors then.
-            GpuRefStale: the device was rebuilt since the factorization.
-            Unsupported: in a batch or a recording.
         """
         lu: Any = self
         factors = self._factors
@@ -319,8 +310,7 @@ class DirectSolves(SparsePart[D]):
 
         Raises:
             LinAlgError: the matrix is singular, or not positive definite, once that is known.
-            TypeError: another format or dtype.
-            ValueError: not square, or unknown options; on the CPU, unsorted or duplicate indices.
+            ValueError: on the CPU, also unsorted or duplicate indices.
             LibraryMissing: cuDSS is not installed.
             Unsupported: in a batch or a recording; cases that cuDSS does not support.
         """
@@ -334,12 +324,6 @@ class DirectSolves(SparsePart[D]):
 
         Args:
             a: as for ``splu``, whose defaults it takes.
-
-        Returns:
-            What ``splu`` gives: ``await solve(b)``.
-
-        Raises:
-            LinAlgError, TypeError, ValueError, LibraryMissing, Unsupported: as ``splu``.
         """
         return self._factorized(a)
 
@@ -356,14 +340,6 @@ class DirectSolves(SparsePart[D]):
             b: shape (n,) or (n, k), same dtype.
             kind: as for ``splu``.
             refinement: likewise.
-
-        Returns:
-            The solutions, of the shape of ``b``.
-
-        Raises:
-            LinAlgError, LibraryMissing, Unsupported: as ``splu``.
-            TypeError: another format, unequal or unsupported dtypes.
-            ValueError: shapes that do not fit.
         """
 
         def build(steps: CallSteps) -> GpuRef:
