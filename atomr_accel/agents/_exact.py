@@ -111,12 +111,7 @@ class SearchedRows:
 
 
 class DeviceRows(ABC):
-    """The device's copy of rows: made when it is first asked for, and again after a fault.
-
-    Args:
-        rows: what to copy.
-        metric: how vectors are compared.
-    """
+    """The device's copy of rows: made when it is first asked for, and again after a fault."""
 
     def __init__(self, rows: VectorRows, metric: Metric) -> None:
         self.rows: Final = rows

@@ -267,13 +267,7 @@ class SearchedLists:
 
 
 class ListedRows(DeviceRows):
-    """The device's copy of a segment's rows, by list.
-
-    Args:
-        rows: what to copy.
-        metric: how vectors are compared.
-        centers: the centers of the lists.
-    """
+    """The device's copy of a segment's rows, by list."""
 
     def __init__(self, rows: VectorRows, metric: Metric, centers: TrainedCenters) -> None:
         super().__init__(rows, metric)

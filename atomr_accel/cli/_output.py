@@ -122,10 +122,6 @@ class CommandOutput:
     def progress(self, what: str, total: float) -> Iterator[Callable[[float], None]]:
         """Show a bar on standard error while the block runs, if that is a terminal.
 
-        Args:
-            what: a description of the work.
-            total: the amount of work.
-
         Yields:
             A function to call with the amount of work done so far.
         """
@@ -141,12 +137,7 @@ class CommandOutput:
 
 
 class Toned(str):
-    """Text of a cell, with a tone.
-
-    Args:
-        text: the text to print.
-        tone: its meaning.
-    """
+    """Text of a cell, with a tone."""
 
     __slots__ = ("tone",)
     tone: Tone

@@ -144,11 +144,7 @@ def _load(device: Device, own: int) -> DeviceReport:
 
 
 def _request(device: Device, call: DeviceCallBody) -> Any:
-    """Return the request of a call.
-
-    Raises:
-        Unsupported: other nodes cannot call it.
-    """
+    """Return the request of a call."""
     library, _, method = call.name.rpartition(".")
     allowed = (
         method in METHODS

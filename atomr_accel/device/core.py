@@ -429,11 +429,7 @@ class DeviceCore:
             batch.note_unawaited(call, facade)
 
     def refuse_in_batch(self, call: str) -> None:
-        """Refuse a call in the block of a batch, or in a task that the block waits for.
-
-        Raises:
-            RuntimeError: it is called there.
-        """
+        """Refuse a call in the block of a batch, or in a task that the block waits for."""
         for task, depth in tasks_around():
             batch = self.open_batches.get(task)
             if batch is None or depth < batch.depth:  # a nursery around the block's

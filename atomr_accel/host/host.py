@@ -575,9 +575,6 @@ class Imports:
 
         SciPy's BLAS requests memory when it is loaded, again and again until it gets some, and
         blocks all other threads of the process meanwhile.
-
-        Raises:
-            OSError: memory is short (``ENOMEM``).
         """
         if _WITH_BLAS not in sys.modules:
             require_room(_ROOM_FOR_BLAS, "the libraries of SciPy")

@@ -63,11 +63,7 @@ class CacheMemory:
 
     @property
     def refs(self) -> tuple[GpuRef, GpuRef] | None:
-        """Keys and values; None before `make`, and after a fault that has taken them.
-
-        Raises:
-            GpuRefStale: a fault has left it, and it has to recover.
-        """
+        """Keys and values; None before `make`, and after a fault that has taken them."""
         refs = self._refs
         if refs is None or any(each.is_stale for each in refs):
             return None

@@ -681,11 +681,7 @@ def _cache_bytes(config: LlamaConfig, page_size: int, dtype: np.dtype[Any]) -> i
 def _default_pages(
     device: Device, config: LlamaConfig, page_size: int, dtype: np.dtype[Any]
 ) -> int:
-    """Return the number of pages that the memory has room for.
-
-    Raises:
-        OutOfMemory: a page does not fit beside the weights.
-    """
+    """Return the number of pages that the memory has room for."""
     room = _CPU_CACHE
     if device.backend != "cpu":
         weights = sum(math.prod(each) for each in config.shapes().values()) * dtype.itemsize

@@ -278,16 +278,7 @@ class Translated:
 
 
 def chat_requests(body: bytes, maker: PromptMaker, key: str) -> Translated:
-    """Translate the body of a request for a chat's next message.
-
-    Args:
-        body: JSON.
-        maker: makes prompts.
-        key: whose request it is.
-
-    Raises:
-        ApiError: the request is refused.
-    """
+    """Translate the body of a request for a chat's next message."""
     asked = _decoded(body, ChatRequest, maker)
     if asked.top_logprobs is not None and not asked.logprobs:
         _refuse("top_logprobs must come with logprobs: true, not alone", "top_logprobs")
@@ -314,11 +305,7 @@ def chat_requests(body: bytes, maker: PromptMaker, key: str) -> Translated:
 
 
 def completion_requests(body: bytes, maker: PromptMaker, key: str) -> Translated:
-    """Translate the body of a request for text that continues a prompt, or several.
-
-    Raises:
-        ApiError: the request is refused.
-    """
+    """Translate the body of a request for text that continues a prompt, or several."""
     asked = _decoded(body, CompletionRequest, maker)
     several = _several(asked.prompt)
     prompts = [_prompt(each, maker) for each in several]

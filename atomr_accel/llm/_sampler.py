@@ -114,9 +114,6 @@ class GrammarCompiler:
         Args:
             grammar: in Lark's form as llguidance has it, or JSON as made by its
                 ``grammar_from_json_schema`` and ``grammar_from_regex``.
-
-        Raises:
-            GrammarInvalid: it is not a grammar, too large, or no text follows it.
         """
         matcher = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
@@ -151,11 +148,7 @@ class GrammarState:
         return found
 
     def add(self, token: int) -> bool:
-        """Add a token; True if nothing may follow it but the end.
-
-        Raises:
-            GrammarInvalid: the grammar has become too large to follow.
-        """
+        """Add a token; True if nothing may follow it but the end."""
         matcher = self._matcher
         if not matcher.consume_token(token) or matcher.is_error():
             raise GrammarInvalid(f"grammar must be one that can be followed: {_said(matcher)}")
@@ -214,9 +207,6 @@ class TokenSampler:
         Args:
             logits: float32 of shape (vocabulary,).
             position: its position in the sequence, prompt included.
-
-        Raises:
-            RequestAtFault: the logits have NaN or infinity, or all tokens are excluded.
         """
         options = self._options
         check_logits(logits, position)

@@ -267,11 +267,6 @@ class Scheduler:
             key: sequences of different keys get fair shares.
             deadline: the time at which it is dropped.
             scores: whether steps give logits after each token of the prompt.
-
-        Raises:
-            PromptTooLong: it does not fit the context or the cache with one more token.
-            Overloaded: as many as may wait do already.
-            ValueError: the prompt is empty.
         """
         if not prompt:
             raise ValueError("prompt must have one token at least, not be empty")

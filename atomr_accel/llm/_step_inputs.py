@@ -122,11 +122,7 @@ class PagedSteps:
         self._filled[:] = 0
 
     def use(self, work: StepWork) -> PageUse:
-        """Check that tokens, positions and pages exist, and that pages are written by one slice.
-
-        Raises:
-            ValueError: they do not.
-        """
+        """Check that tokens, positions and pages exist, and that pages are written by one slice."""
         if not work.slices:
             raise ValueError("work must have one slice at least, not none")
         size = self._page_size
@@ -173,11 +169,7 @@ class PagedSteps:
         return made.astype(np.int32)
 
     def check_filled(self, use: PageUse, work: StepWork) -> None:
-        """Check that the cache has all positions before the slices.
-
-        Raises:
-            GpuRefStale: it has not.
-        """
+        """Check that the cache has all positions before the slices."""
         size = self._page_size
         before = np.minimum(use.starts[use.owners] - use.places * size, size)
         missing = self._filled[use.pages] < before

@@ -191,9 +191,6 @@ class JournalWriter:
         """Write the remaining entries and the end of the journal, within some seconds.
 
         A journal that is not open yet is not opened.
-
-        Args:
-            calls: the number of calls.
         """
         if not self.opened.is_set():
             self._scope.cancel()

@@ -124,10 +124,6 @@ Slice = tuple[int, int, int, int, int]
 class Encoder:
     """Makes the packets of one timeline. Use it in one thread at a time.
 
-    Args:
-        process: the name of the process.
-        pid: its number.
-
     Attributes:
         root: the track of the process, which others are below.
     """

@@ -392,11 +392,7 @@ class LockstepTrainer(Trainer):
             self._scales[number] = scale.value, scale.good
 
     def _skips(self, number: int, norm: float) -> bool:
-        """Tell the loss scale about gradients; return whether the step is skipped.
-
-        Raises:
-            LossNotFinite: they are not finite, and a smaller scale cannot help.
-        """
+        """Tell the loss scale about gradients; return whether the step is skipped."""
         finite = math.isfinite(norm)
         if not finite and (self._scale is None or self._scale.value <= 1):
             raise LossNotFinite(

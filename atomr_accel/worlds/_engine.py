@@ -225,11 +225,7 @@ class Engine(Generic[_M]):
     # --- for callers -----------------------------------------------------------------------
 
     async def whole(self) -> Term:
-        """Wait until all members have joined.
-
-        Raises:
-            WorldBroken: they never will.
-        """
+        """Wait until all members have joined."""
         await trio.lowlevel.checkpoint()
         while self.membership.phase != "whole" or self._draining:
             self.require("there is no world any more", self.members)

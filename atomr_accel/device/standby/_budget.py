@@ -106,11 +106,7 @@ class Room:
         return sum(spare.host_bytes for spare in self.spares if spare.parked)
 
     def check_host_memory(self) -> None:
-        """Check the budget of host memory, which the last one that was parked may exceed.
-
-        Raises:
-            NotParkedError: it does.
-        """
+        """Check the budget of host memory, which the last one that was parked may exceed."""
         if self._host_memory is not None and self.host_bytes > self._host_memory:
             most = sum(spare.parked for spare in self.spares) - 1
             raise NotParkedError(

@@ -47,9 +47,6 @@ class Parking:
 
     A process does one step at a time. A rebuild has one of its own, so that it waits for no other
     host's step.
-
-    Args:
-        core: the device.
     """
 
     def __init__(self, core: DeviceCore) -> None:

@@ -297,11 +297,7 @@ class Spare:
         return wake.is_set()
 
     def _check_parkable(self) -> None:
-        """Refuse what a parked host cannot have.
-
-        Raises:
-            NotParkedError: the device uses that.
-        """
+        """Refuse what a parked host cannot have."""
         for name, (spec, _) in self._core.lanes.items():
             if not spec.parkable:
                 raise NotParkedError(f"a host with lane {name!r} cannot be parked", 0)

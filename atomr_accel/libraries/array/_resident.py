@@ -41,9 +41,6 @@ class _KernelCopy:
 class BuiltKernel:
     """A kernel in the program, which is built when it is needed, in each generation.
 
-    Args:
-        form: the computation of the kernel.
-
     Attributes:
         number: its number in the hosts.
         form: the argument of that name.

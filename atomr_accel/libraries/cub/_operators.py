@@ -76,9 +76,6 @@ def coded(
         arguments: dtypes of its arguments.
         result: the dtype to which its result is converted.
         what: the operator's name in errors.
-
-    Raises:
-        Unsupported: it has no function for the CPU backend.
     """
     in_python = _in_python(device)
     if isinstance(operator, str):

@@ -53,9 +53,6 @@ class Movement(NamedTuple):
         Args:
             a: the shape of the first operand.
             b: the shape of the second one.
-
-        Raises:
-            Unsupported: what kernels do not have.
         """
         w = b if self.filters is None else self.filters
         x = b if self.filters is not None else a if self.images is None else self.images

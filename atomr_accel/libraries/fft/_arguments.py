@@ -166,11 +166,7 @@ def _types(name: str, kind: str, dtype: np.dtype[Any], *, half: bool) -> tuple[s
 
 
 def norm_of(norm: object) -> str:
-    """Return the name of a norm.
-
-    Raises:
-        ValueError: an unknown norm.
-    """
+    """Return the name of a norm."""
     if norm is None:
         return "backward"
     if not isinstance(norm, str) or norm not in _NORMS:
@@ -203,11 +199,7 @@ def one_axis(
 
 
 def axis_of(axis: int, ndim: int) -> int:
-    """Return an axis as a number from 0 to ``ndim - 1``.
-
-    Raises:
-        AxisError: an axis that does not exist.
-    """
+    """Return an axis as a number from 0 to ``ndim - 1``."""
     if not -ndim <= axis < ndim:
         raise np.exceptions.AxisError(axis, ndim)
     return axis % ndim

@@ -83,11 +83,7 @@ _WANTED: Final = (
 
 
 def require_one_piece(spec: FftSpec) -> None:
-    """Require that cuFFT alone reads and writes the elements of a transform.
-
-    Raises:
-        Unsupported: kernels of this package would take part, which call no callbacks.
-    """
+    """Require that cuFFT alone reads and writes the elements of a transform."""
     steps = plan(spec).steps
     ffts = [step for step in steps if isinstance(step, CufftRun)]
     # Complex-to-real transforms overwrite their input, so they get a copy of it.

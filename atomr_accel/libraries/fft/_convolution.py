@@ -378,12 +378,7 @@ def _chirp(k: Operand, m: int, ratio: complex | None) -> Operand:
 
 
 def _number(value: complex, name: str) -> complex:
-    """A number that is not zero.
-
-    Raises:
-        TypeError: it is none.
-        ValueError: it is zero, infinite or NaN.
-    """
+    """A number that is not zero."""
     if not isinstance(value, int | float | complex | np.number):
         raise TypeError(f"{name} must be a number, not {value!r}")
     number = complex(value)

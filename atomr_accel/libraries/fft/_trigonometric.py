@@ -237,11 +237,7 @@ def _lane(x: object, out: object) -> LaneSpec:
 def _along(
     name: str, type_: int, axis: int, points: int, norm: str | None, orthogonalize: bool | None
 ) -> CosineSpec:
-    """The transform along an axis.
-
-    Raises:
-        ValueError: a type or a norm that is none, or too few points.
-    """
+    """The transform along an axis."""
     number = whole(type_, "type")
     if number not in _INVERSE:
         raise ValueError(f"type must be 1, 2, 3 or 4, not {number}")

@@ -289,11 +289,7 @@ class KernelCall:
 
 
 def _require_tensor_cores(home: DeviceView) -> None:
-    """Check that the device has the tensor cores and copies that the kernels use.
-
-    Raises:
-        Unsupported: the device is older.
-    """
+    """Check that the device has the tensor cores and copies that the kernels use."""
     capability = (0, 0) if home.info is None else home.info.compute_capability
     if (0, 0) < capability < _CAPABILITY:
         raise Unsupported(

@@ -127,9 +127,6 @@ def by_kernel(op: str, backend: str, case: Case) -> bool:
         op: name of the op in errors.
         backend: one of ``BACKENDS``.
         case: the call.
-
-    Raises:
-        Unsupported: the chosen implementation does not support the case.
     """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")

@@ -156,11 +156,7 @@ class Resident:
         return self._image
 
     def loaded(self, preparer: Preparer) -> Block:
-        """Return the block that stands for the module in the preparer's host. Load it if needed.
-
-        Args:
-            preparer: preparer of the launch.
-        """
+        """Return the block that stands for the module in the preparer's host. Load it if needed."""
         host_objects = preparer.host_objects
         copy = self._latest()
         if copy is None or copy.host_objects() is not host_objects:

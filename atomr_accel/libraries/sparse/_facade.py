@@ -205,21 +205,13 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
 
 
 def _require_matrix(a: object) -> None:
-    """Require a sparse matrix of a device.
-
-    Raises:
-        TypeError: another object.
-    """
+    """Require a sparse matrix of a device."""
     if type(a) is not EllRef:
         require_sparse(a, "a")
 
 
 def _scipys(array: object) -> Any:
-    """A sparse array of SciPy's, of a format and dtype that devices have.
-
-    Raises:
-        TypeError: it is not.
-    """
+    """A sparse array of SciPy's, of a format and dtype that devices have."""
     form = getattr(array, "format", None)
     if form not in FORMATS or not hasattr(array, "tocsr"):
         raise TypeError(
@@ -237,11 +229,7 @@ def _scipys(array: object) -> Any:
 
 
 def _look_at(given: Any) -> None:
-    """Its indices are in bounds.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Its indices are in bounds."""
     if given.format != "coo":
         given.check_format(full_check=True)
         return

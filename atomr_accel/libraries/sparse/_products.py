@@ -391,11 +391,7 @@ class SparseProducts(SparseArithmetic[D]):
 
 
 def require_format(a: SparseRef, name: str) -> str:
-    """Require a matrix compressed by rows or columns, and return its format.
-
-    Raises:
-        TypeError: another format.
-    """
+    """Require a matrix compressed by rows or columns, and return its format."""
     require_sparse(a, name)
     if a.format not in _COMPRESSED:
         raise TypeError(f"{name} is {a.format}; csr or csc is needed here: convert it with tocsr")

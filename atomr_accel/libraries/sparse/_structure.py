@@ -501,11 +501,7 @@ def _pair(extents: tuple[int, int], name: str, *, least: int) -> tuple[int, int]
 
 
 def require_elements(a: SparseRef) -> Format:
-    """Return the format of a matrix of single elements.
-
-    Raises:
-        TypeError: no matrix, or one of blocks.
-    """
+    """Return the format of a matrix of single elements."""
     require_sparse(a, "a")
     if a.format == "bsr":
         raise TypeError("a is bsr; convert it first: await device.sparse.tocsr(a)")

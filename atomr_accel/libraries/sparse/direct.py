@@ -181,12 +181,7 @@ class HostFactors:
         return self._kept
 
     def here(self, preparer: Preparer) -> Block:
-        """Return the block that represents the factors.
-
-        Raises:
-            GpuRefStale: they are gone.
-            Unsupported: in a recording.
-        """
+        """Return the block that represents the factors."""
         if preparer.host_objects is not self._part._home:
             raise Unsupported(
                 "a recording has executors of its own, which have none of these factors; await "

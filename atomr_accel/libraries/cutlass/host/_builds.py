@@ -80,11 +80,7 @@ def find_build(encoded: bytes, files: DiskCache = FILES) -> CutlassBuild:
 
 
 def headers() -> Sequence[str]:
-    """Folders of headers that a build includes.
-
-    Raises:
-        LibraryMissing: those of CUTLASS are not installed.
-    """
+    """Folders of headers that a build includes."""
     folders = vendor_headers()
     for file, package in (
         ("cutlass/gemm/collective/collective_builder.hpp", "nvidia-cutlass"),

@@ -185,11 +185,7 @@ def _check_durable(
 
 
 def _room(device: DeviceView, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-    """Return an uninitialised buffer in memory that survives.
-
-    Raises:
-        Pending: memory that survives has to be made first.
-    """
+    """Return an uninitialised buffer in memory that survives."""
     nbytes = math.prod(shape) * dtype.itemsize
     block = device.memory.allocate(nbytes, durable=True)
     if block is None:

@@ -190,10 +190,6 @@ def checked(
         given: the caller's options.
         without: options that this op does not have.
         called: names in errors of options that the op renames.
-
-    Raises:
-        TypeError: an option does not exist, or its value is of another type.
-        ValueError: a value that an option cannot have.
     """
     known = NAMES - set(without)
     if unknown := sorted(given.keys() - known):

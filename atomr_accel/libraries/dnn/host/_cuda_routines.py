@@ -45,12 +45,7 @@ class Descriptors:
         self._made.clear()
 
     def call(self, function: str, *args: Any) -> None:
-        """Call a function.
-
-        Raises:
-            Unsupported: cuDNN does not do this.
-            LibraryError: it failed otherwise.
-        """
+        """Call a function."""
         status = self._library.functions[function](*args)
         if status:
             error = self._library.error(function, status)

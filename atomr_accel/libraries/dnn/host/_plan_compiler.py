@@ -81,11 +81,7 @@ class PlanCompiler:
         self._broken = False
 
     def make(self, encoded: bytes) -> tuple[StoredStep, ...] | None:
-        """A plan; None where it cannot be made here, and maybe elsewhere.
-
-        Raises:
-            Unsupported: cuDNN has none.
-        """
+        """A plan; None where it cannot be made here, and maybe elsewhere."""
         if self._broken:
             return None
         try:

@@ -65,9 +65,6 @@ def axes_of(op: str, space: tuple[int, ...], attributes: Attributes) -> tuple[Re
         op: the operation, without ``_backward``.
         space: sizes of an image.
         attributes: attributes of the node.
-
-    Raises:
-        ValueError: attributes that do not fit.
     """
     if op == "resample":
         return _windows(space, attributes)

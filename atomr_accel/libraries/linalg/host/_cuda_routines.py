@@ -606,11 +606,7 @@ _SMALL: Final = Small()
 
 
 def routine_of(problem: SolverProblem) -> SolverRoutine:
-    """Return the routine that runs a problem.
-
-    Raises:
-        Unsupported: the vendor has no function with these results.
-    """
+    """Return the routine that runs a problem."""
     if problem.batched and room_of(problem):
         return _SMALL
     table = _AT_ONCE if problem.batched else _ONE_BY_ONE

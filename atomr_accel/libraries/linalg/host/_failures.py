@@ -51,9 +51,6 @@ def require_success(message: Compute | Require, info: np.ndarray[Any, Any]) -> N
     Args:
         message: the message that ran.
         info: LAPACK's info of each matrix.
-
-    Raises:
-        LinAlgError: the info of a matrix is not 0.
     """
     failed = np.flatnonzero(info)
     if not failed.size:
