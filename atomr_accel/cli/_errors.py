@@ -38,12 +38,7 @@ class Refusal(Exception):
 
 
 class Misunderstood(Refusal):
-    """A command line is invalid.
-
-    Args:
-        message: the error.
-        usage: the usage of the command, as text.
-    """
+    """A command line is invalid."""
 
     def __init__(self, message: str, usage: str) -> None:
         super().__init__(message, ExitCode.USAGE)

@@ -191,16 +191,7 @@ async def answer_device(
     holdings: Holdings,
     turn: MessageTurn,
 ) -> bytes:
-    """Do what another node asks of a device, and return the bytes of the answer.
-
-    Args:
-        devices: the devices of this node.
-        shelf: the sealed buffers of this node.
-        target: the device.
-        body: the call.
-        holdings: the buffers of the caller.
-        turn: of the message.
-    """
+    """Do what another node asks of a device, and return the bytes of the answer."""
     index = int(target.removeprefix("device:"))
     if not 0 <= index < len(devices):
         raise LookupError(f"this node has {len(devices)} devices, and none of index {index}")

@@ -25,12 +25,6 @@ _RECOVERIES: Final = 3
 class CacheMemory:
     """Keys and values of all layers, (layers, pages, page_size, kv_heads, size) each.
 
-    Args:
-        device: the device.
-        shape: the shape.
-        dtype: the dtype.
-        durable: whether the content survives faults.
-
     Attributes:
         durable: whether the content survives faults.
         lost: how often the content was lost as a whole, and the memory made anew.

@@ -198,12 +198,7 @@ def as_config(found: Mapping[str, Any]) -> LlamaConfig:
 
 
 class _ConfigFields:
-    """The fields of a config. Each is checked when it is read.
-
-    Args:
-        found: the fields.
-        place: where they are, in errors.
-    """
+    """The fields of a config. Each is checked when it is read."""
 
     def __init__(self, found: Mapping[str, Any], place: str = "config.json") -> None:
         self.found: Final = found

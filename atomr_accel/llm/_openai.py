@@ -30,13 +30,8 @@ def _cut(text: str, most: int) -> str:
 class ApiError(Exception):
     """A request is refused, or has failed; the client gets OpenAI's form of it.
 
-    Args:
-        status: the status of the answer.
-        message: the reason.
-        param: the field at fault, such as ``"messages[0].role"``.
-        code: a word for programs.
-        kind: OpenAI's ``type`` of the error.
-        retry_after: seconds after which it may be asked again.
+    ``code`` is a word for programs, ``kind`` OpenAI's ``type`` of the error. ``retry_after`` is in
+    seconds.
     """
 
     def __init__(

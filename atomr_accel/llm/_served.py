@@ -169,12 +169,8 @@ class _TokenStream:
     def take(self, piece: StepSlice, logits: Any, token: int | None) -> _Chosen | Exception:
         """Return what a step says of a slice. It may run in a thread, one at a time.
 
-        Another call for the same position gives the same choice, so it can be done again.
-
-        Args:
-            piece: the slice.
-            logits: its rows of them.
-            token: the token that the device has chosen; None if it has not.
+        Another call for the same position gives the same choice, so it can be done again. ``token``
+        is what the device has chosen, None if it has not.
         """
         try:
             if token is not None:

@@ -84,16 +84,7 @@ class PageUse(NamedTuple):
 
 @final
 class PagedSteps:
-    """Steps of a paged cache: checks of them, and their numbers.
-
-    Args:
-        pages: pages of the cache.
-        page_size: positions of a page.
-        vocabulary: number of tokens.
-        context: the most positions of a sequence.
-        tile: rows of a product.
-        fixed: whether a position has a fixed place in a tile.
-    """
+    """Steps of a paged cache: checks of them, and their numbers."""
 
     def __init__(
         self, *, pages: int, page_size: int, vocabulary: int, context: int, tile: int, fixed: bool

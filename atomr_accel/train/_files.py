@@ -66,11 +66,7 @@ def read_snapshot(
 ) -> tuple[list[np.ndarray[Any, Any]], dict[str, Any]]:
     """Return the flat buffers of a file, and the facts with them.
 
-    Args:
-        path: the file.
-        layout: the form of the model.
-        count: number of buffers.
-        expected: facts that must be equal in the file.
+    ``expected`` are facts that must be equal in the file.
     """
     with path.open("rb"):  # its errors are the system's
         pass

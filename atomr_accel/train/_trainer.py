@@ -439,13 +439,7 @@ def checked_ranks(devices: Sequence[Device], optimizer: Optimizer) -> list[tuple
 
 
 def cut_rows(batch: Any, count: int, kind: str) -> list[Any]:
-    """Cut a batch into parts of equal numbers of rows.
-
-    Args:
-        batch: a tree of arrays with the same first dimension.
-        count: number of parts.
-        kind: their name in errors.
-    """
+    """Cut a batch into parts of equal numbers of rows."""
     leaves, form = optree.tree_flatten(batch)
     if not leaves:
         raise ValueError("a batch must have at least one array, not none")

@@ -237,16 +237,9 @@ def lend(
 ) -> Any:
     """Return a DLPack capsule of memory.
 
-    Args:
-        pointer: the address of the first element.
-        shape: as in NumPy.
-        dtype: as in NumPy.
-        device: DLPack's device.
-        owner: an object that is kept alive for as long as the consumer uses the memory.
-        read_only: whether the capsule is marked read-only, if the DLPack version has that mark.
-        max_version: the newest version of DLPack that the consumer knows. The capsule has none with
-            NumPy 2.0.
-        strides: as in NumPy; C-contiguous if None.
+    ``owner`` is kept alive while the consumer uses the memory. ``max_version`` is the newest
+    version of DLPack that the consumer knows; with NumPy 2.0 the capsule has none. ``strides`` None
+    is C-contiguous.
     """
     if dtype.name not in _CODES:
         raise BufferError(f"DLPack has no {dtype.name} as it is laid out here")

@@ -31,12 +31,8 @@ class NoRoomError(Exception):
 class Room:
     """The device's memory that standbys take.
 
-    Args:
-        core: the device.
-        wanted: the mode that is wanted.
-        host_memory: bytes of host memory that parked ones may take; None: any number.
-        optional: whether a warm one is as good as one of the mode that is wanted, so that no
-            warning is due.
+    Parked ones may take ``host_memory`` bytes of host memory, or any number. With ``optional`` a
+    warm one is as good as one of the mode that is wanted, so that no warning is due.
 
     Attributes:
         wanted: the mode that is wanted.

@@ -74,11 +74,7 @@ class Parking:
     ) -> None:
         """Have a parked host run again.
 
-        Args:
-            host: the host.
-            info: its device.
-            nbytes: bytes of device memory that it takes.
-            urgent: whether a rebuild waits for it.
+        ``urgent`` means that a rebuild waits for it.
 
         Raises:
             OutOfMemory: no room; the host is parked as before.

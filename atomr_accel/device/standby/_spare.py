@@ -71,14 +71,6 @@ LONG_SECONDS: Final = 10.0
 class Spare:
     """One host on standby, and its preparation.
 
-    Args:
-        core: the device.
-        room: the device's memory that standbys take.
-        history: the objects that the device has prepared in its own host.
-        warm_up: called with the device here, if this is hot.
-        told: called when it is ready.
-        parking: parks hosts.
-
     Attributes:
         host: the host.
         prepared: the state of its preparation, until it is taken.

@@ -52,12 +52,7 @@ def make_callback(source: str, name: str, cpu: Twin | None) -> FftCallback:
 
 
 def hook(callback: FftCallback | None, role: str, device: DeviceView) -> Hook | None:
-    """A callback as messages carry it.
-
-    Raises:
-        TypeError: it is none.
-        Unsupported: nothing stands for it on the CPU.
-    """
+    """A callback as messages carry it."""
     if callback is None:
         return None
     if not isinstance(callback, FftCallback):

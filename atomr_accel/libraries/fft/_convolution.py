@@ -201,12 +201,7 @@ def _pair(
     mode: str,
     axes: int | Sequence[int] | None,
 ) -> _ConvolutionPair:
-    """Check two arrays and the part of their convolution to compute.
-
-    Raises:
-        TypeError: an argument that is not an array, or has a dtype that is not transformed.
-        ValueError: shapes that do not fit each other, or an axis that is named twice.
-    """
+    """Check two arrays and the part of their convolution to compute."""
     first, second = steps.ref(in1, "in1"), steps.ref(in2, "in2")
     if mode not in _MODES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, not {mode!r}")

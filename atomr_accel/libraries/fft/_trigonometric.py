@@ -260,12 +260,7 @@ def _along(
 def _sizes(
     shape: tuple[int, ...], s: int | Sequence[int] | None, axes: int | Sequence[int] | None
 ) -> dict[int, int]:
-    """Return the number of points along each transformed axis.
-
-    Raises:
-        AxisError: an axis that does not exist.
-        ValueError: an axis that is named twice, or another number of sizes than of axes.
-    """
+    """Return the number of points along each transformed axis."""
     points = None if s is None else several_of(s if isinstance(s, Iterable) else (s,), "s")
     if axes is not None:
         named = several_of(axes if isinstance(axes, Iterable) else (axes,), "axes")

@@ -126,12 +126,7 @@ class KernelCall:
         self._cached: Final = "count_k" in self._reads and "count_q" not in self._reads
 
     def submission(self, preparer: Preparer, kept: Workspaces) -> Submission[Any]:
-        """Prepare the submission, whose result is the outputs; a single one is not in a tuple.
-
-        Args:
-            preparer: preparer of the request.
-            kept: the lane's workspaces.
-        """
+        """Prepare the submission, whose result is the outputs; a single one is not in a tuple."""
         _require_tensor_cores(preparer.home)
         form = self._form(preparer.home)
         appending = self._call.appending

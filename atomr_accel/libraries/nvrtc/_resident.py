@@ -108,12 +108,7 @@ def _nothing() -> None:
 class Resident:
     """A module in the host, shared by all copies of its handles.
 
-    Args:
-        name: its name in messages.
-        image: the image to load.
-        symbols: the names of its kernels in the image.
-        variables: the variables that programs may use.
-        prints: whether its kernels may call ``printf``.
+    ``prints`` says whether its kernels may call ``printf``.
 
     Attributes:
         number: the host's number of it.

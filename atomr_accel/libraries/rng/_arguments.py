@@ -181,12 +181,7 @@ def dtype_of(
 ) -> np.dtype[Any]:
     """The dtype of a result.
 
-    Args:
-        dtype: as asked for, or None.
-        out: where to put it, or None.
-        default: without either.
-        whole: whether it must be an integer type rather than a floating one.
-        flags: whether it may be bool, too.
+    ``whole`` wants an integer type rather than a floating one, and ``flags`` allows bool, too.
     """
     if out is not None:
         require_ref(out, "out")

@@ -488,12 +488,7 @@ def _is_of(thing: object, count: int) -> bool:
 
 
 def _pair(extents: tuple[int, int], name: str, *, least: int) -> tuple[int, int]:
-    """Rows and columns.
-
-    Raises:
-        TypeError: they are no whole numbers.
-        ValueError: there are not two of them, or too small ones.
-    """
+    """Rows and columns."""
     if not _is_of(extents, 2):
         raise ValueError(f"{name} must be rows and columns, not {extents!r}")
     one, other = (whole(each, f"an extent of {name}", least=least) for each in extents)

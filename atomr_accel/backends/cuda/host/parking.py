@@ -91,12 +91,7 @@ def loaded(name: str) -> ctypes.CDLL:
 
 @final
 class CudaParker:
-    """Parks hosts, and restores them.
-
-    Args:
-        driver: the driver's library; by default that of the system.
-        nvml: NVML; by default that of the system.
-    """
+    """Parks hosts, and restores them."""
 
     def __init__(self, driver: Any = None, nvml: Any = None) -> None:
         self._driver: Final = bound(driver or loaded("libcuda.so.1"), PROTOTYPES)

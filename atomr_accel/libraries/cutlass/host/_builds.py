@@ -55,10 +55,6 @@ class CutlassBuild(NamedTuple):
 def find_build(encoded: bytes, files: DiskCache = FILES) -> CutlassBuild:
     """The build of a spec, from disk if it is there.
 
-    Args:
-        encoded: the spec.
-        files: where builds are kept.
-
     Raises:
         CompileError: CUTLASS does not have this.
         LibraryMissing: NVRTC or headers of CUTLASS are not installed.

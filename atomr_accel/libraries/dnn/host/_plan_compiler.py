@@ -58,11 +58,7 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
 class PlanCompiler:
     """The process, started when it is first needed.
 
-    Args:
-        device: the device, as the vendor describes it in JSON.
-        capability: its compute capability.
-        command: the command to run.
-        deterministic: as for ``DnnPlanStore``.
+    ``device`` is the vendor's description of it, in JSON.
     """
 
     def __init__(

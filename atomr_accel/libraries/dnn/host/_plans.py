@@ -126,17 +126,10 @@ def _aligned(nbytes: int) -> int:
 class DnnPlanStore:
     """The plans of one context: shared by its lanes, whose streams and handles differ.
 
-    A graph that cuDNN does not take whole is cut into as few parts as possible that it takes,
-    with memory for tensors between them.
-
-    Args:
-        name: the device's name.
-        capability: the device's compute capability.
-        files: plans on disk; None to keep none there.
-        own: returns whether our own kernels compute a node that cuDNN refuses.
-        options: options of the frontend's graph, used instead of a handle.
-        elsewhere: makes a plan in another process, or returns None if it cannot.
-        deterministic: whether to exclude plans whose results differ from run to run.
+    A graph that cuDNN does not take whole is cut into as few parts as possible that it takes, with
+    memory for tensors between them. ``own`` tells whether our own kernels compute a node that cuDNN
+    refuses. ``elsewhere`` makes a plan in another process, or returns None. ``options`` of the
+    frontend's graph replace a handle.
     """
 
     def __init__(

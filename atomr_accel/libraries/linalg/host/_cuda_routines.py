@@ -161,11 +161,8 @@ class _PolarSvd:
 class _ByLetter:
     """A function with a letter for the dtype, whose workspace is counted in elements.
 
-    Args:
-        name: without it.
-        arguments: those in front of the workspace.
-        tails: those behind it: of what asks for its size, and of the function itself.
-        whole: whether it takes a whole stack.
+    ``tails`` are the arguments behind the workspace: of what asks for its size, and of the function
+    itself.
     """
 
     def __init__(

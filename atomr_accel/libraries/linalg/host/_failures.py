@@ -46,12 +46,7 @@ _REASONS: Final = {
 
 
 def require_success(message: Compute | Require, info: np.ndarray[Any, Any]) -> None:
-    """Raise for the first matrix of a stack that failed.
-
-    Args:
-        message: the message that ran.
-        info: LAPACK's info of each matrix.
-    """
+    """Raise for the first matrix of a stack that failed."""
     failed = np.flatnonzero(info)
     if not failed.size:
         return

@@ -103,10 +103,7 @@ class CusparseHandle:
     def create(self, made: ExitStack, what: str, *args: Any) -> int:
         """A descriptor, which goes when ``made`` is closed.
 
-        Args:
-            made: what destroys it.
-            what: which kind: what its functions' names end with.
-            *args: of the function that makes it.
+        The names of its functions end with ``what``.
         """
         cell = c_void_p()
         self.bare(f"cusparseCreate{what}", byref(cell), *args)
