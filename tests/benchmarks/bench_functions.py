@@ -220,7 +220,7 @@ def line(function: Function, power: int) -> Making:
 
 
 def jobs(gpu: bool) -> dict[str, Making]:
-    """What to measure, by the names of lines."""
+    """All lines, by name."""
     return {
         f"{name} 2^{power}": line(function, power)
         for power in ((20, 24) if gpu else (10,))

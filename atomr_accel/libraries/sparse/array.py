@@ -20,7 +20,7 @@ _TRANSPOSED: Final[dict[Format, Format]] = {"csr": "csc", "csc": "csr", "coo": "
 
 
 class MatrixOfRefs:
-    """What matrices of refs have in common: plain values, made of their parts."""
+    """Base of matrices of refs, which are plain values, made of their parts."""
 
     __slots__ = ()
 
