@@ -42,11 +42,7 @@ def clarify(
 ) -> None:
     """Have an error say how to call the function, if its arguments do not fit.
 
-    Args:
-        error: the exception of the call. Its message is changed, and it is to be raised again.
-        function: the function that was called.
-        args: the positional arguments.
-        kwargs: the named arguments.
+    The message of ``error`` is changed; raise it again.
     """
     signature = inspect.signature(function)
     try:
@@ -70,10 +66,6 @@ def check_options(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> No
     """Raise if a call has a named argument that the function's ``TypedDict`` of options lacks.
 
     Python itself takes any name for ``**options: Unpack[Options]``.
-
-    Args:
-        function: the function to be called.
-        kwargs: the named arguments.
     """
     if kwargs and _options_of(function) is not None:
         known = _known(function)
@@ -113,12 +105,7 @@ def resembling(word: str, known: Iterable[str]) -> str | None:
 
 
 def advice(word: str, known: Sequence[str]) -> str:
-    """Return what to write instead of an argument that a function does not take.
-
-    Args:
-        word: the argument's name.
-        known: the names of the function's arguments.
-    """
+    """Return what to write instead of an argument that a function does not take."""
     within, write = _MOVED.get(word, ("", ""))
     if within in known:
         return f"; write {write}"

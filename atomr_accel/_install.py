@@ -76,11 +76,7 @@ def other_owners(among: Iterable[Distribution] | None = None) -> list[str]:
 
 
 def separation(owners: Iterable[str]) -> str:
-    """Return the commands that leave this distribution alone in its folder.
-
-    Args:
-        owners: the names of the others.
-    """
+    """Return the commands that leave this distribution alone in its folder."""
     names = shlex.join([*owners, DISTRIBUTION])
     return f"pip uninstall -y {names} && pip install {DISTRIBUTION}"
 

@@ -357,9 +357,6 @@ class Gate:
 
     On the CPU a function waits for a byte. On CUDA each launch has a ticket, and spins until the
     number in a page that program and device share is larger; after some seconds it gives up.
-
-    Attributes:
-        path: where the function waits.
     """
 
     _SOURCE: Final = """

@@ -243,12 +243,8 @@ class SupervisionMachine:
     ) -> list[Action]:
         """A child's task ended, by a failure or without one.
 
-        Args:
-            name: the name of the child.
-            failure: the exception that it raised, if any.
-            now: the time.
-            unprompted: whether the child failed before it was asked to stop, even if that has
-                happened meanwhile.
+        ``unprompted`` means that the child failed before it was asked to stop, even if that has
+        happened meanwhile.
         """
         child = self.children[name]
         assert child.state in _ALIVE, (name, child.state)

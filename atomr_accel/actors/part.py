@@ -144,9 +144,6 @@ class Annex(TreeNode):
     """A second supervisor at an actor's place in the tree, whose children outlast its lives.
 
     They are shown among the actor's own children, and end when it ends for good.
-
-    Args:
-        owner: the actor.
     """
 
     __slots__ = ("_cells", "_over", "_owner")

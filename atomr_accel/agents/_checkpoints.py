@@ -65,11 +65,7 @@ class CheckpointTable(CheckedTables):
         return run
 
     def save(self, thread: str, saved: SavedStep, run: bytes) -> None:
-        """Keep a step, durably; later ones of its thread are forgotten.
-
-        Raises:
-            ThreadBusy: another program has begun a run of the thread, or forgotten it.
-        """
+        """Keep a step, durably; later ones of its thread are forgotten."""
         with self._change() as connection:
             found = connection.execute("SELECT run FROM runs WHERE thread = ?", (thread,))
             if found.fetchone() != (run,):

@@ -111,12 +111,7 @@ class SearchedRows:
 
 
 class DeviceRows(ABC):
-    """The device's copy of rows: made when it is first asked for, and again after a fault.
-
-    Args:
-        rows: what to copy.
-        metric: how vectors are compared.
-    """
+    """The device's copy of rows: made when it is first asked for, and again after a fault."""
 
     def __init__(self, rows: VectorRows, metric: Metric) -> None:
         self.rows: Final = rows
@@ -193,12 +188,7 @@ async def search_exactly(
 ) -> list[Found]:
     """Find the rows with the largest products with each query.
 
-    Args:
-        device: the device.
-        parts: the rows to search.
-        queries: (m, d), as the device has vectors.
-        k: how many rows to find.
-        workspace: bytes of products at a time.
+    ``workspace`` bounds the bytes of products at a time.
 
     Returns:
         Products and rows of each part.

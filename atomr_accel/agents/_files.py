@@ -85,12 +85,7 @@ def write_struct(path: Path, kind: str, value: msgspec.Struct) -> None:
 
 
 def read_struct(path: Path, kind: str, type: type[T]) -> T:  # noqa: A002 (as msgspec names it)
-    """Read what `write_struct` wrote.
-
-    Raises:
-        FilesForeign: another kind of file.
-        FilesDamaged: the checksum does not fit.
-    """
+    """Read what `write_struct` wrote."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -139,12 +134,7 @@ def write_arrays(path: Path, **arrays: NDArray[Any]) -> None:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Map the arrays that `write_arrays` wrote, read-only, after comparing the checksums.
-
-    Raises:
-        FilesForeign: another kind of file.
-        FilesDamaged: the file is missing, was cut off, or does not fit its checksums.
-    """
+    """Map the arrays that `write_arrays` wrote, read-only, after comparing the checksums."""
     try:
         size = path.stat().st_size
         whole = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
@@ -194,9 +184,6 @@ class WriteAheadLog:
     """A log that grows by frames, each durable before it is acknowledged.
 
     Its functions wait, and belong in a worker thread.
-
-    Args:
-        path: the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -214,10 +201,6 @@ class WriteAheadLog:
         """Open the log, and call a function with the body of each frame.
 
         A last frame that was cut off is removed.
-
-        Raises:
-            FilesDamaged: the file is missing, or a frame before the last does not fit its checksum.
-            FilesForeign: it is not a log.
         """
         try:
             self._fd = os.open(self.path, os.O_RDWR)
@@ -287,9 +270,6 @@ class FolderLock:
     """The right to use the files of a folder, which one block at a time has.
 
     The system releases it when the process ends.
-
-    Args:
-        folder: an existing folder.
 
     Raises:
         FilesInUse: another block has it.

@@ -66,10 +66,7 @@ class InvertedLists:
 class ListCenters:
     """Centers of lists, trained when they are needed.
 
-    Args:
-        options: the user's.
-        metric: how vectors are compared.
-        workspace: bytes of products at a time.
+    ``workspace`` bounds the bytes of products at a time.
     """
 
     def __init__(self, options: InvertedLists, metric: Metric, workspace: int) -> None:
@@ -267,13 +264,7 @@ class SearchedLists:
 
 
 class ListedRows(DeviceRows):
-    """The device's copy of a segment's rows, by list.
-
-    Args:
-        rows: what to copy.
-        metric: how vectors are compared.
-        centers: the centers of the lists.
-    """
+    """The device's copy of a segment's rows, by list."""
 
     def __init__(self, rows: VectorRows, metric: Metric, centers: TrainedCenters) -> None:
         super().__init__(rows, metric)
@@ -326,13 +317,8 @@ async def search_lists(
 ) -> list[Found]:
     """Find rows with large products with each query, in some lists.
 
-    Args:
-        device: the device.
-        parts: rows by list, of the same centers.
-        queries: (m, d), as the device has vectors.
-        probes: how many lists to read for each query.
-        k: how many rows to find.
-        workspace: bytes of products at a time.
+    Queries are (m, d), and each reads ``probes`` lists. ``workspace`` bounds the bytes of products
+    at a time.
 
     Returns:
         Products and rows of each part.

@@ -53,14 +53,7 @@ class NeighborGraph:
 
 
 class SegmentGraphs:
-    """Graphs of segments.
-
-    Args:
-        device: the device of the index.
-        options: the user's.
-        metric: how vectors are compared.
-        dtype: of the vectors.
-    """
+    """Graphs of segments."""
 
     def __init__(
         self, device: Device, options: NeighborGraph, metric: Metric, dtype: np.dtype[Any]
@@ -90,13 +83,8 @@ class SegmentGraphs:
     async def search(self, seen: SeenRows, queries: NDArray[Any], k: int, probes: int) -> Found:
         """Find rows with large products with each query.
 
-        One task at a time may search, with rows that were seen after those of the last one.
-
-        Args:
-            seen: the rows.
-            queries: (m, d), prepared as vectors are.
-            k: how many rows to find.
-            probes: how many candidates to keep.
+        One task at a time may search, with rows that were seen after those of the last one. Queries
+        are (m, d); ``probes`` candidates are kept for each.
         """
         if seen.rows not in self._graphs:
             made = await in_worker(self._built, seen)

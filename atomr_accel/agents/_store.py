@@ -104,11 +104,7 @@ class VectorRows:
 class VectorStore:
     """Content of an index, in memory and in files.
 
-    Args:
-        folder: the folder, made if it is missing.
-        dimension: the size of vectors.
-        metric: how they are compared.
-        dtype: float32 or float16.
+    The folder is made if it is missing. Vectors are float32 or float16.
     """
 
     def __init__(self, folder: Path, dimension: int, metric: Metric, dtype: np.dtype[Any]) -> None:

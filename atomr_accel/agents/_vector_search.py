@@ -37,11 +37,7 @@ if TYPE_CHECKING:
 class VectorSearcher:
     """Searches the rows of a store, all of one moment.
 
-    Args:
-        device: the device.
-        store: the rows.
-        approximate: how to search approximately, or None.
-        workspace: bytes of products at a time.
+    ``workspace`` bounds the bytes of products at a time.
     """
 
     def __init__(
@@ -109,11 +105,8 @@ class VectorSearcher:
     ) -> Matches:
         """Find the nearest vectors of queries.
 
-        Args:
-            queries: (m, d).
-            k: how many to find.
-            allowed: the ids to choose from, or None for all of them.
-            probes: how much each query reads, or None for everything.
+        ``allowed`` are the ids to choose from, ``probes`` how much each query reads; None stands
+        for everything.
         """
         m, metric = len(queries), self._store.metric
         ids = np.full((m, k), -1, np.int64)

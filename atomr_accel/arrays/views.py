@@ -272,13 +272,7 @@ def diagonals(
 def regrouped(
     shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """Return the strides of a view with another shape, or None if it would need a copy.
-
-    Args:
-        shape: the shape of an array with elements.
-        strides: its strides.
-        new: another shape of the same size.
-    """
+    """Return the strides of a view with another shape, or None if it would need a copy."""
     # Axes that follow each other without a gap are as good as one.
     groups: list[tuple[int, int]] = []
     for extent, stride in zip(shape, strides, strict=True):

@@ -50,12 +50,7 @@ def add_backend(backend: Backend) -> None:
 
 
 def find_backend(name: str) -> Backend:
-    """Return the backend of that name.
-
-    Raises:
-        DeviceUnavailable: no installed package provides it, or the package that does cannot be
-            loaded.
-    """
+    """Return the backend of that name."""
     if name in BUILT_IN:
         backend: Backend = resolve_name(BUILT_IN[name])
         return backend

@@ -45,11 +45,6 @@ def checks() -> tuple[tuple[str, LibraryCheck], ...]:
 async def checked(device: Device, library: str, check: LibraryCheck) -> CheckPart:
     """Make one check.
 
-    Args:
-        device: an open device.
-        library: the name of the library.
-        check: its check.
-
     Returns:
         How it went; errors are in it, not raised.
     """

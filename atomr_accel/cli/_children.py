@@ -32,9 +32,6 @@ def ask_child(
         seconds: the time after which it is killed.
         variables: variables of its environment, beside those of this process.
 
-    Returns:
-        The standard output.
-
     Raises:
         ChildFailed: it was killed, crashed or failed.
     """

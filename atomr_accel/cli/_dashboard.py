@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace, out: CommandOutput) -> int:
-    """Run the program.
-
-    Returns:
-        The exit code.
-    """
+    """Run the program."""
     for package in ("starlette", "hypercorn"):
         if find_spec(package) is None:
             raise Refusal(f"it needs {package}: {install_command('dashboard')}")

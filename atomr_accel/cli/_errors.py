@@ -30,12 +30,7 @@ class ExitCode(IntEnum):
 
 
 class Refusal(Exception):
-    """A command cannot be done; the message says why, and what to do.
-
-    Args:
-        message: that.
-        code: what to exit with.
-    """
+    """A command cannot be done; the message says why, and what to do."""
 
     def __init__(self, message: str, code: ExitCode = ExitCode.UNAVAILABLE) -> None:
         super().__init__(message)
@@ -43,12 +38,7 @@ class Refusal(Exception):
 
 
 class Misunderstood(Refusal):
-    """A command line is invalid.
-
-    Args:
-        message: the error.
-        usage: the usage of the command, as text.
-    """
+    """A command line is invalid."""
 
     def __init__(self, message: str, usage: str) -> None:
         super().__init__(message, ExitCode.USAGE)
@@ -60,23 +50,14 @@ class CannotWrite(Exception):
 
 
 def standard_output() -> TextIO:
-    """Return standard output, which gets the results.
-
-    Raises:
-        CannotWrite: it was closed before the command began.
-    """
+    """Return standard output, which gets the results."""
     if sys.stdout is None:
         raise CannotWrite("cannot write the output: standard output is closed")
     return sys.stdout
 
 
 def print_text(text: str) -> None:
-    """Print text without changes.
-
-    Raises:
-        CannotWrite: it was not written.
-        BrokenPipeError: the reader is gone.
-    """
+    """Print text without changes."""
     output = standard_output()
     with writing():
         output.write(text)
@@ -85,12 +66,7 @@ def print_text(text: str) -> None:
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Turn errors of the block, which writes output, into ``CannotWrite``.
-
-    Raises:
-        CannotWrite: it was not written.
-        BrokenPipeError: the reader is gone.
-    """
+    """Turn errors of the block, which writes output, into ``CannotWrite``."""
     try:
         yield
     except BrokenPipeError:

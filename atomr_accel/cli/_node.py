@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace, out: CommandOutput) -> int:
-    """Run a node, or make certificates.
-
-    Returns:
-        The exit code.
-    """
+    """Run a node, or make certificates."""
     if args.make_certificates:
         try:
             files = make_certificates(args.certificates, args.make_certificates, days=args.days)

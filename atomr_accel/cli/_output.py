@@ -61,12 +61,7 @@ class CommandOutput:
     # --- for scripts ---------------------------------------------------------------------
 
     def document(self, document: Document, *, in_a_line: bool = False) -> None:
-        """Print a document as JSON, in UTF-8 whatever the locale; nothing without ``--json``.
-
-        Args:
-            document: what to print.
-            in_a_line: not indented, for one of many.
-        """
+        """Print a document as JSON, in UTF-8 whatever the locale; nothing without ``--json``."""
         if not self.as_json:
             return
         from ._documents import encoded
@@ -122,10 +117,6 @@ class CommandOutput:
     def progress(self, what: str, total: float) -> Iterator[Callable[[float], None]]:
         """Show a bar on standard error while the block runs, if that is a terminal.
 
-        Args:
-            what: a description of the work.
-            total: the amount of work.
-
         Yields:
             A function to call with the amount of work done so far.
         """
@@ -141,12 +132,7 @@ class CommandOutput:
 
 
 class Toned(str):
-    """Text of a cell, with a tone.
-
-    Args:
-        text: the text to print.
-        tone: its meaning.
-    """
+    """Text of a cell, with a tone."""
 
     __slots__ = ("tone",)
     tone: Tone
@@ -201,10 +187,7 @@ def time_of(seconds: float) -> str:
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | None) -> str:
     """A table as text: columns are as wide as need be, and the last is wrapped.
 
-    Args:
-        columns: their names.
-        rows: as many cells each.
-        width: how wide it may be; None does not wrap.
+    None as ``width`` does not wrap it.
     """
     lines = [[said(cell) for cell in row] for row in (columns, *rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(columns) - 1)]

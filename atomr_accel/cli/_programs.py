@@ -31,9 +31,6 @@ def run_beside(companion: Companion, args: argparse.Namespace, *, as_json: bool)
         as_json: send the program's output to standard error, because standard output is one JSON
             object.
 
-    Returns:
-        The exit code of the program.
-
     Raises:
         KeyboardInterrupt: the program was interrupted, and did not handle that.
     """

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace, out: CommandOutput) -> int:
-    """Run the program.
-
-    Returns:
-        The exit code.
-    """
+    """Run the program."""
     first = Path(args.output)
     _require_writable(first)
     numbers = count()

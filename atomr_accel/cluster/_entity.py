@@ -35,15 +35,7 @@ delivery: Final[ContextVar[Delivery | None]] = ContextVar("delivery", default=No
 
 
 class EntitySeat:
-    """An activation of an entity: its record in the store, and the epoch under which it acts.
-
-    Args:
-        store: the store.
-        record: the key of its record there.
-        key: the entity's key.
-        lease: the lease of its shard.
-        entry: the record now.
-    """
+    """An activation of an entity: its record in the store, and the epoch under which it acts."""
 
     def __init__(
         self,

@@ -72,12 +72,7 @@ class _HungUp(Exception):
 
 
 class _Outlet:
-    """The writing half of a connection. A single message is sent at once while it is idle.
-
-    Args:
-        stream: the connection.
-        take: returns bytes to send, or none.
-    """
+    """The writing half of a connection. A single message is sent at once while it is idle."""
 
     def __init__(self, stream: trio.abc.Stream, take: Callable[[], bytearray]) -> None:
         self._stream = stream
@@ -134,13 +129,6 @@ def _end_of(error: Exception) -> Exception:
 class NodePeer:
     """Another node, to be asked. It is connected to when there is something to send.
 
-    Args:
-        node: its name.
-        connect: returns a connection to where the node is now.
-        hello: the first frame.
-        table: for errors that come back.
-        settings: limits.
-
     Attributes:
         lost: told messages that went down with a connection.
         ended: connections that have ended.
@@ -194,11 +182,7 @@ class NodePeer:
     def tell(self, target: str, name: str, body: bytes, *, always: bool = False) -> None:
         """Send a message without an answer, some time.
 
-        Args:
-            target: whom to tell.
-            name: the message's class.
-            body: its bytes.
-            always: whether it has room however many wait.
+        With ``always`` it has room however many wait.
         """
         if not always:
             self._check_room()
@@ -428,14 +412,8 @@ class Holdings:
 class Visit:
     """A connection that another node has made: its messages are answered here.
 
-    Args:
-        stream: the connection.
-        names: names in the other side's certificate; None without certificates.
-        hello: the first frame.
-        table: for errors that go back.
-        settings: limits.
-        deliver: answers messages.
-        told: takes messages without an answer; it returns when they have their place in line.
+    ``names`` are those in the other side's certificate, or None without certificates. ``told``
+    returns when messages without an answer have their place in line.
 
     Attributes:
         holdings: what the other node keeps in use here.

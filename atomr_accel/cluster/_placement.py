@@ -55,10 +55,5 @@ def placement(nodes: Sequence[str], shards: int, load: float) -> tuple[str, ...]
     The nearest point after the shard's on a ring decides, among the nodes that are not full: at
     most ``load`` times the mean. The result is the same on all nodes, for any order of names.
     Without nodes the result is empty.
-
-    Args:
-        nodes: names.
-        shards: number of shards.
-        load: bound, as a multiple of the mean; 1 or more.
     """
     return _placed(tuple(sorted(set(nodes))), shards, load) if nodes else ()

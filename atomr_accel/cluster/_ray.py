@@ -240,9 +240,6 @@ async def answered(ref: Any) -> Any:
     """Return the result of a call of Ray's, or raise its error.
 
     To be cancelled while waiting leaves the call alone.
-
-    Args:
-        ref: what the call has given.
     """
     token, done = trio.lowlevel.current_trio_token(), trio.Event()
 

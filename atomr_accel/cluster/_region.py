@@ -62,15 +62,8 @@ class _Shard:
 class Region:
     """Shards of entities on this node.
 
-    Args:
-        store: the fencing store.
-        prefix: first characters of the cluster's keys.
-        life: the holder of leases: this run of the node.
-        settings: limits.
-        kinds: types of entities, by name.
-        singletons: names of those with one entity, which runs without being asked.
-        spawn: starts an instance.
-        clock: this node's clock, in seconds.
+    ``life`` is this run of the node, the holder of leases. Singletons run without being asked.
+    ``clock`` is in seconds.
 
     Attributes:
         assigned: shards that this node should hold.

@@ -98,12 +98,7 @@ def check_digest(digest: object) -> str:
 
 
 class SealedShelf:
-    """The sealed buffers of this node that others may fetch.
-
-    Args:
-        others: returns the names of the other nodes.
-        ask: asks one of them.
-    """
+    """The sealed buffers of this node that others may fetch."""
 
     def __init__(self, others: Callable[[], Iterable[str]], ask: Ask) -> None:
         self._others = others

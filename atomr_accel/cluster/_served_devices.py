@@ -144,11 +144,7 @@ def _load(device: Device, own: int) -> DeviceReport:
 
 
 def _request(device: Device, call: DeviceCallBody) -> Any:
-    """Return the request of a call.
-
-    Raises:
-        Unsupported: other nodes cannot call it.
-    """
+    """Return the request of a call."""
     library, _, method = call.name.rpartition(".")
     allowed = (
         method in METHODS
@@ -195,16 +191,7 @@ async def answer_device(
     holdings: Holdings,
     turn: MessageTurn,
 ) -> bytes:
-    """Do what another node asks of a device, and return the bytes of the answer.
-
-    Args:
-        devices: the devices of this node.
-        shelf: the sealed buffers of this node.
-        target: the device.
-        body: the call.
-        holdings: the buffers of the caller.
-        turn: of the message.
-    """
+    """Do what another node asks of a device, and return the bytes of the answer."""
     index = int(target.removeprefix("device:"))
     if not 0 <= index < len(devices):
         raise LookupError(f"this node has {len(devices)} devices, and none of index {index}")

@@ -53,12 +53,7 @@ _COLUMNS: Final = "key, value, version, holder, epoch, expires"
 class _SqlRows:
     """Rows of a table, inside of a transaction.
 
-    Args:
-        cursor: what executes.
-        mark: placeholder of an argument.
-        among: condition of keys that are in a list, with the placeholder.
-        listed: makes the argument of that list.
-        now: time at which the transaction began.
+    ``among`` is the condition of keys in a list, and ``listed`` makes its argument.
 
     Attributes:
         changed: keys whose watchers have something to see.

@@ -66,10 +66,6 @@ class Server:
     """Hypercorn for the connections of one listener.
 
     Hypercorn itself accepts as many as come, with the token or without.
-
-    Args:
-        app: what answers.
-        config: Hypercorn's.
     """
 
     def __init__(self, app: Any, config: Config) -> None:

@@ -59,11 +59,7 @@ def _file(package: str, name: str, media_type: str) -> Response:
 class Guard:
     """Refuses invalid requests, and adds security headers to all answers.
 
-    Args:
-        package: the package whose folder ``page`` has the files.
-        routes: what needs the token.
-        token: the token.
-        names: host names that requests may use, besides addresses and ``localhost``.
+    Requests may use addresses, ``localhost`` and ``names`` as host names.
     """
 
     def __init__(

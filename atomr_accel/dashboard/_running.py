@@ -47,11 +47,7 @@ class RunningDashboard(msgspec.Struct, frozen=True):
 
 
 def folder() -> Path:
-    """Return the folder of the files, which is made if necessary and belongs to this user alone.
-
-    Raises:
-        PermissionError: it belongs to another user, or others can write to it.
-    """
+    """Return the folder of the files, which is made if necessary and belongs to this user alone."""
     with warnings.catch_warnings():  # without XDG_RUNTIME_DIR another folder is used
         warnings.simplefilter("ignore")
         path = platformdirs.user_runtime_path("atomr-accel") / "dashboards"

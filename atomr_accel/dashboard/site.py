@@ -59,16 +59,9 @@ async def open_site(
     """Serve a page until the block is left.
 
     The files ``index.html``, ``style.css`` and ``page.js`` need no token; all else does, WebSockets
-    included. A page that takes no data is given up after ten seconds.
-
-    Args:
-        what: a word for the page in messages.
-        package: the package whose folder ``page`` has the files.
-        routes: makes Starlette's routes for a token.
-        host: the address to listen on.
-        port: the port; 0 for a free one.
-        public: allow a ``host`` that other machines reach.
-        names: host names that browsers may use, besides ``localhost`` and addresses.
+    included. A page that takes no data is given up after ten seconds. ``port`` 0 is a free one, and
+    ``public`` allows a ``host`` that other machines reach. Browsers may use addresses,
+    ``localhost`` and ``names``.
     """
     port = count(port, "port", 0, 65535)
     _check_host(what, host, public=public)

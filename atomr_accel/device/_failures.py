@@ -73,10 +73,7 @@ def restarted(what: str, name: str, generation: int) -> ContextPoisoned:
 def taken_down(name: str, fault: ContextPoisoned, seq: int = 0) -> ContextPoisoned:
     """The error for an op that was in flight when its context failed.
 
-    Args:
-        name: its name.
-        fault: the fault.
-        seq: its place in the program's order; 0 for other work.
+    ``seq`` is its place in the program's order, 0 for other work.
     """
     # One of its own for each op, because a traceback belongs to one task; the fault they
     # share is the cause of all.

@@ -370,11 +370,7 @@ class SlabGrowth:
 
     @contextmanager
     def room_for(self, nbytes: int) -> Iterator[None]:
-        """Make room for a descriptor or a mapping of ``nbytes`` of memory in the block.
-
-        Raises:
-            OutOfMemory: descriptors or address space are short.
-        """
+        """Make room for a descriptor or a mapping of ``nbytes`` of memory in the block."""
         try:
             yield
         except OSError as error:

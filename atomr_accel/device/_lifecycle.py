@@ -71,22 +71,14 @@ class Lifecycle:
         self._opened.open()
 
     async def opened(self) -> None:
-        """Wait until the gate is opened, if no context is attached.
-
-        Raises:
-            DeviceLost: it will not be.
-        """
+        """Wait until the gate is opened, if no context is attached."""
         if self._end is not None:
             await trio.lowlevel.checkpoint_if_cancelled()
             self.require_open()
         await self._opened.wait()
 
     def require_open(self) -> None:
-        """Raise unless a context is attached or may be.
-
-        Raises:
-            DeviceLost: there will be none.
-        """
+        """Raise unless a context is attached or may be."""
         if self._end is not None:
             raise DeviceLost(str(self._end)) from self._end.__cause__
 

@@ -318,13 +318,8 @@ async def opened_devices(
 ) -> AsyncIterator[list[Device]]:
     """Open devices in a system of their own, and close them when the block is left.
 
-    Args:
-        indices: the devices' indices, at least one.
-        settings: the settings of all devices.
-        decider: the decider for a lost device. If it escalates, the block raises the
-            ``DeviceLost``. Other actors of the system, such as worlds, are restarted.
-        instruments: instruments to call for their events.
-        stacklevel: the stack level of the warning that they are not GPUs, as for ``warnings.warn``.
+    If ``decider`` escalates for a lost device, the block raises its ``DeviceLost``. Other actors of
+    the system, such as worlds, are restarted.
     """
     devices: list[Device] = []
 

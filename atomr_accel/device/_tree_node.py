@@ -51,12 +51,6 @@ class _ShownRecording(Protocol):
 class DeviceNode:
     """A device's place in a tree of actors.
 
-    Args:
-        memory: the map of the device's memory.
-        in_flight: the ops that are not answered.
-        ports: returns the open lanes by name.
-        rebuilding: returns whether the device has no context, but will have one.
-
     Attributes:
         cell: the device's own, once it has one.
         annex: where the libraries' actors are.

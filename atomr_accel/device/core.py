@@ -429,11 +429,7 @@ class DeviceCore:
             batch.note_unawaited(call, facade)
 
     def refuse_in_batch(self, call: str) -> None:
-        """Refuse a call in the block of a batch, or in a task that the block waits for.
-
-        Raises:
-            RuntimeError: it is called there.
-        """
+        """Refuse a call in the block of a batch, or in a task that the block waits for."""
         for task, depth in tasks_around():
             batch = self.open_batches.get(task)
             if batch is None or depth < batch.depth:  # a nursery around the block's
@@ -588,13 +584,8 @@ class DeviceCore:
         """Return the handle of an object that the host keeps for the program.
 
         The program's handle holds it, and each op that needs the object names it as read or
-        written. Once all of them are gone, the next ops release the object in the host.
-
-        Args:
-            lane: the lane that executes ``release``.
-            name: the name of that op.
-            release: makes the host release the object; it must do nothing if the host lacks the
-                object.
+        written. Once all of them are gone, the next ops release the object in the host. ``release``
+        must do nothing if the host lacks the object.
         """
         return keep(self.memory, self.dropped, Release(lane, name, release))
 

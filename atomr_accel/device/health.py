@@ -129,12 +129,7 @@ class HealthCheck:
 
 
 def lacks_of(core: DeviceCore, gpus: WatchedGpus | None = None) -> tuple[str, ...]:
-    """Return the reasons why a device is degraded; it may work all the same.
-
-    Args:
-        core: the device.
-        gpus: readings of its GPU, if any.
-    """
+    """Return the reasons why a device is degraded; it may work all the same."""
     return (*_lacks(core), *_lacks_of_gpus(core, gpus))
 
 

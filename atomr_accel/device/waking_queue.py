@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 @final
 class WakingQueue(deque[Any]):
-    """Entries that finalizers append, until the program's thread takes them out.
-
-    Args:
-        collect: the method that takes all out.
-    """
+    """Entries that finalizers append, until the program's thread takes them out."""
 
     def __init__(self, collect: weakref.WeakMethod[Callable[[], None]]) -> None:
         super().__init__()

@@ -122,12 +122,6 @@ def compile_linkable(
 ) -> bytes:
     """Compile functions that are linked to others later, for a compute capability (LTO-IR).
 
-    Args:
-        source: CUDA C++ with functions for the device.
-        name: name in errors.
-        capability: compute capability of the device.
-        include_paths: folders of headers, besides the toolkit's own.
-
     Raises:
         Unsupported: this NVRTC makes nothing for such a device.
     """
@@ -147,13 +141,7 @@ LINKABLE: Final = ("-dlto", "--relocatable-device-code=true")
 
 @final
 class NvrtcProgram:
-    """A source on its way through NVRTC.
-
-    Args:
-        source: its text.
-        file: its name in errors.
-        headers: texts that it may include, by name.
-    """
+    """A source on its way through NVRTC."""
 
     def __init__(self, source: str, file: str, headers: Mapping[str, str] | None = None) -> None:
         self._nvrtc = nvrtc = load_nvrtc()

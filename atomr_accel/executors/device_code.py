@@ -26,12 +26,8 @@ class CudaSource:
 
     An ``#include "name"`` is looked for next to the file, then among the shared ones, and inserted
     here, once. So the compiler gets one complete text, and a kernel kept on disk is used again only
-    while none of its files changes.
-
-    Args:
-        package: the package that has the folder ``kernels`` next to its modules.
-        name: the file in it.
-        macros: constants, which become macros in front of the text.
+    while none of its files changes. ``package`` has the folder ``kernels`` next to its modules;
+    constants become macros.
     """
 
     def __init__(self, package: str, name: str, **macros: int) -> None:

@@ -15,11 +15,7 @@ _EVENT_DEFAULT: Final = 0
 
 @contextmanager
 def timing_events(count: int = 2) -> Iterator[list[Any]]:
-    """Events with times for the length of a block (``cuEventCreate``), whatever fails in it.
-
-    Args:
-        count: the number of events.
-    """
+    """Events with times for the length of a block (``cuEventCreate``), whatever fails in it."""
     events: list[Any] = []
     try:
         events.extend(

@@ -91,12 +91,7 @@ Prototypes = dict[str, str]
 class VendorLibrary:
     """A loaded library whose failing calls raise.
 
-    Args:
-        name: the name in cuda-pathfinder, such as ``"cublas"``.
-        prototypes: its functions.
-        status_name: a function of the library that names a status code, or a table of names where
-            the library has no such function.
-        extra: the extra that installs it, without CUDA's version.
+    ``status_name`` is a function of the library that names a status code, or else a table.
     """
 
     def __init__(
@@ -218,12 +213,7 @@ class _VendorFunctions(dict[str, "Callable[..., int]"]):
 
 
 def array(word: str, values: Sequence[float]) -> Any:
-    """A C array of numbers, none of which it would cut off.
-
-    Args:
-        word: their type, as in a prototype.
-        values: the numbers.
-    """
+    """A C array of numbers, none of which it would cut off."""
     for at, value in enumerate(values):
         _refuse_beyond("an array", at, word, value)
     return (TYPES[word] * len(values))(*values)

@@ -168,11 +168,7 @@ class Lane:
     # --- receiving --------------------------------------------------------------------
 
     def receive(self) -> list[Request] | None:
-        """Return the requests that have arrived, or None at the end.
-
-        Raises:
-            ProtocolViolation: the program has sent invalid data.
-        """
+        """Return the requests that have arrived, or None at the end."""
         try:
             data = self.sock.recv(RECEIVED_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -221,10 +217,6 @@ class Lane:
         Args:
             request: the request.
             alone: whether it came without others that might be launched together with it.
-
-        Raises:
-            ProtocolViolation: it is out of order, or its template is missing.
-            StickyFault: the context has failed.
         """
         seq, dependencies, message = request
         if seq <= self._accepted:

@@ -575,9 +575,6 @@ class Imports:
 
         SciPy's BLAS requests memory when it is loaded, again and again until it gets some, and
         blocks all other threads of the process meanwhile.
-
-        Raises:
-            OSError: memory is short (``ENOMEM``).
         """
         if _WITH_BLAS not in sys.modules:
             require_room(_ROOM_FOR_BLAS, "the libraries of SciPy")
@@ -678,12 +675,7 @@ def _above_standard(fd: int) -> int:
 
 
 def _watch_end(box: BlackBox, fd: int) -> None:
-    """Note which thread ends this process.
-
-    Args:
-        box: the memory for that.
-        fd: the file of the memory, which stays open.
-    """
+    """Note which thread ends this process."""
     os.lseek(fd, TEXT, os.SEEK_SET)
     faulthandler.enable(fd)  # of all threads, or it does not say which one has crashed
     process, leave = os.getpid(), os._exit
@@ -700,12 +692,8 @@ def _watch_end(box: BlackBox, fd: int) -> None:
 def main(control_fd: int, program: int, out: int, err: int, box_fd: int) -> None:
     """Be a host process.
 
-    Args:
-        control_fd: the control socket.
-        program: the process id of the program; 0 if another process stands between.
-        out: the pipe that is to be descriptor 1.
-        err: the one that is to be 2.
-        box_fd: the file of the memory in which its threads note their ops.
+    ``program`` is a process id, 0 if another process stands between. ``out`` and ``err`` become the
+    descriptors 1 and 2. Threads note their ops in the memory of ``box_fd``.
     """
     # The end of the control socket ends the host, but seeing it needs Python; and a child that
     # the program has forked may hold its other end. The host must not outlive the program

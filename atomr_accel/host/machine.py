@@ -51,12 +51,8 @@ def bind(cores: Affinity, node: int | None, system: Path = _SYSTEM) -> None:
     """Restrict all threads of this process, and threads they start, to some cores.
 
     Cores that the process was not allowed to use before are left out, because the program may have
-    been given a part of the machine. If no core remains, nothing changes.
-
-    Args:
-        cores: the cores; ``"near"`` means those of ``node``.
-        node: the node of the device, if it is known.
-        system: the path where the kernel's tree is mounted.
+    been given a part of the machine. If no core remains, nothing changes. ``"near"`` means the
+    cores of ``node``, if that is known.
     """
     if cores is None or not hasattr(os, "sched_setaffinity"):
         return

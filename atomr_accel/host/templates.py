@@ -121,11 +121,7 @@ class Templates:
         return former
 
     def find(self, request: CallWithTemplate | CallByTemplate) -> HostTemplate:
-        """Return the template of a call.
-
-        Raises:
-            ProtocolViolation: the template does not exist, or takes other addresses.
-        """
+        """Return the template of a call."""
         template = self._known.get(request.number)
         if template is None or template.count not in (None, len(request.addresses)):
             raise ProtocolViolation(

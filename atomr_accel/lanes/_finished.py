@@ -21,11 +21,6 @@ _MEMORY_LANE: Final = "memory"
 class DoneOps:
     """Finished ops of a lane that instruments have not heard of yet.
 
-    Args:
-        device: the device of the lane.
-        lane: the lane's name.
-        in_flight: the device's ops in flight.
-
     Attributes:
         waiting: whether there are ops or host times to report.
     """

@@ -597,9 +597,6 @@ class Port:
         """Hand out the answers that ``data`` completes.
 
         Bad data from a host can at worst end its context.
-
-        Raises:
-            ProtocolViolation: the data is not an answer to a request of this port.
         """
         in_flight = self._in_flight
         note, own_name = self.recent.append, self.name

@@ -25,12 +25,6 @@ _RECOVERIES: Final = 3
 class CacheMemory:
     """Keys and values of all layers, (layers, pages, page_size, kv_heads, size) each.
 
-    Args:
-        device: the device.
-        shape: the shape.
-        dtype: the dtype.
-        durable: whether the content survives faults.
-
     Attributes:
         durable: whether the content survives faults.
         lost: how often the content was lost as a whole, and the memory made anew.
@@ -63,11 +57,7 @@ class CacheMemory:
 
     @property
     def refs(self) -> tuple[GpuRef, GpuRef] | None:
-        """Keys and values; None before `make`, and after a fault that has taken them.
-
-        Raises:
-            GpuRefStale: a fault has left it, and it has to recover.
-        """
+        """Keys and values; None before `make`, and after a fault that has taken them."""
         refs = self._refs
         if refs is None or any(each.is_stale for each in refs):
             return None

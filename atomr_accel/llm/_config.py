@@ -144,12 +144,7 @@ class LlamaConfig:
 
 
 def as_config(found: Mapping[str, Any]) -> LlamaConfig:
-    """Return the architecture that a ``config.json`` describes.
-
-    Raises:
-        ModelFolderBroken: a field is missing, or has a wrong type or value.
-        Unsupported: an architecture, or a feature of it, that `LlamaModel` does not compute.
-    """
+    """Return the architecture that a ``config.json`` describes."""
     fields = _ConfigFields(found)
     names = found.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
@@ -203,12 +198,7 @@ def as_config(found: Mapping[str, Any]) -> LlamaConfig:
 
 
 class _ConfigFields:
-    """The fields of a config. Each is checked when it is read.
-
-    Args:
-        found: the fields.
-        place: where they are, in errors.
-    """
+    """The fields of a config. Each is checked when it is read."""
 
     def __init__(self, found: Mapping[str, Any], place: str = "config.json") -> None:
         self.found: Final = found
@@ -248,11 +238,7 @@ class _ConfigFields:
 
 
 def _refuse_features(found: Mapping[str, Any]) -> None:
-    """Refuse features that would change results and are not computed here.
-
-    Raises:
-        Unsupported: there is such a thing.
-    """
+    """Refuse features that would change results and are not computed here."""
     wanted = {
         "hidden_act": ("silu", "swish"),
         "quantization_config": (None,),

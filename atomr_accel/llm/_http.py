@@ -117,7 +117,7 @@ Handler = Callable[["HttpExchange"], Awaitable[None]]
 
 @final
 class HttpExchange:
-    """A request and its answer.
+    """A request and its answer. What sends to the client raises ``ClientGone`` if that is gone.
 
     Attributes:
         request: the request.
@@ -139,11 +139,7 @@ class HttpExchange:
         self._streams = False  # whether its events may have a comment among them
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a whole answer.
-
-        Raises:
-            ClientGone: the client does not take it.
-        """
+        """Send a whole answer."""
         h11 = self._connection.h11
         sized = [*headers, ("content-length", str(len(body)))]
         data = self._connection.head(status, sized)
@@ -153,11 +149,7 @@ class HttpExchange:
         await self._end(data)
 
     async def probe(self) -> None:
-        """Send what a client that is there passes over: its system resets the connection otherwise.
-
-        Raises:
-            ClientGone: the client does not take it.
-        """
+        """Send what a client passes over; its system resets the connection if it is gone."""
         if self._streams:
             await self.tell(b":\n\n")  # a comment among server-sent events
         elif not self.begun and self._connection.machine.their_http_version == b"1.1":
@@ -172,11 +164,7 @@ class HttpExchange:
         await trio.lowlevel.checkpoint()
 
     async def tell(self, data: bytes) -> None:
-        """Send a part of an answer that has begun; not an empty one, which would end it.
-
-        Raises:
-            ClientGone: the client does not take it.
-        """
+        """Send a part of an answer that has begun; not an empty one, which would end it."""
         if self._chunked:  # h11 does the same, and takes longer for it than all else of this
             data = b"%x\r\n%b\r\n" % (len(data), data)
         if self._head:
@@ -184,11 +172,7 @@ class HttpExchange:
         await self._connection.send(data)
 
     async def end(self) -> None:
-        """End an answer that has begun.
-
-        Raises:
-            ClientGone: the client does not take it.
-        """
+        """End an answer that has begun."""
         self._streams = False
         head, self._head = self._head, b""
         await self._end(head)
@@ -370,11 +354,7 @@ class _HttpConnection:
         scope.cancel()
 
     async def _watch_silent(self, exchange: HttpExchange) -> None:
-        """Return when a client that has ended its sending is gone.
-
-        Raises:
-            ClientGone: it is.
-        """
+        """Return when a client that has ended its sending is gone."""
         # Beside an end of sending, which stays readable, only errors and hang-ups are waited for.
         with select.epoll() as events:
             events.register(self._stream.socket.fileno(), 0)
@@ -397,11 +377,7 @@ class _HttpConnection:
         return self.machine.send(made) or b""
 
     async def send(self, data: bytes) -> None:
-        """Send bytes.
-
-        Raises:
-            ClientGone: the client does not take them.
-        """
+        """Send bytes."""
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
             sent = os.write(self._stream.socket.fileno(), data)

@@ -10,12 +10,7 @@ from ._folder_errors import ModelFolderBroken
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any] | None:
-    """Return the object in a file; None for a file that is optional and missing.
-
-    Raises:
-        ModelFolderBroken: the file is missing, or has no JSON object.
-        OSError: it cannot be read.
-    """
+    """Return the object in a file; None for a file that is optional and missing."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -141,6 +141,8 @@ class LlamaModel:
     and each row's sums have an order that depends on its position alone. On the CPU a position
     has also a fixed place in its tile.
 
+    Methods that use the device raise ``ContextPoisoned`` for its faults, and ``OutOfMemory``.
+
     `LlamaModel.load` makes one.
 
     Attributes:
@@ -233,12 +235,10 @@ class LlamaModel:
         Raises:
             ValueError: sizes that are not positive; ``durable`` is set, and a token's keys in a
                 layer are not a multiple of 8 bytes.
-            TypeError: another dtype.
             Unsupported: ``durable`` is set, and the device is isolated in a thread, or its platform
                 cannot export device memory.
             ModelFolderBroken: a file has changed since `load_folder`.
             OutOfMemory: no room for weights and cache.
-            ContextPoisoned, GpuRefStale: a fault of the device.
         """
         if not isinstance(folder, ModelFolder):
             raise TypeError(
@@ -298,7 +298,6 @@ class LlamaModel:
 
         Raises:
             WeightsDamaged: they differ.
-            ContextPoisoned: a fault of the device.
         """
         for name, digest in self.digests.items():
             array = await self.device.get(self._weights[name])
@@ -343,8 +342,6 @@ class LlamaModel:
             GpuRefStale: positions before a slice are not in the cache, for example because a fault
                 has emptied it: compute the sequence from its beginning. Or a durable cache has to
                 `recover`.
-            ContextPoisoned: a fault of the device.
-            OutOfMemory: no room for the step.
         """
         computed = await self._step(work, logits=True)
         assert computed.logits is not None
@@ -360,10 +357,6 @@ class LlamaModel:
 
         Returns:
             tokens, and logits if they are needed.
-
-        Raises:
-            ValueError: as `step`, or another number of choices than rows.
-            GpuRefStale, ContextPoisoned, OutOfMemory: as `step`.
         """
         wanted = sum(each.rows for each in work.slices), 2
         if np.shape(choices) != wanted:
@@ -688,11 +681,7 @@ def _cache_bytes(config: LlamaConfig, page_size: int, dtype: np.dtype[Any]) -> i
 def _default_pages(
     device: Device, config: LlamaConfig, page_size: int, dtype: np.dtype[Any]
 ) -> int:
-    """Return the number of pages that the memory has room for.
-
-    Raises:
-        OutOfMemory: a page does not fit beside the weights.
-    """
+    """Return the number of pages that the memory has room for."""
     room = _CPU_CACHE
     if device.backend != "cpu":
         weights = sum(math.prod(each) for each in config.shapes().values()) * dtype.itemsize

@@ -30,13 +30,8 @@ def _cut(text: str, most: int) -> str:
 class ApiError(Exception):
     """A request is refused, or has failed; the client gets OpenAI's form of it.
 
-    Args:
-        status: the status of the answer.
-        message: the reason.
-        param: the field at fault, such as ``"messages[0].role"``.
-        code: a word for programs.
-        kind: OpenAI's ``type`` of the error.
-        retry_after: seconds after which it may be asked again.
+    ``code`` is a word for programs, ``kind`` OpenAI's ``type`` of the error. ``retry_after`` is in
+    seconds.
     """
 
     def __init__(
@@ -278,16 +273,7 @@ class Translated:
 
 
 def chat_requests(body: bytes, maker: PromptMaker, key: str) -> Translated:
-    """Translate the body of a request for a chat's next message.
-
-    Args:
-        body: JSON.
-        maker: makes prompts.
-        key: whose request it is.
-
-    Raises:
-        ApiError: the request is refused.
-    """
+    """Translate the body of a request for a chat's next message."""
     asked = _decoded(body, ChatRequest, maker)
     if asked.top_logprobs is not None and not asked.logprobs:
         _refuse("top_logprobs must come with logprobs: true, not alone", "top_logprobs")
@@ -314,11 +300,7 @@ def chat_requests(body: bytes, maker: PromptMaker, key: str) -> Translated:
 
 
 def completion_requests(body: bytes, maker: PromptMaker, key: str) -> Translated:
-    """Translate the body of a request for text that continues a prompt, or several.
-
-    Raises:
-        ApiError: the request is refused.
-    """
+    """Translate the body of a request for text that continues a prompt, or several."""
     asked = _decoded(body, CompletionRequest, maker)
     several = _several(asked.prompt)
     prompts = [_prompt(each, maker) for each in several]

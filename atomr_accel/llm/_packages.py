@@ -10,11 +10,7 @@ from .._install import install_command
 
 
 def package(module: str, distribution: str) -> Any:
-    """Return a module of a package of the extra.
-
-    Raises:
-        LibraryMissing: it is not installed.
-    """
+    """Return a module of a package of the extra."""
     try:
         return import_module(module)
     except ImportError as error:

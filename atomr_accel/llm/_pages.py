@@ -36,12 +36,7 @@ class PagePool:
     """The pages of a cache, with a count of their users.
 
     Pages without users keep their content until they are needed, those unused for the longest
-    first.
-
-    Args:
-        pages: how many there are.
-        page_size: the number of tokens of a page.
-        reuse: False makes no page known by its content.
+    first. ``reuse=False`` makes no page known by its content.
 
     Attributes:
         lost: pages that have users and have lost tokens by a fault, and how many they have kept

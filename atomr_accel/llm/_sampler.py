@@ -37,14 +37,7 @@ _FEW: Final = 256
 def check_sampling(options: SamplingOptions, vocabulary: int, *, texts: bool) -> None:
     """Raise unless options can be followed.
 
-    Args:
-        options: the user's.
-        vocabulary: the number of tokens.
-        texts: True if the model has a tokenizer.
-
-    Raises:
-        TypeError: an option of a wrong type.
-        ValueError: an option out of range. The message names it.
+    ``texts`` says whether the model has a tokenizer.
     """
     check_instance("sampling", options, SamplingOptions)
     real(options.temperature, "temperature", least=0)
@@ -89,10 +82,7 @@ def uniform(seed: int, position: int) -> float:
 class GrammarCompiler:
     """Grammars of llguidance for the tokens of a model.
 
-    Args:
-        tokenizer: of the package ``tokenizers``.
-        vocabulary: the number of tokens.
-        end_tokens: tokens that end a text, one at least.
+    ``tokenizer`` is of the package ``tokenizers``.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, end_tokens: Iterable[int]) -> None:
@@ -114,9 +104,6 @@ class GrammarCompiler:
         Args:
             grammar: in Lark's form as llguidance has it, or JSON as made by its
                 ``grammar_from_json_schema`` and ``grammar_from_regex``.
-
-        Raises:
-            GrammarInvalid: it is not a grammar, too large, or no text follows it.
         """
         matcher = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
@@ -151,11 +138,7 @@ class GrammarState:
         return found
 
     def add(self, token: int) -> bool:
-        """Add a token; True if nothing may follow it but the end.
-
-        Raises:
-            GrammarInvalid: the grammar has become too large to follow.
-        """
+        """Add a token; True if nothing may follow it but the end."""
         matcher = self._matcher
         if not matcher.consume_token(token) or matcher.is_error():
             raise GrammarInvalid(f"grammar must be one that can be followed: {_said(matcher)}")
@@ -165,11 +148,7 @@ class GrammarState:
 class TokenSampler:
     """Chooses the tokens of one request.
 
-    Args:
-        options: checked by `check_sampling`.
-        prompt: the tokens of the prompt.
-        seed: the source of choices.
-        grammar: the beginning of a text, if a grammar is followed.
+    ``check_sampling`` has checked the options.
     """
 
     __slots__ = ("_counts", "_grammar", "_options", "_penalties", "_prompt", "_seed")
@@ -214,9 +193,6 @@ class TokenSampler:
         Args:
             logits: float32 of shape (vocabulary,).
             position: its position in the sequence, prompt included.
-
-        Raises:
-            RequestAtFault: the logits have NaN or infinity, or all tokens are excluded.
         """
         options = self._options
         check_logits(logits, position)
@@ -328,10 +304,7 @@ def score(
 ) -> tuple[float, tuple[TokenScore, ...]]:
     """Return the logarithm of a token's probability, and the most likely tokens.
 
-    Args:
-        logits: of the model, float32 of shape (vocabulary,).
-        token: the token.
-        number: the number of most likely tokens.
+    ``logits`` are float32 of shape (vocabulary,).
     """
     wide = logits.astype(np.float64)
     wide -= wide.max()

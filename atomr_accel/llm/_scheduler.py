@@ -192,17 +192,8 @@ class Scheduler:
 
     Call `plan`, do the step, then `computed` or `failed`; `append` a token to each sequence that
     `computed` returns, or `finish` it; and tell by `score` which logits of prompts were taken.
-    `abort` may be called at any time.
-
-    Args:
-        pages: pages of the cache.
-        page_size: tokens of a page.
-        context: the most tokens of a sequence.
-        step_tokens: the most tokens of a step.
-        step_sequences: the most sequences that have pages at a time; fewer than ``step_tokens``.
-        most_waiting: the most sequences that wait to begin.
-        weights: shares of keys; 1 for others.
-        prefix_cache: whether sequences share pages of equal beginnings.
+    `abort` may be called at any time. ``step_sequences``, the most that have pages at a time, are
+    fewer than ``step_tokens``. A key without a weight has 1.
     """
 
     def __init__(
@@ -260,18 +251,8 @@ class Scheduler:
     ) -> ScheduledSequence:
         """Add a sequence.
 
-        Args:
-            prompt: its first tokens.
-            most: the most tokens to generate; by default as many as there is room for.
-            priority: sequences with a higher one go first.
-            key: sequences of different keys get fair shares.
-            deadline: the time at which it is dropped.
-            scores: whether steps give logits after each token of the prompt.
-
-        Raises:
-            PromptTooLong: it does not fit the context or the cache with one more token.
-            Overloaded: as many as may wait do already.
-            ValueError: the prompt is empty.
+        Sequences with a higher ``priority`` go first, and those of different keys get fair shares.
+        ``scores`` wants logits after each token of the prompt.
         """
         if not prompt:
             raise ValueError("prompt must have one token at least, not be empty")

@@ -170,12 +170,8 @@ class _TokenStream:
     def take(self, piece: StepSlice, logits: Any, token: int | None) -> _Chosen | Exception:
         """Return what a step says of a slice. It may run in a thread, one at a time.
 
-        Another call for the same position gives the same choice, so it can be done again.
-
-        Args:
-            piece: the slice.
-            logits: its rows of them.
-            token: the token that the device has chosen; None if it has not.
+        Another call for the same position gives the same choice, so it can be done again. ``token``
+        is what the device has chosen, None if it has not.
         """
         try:
             if token is not None:
@@ -367,7 +363,6 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
                 stream: it has become too large, or nothing can follow the text.
             Overloaded: too many requests wait.
             Closed: the model is drained, or its block was left.
-            TypeError, ValueError: an argument is wrong; the message names the field.
             RequestAtFault: from the stream: steps with this request fail.
             DeviceLost: from the stream: the device will not come back.
             TooSlowError: from the stream: the deadline has passed.
@@ -742,7 +737,6 @@ async def open_language_model(
         Unsupported: the folder's architecture is not supported; or ``durable`` is set, and the
             device is isolated in a thread, or its platform cannot export device memory.
         OutOfMemory: no room for weights and cache.
-        TypeError, ValueError: an argument is wrong.
     """
     check_instance("device", device, Device)
     folder: ModelFolder | None = None

@@ -69,11 +69,7 @@ class Readiness:
         self._last = float("-inf")
 
     async def check(self) -> None:
-        """Generate a token, unless that was done just now.
-
-        Raises:
-            ApiError: it is not ready.
-        """
+        """Generate a token, unless that was done just now."""
         request = TokenRequest(
             prompt=(0,),
             sampling=SamplingOptions(temperature=0.0, max_tokens=1, ignore_eos=True),

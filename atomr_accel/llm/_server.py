@@ -233,11 +233,7 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
         await handle(exchange)
 
     def _key(self, request: HttpRequest) -> str:
-        """Return whose request it is.
-
-        Raises:
-            ApiError: there are keys, and it has none of them.
-        """
+        """Return whose request it is."""
         if not self._keys:
             return ""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -313,11 +309,7 @@ class LanguageModelServer(metaclass=NoPublicConstructor):
 
     @contextmanager
     def _counted(self, key: str, count: int) -> Iterator[None]:
-        """Count a request's choices while it is answered.
-
-        Raises:
-            ApiError: there are too many.
-        """
+        """Count a request's choices while it is answered."""
         limits = self._limits
         most = min(limits.choices, limits.requests, limits.requests_per_key or limits.requests)
         if count > most:  # which waiting does not help

@@ -84,16 +84,7 @@ class PageUse(NamedTuple):
 
 @final
 class PagedSteps:
-    """Steps of a paged cache: checks of them, and their numbers.
-
-    Args:
-        pages: pages of the cache.
-        page_size: positions of a page.
-        vocabulary: number of tokens.
-        context: the most positions of a sequence.
-        tile: rows of a product.
-        fixed: whether a position has a fixed place in a tile.
-    """
+    """Steps of a paged cache: checks of them, and their numbers."""
 
     def __init__(
         self, *, pages: int, page_size: int, vocabulary: int, context: int, tile: int, fixed: bool
@@ -122,11 +113,7 @@ class PagedSteps:
         self._filled[:] = 0
 
     def use(self, work: StepWork) -> PageUse:
-        """Check that tokens, positions and pages exist, and that pages are written by one slice.
-
-        Raises:
-            ValueError: they do not.
-        """
+        """Check that tokens, positions and pages exist, and that pages are written by one slice."""
         if not work.slices:
             raise ValueError("work must have one slice at least, not none")
         size = self._page_size
@@ -173,11 +160,7 @@ class PagedSteps:
         return made.astype(np.int32)
 
     def check_filled(self, use: PageUse, work: StepWork) -> None:
-        """Check that the cache has all positions before the slices.
-
-        Raises:
-            GpuRefStale: it has not.
-        """
+        """Check that the cache has all positions before the slices."""
         size = self._page_size
         before = np.minimum(use.starts[use.owners] - use.places * size, size)
         missing = self._filled[use.pages] < before

@@ -73,9 +73,6 @@ class StopTexts:
 
     The first one is the one that is complete first; of several, the longest. Characters with which
     a stop text may begin are held back.
-
-    Args:
-        stops: the stop texts.
     """
 
     __slots__ = ("_held", "_most", "_stops", "stopped")

@@ -214,11 +214,5 @@ class OpSubmitter(DeviceView, Protocol):
     ) -> Submitted:
         """Add an op to the program's order; its ``wait()`` returns the result.
 
-        Args:
-            port: the port of its lane.
-            name: the op's name.
-            message: the message that the lane executes.
-            reads: the blocks that it reads.
-            writes: the blocks that it writes.
-            payload: the call that fills the template, if the message is a template.
+        ``payload`` fills the template, if the message is one.
         """

@@ -165,12 +165,7 @@ def draw_children(
 ) -> list[int]:
     """Add children that are drawn without replacement; their numbers.
 
-    Args:
-        tree: gets them, and ``q``.
-        parent: of the children; it has none yet.
-        q: the distribution to draw from.
-        count: how many; fewer, if fewer tokens have a probability.
-        rng: says which.
+    ``tree`` gets them and ``q``. They are fewer than ``count`` if fewer tokens have a probability.
     """
     tree.drawn_from[parent] = q
     left = q.copy()

@@ -24,9 +24,6 @@ class Doubts(DeviceInstrument):
     output is a buffer of the program. It does not count for a workspace, because ops never read the
     previous content of one.
 
-    Args:
-        buffers: the buffers of the program by number.
-
     Attributes:
         cause: the reason why writes have unknown content now; None if they are as recorded.
     """

@@ -120,13 +120,8 @@ class ProgramWriter:
     ) -> str:
         """Return the text of a program.
 
-        Args:
-            recalls: the calls, in their order.
-            brought: buffers and facades that existed before the calls, by number.
-            made: the buffers of the journal in their first form, by number.
-            backend: the backend to open.
-            title: the docstring of the program.
-            with_inputs: whether earlier buffers have their content, or zeros.
+        ``brought`` are buffers and facades that existed before the calls, by number. Without
+        ``with_inputs`` earlier buffers have zeros.
         """
         self._lines, self._imports, self._names, self._definitions = [], set(), {}, {}
         self._functions = set()

@@ -136,9 +136,6 @@ def check_chain(records: Sequence[Record], *, dropping: bool) -> None:
     Args:
         records: all of them.
         dropping: whether the oldest ones but for the first may have been dropped.
-
-    Raises:
-        JournalDamaged: at which record.
     """
     before, number = START, 0
     for at, record in enumerate(records):

@@ -63,12 +63,7 @@ class WaitingEntry:
 class JournalWriter:
     """Writes entries, and bounds those that wait and those that are kept.
 
-    Args:
-        storage: the storage.
-        contents: whether arrays are kept, or only their hashes.
-        most_entries: the most entries the journal may have.
-        most_bytes: the most bytes that entries and arrays may take in all.
-        when_full: the policy at these bounds.
+    Without ``contents`` only hashes of arrays are kept. ``most_bytes`` counts entries and arrays.
 
     Attributes:
         opened: set once the journal is open.
@@ -191,9 +186,6 @@ class JournalWriter:
         """Write the remaining entries and the end of the journal, within some seconds.
 
         A journal that is not open yet is not opened.
-
-        Args:
-            calls: the number of calls.
         """
         if not self.opened.is_set():
             self._scope.cancel()

@@ -103,22 +103,8 @@ async def bicgstab(
 ) -> tuple[GpuRef, int]:
     """Solve ``A @ x = b`` by BiCGSTAB; as ``scipy.sparse.linalg.bicgstab``.
 
-    Van der Vorst, "Bi-CGSTAB: a fast and smoothly converging variant of Bi-CG" (1992).
-
-    Args:
-        device: where ``A`` and ``b`` are.
-        A: any square matrix.
-        b: as for ``cg``.
-        x0: as for ``cg``.
-        rtol: as for ``cg``.
-        atol: as for ``cg``.
-        maxiter: as for ``cg``.
-        M: approximates the inverse of ``A``.
-        callback: as for ``cg``.
-        every: as for ``cg``.
-
-    Returns:
-        As ``cg``.
+    Van der Vorst, "Bi-CGSTAB: a fast and smoothly converging variant of Bi-CG" (1992). ``A`` is any
+    square matrix. Other arguments, and the result, are those of ``cg``.
     """
     given = system(device, A, b, M, callback)
 
@@ -164,22 +150,10 @@ async def minres(
 ) -> tuple[GpuRef, int]:
     """Solve ``A @ x = b`` by minimal residuals; as ``scipy.sparse.linalg.minres``.
 
-    Paige and Saunders, "Solution of sparse indefinite systems of linear equations" (1975).
-
-    Args:
-        device: where ``A`` and ``b`` are.
-        A: symmetric or Hermitian, perhaps indefinite.
-        b: as for ``cg``.
-        x0: as for ``cg``.
-        rtol: as for ``cg``; residuals are measured in the norm of ``M``, relative to the first.
-        atol: as for ``cg``.
-        maxiter: as for ``cg``.
-        M: approximates the inverse of ``A``; positive definite.
-        callback: as for ``cg``.
-        every: as for ``cg``.
-
-    Returns:
-        As ``cg``.
+    Paige and Saunders, "Solution of sparse indefinite systems of linear equations" (1975). ``A`` is
+    symmetric or Hermitian, perhaps indefinite, and ``M`` positive definite. Residuals are measured
+    in the norm of ``M``, relative to the first one. Other arguments, and the result, are those of
+    ``cg``.
     """
     given = system(device, A, b, M, callback)
 

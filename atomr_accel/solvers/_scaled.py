@@ -66,11 +66,7 @@ class Beginning:
 async def started(given: LinearSystem, x0: GpuRef | None, rtol: float, atol: float) -> Beginning:
     """Return the beginning of a solver.
 
-    Args:
-        given: the system.
-        x0: the caller's first solution.
-        rtol: the tolerance, relative to the norm of the right side.
-        atol: the same, absolute.
+    ``rtol`` is relative to the norm of the right side.
     """
     device, b = given.device, given.b
     if x0 is not None:

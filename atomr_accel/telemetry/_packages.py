@@ -10,11 +10,7 @@ from .._install import install_command
 
 
 def package(module: str, distribution: str) -> Any:
-    """A module of a package that is an extra.
-
-    Raises:
-        LibraryMissing: it is not installed.
-    """
+    """A module of a package that is an extra."""
     try:
         return import_module(module)
     except ImportError as error:

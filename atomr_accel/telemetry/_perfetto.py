@@ -124,10 +124,6 @@ Slice = tuple[int, int, int, int, int]
 class Encoder:
     """Makes the packets of one timeline. Use it in one thread at a time.
 
-    Args:
-        process: the name of the process.
-        pid: its number.
-
     Attributes:
         root: the track of the process, which others are below.
     """
@@ -157,10 +153,7 @@ class Encoder:
     def track(self, name: str, parent: int, *, explicit: bool = False) -> int:
         """Add a track below another one. Tracks of one name are shown as one, with rows.
 
-        Args:
-            name: the name of the track.
-            parent: the track above it.
-            explicit: whether the tracks below keep the order in which they were added.
+        ``explicit`` keeps the order of the tracks below.
         """
         order = _field(11, 3) if explicit else b""
         return self._describe(_field(5, parent) + _field(2, name) + order)

@@ -130,11 +130,7 @@ def run_forked(work: Callable[[ValueBox], None], seconds: float) -> EndedChild:
 def run_spawned(command: list[str], data: bytes, seconds: float, *, shown: bool) -> EndedChild:
     """Run a program. Its last argument names the descriptors ``box,stacks,output,errors``.
 
-    Args:
-        command: the program and its arguments.
-        data: its standard input.
-        seconds: how long it may take.
-        shown: whether it writes where this process writes, and not among the stacks.
+    With ``shown`` it writes where this process writes, and not among the stacks.
     """
     import subprocess
 

@@ -58,15 +58,7 @@ def gradients(
     kept: dict[int, GpuRef],
     evaluate: Callable[[Expression], GpuRef],
 ) -> list[Operand | None]:
-    """Return the gradients of an expression with respect to some of the refs that it is made of.
-
-    Args:
-        root: the expression, of refs.
-        grad: the gradient with respect to its value.
-        wanted: the refs.
-        kept: the values of ``kept_nodes``, by their ``id``.
-        evaluate: computes an expression in the backward pass.
-    """
+    """Return the gradients of an expression with respect to some of the refs that it is made of."""
     goals = list(wanted)
     ids = {id(goal) for goal in goals}
     parts = list(parts_of(root))

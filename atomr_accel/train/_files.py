@@ -35,11 +35,7 @@ def write_snapshot(
     flats: Sequence[np.ndarray[Any, Any]],
     about: Mapping[str, Any],
 ) -> None:
-    """Write flat buffers into a file that is whole at every moment.
-
-    Raises:
-        Unsupported: buffers that are neither float32 nor float64.
-    """
+    """Write flat buffers into a file that is whole at every moment."""
     if layout.master_dtype not in (np.float32, np.float64):
         raise Unsupported(
             f"a snapshot must be of float32 or float64, not {layout.master_dtype.name}; train with "
@@ -70,11 +66,7 @@ def read_snapshot(
 ) -> tuple[list[np.ndarray[Any, Any]], dict[str, Any]]:
     """Return the flat buffers of a file, and the facts with them.
 
-    Args:
-        path: the file.
-        layout: the form of the model.
-        count: number of buffers.
-        expected: facts that must be equal in the file.
+    ``expected`` are facts that must be equal in the file.
     """
     with path.open("rb"):  # its errors are the system's
         pass

@@ -392,11 +392,7 @@ class LockstepTrainer(Trainer):
             self._scales[number] = scale.value, scale.good
 
     def _skips(self, number: int, norm: float) -> bool:
-        """Tell the loss scale about gradients; return whether the step is skipped.
-
-        Raises:
-            LossNotFinite: they are not finite, and a smaller scale cannot help.
-        """
+        """Tell the loss scale about gradients; return whether the step is skipped."""
         finite = math.isfinite(norm)
         if not finite and (self._scale is None or self._scale.value <= 1):
             raise LossNotFinite(
@@ -443,13 +439,7 @@ def checked_ranks(devices: Sequence[Device], optimizer: Optimizer) -> list[tuple
 
 
 def cut_rows(batch: Any, count: int, kind: str) -> list[Any]:
-    """Cut a batch into parts of equal numbers of rows.
-
-    Args:
-        batch: a tree of arrays with the same first dimension.
-        count: number of parts.
-        kind: their name in errors.
-    """
+    """Cut a batch into parts of equal numbers of rows."""
     leaves, form = optree.tree_flatten(batch)
     if not leaves:
         raise ValueError("a batch must have at least one array, not none")

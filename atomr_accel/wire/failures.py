@@ -62,11 +62,7 @@ def pack_exception(seq: int, error: BaseException, *, pickles: bool = False) -> 
 
 
 def _plain_parts(error: BaseException) -> tuple[dict[str, int | str], tuple[Plain, ...]]:
-    """The attributes and arguments that are all there is to it.
-
-    Raises:
-        Exception: there is more.
-    """
+    """The attributes and arguments that are all there is to it."""
     if isinstance(error, AccelError):
         if [*map(type, error.args)] != [str]:
             raise TypeError("there is more to it than a message")
@@ -191,12 +187,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def as_out_of_memory(error: BaseException, where: str) -> BaseException:
-    """Return ``OutOfMemory``, caused by the error, if it means a shortage; else the error.
-
-    Args:
-        error: the error of an op.
-        where: the process that is short.
-    """
+    """Return ``OutOfMemory``, caused by the error, if it means a shortage; else the error."""
     if not is_shortage(error):
         return error
     short = OutOfMemory(

@@ -237,19 +237,9 @@ def lend(
 ) -> Any:
     """Return a DLPack capsule of memory.
 
-    Args:
-        pointer: the address of the first element.
-        shape: as in NumPy.
-        dtype: as in NumPy.
-        device: DLPack's device.
-        owner: an object that is kept alive for as long as the consumer uses the memory.
-        read_only: whether the capsule is marked read-only, if the DLPack version has that mark.
-        max_version: the newest version of DLPack that the consumer knows. The capsule has none with
-            NumPy 2.0.
-        strides: as in NumPy; C-contiguous if None.
-
-    Raises:
-        BufferError: DLPack does not support the dtype.
+    ``owner`` is kept alive while the consumer uses the memory. ``max_version`` is the newest
+    version of DLPack that the consumer knows; with NumPy 2.0 the capsule has none. ``strides`` None
+    is C-contiguous.
     """
     if dtype.name not in _CODES:
         raise BufferError(f"DLPack has no {dtype.name} as it is laid out here")
@@ -331,10 +321,6 @@ def borrow(array: Any) -> Borrowed:
     """Return the memory and the layout of an array, by DLPack or the CUDA array interface.
 
     Work that its library has queued before is ordered before the work of the legacy default stream.
-
-    Raises:
-        Unsupported: buffers do not support the dtype.
-        TypeError: the object supports neither.
     """
     if hasattr(array, "detach"):  # PyTorch shares no tensors that gradients flow through
         array = array.detach()
@@ -371,11 +357,7 @@ def borrow(array: Any) -> Borrowed:
 
 
 def contiguous(array: Any) -> Borrowed:
-    """Return ``borrow`` of an array, or of a contiguous copy of it.
-
-    Raises:
-        TypeError: the array is not contiguous, and has no method to copy it.
-    """
+    """Return ``borrow`` of an array, or of a contiguous copy of it."""
     borrowed = borrow(array)
     if borrowed.contiguous:
         return borrowed

@@ -25,11 +25,8 @@ def lay(
 ) -> Laid | None:
     """Return the layout of an array's matrices; None if both rows and columns have gaps.
 
-    Args:
-        shape: the last two axes are the matrices.
-        strides: in elements.
-        op: the form in which to use them.
-        conjugates: whether ``op`` 2 differs from 1, because numbers are complex.
+    Strides are in elements. ``conjugates`` says whether ``op`` 2 differs from 1, because numbers
+    are complex.
     """
     *steps, down, across = strides
     rows, columns = shape[-2:]

@@ -76,15 +76,8 @@ def real(
 ) -> float:
     """Return a real number in a range; True and False are refused.
 
-    Args:
-        value: the caller's argument.
-        name: the argument's name.
-        least: the smallest allowed value.
-        most: the largest allowed value.
-        above: the value that it has to be more than.
-        below: the value that it has to be less than.
-        infinity: whether infinities are allowed, within these limits.
-        finite: whether infinities and NaN are refused. False allows both.
+    ``least`` and ``most`` are allowed themselves, ``above`` and ``below`` are not. ``infinity``
+    allows infinities within these limits, and ``finite=False`` allows them and NaN.
     """
     number = value if type(value) is float else _converted(value, name)
     if (

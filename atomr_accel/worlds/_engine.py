@@ -137,11 +137,7 @@ class CollectiveCall:
 class Engine(Generic[_M]):
     """Runs a world.
 
-    Args:
-        members: the devices of the world.
-        meet: the bootstrap of its communicators.
-        shrink: continue without a member that has failed.
-        deadline: seconds that an op, or joining, may take; None means no limit.
+    ``deadline`` is in seconds, None without a limit.
 
     Attributes:
         membership: the members of the world, and its phase.
@@ -225,11 +221,7 @@ class Engine(Generic[_M]):
     # --- for callers -----------------------------------------------------------------------
 
     async def whole(self) -> Term:
-        """Wait until all members have joined.
-
-        Raises:
-            WorldBroken: they never will.
-        """
+        """Wait until all members have joined."""
         await trio.lowlevel.checkpoint()
         while self.membership.phase != "whole" or self._draining:
             self.require("there is no world any more", self.members)
@@ -308,11 +300,7 @@ class Engine(Generic[_M]):
     def submit(self, term: Term, name: str, parts: Sequence[RankPart], at: int) -> CollectiveCall:
         """Send an op to all ranks that take part, without waiting.
 
-        Args:
-            term: the present term, whose members have all joined.
-            name: the name of the op in messages.
-            parts: each rank's part of the op.
-            at: the number of the round after the op's own.
+        All members of ``term`` have joined. ``at`` is the number of the round after the op's own.
         """
         assert term is self.term
         assert self.membership.phase == "whole"
@@ -624,12 +612,6 @@ class Engine(Generic[_M]):
         """End the hosts that hang.
 
         These are the hosts that do not answer, or that have not begun ops that others have begun.
-
-        Args:
-            term: the term of the ops.
-            overdue: the numbers of the ops that take too long.
-            oldest: the name of the first of them.
-            why: the reason, for messages.
         """
         begun: dict[int, int] = {}
         all_told = trio.Event()

@@ -240,11 +240,7 @@ class Membership:
     ) -> list[Effect]:
         """Handle a communicator that failed although no device has failed.
 
-        Args:
-            epoch: the epoch of the communicator.
-            member: the member that reported the failure, or None.
-            cause: the error.
-            for_good: whether every other communicator would fail too.
+        ``for_good`` says whether every other communicator would fail too.
         """
         if epoch != self.epoch or self.phase not in ("joining", "whole"):
             return []

@@ -191,13 +191,7 @@ class CollectivePlan:
     ) -> None:
         """Add a collective.
 
-        Args:
-            kind: which.
-            dtype: of the elements.
-            longest: elements of the longest piece.
-            ends: the input and the output of each rank.
-            counts: how much it gives to each and gets from each, where that differs.
-            **options: of ``CollectiveStep``.
+        ``counts`` is how much each rank gives to each and gets from each, where that differs.
         """
         self.names.append(kind)
         for rank, (source, target) in ends.items():

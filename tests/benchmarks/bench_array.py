@@ -219,7 +219,7 @@ def row_of(name: str, power: int) -> Making:
     return make
 
 
-def jobs(*, gpu: bool) -> dict[str, Making]:
+def jobs(gpu: bool) -> dict[str, Making]:
     """All lines, by name."""
     made: dict[str, Making] = {}
     dtypes = ("float16", "float32")
@@ -288,7 +288,7 @@ def release() -> None:
             module.cuda.empty_cache()
 
 
-async def run(only: list[str], seconds: float) -> None:
+async def run(jobs: Callable[[bool], dict[str, Making]], only: list[str], seconds: float) -> None:
     """Measure and print."""
     warnings.simplefilter("ignore", CpuFallbackWarning)
     begin = time.monotonic()
@@ -296,7 +296,7 @@ async def run(only: list[str], seconds: float) -> None:
         print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
         wanted = {
             name: make
-            for name, make in jobs(gpu=device.backend == "cuda").items()
+            for name, make in jobs(device.backend == "cuda").items()
             if not only or any(name.startswith(each) for each in only)
         }
         for done, (name, make) in enumerate(wanted.items()):
@@ -308,16 +308,18 @@ async def run(only: list[str], seconds: float) -> None:
     print(f"{time.monotonic() - begin:.1f} s in all")
 
 
-def main() -> None:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(
+    jobs: Callable[[bool], dict[str, Making]], description: str | None, seconds: float
+) -> None:
+    """Run a benchmark of jobs, given whether the device is a GPU."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--only", action="append", default=[], help="how names begin", metavar="NAME"
     )
-    parser.add_argument("--seconds", type=float, default=40)
+    parser.add_argument("--seconds", type=float, default=seconds)
     given = parser.parse_args()
-    trio.run(run, given.only, given.seconds)
+    trio.run(run, jobs, given.only, given.seconds)
 
 
 if __name__ == "__main__":
-    main()
+    main(jobs, __doc__, 40)

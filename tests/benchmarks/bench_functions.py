@@ -7,20 +7,15 @@ sizes are small, and only our own numbers are printed.
 
 from __future__ import annotations
 
-import argparse
-import sys
-import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import trio
-from bench_array import Job, Making, measure, moved, release, rivals_there
+from bench_array import Job, Making, main, moved, rivals_there
 from scipy import special
 
-from atomr_accel import CpuFallbackWarning, Device, open_device
+from atomr_accel import Device
 
 BINS = 256
 TAPS = 31
@@ -224,39 +219,14 @@ def line(function: Function, power: int) -> Making:
     return make
 
 
-async def run(only: list[str], seconds: float) -> None:
-    """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
-    begin = time.monotonic()
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
-        powers = (20, 24) if device.backend == "cuda" else (10,)
-        wanted = [
-            (name, power)
-            for power in powers
-            for name in FUNCTIONS
-            if not only or any(name.startswith(each) for each in only)
-        ]
-        for done, (name, power) in enumerate(wanted):
-            if time.monotonic() - begin > seconds:
-                print(f"stopped: {done} of {len(wanted)}")
-                break
-            made = line(FUNCTIONS[name], power)
-            print(await measure(device, f"{name} 2^{power}", made), flush=True)
-            release()
-    print(f"{time.monotonic() - begin:.1f} s in all")
-
-
-def main() -> None:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", action="append", default=[], help="how names begin", metavar="NAME"
-    )
-    parser.add_argument("--seconds", type=float, default=70)
-    given = parser.parse_args()
-    trio.run(run, given.only, given.seconds)
+def jobs(gpu: bool) -> dict[str, Making]:
+    """All lines, by name."""
+    return {
+        f"{name} 2^{power}": line(function, power)
+        for power in ((20, 24) if gpu else (10,))
+        for name, function in FUNCTIONS.items()
+    }
 
 
 if __name__ == "__main__":
-    main()
+    main(jobs, __doc__, 70)

@@ -37,13 +37,7 @@ NEIGHBOURS: Final = 16
 
 @dataclass
 class Subject:
-    """A device, and the buffers that its ops take.
-
-    Attributes:
-        device: the device.
-        x: a square matrix.
-        scale, bias: of a layer norm over its rows.
-    """
+    """A device, and the buffers that its ops take."""
 
     device: Device
     x: GpuRef

@@ -85,14 +85,7 @@ class History:
 
 
 class Simulation:
-    """A cluster under faults.
-
-    Args:
-        seed: decides everything.
-        nodes: number of nodes.
-        calls: number of calls of each client.
-        nursery: for all tasks.
-    """
+    """A cluster under faults."""
 
     def __init__(self, seed: int, nodes: int, calls: int, nursery: trio.Nursery) -> None:
         self.random = random.Random(seed)

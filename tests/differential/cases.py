@@ -57,11 +57,7 @@ LAYOUTS: Final = ("plain", "plain", "transposed", "gaps", "reversed", "offset", 
 
 
 class Structured(np.random.Generator):
-    """Chance for the structure of a case, which kernels are compiled for, and for its values.
-
-    Attributes:
-        content: chance for values.
-    """
+    """Chance for the structure of a case, which kernels are compiled for, and for its values."""
 
     def __init__(self, structure: int, content: int) -> None:
         super().__init__(np.random.PCG64(structure))

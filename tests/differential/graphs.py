@@ -244,11 +244,7 @@ def _jumps(name: str, given: list[Array]) -> Array:
 
 
 def compare(drawn: Drawn, arrays: list[Array], got: list[Array]) -> None:
-    """Hold results against the reference.
-
-    Raises:
-        AssertionError: one is off.
-    """
+    """Hold results against the reference."""
     pairs = zip(drawn.outputs, got, expected(drawn, arrays), strict=True)
     for at, result, (value, allowed) in pairs:
         assert result.shape == value.shape, f"{drawn}: tensor {at} has shape {result.shape}"

@@ -31,12 +31,7 @@ def rows_of(cache: Any, sequence: int, layer: int, first: int, count: int) -> li
 
 @final
 class ModelledCache:
-    """A durable cache, and the rows that its memory has and should have.
-
-    Attributes:
-        cache: the cache.
-        sequences: its sequences.
-    """
+    """A durable cache, and the rows that its memory has and should have."""
 
     def __init__(self, device: Device, cache: Any, draw: random.Random) -> None:
         self.device: Final = device

@@ -100,16 +100,7 @@ class Modelled:
 
 @final
 class Program:
-    """A program on a device that others share, earlier, later and at the same time.
-
-    Args:
-        device: the device.
-        random: the source of its choices.
-        scribbler: changes the memory of the device.
-
-    Attributes:
-        counts: numbers of events.
-    """
+    """A program on a device that others share, earlier, later and at the same time."""
 
     def __init__(self, device: Device, random: random.Random, scribbler: Scribbler) -> None:
         self.device: Final = device
@@ -362,11 +353,7 @@ class Program:
 async def run_together(
     device: Device, random: random.Random, programs: Sequence[Program], *, faults: int = 2
 ) -> None:
-    """Run programs that share a device and its faults, and check everything after each fault.
-
-    Raises:
-        AssertionError: a buffer or a cache differs from the model, or is stale for another reason.
-    """
+    """Run programs that share a device and its faults, and check everything after each fault."""
     for each in programs:
         await each.begin()
     for _ in range(faults):

@@ -67,11 +67,7 @@ extern "C" double fabs(double) noexcept;
 
 
 class Linker:
-    """Compiles functions for the host.
-
-    Args:
-        folder: where to.
-    """
+    """Compiles functions for the host."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -7,6 +7,7 @@ row-major arrays. ``FakeCudaBlas`` is an executor for the CPU backend.
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from .lapack import BATCHED, memory
 from .vendor import FakeVendor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
@@ -369,6 +370,17 @@ class FakeKernels:
         pass
 
 
+def checked(context: CpuContext, handlers: Mapping[Any, Callable[[Any], Any]]) -> dict[Any, Any]:
+    """Handlers that fail with their context, and whose numbers may overflow."""
+
+    def handle(run: Callable[[Any], Any], message: Any) -> Any:
+        context.check()
+        with np.errstate(all="ignore"):
+            return run(message)
+
+    return {kind: partial(handle, run) for kind, run in handlers.items()}
+
+
 class FakeCudaBlas:
     """``CudaBlas`` on host memory."""
 
@@ -378,22 +390,14 @@ class FakeCudaBlas:
         del stream
         from atomr_accel.libraries.blas.host._cuda import CudaBlas
 
-        self._context = context
         executor: Any = CudaBlas(
             FakeContext(context),  # type: ignore[arg-type]
             self.stream,
         )
         self._executor = executor
-        self.handlers = {kind: self._checked(run) for kind, run in executor.handlers.items()}
+        self.handlers = checked(context, executor.handlers)
         self.preparers = executor.preparers
         self.fusions = executor.fusions
-
-    def _checked(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def handle(message: Any) -> Any:
-            self._context.check()
-            return run(message)
-
-        return handle
 
     def close(self) -> None:
         """Destroy the handles."""

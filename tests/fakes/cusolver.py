@@ -22,7 +22,7 @@ from atomr_accel.libraries.linalg.host._small import SOURCE, TYPES
 from atomr_accel.libraries.linalg.wire._forms import forms
 from atomr_accel.libraries.linalg.wire._messages import SolverProblem
 
-from .cublas import FakeContext, Refusal, matrix
+from .cublas import FakeContext, Refusal, checked, matrix
 from .lapack import integers, memory, stack
 from .vendor import FakeVendor
 
@@ -460,21 +460,11 @@ class FakeCudaSolver:
         del stream
         from atomr_accel.libraries.linalg.host._cuda import CudaSolver
 
-        self._context = context
         self._executor = CudaSolver(
             FakeContext(context),  # type: ignore[arg-type]
             self.stream,
         )
-        handlers: Any = self._executor.handlers
-        self.handlers = {kind: self._checked(run) for kind, run in handlers.items()}
-
-    def _checked(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def handle(message: Any) -> Any:
-            self._context.check()
-            with np.errstate(all="ignore"):
-                return run(message)
-
-        return handle
+        self.handlers = checked(context, self._executor.handlers)
 
     def close(self) -> None:
         """Destroy the handles."""

@@ -17,7 +17,7 @@ from atomr_accel._dtypes import DTYPES
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.sparse.host._prototypes import ENUMS, PROTOTYPES
 
-from .cublas import FakeContext
+from .cublas import FakeContext, checked
 from .lapack import memory
 from .vendor import FakeVendor
 
@@ -461,21 +461,11 @@ class FakeCudaSparse:
         del stream
         from atomr_accel.libraries.sparse.host._cuda import CudaSparse
 
-        self._context = context
         self._executor = CudaSparse(
             FakeContext(context),  # type: ignore[arg-type]
             self.stream,
         )
-        handlers = self._executor.handlers
-        self.handlers = {kind: self._checked(run) for kind, run in handlers.items()}
-
-    def _checked(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def handle(message: Any) -> Any:
-            self._context.check()
-            with np.errstate(all="ignore"):
-                return run(message)
-
-        return handle
+        self.handlers = checked(context, self._executor.handlers)
 
     def close(self) -> None:
         """Destroy the handle."""

@@ -3,12 +3,13 @@
     test_bad_input_is_refused = refuses("blas", [("dot(i4_4, i4_4)", TypeError, "dtypes"), ...])
 
 A call is written as in a program, without its library. Names such as ``f4_3x5`` are buffers: this
-one is a float32 of shape (3, 5); ``f4_03x5`` is another.
+one is a float32 of shape (3, 5); ``f4_03x5`` is another. They hold 0, 1, ... 7, again and again.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,8 @@ import pytest
 from .conformance import dtype_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from atomr_accel import Device
 
 _DTYPES = {
@@ -25,6 +28,8 @@ _DTYPES = {
     "f4": "float32",
     "f8": "float64",
     "c8": "complex64",
+    "cd": "complex128",
+    "b1": "bool",
     "i1": "int8",
     "i4": "int32",
     "i8": "int64",
@@ -38,25 +43,51 @@ Refusal = tuple[str, type[Exception], str]
 """A call, its error, and what the message contains, as a regular expression."""
 
 
-def refuses(library: str, table: list[Refusal], **known: object) -> Any:
-    """Make a test of a table; ``known`` are names that calls use, apart from buffers."""
+def refuses(
+    library: str,
+    table: list[Refusal],
+    *,
+    batches: bool = False,
+    keeps: Callable[[Device], object] = lambda _: None,
+    **known: object,
+) -> Any:
+    """Make a test of a table.
+
+    Args:
+        library: the attribute of a device.
+        table: its bad calls.
+        batches: whether batches refuse them, too.
+        keeps: returns what a refusal must not change.
+        **known: names that calls use, apart from buffers.
+    """
 
     @pytest.mark.parametrize(("call", "error", "text"), table, ids=[call for call, *_ in table])
     async def refused(device: Device, call: str, error: type[Exception], text: str) -> None:
         facade = getattr(device, library)
         names = {node.id for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Name)}
+        names -= known.keys()
         refs = {name: await _buffer(device, name) for name in names if name[:2] in _DTYPES}
         before = {lane.name: lane.submitted for lane in device.statistics().lanes}
-        methods = {name: getattr(facade, name) for name in names - refs.keys() - known.keys()}
+        kept = keeps(device)
         with pytest.raises(error, match=text):
-            await eval(call, {**methods, **known, **refs})  # the table's own text
+            await eval(call, {**_methods(facade, names), **known, **refs})  # the table's own text
+        if batches:
+            async with device.batch() as batch:
+                with pytest.raises(error, match=text):
+                    eval(call, {**_methods(getattr(batch, library), names), **known, **refs})
+        assert keeps(device) == kept
         for lane in device.statistics().lanes:
             assert lane.submitted == before.get(lane.name, 0), "something was sent"
 
     return refused
 
 
+def _methods(facade: object, names: set[str]) -> dict[str, Any]:
+    return {name: getattr(facade, name) for name in names if hasattr(facade, name)}
+
+
 async def _buffer(device: Device, name: str) -> Any:
     kind, _, sizes = name.partition("_")
     shape = tuple(int(size) for size in sizes.split("x")) if sizes else ()
-    return await device.put(np.zeros(shape, dtype_of(_DTYPES[kind])))
+    numbers = np.arange(math.prod(shape)).reshape(shape) % 8
+    return await device.put(numbers.astype(dtype_of(_DTYPES[kind])))

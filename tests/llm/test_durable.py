@@ -41,12 +41,7 @@ SMALL: Final[dict[str, Any]] = {"page_size": PAGE, "pages": 48}
 
 @final
 class Watched:
-    """A runner that calls a function before each step, with the number of the step.
-
-    Attributes:
-        before: the function.
-        steps: the number of steps.
-    """
+    """A runner that calls a function before each step, with the number of the step."""
 
     def __init__(self, model: LlamaModel, before: Callable[[int, StepWork], Any]) -> None:
         self.model = model

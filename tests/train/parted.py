@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from atomr_accel import Device, open_device
+from atomr_accel import Device, open_device, train
 
 STEPS = 3
 
@@ -23,6 +23,17 @@ async def devices_of(count: int, *, process: bool = False) -> AsyncIterator[list
             await stack.enter_async_context(open_device(0, backend="cpu", isolation=isolation))
             for _ in range(count)
         ]
+
+
+async def on_one_device(loss: Any, data: Any, params: Any, optimizer: Any) -> tuple[Any, Any]:
+    """Losses and parameters of training a whole model."""
+    async with (
+        devices_of(1) as devices,
+        train.open_data_parallel(
+            devices, train.gradient_step(loss), params, optimizer, clip=1.0
+        ) as trainer,
+    ):
+        return [made.loss async for made in trainer.run(data)], await trainer.params()
 
 
 def points(rng: np.random.Generator) -> list[Any]:

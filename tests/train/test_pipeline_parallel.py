@@ -16,7 +16,7 @@ from atomr_accel.testing import poison
 from atomr_accel.train._pipeline_parallel import one_forward_one_backward
 
 from ..harness import sized
-from .parted import STEPS, close, devices_of, equal, points
+from .parted import STEPS, close, devices_of, equal, on_one_device, points
 from .pipelined import first, last, middle, stages
 
 
@@ -60,19 +60,10 @@ async def trained(ranks: int, fault: tuple[int, int, int] | None = None, **optio
 def test_equals_one_device() -> None:
     """Losses and parameters are those of the whole model, and do not depend on devices."""
 
-    async def program() -> Any:
-        rng = np.random.default_rng(1)
-        data, params = points(rng), stages(rng)
-        async with (
-            devices_of(1) as devices,
-            train.open_data_parallel(
-                devices, train.gradient_step(whole), params, ADAMW, clip=1.0
-            ) as trainer,
-        ):
-            return [made.loss async for made in trainer.run(data)], await trainer.params()
-
     async def check() -> None:
-        losses, params = await program()
+        rng = np.random.default_rng(1)
+        data, start = points(rng), stages(rng)
+        losses, params = await on_one_device(whole, data, start, ADAMW)
         one = await trained(1)
         close(one[0], losses, one[1], params)
         for ranks in (2, 4):

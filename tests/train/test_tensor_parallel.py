@@ -13,7 +13,7 @@ from atomr_accel import train
 from atomr_accel.testing import poison
 
 from ..harness import sized
-from .parted import STEPS, close, devices_of, equal, points
+from .parted import STEPS, close, devices_of, equal, on_one_device, points
 from .split import cut_loss, model, split
 
 ADAMW = train.AdamW(lr=0.02)
@@ -54,19 +54,10 @@ async def trained(
 def test_equals_one_device() -> None:
     """Losses and parameters are those of the whole model, and do not depend on devices."""
 
-    async def program() -> Any:
-        rng = np.random.default_rng(1)
-        data, params = points(rng), model(rng)
-        async with (
-            devices_of(1) as devices,
-            train.open_data_parallel(
-                devices, train.gradient_step(whole_loss), params, ADAMW, clip=1.0
-            ) as trainer,
-        ):
-            return [made.loss async for made in trainer.run(data)], await trainer.params()
-
     async def check() -> None:
-        losses, params = await program()
+        rng = np.random.default_rng(1)
+        data, start = points(rng), model(rng)
+        losses, params = await on_one_device(whole_loss, data, start, ADAMW)
         for parts in (1, 2):
             one = await trained(1, parts)
             close(one[0], losses, one[1], params)

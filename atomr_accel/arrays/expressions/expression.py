@@ -689,11 +689,7 @@ def _not_there(value: object) -> TypeError:
 
 
 def values_of(values: Sequence[Any]) -> tuple[Value, ...]:
-    """Return a function's arguments as values of expressions.
-
-    Raises:
-        TypeError: an argument is neither a ref, nor an expression, nor a number.
-    """
+    """Return a function's arguments as values of expressions."""
     plain = True
     for value in values:
         if isinstance(value, _VALUES):

@@ -38,14 +38,7 @@ def resolve(
     dtype: np.dtype[Any] | None = None,
     casting: str = "same_kind",
 ) -> tuple[np.dtype[Any], ...]:
-    """The dtypes that a ufunc computes with: those of its inputs, then those of its results.
-
-    Args:
-        name: the ufunc.
-        kinds: the kinds of its inputs.
-        dtype: the dtype of the result, if the caller gave one.
-        casting: which casts of inputs are allowed.
-    """
+    """The dtypes that a ufunc computes with: those of its inputs, then those of its results."""
     ufunc = getattr(np, name) if name in ("modf", "frexp", "divmod") else find_ufunc(name)
     given: Any = (*kinds, *[None] * ufunc.nout)
     options: dict[str, Any] = {"casting": casting}

@@ -25,11 +25,6 @@ async def capture_in(recording: Recording, shadow: DeviceCore, mapped: set[int])
 
     Sealed buffers are used directly. All others get an address that is never written to, because
     the recording is launched only after the present buffers have replaced them.
-
-    Args:
-        recording: the recording.
-        shadow: the device there.
-        mapped: the sealed slabs that it has mapped.
     """
     port = await shadow.open_lane(RECORDINGS)
     parts = (recording, *recording.called)

@@ -26,11 +26,7 @@ def add_culprit(
 ) -> None:
     """Have an error say which variable or argument cannot be pickled, if that is found.
 
-    Args:
-        error: the exception of pickling, whose message is changed.
-        function: the function.
-        args: its arguments.
-        pickles: returns True if an object can be pickled.
+    The message of ``error`` is changed.
     """
     if not _UNCLEAR.search(str(error)):
         return

@@ -388,12 +388,7 @@ class HostCalls:
                 lane.epoch = self._core.memory.epoch
 
     def take_over(self, shadow: HostCalls, ports: Mapping[str, Port]) -> None:
-        """Go on with the states that were made in a host that is the device's own now.
-
-        Args:
-            shadow: who made them.
-            ports: the host's lanes.
-        """
+        """Go on with the states that were made in a host that is the device's own now."""
         for lane, other in shadow._lanes.items():
             if other.spec.name in self._core.lanes and other.is_of(ports):
                 self._known(lane).take_over(self._core, other)

@@ -71,20 +71,7 @@ def fault_report(
     certain: bool,
     output: Iterable[str],
 ) -> FaultReport:
-    """Return the report of a fault, while its ops are still in flight.
-
-    Args:
-        core: the device.
-        ports: its lanes.
-        box: the notes of its host.
-        generation: the generation that ends.
-        status: the status code.
-        status_name: its name.
-        message: the fault in one line.
-        op: the op that has failed, or is suspected, if any.
-        certain: whether the op is known to be the cause.
-        output: the last lines of the host's standard error.
-    """
+    """Return the report of a fault, while its ops are still in flight."""
     first = [*islice(core.in_flight.values(), _MOST_IN_FLIGHT)]
     before = sorted(done for port in ports.values() for done in port.recent)
     return FaultReport(

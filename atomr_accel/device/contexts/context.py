@@ -315,13 +315,8 @@ class Context:
     ) -> ContextPoisoned:
         """Note the fault, once, and have the device refuse everything of this generation.
 
-        Args:
-            status: the status code.
-            status_name: its name.
-            message: the fault in words.
-            op: the name of the op, or of other work, at which the fault was seen.
-            suspect: that op, unless it is other work.
-            certain: whether the op is known to be the cause.
+        ``op`` names the op, or other work, at which the fault was seen, and ``suspect`` is that op.
+        ``certain`` means that it is known to be the cause.
 
         Returns:
             The fault that was noted, now or before.
@@ -407,11 +402,8 @@ class Context:
     ) -> ContextPoisoned:
         """Kill the host, because an op hangs, and end the context with a fault at once.
 
-        Args:
-            op: the name of the op.
-            message: the fault in words.
-            suspect: the op, unless it is another device's.
-            certain: whether the op itself hangs, rather than waits for another one.
+        ``certain`` means that the op itself hangs, rather than waits for another one. For
+        an op of another device there is no ``suspect``.
 
         Returns:
             The fault that ends the context: this one, or an earlier one.

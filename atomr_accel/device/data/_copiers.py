@@ -18,11 +18,7 @@ COPIERS: Final = min(8, os.cpu_count() or 1)
 
 @final
 class Copiers:
-    """Threads that copy, started when they are needed.
-
-    Args:
-        name: their name.
-    """
+    """Threads that copy, started when they are needed."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -301,15 +301,9 @@ def after(
 ) -> None:
     """Call a function once the memory of ``op`` is not accessed any more.
 
-    A host that is being killed may still be moving data when its ops are answered.
-
-    Args:
-        core: the device.
-        host: the host that has the op.
-        op: the op.
-        callback: the function.
-        expected: the context of an op without a waiting caller. Any error of the op then counts as
-            a fault, because a buffer would be left with wrong content.
+    A host that is being killed may still be moving data when its ops are answered. An op without a
+    waiting caller has its context as ``expected``: any error counts as a fault then, because a
+    buffer would be left with wrong content.
     """
 
     def answered() -> None:

@@ -112,10 +112,6 @@ class Placement(Service):
     """The line of tasks that wait for a device of a group, or of one of its slices.
 
     It outlives its restarts: tasks go on waiting, and those that have a device keep it.
-
-    Args:
-        candidates: the devices of the group.
-        topology: the links between them.
     """
 
     def __init__(

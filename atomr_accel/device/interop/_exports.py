@@ -366,12 +366,7 @@ class Exports:
     # --- in ----------------------------------------------------------------------------------
 
     async def adopt(self, array: Any, put: Callable[[Any], Any]) -> GpuRef:
-        """Implement ``Device.adopt``.
-
-        Args:
-            array: the array.
-            put: copies an array on the CPU that cannot be shared.
-        """
+        """Implement ``Device.adopt``."""
         core = self._core
         if isinstance(array, Export) and array.ref.block.memory is core.memory:
             require_readable(array.ref, core.memory, "array", strided=True)

@@ -35,9 +35,6 @@ class FutureEnd:
     A future's own methods take its lock in Python, where Ctrl-C can leave it locked; whoever gives
     the result would then wait for ever. A thread that may be interrupted calls them only before
     the work begins or after the end. In between it waits here.
-
-    Args:
-        future: the future.
     """
 
     def __init__(self, future: Future[Any]) -> None:

@@ -31,12 +31,8 @@ class NoRoomError(Exception):
 class Room:
     """The device's memory that standbys take.
 
-    Args:
-        core: the device.
-        wanted: the mode that is wanted.
-        host_memory: bytes of host memory that parked ones may take; None: any number.
-        optional: whether a warm one is as good as one of the mode that is wanted, so that no
-            warning is due.
+    Parked ones may take ``host_memory`` bytes of host memory, or any number. With ``optional`` a
+    warm one is as good as one of the mode that is wanted, so that no warning is due.
 
     Attributes:
         wanted: the mode that is wanted.
@@ -106,11 +102,7 @@ class Room:
         return sum(spare.host_bytes for spare in self.spares if spare.parked)
 
     def check_host_memory(self) -> None:
-        """Check the budget of host memory, which the last one that was parked may exceed.
-
-        Raises:
-            NotParkedError: it does.
-        """
+        """Check the budget of host memory, which the last one that was parked may exceed."""
         if self._host_memory is not None and self.host_bytes > self._host_memory:
             most = sum(spare.parked for spare in self.spares) - 1
             raise NotParkedError(

@@ -84,14 +84,8 @@ Taken = tuple["PreparedHost", "DeviceCore | None", bool]
 class StandbyKeeper:
     """Keeps hosts prepared while a context is up; the next context takes one.
 
-    Args:
-        core: the device.
-        hot: number of hot ones.
-        parked: number of parked ones.
-        warm: number of warm ones; next to others they are in reserve.
-        warm_up: called with the device of a hot one.
-        host_memory: bytes of host memory that parked ones may take; None: any number.
-        optional: whether warm ones are as good as parked ones where hosts cannot be parked.
+    Warm ones next to others are in reserve. Parked ones may take ``host_memory`` bytes of host
+    memory, or any number. With ``optional`` warm ones are as good where hosts cannot be parked.
     """
 
     def __init__(
@@ -186,9 +180,7 @@ class StandbyKeeper:
     def note_recording(self, number: int, recording: Recording) -> None:
         """Note a recording that the device has captured, for hot standbys.
 
-        Args:
-            number: the recording's number in the host.
-            recording: the recording, which is not kept alive.
+        It is not kept alive.
         """
         if self._room.wanted == "warm":
             return

@@ -47,9 +47,6 @@ class Parking:
 
     A process does one step at a time. A rebuild has one of its own, so that it waits for no other
     host's step.
-
-    Args:
-        core: the device.
     """
 
     def __init__(self, core: DeviceCore) -> None:
@@ -77,11 +74,7 @@ class Parking:
     ) -> None:
         """Have a parked host run again.
 
-        Args:
-            host: the host.
-            info: its device.
-            nbytes: bytes of device memory that it takes.
-            urgent: whether a rebuild waits for it.
+        ``urgent`` means that a rebuild waits for it.
 
         Raises:
             OutOfMemory: no room; the host is parked as before.

@@ -71,14 +71,6 @@ LONG_SECONDS: Final = 10.0
 class Spare:
     """One host on standby, and its preparation.
 
-    Args:
-        core: the device.
-        room: the device's memory that standbys take.
-        history: the objects that the device has prepared in its own host.
-        warm_up: called with the device here, if this is hot.
-        told: called when it is ready.
-        parking: parks hosts.
-
     Attributes:
         host: the host.
         prepared: the state of its preparation, until it is taken.
@@ -297,11 +289,7 @@ class Spare:
         return wake.is_set()
 
     def _check_parkable(self) -> None:
-        """Refuse what a parked host cannot have.
-
-        Raises:
-            NotParkedError: the device uses that.
-        """
+        """Refuse what a parked host cannot have."""
         for name, (spec, _) in self._core.lanes.items():
             if not spec.parkable:
                 raise NotParkedError(f"a host with lane {name!r} cannot be parked", 0)

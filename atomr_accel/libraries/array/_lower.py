@@ -124,13 +124,8 @@ def is_reduction(value: GraphValue) -> bool:
 class LoweredKernel:
     """Values of one kernel, with its inputs and outputs.
 
-    Args:
-        values: the values of the expression.
-        operands: the layouts of its operands.
-        stored: values that are in buffers already.
-        store: computes a value into a buffer first.
-        space: the indices over which the kernel runs.
-        only: the one reduction that is part of it; by default all that fit.
+    ``stored`` values are in buffers already. ``only`` is the one reduction that is part of it, by
+    default all that fit.
 
     Attributes:
         nodes: its values.

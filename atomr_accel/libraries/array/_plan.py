@@ -67,15 +67,7 @@ def make_plan(
     outputs: Sequence[BufferLayout],
     conflicts: Sequence[Conflict] = (),
 ) -> EvaluationPlan:
-    """Return the plan of an expression.
-
-    Args:
-        values: its values, in the order of ``ExpressionGraph``.
-        results: the indices of the wanted values.
-        operands: the layouts of its operands.
-        outputs: the layouts of the buffers for results.
-        conflicts: the operands and outputs that share memory.
-    """
+    """Return the plan of an expression."""
     plan = _EvaluationPlanner(values, operands).plan(results, outputs, frozenset())
     if len(plan.launches) == 1 and all(
         # Elements that are read and written by the same thread, and read by no other.

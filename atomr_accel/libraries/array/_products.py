@@ -48,15 +48,8 @@ def computing_products(
     """Return the request to compute a graph with matrix products.
 
     The operands of each product are computed first, unless they are buffers. A product that is the
-    whole result goes to its place directly, unless an operand is there.
-
-    Args:
-        graph: the graph to compute.
-        outs: the buffers for the results; made if absent.
-        operands_of: returns the operands, which are checked.
-        evaluating: makes the request to compute expressions without products.
-        interpreted: whether the device computes step by step.
-        single: whether the result is a ref rather than a tuple.
+    whole result goes to its place directly, unless an operand is there. ``operands_of`` returns
+    checked operands. ``single`` makes the result a ref rather than a tuple.
     """
     from ..blas.facade import LANE, Blas
 

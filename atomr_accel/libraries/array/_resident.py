@@ -41,9 +41,6 @@ class _KernelCopy:
 class BuiltKernel:
     """A kernel in the program, which is built when it is needed, in each generation.
 
-    Args:
-        form: the computation of the kernel.
-
     Attributes:
         number: its number in the hosts.
         form: the argument of that name.
@@ -70,11 +67,6 @@ def built(kernels: Iterable[BuiltKernel], preparer: Preparer, builds: LaneSpec) 
     """Return the blocks that stand for kernels in the place where the preparer's ops are executed.
 
     Missing kernels are built first, all by one request.
-
-    Args:
-        kernels: the kernels to launch.
-        preparer: the launch's preparer.
-        builds: the lane that builds and frees them.
     """
     together = tuple(kernels)
     return [preparer.obtain(partial(_obtain, each, together, builds)) for each in together]

@@ -73,11 +73,7 @@ class Searching(ArrayPart[D]):
 def require_order(steps: CallSteps, edges: GpuRef, name: str, *, falls: bool) -> GpuRef:
     """Have the device check the order of edges.
 
-    Args:
-        steps: the steps of the call.
-        edges: two or more, in one dimension.
-        name: the name of the call.
-        falls: whether a decreasing order is one, too.
+    With ``falls`` a decreasing order is one, too.
 
     Returns:
         Whether they decrease, a bool on the device.

@@ -46,14 +46,7 @@ def top(
 ) -> tuple[GpuRef, GpuRef | None]:
     """Return the first elements of rows in order, and their indices. The axis becomes the last.
 
-    Args:
-        steps: the steps of the call.
-        given: real numbers.
-        axis: the axis.
-        count: the number of elements, at least one.
-        descending: whether the largest come first.
-        order: whether their places are asked for.
-        out: the buffer for the values, used if possible.
+    ``out`` is used for the values if possible.
     """
     ref = steps.ref(given, "a")
     ref = steps.last(steps.cast(ref, FLOAT32) if NAMES[ref.dtype] in FP8 else ref, axis)

@@ -201,10 +201,7 @@ def compacting(
 ) -> Submission[T]:
     """Return the question for the number and the C-order positions of nonzero elements.
 
-    Args:
-        steps: the steps of the call.
-        mask: the array.
-        make: makes the result of the number, and of a buffer of places with room for all.
+    ``make`` gets the number, and a buffer of places with room for all.
     """
     flags = steps.flat(steps.ref(cast(mask, _BOOL)))
     positions, scratch = steps.output(flags.shape, INT64), steps.output((PARTS,), INT64)

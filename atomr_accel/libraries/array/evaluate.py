@@ -156,12 +156,7 @@ def computing(
 ) -> Request[Any]:
     """The request to compute a graph.
 
-    Args:
-        interpreted: as for ``evaluating``.
-        graph: the graph to compute.
-        outs: the buffers for the results, with their shapes and dtypes.
-        single: whether the result is a ref rather than a tuple; by default if there is only one.
-        captured: the buffers of operands that are not of the call's arguments.
+    ``captured`` are the buffers of operands that are not of the call's arguments.
     """
     targets = [(graph.values[at].shape, graph.values[at].dtype) for at in graph.results]
     if single is None:

@@ -80,12 +80,7 @@ class RowRoutines(BlasPart[D]):
     """Base of the classes of levels 1 to 3."""
 
     def _routine(self, name: str, /, **given: Any) -> Request[Any]:
-        """Return the request for a routine.
-
-        Args:
-            name: of its row.
-            given: the arguments of its method, which have the names of the row.
-        """
+        """Return the request for a routine."""
         row, called, options_of, operands, reads, writes, rescaled = _ROUTES[name]
         # Loops, because these few lines are most of what a call costs the program.
         read_options = []

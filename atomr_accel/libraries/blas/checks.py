@@ -114,10 +114,6 @@ def place_scalars(
 ) -> tuple[tuple[int, ...], list[Block], list[Block]]:
     """Return the addresses of scalars if at least one of them is a buffer on the device.
 
-    Args:
-        preparer: prepares the submission.
-        given: names, numbers or buffers, and dtypes on the device.
-
     Returns:
         An address for each scalar, and one of room for one more; the blocks of the buffers; the
         block of the room for numbers.

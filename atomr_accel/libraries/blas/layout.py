@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 def laid_out(ref: GpuRef, shape: tuple[int, ...], op: int, name: str) -> Laid:
     """Return the layout of the matrices of a view.
 
-    Args:
-        ref: the view.
-        shape: its shape; a vector's with an axis of one element added in front or at the back.
-        op: transposition of the matrices, 0, 1 or 2.
-        name: its name in errors.
+    A vector's ``shape`` has an axis of one element added in front or at the back.
 
     Raises:
         NotContiguous: rows and columns both have gaps, or a stride is negative.

@@ -190,12 +190,7 @@ class _MatrixView(NamedTuple):
 
 
 def make_plan(key: PlanKey) -> BlasLtPlan:
-    """Plan a call.
-
-    Raises:
-        Unsupported: batches that one stride cannot describe, and epilogues that the
-            vendor does not have for these dtypes.
-    """
+    """Plan a call."""
     a, b = key.a, key.b
     epilogue = EPILOGUES.get(key.epilogue)
     if epilogue is None:

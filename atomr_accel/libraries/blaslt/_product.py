@@ -158,12 +158,8 @@ class BlasLtProduct(msgspec.Struct, frozen=True, gc=False):
     ) -> Submission[Any]:
         """Make outputs and the submission.
 
-        Args:
-            preparer: makes them.
-            algorithm: the lane's recommendation; empty to let it choose.
-            workspace_bytes: the memory that the algorithm gets.
-            workspaces: the source of that memory.
-            scratch: write to buffers that are discarded, not to those of the caller.
+        An empty ``algorithm`` lets the lane choose. With ``scratch`` results go to buffers that are
+        discarded, not to those of the caller.
         """
         a, b, _, side, scale_a, scale_b, scale_out, out, aux, factors = self.operands
         plan, added = self.plan, self.added
@@ -238,12 +234,7 @@ def check(
 ) -> BlasLtProduct:
     """Check everything that can be checked before outputs are made.
 
-    Args:
-        operands: the buffers.
-        options: all other arguments.
-        alpha: scales the product; 1 if the operands include one for each column.
-        beta: scales the added array.
-        memory: the memory of the device, which must hold the buffers.
+    ``alpha`` is 1 if the operands include one for each column.
     """
     if options[:3] != _NO_LAYOUTS:
         _require_layouts(options)

@@ -68,18 +68,7 @@ AnyOperator = str | Operator | Callable[..., Any]
 def coded(
     device: DeviceView, operator: AnyOperator, arguments: tuple[str, ...], result: str, what: str
 ) -> Coded:
-    """Return an operator for some dtypes.
-
-    Args:
-        device: the device that uses it.
-        operator: the caller's argument.
-        arguments: dtypes of its arguments.
-        result: the dtype to which its result is converted.
-        what: the operator's name in errors.
-
-    Raises:
-        Unsupported: it has no function for the CPU backend.
-    """
+    """Return an operator for some dtypes."""
     in_python = _in_python(device)
     if isinstance(operator, str):
         kind = named(operator, len(arguments), what)

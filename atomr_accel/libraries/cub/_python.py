@@ -50,14 +50,7 @@ template <class T> __device__ T atomr_abs(T a) { return a < T(0) || a == T(0) ? 
 
 @lru_cache(256)
 def translate(function: Callable[..., Any], count: int, dtype: str, types: str) -> str:
-    """Return CUDA C++ that declares the same function as a Python function.
-
-    Args:
-        function: a ``lambda``, or a ``def`` of one ``return``.
-        count: the number of arguments that it has to take.
-        dtype: the dtype of these.
-        types: the name of that dtype in C++.
-    """
+    """Return CUDA C++ that declares the same function as a Python function."""
     what, arguments, body = _parsed(function, count)
     closure = inspect.getclosurevars(function)
     known = {**closure.builtins, **closure.globals, **closure.nonlocals}

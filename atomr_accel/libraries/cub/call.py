@@ -111,11 +111,6 @@ class CubBuilds:
         Batches and recordings get no answers before they end. In these, a build is made once, and
         the calls that need it run after it; the lane then uses scratch memory of its own.
 
-        Args:
-            preparer: the call's preparer.
-            spec: the algorithm to run, encoded.
-            sizes: the number of elements and other counts.
-
         Returns:
             The bytes, and the block that the call has to name as read, or None.
         """
@@ -202,16 +197,9 @@ class CubPart(Facade[D]):
     ) -> Request[Any]:
         """Return a request that runs an algorithm.
 
-        Args:
-            name: the op's name.
-            spec: the algorithm to run.
-            reads: names and buffers of the inputs, in the algorithm's order.
-            outputs: the outputs in its order, which follow the inputs; None for a missing one.
-            sizes: the number of elements and other counts.
-            values: numbers that it takes.
-            in_place: pairs of names of an output and an input that may be the same memory.
-            lane: the lane that runs it.
-            result: makes the caller's result from the outputs; by default it is the only output.
+        ``reads`` and ``outputs`` are in the algorithm's order, with None for a missing output.
+        ``in_place`` has pairs of an output and an input that may be the same memory. By default the
+        result is the only output.
         """
 
         def prepare(preparer: Preparer) -> Submission[Any]:

@@ -271,11 +271,7 @@ class LoweredEpilogue(NamedTuple):
 def lower(epilogue: Epilogue, shape: Shape, rows: Shape, column: Shape) -> LoweredEpilogue:
     """Lower an epilogue for a result of some shape.
 
-    Args:
-        epilogue: the expression.
-        shape: of the result.
-        rows: the part of it that is rows of a product.
-        column: the shape of a buffer with a number for each row.
+    ``column`` is the shape of a buffer with a number for each row.
     """
     return _Lowering(shape, rows, column).all_of(epilogue)
 

@@ -48,15 +48,7 @@ class Movement(NamedTuple):
         return "x" if self.images is None else "grad", "w"
 
     def over(self, a: Shape, b: Shape) -> tuple[Sizes, Shape]:
-        """The sizes of the product with its window, and the shape of the result.
-
-        Args:
-            a: the shape of the first operand.
-            b: the shape of the second one.
-
-        Raises:
-            Unsupported: what kernels do not have.
-        """
+        """The sizes of the product with its window, and the shape of the result."""
         w = b if self.filters is None else self.filters
         x = b if self.filters is not None else a if self.images is None else self.images
         self._require_layout(x)

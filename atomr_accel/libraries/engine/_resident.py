@@ -54,10 +54,6 @@ class _EngineCopy:
 class ResidentEngine:
     """The program's record of an engine, shared by all copies of its handle.
 
-    Args:
-        model: the bytes of the file, kept to make the engine again after a rebuild.
-        options: those of the build.
-
     Attributes:
         number: the host's number of it.
         options: as given.

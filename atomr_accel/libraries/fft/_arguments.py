@@ -91,23 +91,9 @@ def resolve(
 ) -> TransformCall:
     """Return the transform that a call requests.
 
-    Args:
-        name: of the method, for messages.
-        family: its row in ``FAMILIES``.
-        shape: the input's, without the axis of pairs of complex half precision.
-        dtype: the input's.
-        axes: normalised, each once.
-        sizes: of the transform along each of them.
-        norm: as in NumPy.
-        half: compute in the input's half precision.
-        aligned: True for input, and for output, that is aligned for complex numbers.
-        hooks: callbacks for each element that is loaded, and stored.
-
-    Raises:
-        ValueError: a size below one, an unknown norm.
-        TypeError: a dtype that cannot be transformed.
-        Unsupported: half precision with a size that is not a power of two, or hooks that cuFFT
-            cannot call.
+    ``shape`` lacks the axis of pairs of complex half precision. ``axes`` are normalised, each once,
+    and ``sizes`` are those along them. ``aligned`` says of input and output whether they are
+    aligned for complex numbers.
     """
     kind, inverse, conjugate = FAMILIES[family]
     source, precision = _types(name, kind, dtype, half=half)
@@ -166,11 +152,7 @@ def _types(name: str, kind: str, dtype: np.dtype[Any], *, half: bool) -> tuple[s
 
 
 def norm_of(norm: object) -> str:
-    """Return the name of a norm.
-
-    Raises:
-        ValueError: an unknown norm.
-    """
+    """Return the name of a norm."""
     if norm is None:
         return "backward"
     if not isinstance(norm, str) or norm not in _NORMS:
@@ -189,11 +171,7 @@ def _scale(norm: str | None, points: int, *, inverse: bool) -> float:
 def one_axis(
     family: str, shape: tuple[int, ...], n: int | None, axis: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Axes and sizes of a one-dimensional transform.
-
-    Raises:
-        AxisError: the array has no such axis.
-    """
+    """Axes and sizes of a one-dimensional transform."""
     axis = axis_of(axis, len(shape))
     if n is None:
         n = shape[axis]
@@ -203,33 +181,19 @@ def one_axis(
 
 
 def axis_of(axis: int, ndim: int) -> int:
-    """Return an axis as a number from 0 to ``ndim - 1``.
-
-    Raises:
-        AxisError: an axis that does not exist.
-    """
+    """Return an axis as a number from 0 to ``ndim - 1``."""
     if not -ndim <= axis < ndim:
         raise np.exceptions.AxisError(axis, ndim)
     return axis % ndim
 
 
 def size_of(n: Any, name: str) -> int:
-    """Return a number of points.
-
-    Raises:
-        TypeError: not a whole number.
-        ValueError: more points than an axis can have.
-    """
+    """Return a number of points."""
     return whole(n, name, most=LARGEST)
 
 
 def several_of(values: Any, name: str) -> tuple[int, ...]:
-    """Whole numbers, of which there is one for each of several axes.
-
-    Raises:
-        TypeError: they are none.
-        ValueError: no axis is that long.
-    """
+    """Whole numbers, of which there is one for each of several axes."""
     try:
         each = tuple(values)
     except TypeError:
@@ -246,12 +210,7 @@ def several_axes(
     s: Sequence[int] | None,
     axes: Sequence[int] | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Axes and sizes of a transform along several axes, which may repeat.
-
-    Raises:
-        AxisError: the array has no such axis.
-        ValueError: ``s`` and ``axes`` of different lengths, or no axes at all.
-    """
+    """Axes and sizes of a transform along several axes, which may repeat."""
     if axes is None:
         axes = range(len(shape)) if s is None else range(-len(s), 0)
     normal = tuple(axis_of(axis, len(shape)) for axis in axes)

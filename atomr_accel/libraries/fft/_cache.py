@@ -193,12 +193,7 @@ class FftPlanCache:
     ) -> Submission[GpuRef]:
         """A transform by a plan.
 
-        Args:
-            preparer: of the transform.
-            spec: what the transform is, encoded.
-            scratch: bytes of scratch memory it takes beside the plan's work area.
-            source: where its input is.
-            out: where its result goes.
+        ``scratch`` is the bytes that it takes beside the plan's work area.
         """
         number, work, used = self.find(preparer, spec)
         target = out.block

@@ -52,12 +52,7 @@ def make_callback(source: str, name: str, cpu: Twin | None) -> FftCallback:
 
 
 def hook(callback: FftCallback | None, role: str, device: DeviceView) -> Hook | None:
-    """A callback as messages carry it.
-
-    Raises:
-        TypeError: it is none.
-        Unsupported: nothing stands for it on the CPU.
-    """
+    """A callback as messages carry it."""
     if callback is None:
         return None
     if not isinstance(callback, FftCallback):
@@ -83,11 +78,7 @@ _WANTED: Final = (
 
 
 def require_one_piece(spec: FftSpec) -> None:
-    """Require that cuFFT alone reads and writes the elements of a transform.
-
-    Raises:
-        Unsupported: kernels of this package would take part, which call no callbacks.
-    """
+    """Require that cuFFT alone reads and writes the elements of a transform."""
     steps = plan(spec).steps
     ffts = [step for step in steps if isinstance(step, CufftRun)]
     # Complex-to-real transforms overwrite their input, so they get a copy of it.

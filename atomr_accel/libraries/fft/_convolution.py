@@ -143,9 +143,6 @@ class FftConvolutions(FftPart[D]):
 
         Args:
             target: the least size, at least 1.
-
-        Raises:
-            TypeError, ValueError: no such size.
         """
         return fast_size(whole(target, "target", 1))
 
@@ -204,12 +201,7 @@ def _pair(
     mode: str,
     axes: int | Sequence[int] | None,
 ) -> _ConvolutionPair:
-    """Check two arrays and the part of their convolution to compute.
-
-    Raises:
-        TypeError: an argument that is not an array, or has a dtype that is not transformed.
-        ValueError: shapes that do not fit each other, or an axis that is named twice.
-    """
+    """Check two arrays and the part of their convolution to compute."""
     first, second = steps.ref(in1, "in1"), steps.ref(in2, "in2")
     if mode not in _MODES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, _MODES))}, not {mode!r}")
@@ -381,12 +373,7 @@ def _chirp(k: Operand, m: int, ratio: complex | None) -> Operand:
 
 
 def _number(value: complex, name: str) -> complex:
-    """A number that is not zero.
-
-    Raises:
-        TypeError: it is none.
-        ValueError: it is zero, infinite or NaN.
-    """
+    """A number that is not zero."""
     if not isinstance(value, int | float | complex | np.number):
         raise TypeError(f"{name} must be a number, not {value!r}")
     number = complex(value)

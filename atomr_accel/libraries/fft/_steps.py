@@ -122,11 +122,7 @@ class FftPart(Facade[D]):
 
 
 def computed_in(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which something is transformed: complex numbers as such, all else real.
-
-    Raises:
-        TypeError: it cannot be transformed.
-    """
+    """The dtype in which something is transformed: complex numbers as such, all else real."""
     precision = PRECISION.get(dtype.name)
     if precision is None:
         raise TypeError(f"dtypes of {name} must be one of {', '.join(PRECISION)}, not {dtype.name}")

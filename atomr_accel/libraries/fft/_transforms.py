@@ -592,11 +592,7 @@ def _data_shape(
 
 
 def _merged(shape: tuple[int, ...], shifts: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A rotation with as few dimensions as possible: those that stay are joined.
-
-    Raises:
-        Unsupported: there are still more than the kernel takes.
-    """
+    """A rotation with as few dimensions as possible: those that stay are joined."""
     sizes = [1]
     turns = [0]
     for size, shift in zip(shape, shifts, strict=True):

@@ -237,11 +237,7 @@ def _lane(x: object, out: object) -> LaneSpec:
 def _along(
     name: str, type_: int, axis: int, points: int, norm: str | None, orthogonalize: bool | None
 ) -> CosineSpec:
-    """The transform along an axis.
-
-    Raises:
-        ValueError: a type or a norm that is none, or too few points.
-    """
+    """The transform along an axis."""
     number = whole(type_, "type")
     if number not in _INVERSE:
         raise ValueError(f"type must be 1, 2, 3 or 4, not {number}")
@@ -264,12 +260,7 @@ def _along(
 def _sizes(
     shape: tuple[int, ...], s: int | Sequence[int] | None, axes: int | Sequence[int] | None
 ) -> dict[int, int]:
-    """Return the number of points along each transformed axis.
-
-    Raises:
-        AxisError: an axis that does not exist.
-        ValueError: an axis that is named twice, or another number of sizes than of axes.
-    """
+    """Return the number of points along each transformed axis."""
     points = None if s is None else several_of(s if isinstance(s, Iterable) else (s,), "s")
     if axes is not None:
         named = several_of(axes if isinstance(axes, Iterable) else (axes,), "axes")

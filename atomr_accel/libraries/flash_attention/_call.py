@@ -126,12 +126,7 @@ class KernelCall:
         self._cached: Final = "count_k" in self._reads and "count_q" not in self._reads
 
     def submission(self, preparer: Preparer, kept: Workspaces) -> Submission[Any]:
-        """Prepare the submission, whose result is the outputs; a single one is not in a tuple.
-
-        Args:
-            preparer: preparer of the request.
-            kept: the lane's workspaces.
-        """
+        """Prepare the submission, whose result is the outputs; a single one is not in a tuple."""
         _require_tensor_cores(preparer.home)
         form = self._form(preparer.home)
         appending = self._call.appending
@@ -289,11 +284,7 @@ class KernelCall:
 
 
 def _require_tensor_cores(home: DeviceView) -> None:
-    """Check that the device has the tensor cores and copies that the kernels use.
-
-    Raises:
-        Unsupported: the device is older.
-    """
+    """Check that the device has the tensor cores and copies that the kernels use."""
     capability = (0, 0) if home.info is None else home.info.compute_capability
     if (0, 0) < capability < _CAPABILITY:
         raise Unsupported(

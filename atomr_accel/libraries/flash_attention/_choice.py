@@ -121,16 +121,7 @@ _STEPS: Final = {False: 8, True: 16}
 
 
 def by_kernel(op: str, backend: str, case: Case) -> bool:
-    """Return whether kernels of this package compute a case.
-
-    Args:
-        op: name of the op in errors.
-        backend: one of ``BACKENDS``.
-        case: the call.
-
-    Raises:
-        Unsupported: the chosen implementation does not support the case.
-    """
+    """Return whether kernels of this package compute a case."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     reason = next((reason.what for reason in REASONS if reason.holds(case)), "")

@@ -170,14 +170,8 @@ class LinalgSteps(CallSteps):
     ) -> GpuRef:
         """Submit a routine of the solver.
 
-        Args:
-            routine: its name.
-            stack: its matrices.
-            sizes: m, n, k in the routine's order.
-            buffers: column-major stacks and vectors, C-contiguous.
-            options: of the routine.
-            reads: the number of buffers, from the first one on, that are only read.
-            failure: the error message if LAPACK's info is not 0; empty if that is not an error.
+        The first ``reads`` of the buffers are only read. ``failure`` is the error message if
+        LAPACK's info is not 0, empty if that is not an error.
 
         Returns:
             LAPACK's info: int32, of the shape of the leading dimensions.

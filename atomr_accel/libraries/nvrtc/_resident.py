@@ -108,12 +108,7 @@ def _nothing() -> None:
 class Resident:
     """A module in the host, shared by all copies of its handles.
 
-    Args:
-        name: its name in messages.
-        image: the image to load.
-        symbols: the names of its kernels in the image.
-        variables: the variables that programs may use.
-        prints: whether its kernels may call ``printf``.
+    ``prints`` says whether its kernels may call ``printf``.
 
     Attributes:
         number: the host's number of it.
@@ -156,11 +151,7 @@ class Resident:
         return self._image
 
     def loaded(self, preparer: Preparer) -> Block:
-        """Return the block that stands for the module in the preparer's host. Load it if needed.
-
-        Args:
-            preparer: preparer of the launch.
-        """
+        """Return the block that stands for the module in the preparer's host. Load it if needed."""
         host_objects = preparer.host_objects
         copy = self._latest()
         if copy is None or copy.host_objects() is not host_objects:

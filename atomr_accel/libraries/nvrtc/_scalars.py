@@ -21,14 +21,7 @@ def is_scalar(value: object) -> TypeGuard[complex | np.generic]:
 
 
 def scalar_for(value: object, expected: np.dtype[Any], name: str, declared: str) -> np.generic:
-    """Convert a number to the expected dtype, if that changes only its width.
-
-    Args:
-        value: the caller's argument.
-        expected: the dtype that the result has.
-        name: its name in errors.
-        declared: the declaration of the parameter that takes it.
-    """
+    """Convert a number to the expected dtype, if that changes only its width."""
     if not is_scalar(value):
         raise TypeError(f"{name} must be a scalar for '{declared}', not {type(value).__name__}")
     # NumPy makes an object of an int that fits none of its types.

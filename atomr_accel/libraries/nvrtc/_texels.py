@@ -56,9 +56,6 @@ def texels(ref: GpuRef, channels: object, what: str) -> Texels:
         ref: the array.
         channels: number of channels of a texel; more than one are the array's last axis.
         what: name in errors, such as ``"a Texture"``.
-
-    Raises:
-        Unsupported: elements that texture units do not support.
     """
     if not isinstance(ref, GpuRef):
         raise TypeError(f"{what} is of a GpuRef, not of {said_of(ref)}")

@@ -221,11 +221,7 @@ class CudaArray(Facade[D]):
 def array_of(
     device: DeviceView, ref: GpuRef, channels: int, *, surface: bool
 ) -> Request[CudaArray[D]]:
-    """The request of a CUDA array.
-
-    Raises:
-        TypeError, ValueError, Unsupported: as ``Nvrtc.cuda_array``.
-    """
+    """The request of a CUDA array."""
     layout = texels(ref, channels, "a CUDA array")
     check_extent(layout.extent)
     if not isinstance(surface, bool):

@@ -74,12 +74,7 @@ def geometry(
 ) -> Geometry:
     """Check the dimensions and options of a launch, and convert them to their form in messages.
 
-    Args:
-        grid: blocks, unless ``wish.elements`` is given.
-        block: threads of a block.
-        wish: the other options.
-        entry: the compiled kernel.
-        info: the device's limits, if it has any.
+    ``grid`` counts blocks, unless ``wish.elements`` is given.
 
     Raises:
         Unsupported: clusters on a device without them.

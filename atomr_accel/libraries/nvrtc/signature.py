@@ -175,11 +175,7 @@ class Position:
     ) -> ArrayArgument | Scalar:
         """Convert a buffer, or None for a null pointer, to its form in messages.
 
-        Args:
-            arg: the caller's argument.
-            memory: the memory in which it must be.
-            reads: gets its block, if the kernel only reads it.
-            writes: gets its block, if the kernel may write it.
+        ``reads`` gets its block if the kernel only reads it, else ``writes`` does.
         """
         if arg is None:
             return NULL
@@ -197,13 +193,8 @@ class Position:
         """Convert a number, struct, tensor map, texture or surface to its form in messages.
 
         If the type that the kernel declares is unknown, the argument may also be a buffer, or None
-        for a null pointer.
-
-        Args:
-            arg: the caller's argument.
-            preparer: preparer of the launch, for the array of a tensor map, texture or surface.
-            reads: gets the block of that array, if the kernel only loads from it.
-            writes: gets the block of that array, if the kernel may store to it.
+        for a null pointer. The block of the array of a tensor map, texture or surface goes to
+        ``reads`` if the kernel only loads from it, else to ``writes``.
         """
         if self._pack is not None and type(arg) is self._packs:
             try:

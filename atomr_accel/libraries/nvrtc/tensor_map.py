@@ -157,11 +157,8 @@ class TensorMap:
     ) -> TiledMap:
         """Return the map in its form in messages.
 
-        Args:
-            preparer: preparer of the launch, which may substitute the buffer.
-            name: name of the buffer in errors.
-            reads: gets the buffer's block, if the kernel only loads from it.
-            writes: gets the buffer's block otherwise.
+        The preparer may substitute the buffer, whose block goes to ``reads`` if the kernel only
+        loads from it, else to ``writes``.
         """
         ref = preparer.stand_in(self.ref)
         block = (require_writable if self.written else require_readable)(ref, preparer.memory, name)

@@ -208,11 +208,7 @@ class Texture:
     ) -> TextureObject:
         """Return the texture in its form in messages.
 
-        Args:
-            preparer: preparer of the launch, which may substitute the buffer.
-            name: name of the buffer in errors.
-            reads: gets the block of the array.
-            writes: gets nothing.
+        ``reads`` gets the block of the array, which the preparer may substitute.
         """
         del writes
         layout, array, address = self._layout(), 0, 0

@@ -92,11 +92,7 @@ def interval(low: Any, high: Any, dtype: str) -> tuple[float, float]:
 
 
 def event_rate(lam: Any, dtype: str, kind: GeneratorKind) -> float:
-    """Return the mean of a Poisson distribution.
-
-    Raises:
-        Unsupported: it is too large for a quasi-random sequence.
-    """
+    """Return the mean of a Poisson distribution."""
     rate = real(lam, "lam", finite=False)
     if not rate >= 0:
         raise ValueError(f"lam must be at least 0, not {rate}")
@@ -185,12 +181,7 @@ def dtype_of(
 ) -> np.dtype[Any]:
     """The dtype of a result.
 
-    Args:
-        dtype: as asked for, or None.
-        out: where to put it, or None.
-        default: without either.
-        whole: whether it must be an integer type rather than a floating one.
-        flags: whether it may be bool, too.
+    ``whole`` wants an integer type rather than a floating one, and ``flags`` allows bool, too.
     """
     if out is not None:
         require_ref(out, "out")
@@ -220,11 +211,7 @@ def whole_trials(n: Any, name: str = "n") -> int:
 
 
 def trials(n: Any, p: Any, dtype: str) -> tuple[int, float]:
-    """The parameters of a binomial distribution.
-
-    Raises:
-        Unsupported: the table would be too long.
-    """
+    """The parameters of a binomial distribution."""
     count, chance = whole_trials(n), real(p, "p", finite=False)
     if not 0 <= chance <= 1:
         raise ValueError(f"p must be from 0 to 1, not {chance}")

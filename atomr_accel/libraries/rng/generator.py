@@ -145,12 +145,9 @@ class Generator(DerivedLaws[D]):
     ) -> Request[GpuRef]:
         """Uniform numbers in [0, 1); as ``numpy.random.Generator.random``.
 
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
+        Each dtype has as many random bits as it holds exactly.
 
-        Args:
-            size: shape of the result.
-            dtype: float64 by default; each has as many random bits as it holds exactly.
-            out: where to put the result.
+        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
         return self._continuous("random", "uniform", (0.0, 1.0), size, dtype, out)
 
@@ -166,14 +163,9 @@ class Generator(DerivedLaws[D]):
     ) -> Request[GpuRef]:
         """Uniform numbers in [low, high), up to rounding, which may give ``high``.
 
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
+        ``high`` is not less than ``low``. Dtypes narrower than float64 are computed in float32.
 
-        Args:
-            low: start of the interval.
-            high: its end, not less than ``low``.
-            size: shape of the result.
-            dtype: float64 by default; the narrower ones are computed in float32.
-            out: where to put the result.
+        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
 
         Raises:
             OverflowError: the dtype does not hold an end, or that of the computation not
@@ -195,14 +187,10 @@ class Generator(DerivedLaws[D]):
 
         Those of quasi-random generators come from the inverse distribution function.
 
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
+        ``loc`` is the mean, and ``scale`` the standard deviation, which is not negative. Dtypes
+        narrower than float64 are computed in float32.
 
-        Args:
-            loc: mean.
-            scale: standard deviation, not negative.
-            size: shape of the result.
-            dtype: float64 by default; the narrower ones are computed in float32.
-            out: where to put the result.
+        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
         return self._continuous("normal", "normal", (loc, scale), size, dtype, out)
 
@@ -218,14 +206,10 @@ class Generator(DerivedLaws[D]):
     ) -> Request[GpuRef]:
         """Numbers whose logarithm is normal.
 
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
+        The logarithm has the mean ``mean`` and the standard deviation ``sigma``, which is not
+        negative.
 
-        Args:
-            mean: mean of the logarithm.
-            sigma: its standard deviation, not negative.
-            size: shape of the result.
-            dtype: float64 by default.
-            out: where to put the result.
+        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
         return self._continuous("lognormal", "lognormal", (mean, sigma), size, dtype, out)
 
@@ -240,13 +224,9 @@ class Generator(DerivedLaws[D]):
     ) -> Request[GpuRef]:
         """Exponential numbers, by the inverse distribution function.
 
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
+        ``scale`` is the mean, which is not negative.
 
-        Args:
-            scale: mean, not negative.
-            size: shape of the result.
-            dtype: float64 by default.
-            out: where to put the result.
+        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
         return self._continuous("exponential", "exponential", (scale,), size, dtype, out)
 
@@ -262,14 +242,9 @@ class Generator(DerivedLaws[D]):
     ) -> Request[GpuRef]:
         """Cauchy numbers, by the inverse distribution function.
 
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
+        ``loc`` is the median, and ``scale`` half of the interquartile range, which is not negative.
 
-        Args:
-            loc: median.
-            scale: half of the interquartile range, not negative.
-            size: shape of the result.
-            dtype: float64 by default.
-            out: where to put the result.
+        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
         return self._continuous("cauchy", "cauchy", (loc, scale), size, dtype, out)
 
@@ -285,15 +260,8 @@ class Generator(DerivedLaws[D]):
     ) -> Request[GpuRef]:
         """Gamma numbers, by the method of Marsaglia and Tsang.
 
-        Computed by kernels of this package.
-
-        Args:
-            shape: not negative, and finite in the dtype of the computation: float32 for dtypes up
-                to float32.
-            scale: not negative.
-            size: shape of the result.
-            dtype: float64 by default.
-            out: where to put the result.
+        Computed by kernels of this package. ``shape`` and ``scale`` are not negative, and ``shape``
+        is finite in the dtype of the computation: float32 for dtypes up to float32.
         """
         return self._continuous("gamma", "gamma", (shape, scale), size, dtype, out)
 
@@ -309,14 +277,7 @@ class Generator(DerivedLaws[D]):
     ) -> Request[GpuRef]:
         """Beta numbers, from two gamma numbers each.
 
-        Computed by kernels of this package.
-
-        Args:
-            a: more than 0, not infinite.
-            b: more than 0, not infinite.
-            size: shape of the result.
-            dtype: float64 by default.
-            out: where to put the result.
+        Computed by kernels of this package. ``a`` and ``b`` are more than 0, and not infinite.
         """
         return self._continuous("beta", "beta", (a, b), size, dtype, out)
 
@@ -365,14 +326,9 @@ class Generator(DerivedLaws[D]):
     ) -> Request[GpuRef]:
         """Numbers of events of a Poisson process; as ``numpy.random.Generator.poisson``.
 
-        By multiplication for few events, by Hörmann's PTRS for many; by the inverse
-        distribution function for quasi-random generators. Computed by kernels of this package.
-
-        Args:
-            lam: expected number of events, not negative.
-            size: shape of the result.
-            dtype: int64 by default.
-            out: where to put the result.
+        By multiplication for few events, by Hörmann's PTRS for many; by the inverse distribution
+        function for quasi-random generators. Computed by kernels of this package. ``lam`` is the
+        expected number of events, which is not negative.
 
         Raises:
             Unsupported: ``lam`` above 400,000 from a quasi-random generator.
@@ -402,14 +358,8 @@ class Generator(DerivedLaws[D]):
         """Count the successes of ``n`` trials; as ``numpy.random.Generator.binomial``.
 
         It uses the inverse distribution function, from a table that is sent with the call: 24
-        numbers for each unit of the standard deviation. Computed by kernels of this package.
-
-        Args:
-            n: trials, not negative.
-            p: the probability of success of each trial, from 0 to 1.
-            size: shape of the result.
-            dtype: int64 by default; one that holds ``n``.
-            out: where to put the result.
+        numbers for each unit of the standard deviation. Computed by kernels of this package. Each
+        of ``n`` trials succeeds with the probability ``p``. The dtype must hold ``n``.
 
         Raises:
             Unsupported: a variance, ``n * p * (1 - p)``, above 10**8.
@@ -434,13 +384,7 @@ class Generator(DerivedLaws[D]):
         """The first trial that succeeds; as ``numpy.random.Generator.geometric``.
 
         By a table as ``negative_binomial``; of a small ``p`` by the inverse distribution function,
-        from a logarithm.
-
-        Args:
-            p: how likely each trial is to succeed, above 0.
-            size: shape of the result.
-            dtype: int64 by default.
-            out: where to put the result.
+        from a logarithm. Each trial succeeds with the probability ``p``, which is above 0.
 
         Raises:
             ValueError: the dtype does not hold the numbers.
@@ -471,14 +415,8 @@ class Generator(DerivedLaws[D]):
 
         By the inverse distribution function, from a table that goes along with the call. If that
         would have more than 2**21 entries, as Poisson numbers whose means are gamma variates.
-        Computed by kernels of this package.
-
-        Args:
-            n: successes, above 0; it need not be whole.
-            p: how likely each trial is to succeed, above 0.
-            size: shape of the result.
-            dtype: int64 by default.
-            out: where to put the result.
+        Computed by kernels of this package. ``n`` is the number of successes, above 0, which need
+        not be whole. Each trial succeeds with the probability ``p``, which is above 0.
 
         Raises:
             ValueError: the dtype does not hold the numbers.
@@ -510,15 +448,8 @@ class Generator(DerivedLaws[D]):
     ) -> Request[GpuRef]:
         """Good ones in a sample without replacement; as ``numpy.random.Generator.hypergeometric``.
 
-        By a table as ``negative_binomial``.
-
-        Args:
-            ngood: how many good ones there are, not negative.
-            nbad: how many others.
-            nsample: how many are taken, at most all of them.
-            size: shape of the result.
-            dtype: int64 by default.
-            out: where to put the result.
+        By a table as ``negative_binomial``. ``nsample`` are taken of ``ngood`` good ones and
+        ``nbad`` others.
 
         Raises:
             Unsupported: a table of more than 2**21 entries.

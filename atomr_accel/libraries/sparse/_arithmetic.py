@@ -40,11 +40,7 @@ class SparseArithmetic(SparseStructure[D]):
 
     @op
     def add(self, a: SparseRef, b: SparseRef) -> Request[SparseRef]:
-        """The sum of two matrices; as SciPy's ``a + b``, but with all elements of both.
-
-        Raises:
-            ValueError: other shapes.
-        """
+        """The sum of two matrices; as SciPy's ``a + b``, but with all elements of both."""
         require_sparse(a, "a")
         require_sparse(b, "b")
         if a.shape != b.shape:
@@ -67,7 +63,6 @@ class SparseArithmetic(SparseStructure[D]):
 
         Raises:
             TypeError: ``a`` is ``bsr``, and ``other`` no number.
-            ValueError: a shape that does not fit.
         """
         require_sparse(a, "a")
         if isinstance(other, SparseRef):
@@ -132,11 +127,7 @@ class SparseArithmetic(SparseStructure[D]):
 
     @op
     def astype(self, a: SparseRef, dtype: DTypeLike) -> Request[SparseRef]:
-        """Convert elements to another dtype; the result shares the indices of ``a``.
-
-        Raises:
-            TypeError: a dtype that sparse matrices have not.
-        """
+        """Convert elements to another dtype; the result shares the indices of ``a``."""
         require_sparse(a, "a")
         kind = as_dtype(dtype)
         if kind.name not in FLOATS:
@@ -157,11 +148,7 @@ class SparseArithmetic(SparseStructure[D]):
 
     @op
     def diagonal(self, a: SparseRef, k: int = 0) -> Request[GpuRef]:
-        """The elements of a diagonal, ``k`` above the main one, as a dense vector.
-
-        Raises:
-            ValueError: a diagonal outside of the matrix.
-        """
+        """The elements of a diagonal, ``k`` above the main one, as a dense vector."""
         require_sparse(a, "a")
         above = whole(k, "k")
         rows, columns = a.shape
@@ -188,9 +175,6 @@ class SparseArithmetic(SparseStructure[D]):
         """The elements on a diagonal and below; as ``scipy.sparse.tril``.
 
         How many there are only the device knows, so this waits for it.
-
-        Raises:
-            Unsupported: in a batch or a recording.
         """
         above = whole(k, "k")
         return self._kept("tril", a, format, lambda found: found.col - found.row <= above)
@@ -203,12 +187,7 @@ class SparseArithmetic(SparseStructure[D]):
 
     @op
     def eliminate_zeros(self, a: SparseRef) -> Request[SparseRef]:
-        """The elements that are not zero, in the format of ``a``; waits as ``tril``.
-
-        Raises:
-            TypeError: ``bsr``.
-            Unsupported: in a batch or a recording.
-        """
+        """The elements that are not zero, in the format of ``a``; waits as ``tril``."""
         require_sparse(a, "a")
         if a.format == "bsr":
             raise TypeError("a is bsr; convert it first: await device.sparse.tocsr(a)")
@@ -216,20 +195,12 @@ class SparseArithmetic(SparseStructure[D]):
 
     @op
     def vstack(self, blocks: Sequence[SparseRef], format: To = "csr") -> Request[SparseRef]:  # noqa: A002
-        """Put matrices below each other; as ``scipy.sparse.vstack``.
-
-        Raises:
-            ValueError: none, or other numbers of columns.
-        """
+        """Put matrices below each other; as ``scipy.sparse.vstack``."""
         return self._stacked("vstack", blocks, 0, format)
 
     @op
     def hstack(self, blocks: Sequence[SparseRef], format: To = "csr") -> Request[SparseRef]:  # noqa: A002
-        """Put matrices beside each other; as ``scipy.sparse.hstack``.
-
-        Raises:
-            ValueError: none, or other numbers of rows.
-        """
+        """Put matrices beside each other; as ``scipy.sparse.hstack``."""
         return self._stacked("hstack", blocks, 1, format)
 
     @op
@@ -241,11 +212,7 @@ class SparseArithmetic(SparseStructure[D]):
         dtype: DTypeLike = np.float64,
         format: To = "csr",  # noqa: A002
     ) -> Request[SparseRef]:
-        """Ones on a diagonal; as ``scipy.sparse.eye_array``, with int32 indices.
-
-        Raises:
-            TypeError: a dtype that sparse matrices have not.
-        """
+        """Ones on a diagonal; as ``scipy.sparse.eye_array``, with int32 indices."""
         kind = as_dtype(dtype)
         shape = (whole(m, "m", least=0), whole(m if n is None else n, "n", least=0))
         length = max(0, min(shape[0] + min(k, 0), shape[1] - max(k, 0)))
@@ -267,9 +234,6 @@ class SparseArithmetic(SparseStructure[D]):
             offsets: how far each is above the main one.
             shape: rows and columns.
             format: ``"csr"``, ``"csc"`` or ``"coo"``.
-
-        Raises:
-            ValueError: lengths that do not fit.
         """
         if len(diagonals) != len(offsets) or not len(offsets):
             raise ValueError(

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from ...arrays import GpuRef
+from .array import MatrixOfRefs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,7 @@ _PADDING: Final = -1
 
 
 @final
-class EllRef(msgspec.Struct, frozen=True, eq=False):
+class EllRef(MatrixOfRefs, msgspec.Struct, frozen=True, eq=False):
     """A sparse matrix whose rows have elements of equal number, as refs of its parts.
 
     It is a plain value, sealed if its parts are, and stale when they are.
@@ -52,40 +53,10 @@ class EllRef(msgspec.Struct, frozen=True, eq=False):
     offsets: GpuRef | None = None
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the elements."""
-        return self.data.dtype
-
-    @property
-    def index_dtype(self) -> np.dtype[Any]:
-        """The dtype of indices."""
-        return self.indices.dtype
-
-    @property
-    def ndim(self) -> int:
-        """Two."""
-        return 2
-
-    @property
     def parts(self) -> tuple[GpuRef, ...]:
         """``offsets``, if there are any, ``indices`` and ``data``."""
         more = () if self.offsets is None else (self.offsets,)
         return (*more, self.indices, self.data)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all parts."""
-        return sum(part.nbytes for part in self.parts)
-
-    @property
-    def sealed(self) -> bool:
-        """True if all parts are read-only and survive rebuilds."""
-        return all(part.sealed for part in self.parts)
-
-    @property
-    def is_stale(self) -> bool:
-        """True if the content of a part is gone."""
-        return any(part.is_stale for part in self.parts)
 
     def split_refs(self) -> tuple[object, tuple[GpuRef, ...]]:
         """Return format and sizes, and the refs."""

@@ -37,6 +37,21 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
 
     Conversions, checks and products of ``coo`` matrices are made of steps of ``device.array``, and
     need CUB on CUDA.
+
+    All methods raise:
+        TypeError: an object other than a sparse matrix or ref, a format or dtype that a method does
+            not take, unequal dtypes.
+        ValueError: shapes, lengths, blocks and options that do not fit, and operands that share
+            memory with ``out``.
+        GpuRefStale, GpuRefSealed: a ref that may not be read, or written; factors, plans and
+            analyses of an older generation.
+        Unsupported: in a batch or a recording, methods that wait for the device: ``put``, ``get``,
+            ``seal``, ``free``, ``check``, ``splu``, and those whose results have as many elements
+            as only it knows. On a deterministic device, sums whose order varies.
+        OutOfMemory: no room for the result.
+
+    Results go to ``out`` if it is given, else to a new buffer; methods that change an operand
+    in place return it.
     """
 
     templated = True
@@ -48,16 +63,10 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
             array: ``csr``, ``csc``, ``coo`` or ``bsr``, an array or a matrix, of a dtype that
                 sparse matrices here have.
             sealed: make the buffers read-only for good; they then survive rebuilds.
-            check: look at its indices first.
+            check: look at its indices first, and raise ``ValueError`` for those out of bounds.
 
         Returns:
             The matrix on the device, in the same format, with the same indices.
-
-        Raises:
-            TypeError: another format or dtype.
-            ValueError: other than two dimensions; with ``check``, an index out of bounds or an
-                indptr that is none.
-            Unsupported: in a batch or a recording.
         """
         given = _scipys(array)
         if check:
@@ -90,11 +99,6 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
 
         Returns:
             The matrix on the device, of format ``blocked-ell``.
-
-        Raises:
-            TypeError: as ``put``.
-            ValueError: blocks that do not fit, or an array without rows or columns.
-            Unsupported: in a batch or a recording.
         """
         size = whole(blocksize, "blocksize", least=1)
         given = _scipys(array)
@@ -122,11 +126,6 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
 
         Returns:
             The matrix on the device, of format ``sliced-ell``.
-
-        Raises:
-            TypeError: as ``put``.
-            ValueError: an array without rows or columns.
-            Unsupported: in a batch or a recording.
         """
         size = whole(slice_size, "slice_size", least=1)
         return await self._put_ell("sliced-ell", _scipys(array), size, dtype, sealed=sealed)
@@ -158,11 +157,6 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
         Returns:
             A sparse array of SciPy's of the same format, for ``blocked-ell`` in ``bsr``, for
             ``sliced-ell`` in ``csr``; 16-bit floats, which it has not, come as float32.
-
-        Raises:
-            TypeError: no sparse matrix.
-            GpuRefStale: a part's content is gone.
-            Unsupported: in a batch or a recording.
         """
         import scipy.sparse
 
@@ -185,12 +179,6 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
 
         Args:
             a: the matrix.
-
-        Returns:
-            The same.
-
-        Raises:
-            Unsupported: where memory cannot be sealed; in a batch or a recording.
         """
         _require_matrix(a)
         moving = self._transfers_for("seal")
@@ -204,9 +192,6 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
 
         Args:
             a: the matrix.
-
-        Raises:
-            Unsupported: in a batch or a recording.
         """
         _require_matrix(a)
         moving = self._transfers_for("free")
@@ -220,21 +205,13 @@ class Sparse(SparseProducts[D], Solves[D], DirectSolves[D], Vectors[D]):
 
 
 def _require_matrix(a: object) -> None:
-    """Require a sparse matrix of a device.
-
-    Raises:
-        TypeError: another object.
-    """
+    """Require a sparse matrix of a device."""
     if type(a) is not EllRef:
         require_sparse(a, "a")
 
 
 def _scipys(array: object) -> Any:
-    """A sparse array of SciPy's, of a format and dtype that devices have.
-
-    Raises:
-        TypeError: it is not.
-    """
+    """A sparse array of SciPy's, of a format and dtype that devices have."""
     form = getattr(array, "format", None)
     if form not in FORMATS or not hasattr(array, "tocsr"):
         raise TypeError(
@@ -252,11 +229,7 @@ def _scipys(array: object) -> Any:
 
 
 def _look_at(given: Any) -> None:
-    """Its indices are in bounds.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Its indices are in bounds."""
     if given.format != "coo":
         given.check_format(full_check=True)
         return

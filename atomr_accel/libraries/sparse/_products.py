@@ -93,15 +93,9 @@ class SparseProducts(SparseArithmetic[D]):
             beta: scales ``out`` before the product is added; with 0 ``out`` is not read.
             out: where to put the result: shape (m,) or (m, n), by rows or by columns, not sealed.
 
-        Returns:
-            ``out``, or a new buffer, by rows.
-
         Raises:
-            TypeError: not a sparse matrix, unequal or unsupported dtypes.
             ValueError: shapes that do not fit, ``bsr`` transposed, ``beta`` without ``out``, or
                 ``out`` shares memory with another operand.
-            Unsupported: on a deterministic device, a sum whose order varies.
-            GpuRefStale, GpuRefSealed: a ref that may not be read, or written.
         """
         taken = operation(trans, "trans")
         if type(a) is not SparseRef or a.format != "coo":
@@ -196,10 +190,6 @@ class SparseProducts(SparseArithmetic[D]):
 
         Returns:
             A matrix of the pattern's indices, with data of its own.
-
-        Raises:
-            TypeError: another format, unequal or unsupported dtypes.
-            ValueError: shapes that do not fit.
         """
 
         def prepare(preparer: Preparer) -> Submission[SparseRef]:
@@ -253,8 +243,6 @@ class SparseProducts(SparseArithmetic[D]):
             The product, in the same format. Elements that cancel out are stored, as zeros.
 
         Raises:
-            TypeError: another format, unequal or unsupported dtypes.
-            ValueError: shapes that do not fit.
             Unsupported: in a batch or a recording; int64 indices on CUDA.
         """
 
@@ -277,9 +265,6 @@ class SparseProducts(SparseArithmetic[D]):
 
         Returns:
             The plan, with the product as its attribute ``product``.
-
-        Raises:
-            TypeError, ValueError, Unsupported: as ``spgemm``.
         """
 
         def prepare(preparer: Preparer) -> Submission[ProductPlan]:
@@ -307,7 +292,6 @@ class SparseProducts(SparseArithmetic[D]):
             The product, which shares its indices with ``plan.product``.
 
         Raises:
-            TypeError: no plan, or another format or dtype than then.
             ValueError: other indices than those of then.
             GpuRefStale: the device was rebuilt since.
         """
@@ -407,11 +391,7 @@ class SparseProducts(SparseArithmetic[D]):
 
 
 def require_format(a: SparseRef, name: str) -> str:
-    """Require a matrix compressed by rows or columns, and return its format.
-
-    Raises:
-        TypeError: another format.
-    """
+    """Require a matrix compressed by rows or columns, and return its format."""
     require_sparse(a, name)
     if a.format not in _COMPRESSED:
         raise TypeError(f"{name} is {a.format}; csr or csc is needed here: convert it with tocsr")

@@ -85,10 +85,6 @@ class Solves(SparsePart[D]):
 
         Returns:
             What ``spsolve_triangular`` takes in the place of the matrix.
-
-        Raises:
-            TypeError: another format or dtype.
-            ValueError: not square.
         """
         taken = operation(trans, "trans")
         flags = flag(lower, "lower"), flag(unit_diagonal, "unit_diagonal")
@@ -139,14 +135,6 @@ class Solves(SparsePart[D]):
             alpha: what ``b`` is multiplied with.
             out: where the solution goes, by rows or by columns as ``b``; not in the memory of
                 another operand.
-
-        Returns:
-            ``out``, or a new buffer.
-
-        Raises:
-            TypeError: another format, unequal or unsupported dtypes.
-            ValueError: shapes that do not fit.
-            GpuRefStale: a ref, or the analysis, of an older generation.
         """
         taken = operation(trans, "trans")
         known = a if type(a) is TriangularAnalysis else None
@@ -242,13 +230,6 @@ class Solves(SparsePart[D]):
                 the matrix is not looked at.
             b: right sides, same dtype: shape (n,) or (n, k) for one matrix; with leading
                 dimensions for several (..., n).
-
-        Returns:
-            The solutions, of the shape of ``b``.
-
-        Raises:
-            TypeError: unequal or unsupported dtypes.
-            ValueError: other diagonals, or shapes that do not fit.
         """
         if l_and_u not in ((1, 1), (2, 2), [1, 1], [2, 2]):
             raise ValueError(f"l_and_u must be (1, 1) or (2, 2), not {l_and_u!r}")

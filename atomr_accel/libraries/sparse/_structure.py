@@ -57,13 +57,6 @@ class SparseStructure(SparsePart[D]):
             arg1: data, indices and indptr: one dimension each, contiguous. Indices are both
                 int32 or both int64.
             shape: rows and columns.
-
-        Returns:
-            The matrix, of the same memory.
-
-        Raises:
-            TypeError: no refs, or dtypes that sparse matrices have not.
-            ValueError: lengths that do not fit.
         """
         return self._compressed("csr", arg1, shape)
 
@@ -73,9 +66,6 @@ class SparseStructure(SparsePart[D]):
         Args:
             arg1: data, indices (of rows) and indptr (of columns).
             shape: rows and columns.
-
-        Raises:
-            TypeError, ValueError: as ``csr_array``.
         """
         return self._compressed("csc", arg1, shape)
 
@@ -85,9 +75,6 @@ class SparseStructure(SparsePart[D]):
         Args:
             arg1: data of shape (k, r, c), the columns of blocks, and where rows of blocks begin.
             shape: rows and columns, multiples of r and c.
-
-        Raises:
-            TypeError, ValueError: as ``csr_array``.
         """
         return self._compressed("bsr", arg1, shape)
 
@@ -102,9 +89,6 @@ class SparseStructure(SparsePart[D]):
         Args:
             arg1: data, and the rows and columns of the elements.
             shape: rows and columns.
-
-        Raises:
-            TypeError, ValueError: as ``csr_array``.
         """
         if not (_is_of(arg1, 2) and _is_of(arg1[1], 2)):
             raise ValueError("arg1 must be (data, (row, col))")
@@ -158,12 +142,6 @@ class SparseStructure(SparsePart[D]):
 
         Args:
             a: any format. The result shares the parts that do not change.
-
-        Returns:
-            A ``coo`` matrix.
-
-        Raises:
-            TypeError: not a sparse matrix.
         """
         return self._steps("tocoo", lambda steps: self._to(steps, a, "coo"))
 
@@ -176,11 +154,7 @@ class SparseStructure(SparsePart[D]):
         Args:
             a: any format; one that is ``csr`` is returned itself.
 
-        Returns:
-            A ``csr`` matrix.
-
         Raises:
-            TypeError: not a sparse matrix.
             Unsupported: more places than an int64 counts.
         """
         return self._steps("tocsr", lambda steps: self._to(steps, a, "csr"))
@@ -191,12 +165,6 @@ class SparseStructure(SparsePart[D]):
 
         Args:
             a: any format; one that is ``csc`` is returned itself.
-
-        Returns:
-            A ``csc`` matrix.
-
-        Raises:
-            TypeError, Unsupported: as ``tocsr``.
         """
         return self._steps("tocsc", lambda steps: self._to(steps, a, "csc"))
 
@@ -206,9 +174,6 @@ class SparseStructure(SparsePart[D]):
 
         Args:
             a: ``csr``, ``csc`` or ``coo``, which is sorted by rows and then by columns.
-
-        Raises:
-            TypeError: another format.
         """
         form = require_elements(a)
 
@@ -226,10 +191,6 @@ class SparseStructure(SparsePart[D]):
 
         Args:
             a: ``csr``, ``csc`` or ``coo``.
-
-        Raises:
-            TypeError: another format.
-            Unsupported: in a batch or a recording.
         """
         form = require_elements(a)
 
@@ -257,11 +218,6 @@ class SparseStructure(SparsePart[D]):
         Args:
             a: ``csr``, ``csc`` or ``coo``.
             blocksize: rows and columns of a block, which divide those of the matrix.
-
-        Raises:
-            TypeError: another format.
-            ValueError: blocks that do not fit.
-            Unsupported: in a batch or a recording.
         """
         require_elements(a)
         r, c = _pair(blocksize, "blocksize", least=1)
@@ -300,13 +256,6 @@ class SparseStructure(SparsePart[D]):
         Args:
             a: any format.
             out: where it goes: of the matrix's shape and dtype, not sealed.
-
-        Returns:
-            ``out``, or a new buffer.
-
-        Raises:
-            TypeError: no sparse matrix, ``out`` of another dtype.
-            ValueError: ``out`` of another shape.
         """
         require_sparse(a, "a")
 
@@ -339,11 +288,6 @@ class SparseStructure(SparsePart[D]):
             x: two dimensions, of a dtype that sparse matrices have.
             format: ``"csr"``, ``"csc"`` or ``"coo"``.
             index_dtype: of the indices.
-
-        Raises:
-            TypeError: another dtype.
-            ValueError: other dimensions, or another format.
-            Unsupported: in a batch or a recording.
         """
         self._require_ref(x, "x")
         if x.dtype.name not in FLOATS:
@@ -382,7 +326,6 @@ class SparseStructure(SparsePart[D]):
         Raises:
             ValueError: an index out of bounds, or an indptr that does not begin with 0, falls, or
                 ends elsewhere than at the number of elements.
-            Unsupported: in a batch or a recording.
         """
         require_sparse(a, "a")
 
@@ -544,12 +487,7 @@ def _is_of(thing: object, count: int) -> bool:
 
 
 def _pair(extents: tuple[int, int], name: str, *, least: int) -> tuple[int, int]:
-    """Rows and columns.
-
-    Raises:
-        TypeError: they are no whole numbers.
-        ValueError: there are not two of them, or too small ones.
-    """
+    """Rows and columns."""
     if not _is_of(extents, 2):
         raise ValueError(f"{name} must be rows and columns, not {extents!r}")
     one, other = (whole(each, f"an extent of {name}", least=least) for each in extents)
@@ -563,11 +501,7 @@ def require_format(given: object) -> None:
 
 
 def require_elements(a: SparseRef) -> Format:
-    """Return the format of a matrix of single elements.
-
-    Raises:
-        TypeError: no matrix, or one of blocks.
-    """
+    """Return the format of a matrix of single elements."""
     require_sparse(a, "a")
     if a.format == "bsr":
         raise TypeError("a is bsr; convert it first: await device.sparse.tocsr(a)")

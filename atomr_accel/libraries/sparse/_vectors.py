@@ -44,13 +44,6 @@ class Vectors(SparsePart[D]):
             y: shape (n,), same dtype, not sealed.
             a: what the elements are multiplied with.
             b: what ``y`` is multiplied with.
-
-        Returns:
-            ``y``.
-
-        Raises:
-            TypeError: unequal or unsupported dtypes.
-            ValueError: shapes that do not fit, or operands that share memory.
         """
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
@@ -77,12 +70,6 @@ class Vectors(SparsePart[D]):
             y: shape (n,), float32, float64, complex64 or complex128.
             indices: shape (k,), int32 or int64.
             out: where they go, shape (k,).
-
-        Returns:
-            ``out``, or a new buffer.
-
-        Raises:
-            TypeError, ValueError: as ``axpby``.
         """
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
@@ -102,12 +89,6 @@ class Vectors(SparsePart[D]):
             x: the elements, shape (k,); float32, float64, complex64 or complex128.
             indices: where they go, shape (k,), int32 or int64, each once.
             y: shape (n,), same dtype, not sealed.
-
-        Returns:
-            ``y``.
-
-        Raises:
-            TypeError, ValueError: as ``axpby``.
         """
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
@@ -136,12 +117,6 @@ class Vectors(SparsePart[D]):
             y: shape (n,), same dtype.
             conjugate: whether ``x`` is conjugated.
             out: where it goes, shape ().
-
-        Returns:
-            ``out``, or a new buffer, of no dimensions.
-
-        Raises:
-            TypeError, ValueError: as ``axpby``.
         """
         conjugated = flag(conjugate, "conjugate")
 

@@ -19,8 +19,52 @@ FORMATS: Final = ("csr", "csc", "coo", "bsr")
 _TRANSPOSED: Final[dict[Format, Format]] = {"csr": "csc", "csc": "csr", "coo": "coo"}
 
 
+class MatrixOfRefs:
+    """Base of matrices of refs, which are plain values, made of their parts."""
+
+    __slots__ = ()
+
+    data: GpuRef
+    indices: GpuRef
+
+    @property
+    def parts(self) -> tuple[GpuRef, ...]:
+        """Its refs."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the elements."""
+        return self.data.dtype
+
+    @property
+    def index_dtype(self) -> np.dtype[Any]:
+        """The dtype of indices."""
+        return self.indices.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Two."""
+        return 2
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def sealed(self) -> bool:
+        """True if all parts are read-only and survive rebuilds."""
+        return all(part.sealed for part in self.parts)
+
+    @property
+    def is_stale(self) -> bool:
+        """True if the content of a part is gone."""
+        return any(part.is_stale for part in self.parts)
+
+
 @final
-class SparseRef(msgspec.Struct, frozen=True, eq=False):
+class SparseRef(MatrixOfRefs, msgspec.Struct, frozen=True, eq=False):
     """A sparse matrix in device memory, as refs of its parts; named as SciPy's sparse arrays.
 
     It is a plain value: a view of the same memory as its parts, sealed where they are, and stale
@@ -77,21 +121,6 @@ class SparseRef(msgspec.Struct, frozen=True, eq=False):
         return self.indices
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the elements."""
-        return self.data.dtype
-
-    @property
-    def index_dtype(self) -> np.dtype[Any]:
-        """The dtype of both arrays of indices."""
-        return self.indices.dtype
-
-    @property
-    def ndim(self) -> int:
-        """Two."""
-        return 2
-
-    @property
     def nnz(self) -> int:
         """The number of stored elements, including zeros and duplicates."""
         return self.data.size
@@ -102,24 +131,9 @@ class SparseRef(msgspec.Struct, frozen=True, eq=False):
         return (self.data.shape[1], self.data.shape[2]) if self.format == "bsr" else (1, 1)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all parts."""
-        return sum(part.nbytes for part in self.parts)
-
-    @property
     def parts(self) -> tuple[GpuRef, GpuRef, GpuRef]:
         """``major``, ``indices`` and ``data``."""
         return self.major, self.indices, self.data
-
-    @property
-    def sealed(self) -> bool:
-        """True if all parts are read-only and survive rebuilds."""
-        return all(part.sealed for part in self.parts)
-
-    @property
-    def is_stale(self) -> bool:
-        """True if the content of a part is gone."""
-        return any(part.is_stale for part in self.parts)
 
     @property
     def generation(self) -> int:

@@ -107,9 +107,6 @@ class SparseLU(Facade[D]):
             The solutions, of the shape of ``b``, by columns if ``b`` is.
 
         Raises:
-            TypeError: another dtype.
-            ValueError: another shape, or another ``trans``.
-            GpuRefStale: the device was rebuilt since the factorization, or a ref is stale.
             LinAlgError: the last ``refactorize`` failed.
             Unsupported: in a recording; "H" of a complex ``csc`` matrix; cases that cuDSS does not
                 support, such as a transpose of some kinds of matrices.
@@ -122,9 +119,6 @@ class SparseLU(Facade[D]):
 
         Args:
             b: as for ``solve``.
-
-        Returns:
-            The solutions.
         """
         return self._in_steps("solve", self._factors.solving(b, "N"))
 
@@ -143,11 +137,8 @@ class SparseLU(Facade[D]):
             This object, whose factors are now those of ``a``.
 
         Raises:
-            TypeError: another dtype.
             ValueError: other indices.
             LinAlgError: the matrix is singular, once that is known; there are no factors then.
-            GpuRefStale: the device was rebuilt since the factorization.
-            Unsupported: in a batch or a recording.
         """
         lu: Any = self
         factors = self._factors
@@ -190,12 +181,7 @@ class HostFactors:
         return self._kept
 
     def here(self, preparer: Preparer) -> Block:
-        """Return the block that represents the factors.
-
-        Raises:
-            GpuRefStale: they are gone.
-            Unsupported: in a recording.
-        """
+        """Return the block that represents the factors."""
         if preparer.host_objects is not self._part._home:
             raise Unsupported(
                 "a recording has executors of its own, which have none of these factors; await "
@@ -319,8 +305,7 @@ class DirectSolves(SparsePart[D]):
 
         Raises:
             LinAlgError: the matrix is singular, or not positive definite, once that is known.
-            TypeError: another format or dtype.
-            ValueError: not square, or unknown options; on the CPU, unsorted or duplicate indices.
+            ValueError: on the CPU, also unsorted or duplicate indices.
             LibraryMissing: cuDSS is not installed.
             Unsupported: in a batch or a recording; cases that cuDSS does not support.
         """
@@ -334,12 +319,6 @@ class DirectSolves(SparsePart[D]):
 
         Args:
             a: as for ``splu``, whose defaults it takes.
-
-        Returns:
-            What ``splu`` gives: ``await solve(b)``.
-
-        Raises:
-            LinAlgError, TypeError, ValueError, LibraryMissing, Unsupported: as ``splu``.
         """
         return self._factorized(a)
 
@@ -356,14 +335,6 @@ class DirectSolves(SparsePart[D]):
             b: shape (n,) or (n, k), same dtype.
             kind: as for ``splu``.
             refinement: likewise.
-
-        Returns:
-            The solutions, of the shape of ``b``.
-
-        Raises:
-            LinAlgError, LibraryMissing, Unsupported: as ``splu``.
-            TypeError: another format, unequal or unsupported dtypes.
-            ValueError: shapes that do not fit.
         """
 
         def build(steps: CallSteps) -> GpuRef:

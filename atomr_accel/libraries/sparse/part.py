@@ -190,20 +190,12 @@ class SparsePart(Facade[D]):
         return block
 
     def _require_ref(self, ref: object, name: str) -> None:
-        """Require a dense ref.
-
-        Raises:
-            TypeError: another object.
-        """
+        """Require a dense ref."""
         if not isinstance(ref, GpuRef):
             raise ref_error(ref, self.home.memory, name)
 
     def _refuse_unsteady(self, what: str, instead: str) -> None:
-        """Refuse what adds up in an order that depends on time, where nothing may.
-
-        Raises:
-            Unsupported: the device was opened as deterministic.
-        """
+        """Refuse what adds up in an order that depends on time, where nothing may."""
         if self.home.deterministic:
             raise Unsupported(
                 f"{what}: cuSPARSE adds up in an order that depends on time, and the device was "
@@ -220,11 +212,7 @@ def _ell(a: EllRef, dtype: str) -> Matrix:
 
 
 def require_sparse(a: object, name: str) -> None:
-    """Require a sparse matrix of a device.
-
-    Raises:
-        TypeError: another object.
-    """
+    """Require a sparse matrix of a device."""
     if type(a) is not SparseRef:
         raise TypeError(
             f"{name} must be a SparseRef, as device.sparse makes them, not {said_of(a)}"

@@ -60,14 +60,7 @@ def pairs(
     sizes: Sequence[int],
     optimize: Any,
 ) -> list[PathStep]:
-    """The steps that lead from operands to the result; the last one gives it.
-
-    Args:
-        inputs: the indices of each operand, all different.
-        output: those of the result.
-        sizes: how far each index goes.
-        optimize: as for ``einsum``.
-    """
+    """The steps that lead from operands to the result; the last one gives it."""
     steps: list[PathStep] = []
     left = list(range(len(inputs)))
     labels = list(map(tuple, inputs))

@@ -120,13 +120,8 @@ def make_plan(
 ) -> EinsumPlan:
     """Plan a sum of products.
 
-    Args:
-        labelled: the index of each axis.
-        operands: the layouts of the factors.
-        out: the layout of the result, if it is given; its shape is already checked.
-        dtype: the dtype of the computation.
-        optimize: as for ``einsum``.
-        contracts: True to use cuTENSOR for pairs that matrix products would copy.
+    The shape of ``out`` is checked already. ``contracts`` uses cuTENSOR for pairs that matrix
+    products would copy.
     """
     return _EinsumPlanner(labelled, operands, out, dtype, contracts).plan(optimize)
 

@@ -127,9 +127,6 @@ def naming(devices: Sequence[Device]) -> Iterator[Callable[[], None]]:
     Yields:
         A function to call before the block hands out buffers that it made: it raises
         `GpuRefStale` if an unnoticed fault took some of them.
-
-    Raises:
-        RankFailed: one has faulted.
     """
     before = [device.generation for device in devices]
 

@@ -103,10 +103,7 @@ async def put_weights(
 def padded_experts(to: Collecting, rows: GpuRef, weights: MoeWeights[GpuRef]) -> GpuRef:
     """Each expert on as many rows, by products over batches.
 
-    Args:
-        to: the batch or the recording that it is part of.
-        rows: (E, C, d).
-        weights: of these experts.
+    Rows are (E, C, d).
 
     Returns:
         (E, C, d). Rows that hold no token hold nothing.
@@ -130,11 +127,7 @@ def grouped_experts(
 ) -> GpuRef:
     """Each expert on the rows it has, by grouped products.
 
-    Args:
-        to: the batch or the recording that it is part of.
-        rows: (n, d): those of the first expert, then those of the second, and so on.
-        weights: of these experts.
-        sizes: how many rows each has.
+    Rows are (n, d): those of the first expert, then those of the second, and so on.
 
     Returns:
         (n, d).

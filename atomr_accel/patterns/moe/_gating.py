@@ -150,10 +150,7 @@ def route(
 def choose(to: Collecting, logits: GpuRef, gating: Gating) -> Routing:
     """Choose experts by what a router says.
 
-    Args:
-        to: the batch or the recording that it is part of.
-        logits: float32 (T, E).
-        gating: how to choose.
+    Logits are float32 (T, E).
     """
     tokens, experts = logits.shape
     capacity = gating.capacity(tokens, experts)

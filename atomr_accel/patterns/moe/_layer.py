@@ -97,12 +97,8 @@ def dispatch(to: Collecting, x: GpuRef, routing: Routing) -> GpuRef:
 def combine(to: Collecting, rows: GpuRef, routing: Routing, x: GpuRef, *, residual: bool) -> GpuRef:
     """The weighted sum of what a token's experts gave, made in float32.
 
-    Args:
-        to: the batch or the recording that it is part of.
-        rows: (..., d): what the experts gave, in the order of ``dispatch``.
-        routing: of the tokens.
-        x: the tokens, (T, d).
-        residual: whether to add them.
+    Rows are (..., d), in the order of ``dispatch``. With ``residual`` the tokens, (T, d), are
+    added.
     """
     total: Any = x.astype(_FLOAT32) if residual else np.zeros_like(x.astype(_FLOAT32))
     if rows.size:

@@ -13,6 +13,7 @@ from atomr_accel.testing._faults import poison
 
 from ...harness import AT_ONCE, ON_CUDA, cpu_only, on_shared, program
 from ..conformance import MARKS, dtype_of
+from ..refusals import refuses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,99 +22,74 @@ pytestmark = MARKS
 
 F: Final = np.arange(6, dtype=np.float32)
 I: Final = np.arange(6, dtype=np.int32)  # noqa: E741
-C: Final = np.ones(6, np.complex64)
 
-BAD: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
-    (
-        "reduce",
-        (F, "average"),
-        {},
-        ValueError,
-        "op must be one of plus, minus, multiplies, divides, minimum, maximum,",
-    ),
-    (
-        "reduce",
-        (F, "minus"),
-        {},
-        ValueError,
-        r"op must be associative, one of \('plus', 'multiplies', 'minimum',",
-    ),
-    ("reduce", (F, "bit_and"), {}, TypeError, "'bit_and' takes no float32"),
-    ("reduce", (C, "minimum"), {}, TypeError, "'minimum' takes no complex64"),
-    ("reduce", (F, 5), {}, TypeError, "op must be a name, .*, not int"),
-    ("reduce", (F, np.add), {}, TypeError, "op must be a name, .*, not ufunc"),
-    ("reduce", (F[:0], "minimum"), {}, ValueError, "zero-size array to reduction operation min"),
-    ("reduce", (F,), {"init": "1"}, TypeError, "init must be a number"),
-    ("reduce", (F,), {"init": 1j}, TypeError, "init is 1j, which float32 does not hold"),
-    ("reduce", (I,), {"init": 1.5}, TypeError, "init is 1.5, which int32 does not hold"),
-    ("reduce", (I,), {"init": 2**31}, OverflowError, "int32 does not hold"),
-    ("reduce", (F,), {"init": 1e300}, OverflowError, "1e.300, which float32 does not hold"),
-    ("reduce", (C,), {"dtype": "float32"}, TypeError, "not reduced in float32; cast it first"),
-    ("reduce", (I,), {"dtype": "float16"}, TypeError, "not reduced in float16"),
-    ("reduce", (F,), {"out": F}, ValueError, r"out is float32 of shape \(6,\)"),
-    ("reduce", ([1],), {}, TypeError, "x must be a GpuRef"),
-    ("argmin", (F[:0],), {}, ValueError, "attempt to get argmin of an empty sequence"),
-    ("argmax", (C,), {}, TypeError, "x is complex64, which has no order"),
-    ("exclusive_scan", (F, "maximum"), {}, ValueError, "give init="),
-    (
-        "segmented_reduce",
-        (F, I[:2], I[:3]),
-        {},
-        ValueError,
-        "begins and ends must have one dimension and one length, not shapes",
-    ),
-    ("segmented_reduce", (F, F, F), {}, TypeError, "offsets of segments are int32 or int64"),
-    ("segmented_reduce", (F, I, I, lambda a, b: a + b), {}, ValueError, "give init="),
-    ("sort", (C,), {}, TypeError, "keys is complex64, which has no order"),
-    ("sort", (F,), {"op": "less", "descending": True}, ValueError, "no meaning"),
-    ("sort", (F,), {"descending": 1}, TypeError, "descending must be True or False"),
-    ("sort_pairs", (F, I[:3]), {}, ValueError, "6 keys and 3 values"),
-    ("sort_pairs", (F, I), {"out": F}, TypeError, "out must be two buffers"),
-    ("lower_bound", (F, I), {}, TypeError, "data is float32 and values int32"),
-    ("select", (C, lambda a: a), {}, TypeError, "no order"),
-    ("select_flagged", (F, F), {}, TypeError, "flags is float32"),
-    ("select_flagged", (F, I.astype(bool)[:2]), {}, ValueError, "6 elements and 2 flags"),
-    ("unique_by_key", (F, I[:2]), {}, ValueError, "6 keys and 2 values"),
-    ("trim", (I[:1], F), {}, TypeError, "count must be an int64"),
-    (
-        "binary_transform",
-        (F, F[:2], "plus"),
-        {},
-        ValueError,
-        r"b must have the shape of a, \(6,\), not \(2,\)",
-    ),
-    ("binary_transform", (F, I, "plus"), {}, TypeError, "cast one first"),
-    ("binary_transform", (I, I, "divides"), {}, TypeError, "'divides' takes no int32"),
-    ("unary_transform", (C, "identity"), {"dtype": "float32"}, TypeError, "not cast"),
-    ("histogram_even", (F, 0, 0, 1), {}, ValueError, "bins must be a whole number"),
-    ("histogram_even", (F, 4, 1, 1), {}, ValueError, "must be in order"),
-    ("histogram_even", (F, 4, 0, float("inf")), {}, ValueError, "must be in order"),
-    ("histogram_even", (I, 4, 0.5, 2), {}, TypeError, "lower is 0.5, which int64"),
-    ("histogram_even", (I, 4, 0, 1), {"dtype": "float32"}, TypeError, "counts are int32"),
-    ("histogram_even", (C, 4, 0, 1), {}, TypeError, "no order"),
-]
-
-
-@pytest.mark.parametrize(("name", "args", "options", "error", "message"), BAD)
-@on_shared
-async def test_bad_arguments(
-    device: Device,
-    name: str,
-    args: tuple[Any, ...],
-    options: dict[str, Any],
-    error: type[Exception],
-    message: str,
-) -> None:
-    async def there(value: Any) -> Any:
-        return await device.put(value) if isinstance(value, np.ndarray) else value
-
-    refs = [await there(value) for value in args]
-    named = {each: await there(value) for each, value in options.items()}
-    with pytest.raises(error, match=message):
-        await getattr(device.cub, name)(*refs, **named)
-    async with device.batch() as batch:
-        with pytest.raises(error, match=message):
-            getattr(batch.cub, name)(*refs, **named)
+test_bad_arguments = refuses(
+    "cub",
+    [
+        (
+            'reduce(f4_6, "average")',
+            ValueError,
+            "op must be one of plus, minus, multiplies, divides, minimum, maximum,",
+        ),
+        (
+            'reduce(f4_6, "minus")',
+            ValueError,
+            r"op must be associative, one of \('plus', 'multiplies', 'minimum',",
+        ),
+        ('reduce(f4_6, "bit_and")', TypeError, "'bit_and' takes no float32"),
+        ('reduce(c8_6, "minimum")', TypeError, "'minimum' takes no complex64"),
+        ("reduce(f4_6, 5)", TypeError, "op must be a name, .*, not int"),
+        ("reduce(f4_6, np.add)", TypeError, "op must be a name, .*, not ufunc"),
+        ('reduce(f4_6[:0], "minimum")', ValueError, "zero-size array to reduction operation min"),
+        ('reduce(f4_6, init="1")', TypeError, "init must be a number"),
+        ("reduce(f4_6, init=1j)", TypeError, "init is 1j, which float32 does not hold"),
+        ("reduce(i4_6, init=1.5)", TypeError, "init is 1.5, which int32 does not hold"),
+        ("reduce(i4_6, init=2**31)", OverflowError, "int32 does not hold"),
+        ("reduce(f4_6, init=1e+300)", OverflowError, "1e.300, which float32 does not hold"),
+        ('reduce(c8_6, dtype="float32")', TypeError, "not reduced in float32; cast it first"),
+        ('reduce(i4_6, dtype="float16")', TypeError, "not reduced in float16"),
+        ("reduce(f4_6, out=f4_6)", ValueError, r"out is float32 of shape \(6,\)"),
+        ("reduce([1])", TypeError, "x must be a GpuRef"),
+        ("argmin(f4_6[:0])", ValueError, "attempt to get argmin of an empty sequence"),
+        ("argmax(c8_6)", TypeError, "x is complex64, which has no order"),
+        ('exclusive_scan(f4_6, "maximum")', ValueError, "give init="),
+        (
+            "segmented_reduce(f4_6, i4_6[:2], i4_6[:3])",
+            ValueError,
+            "begins and ends must have one dimension and one length, not shapes",
+        ),
+        ("segmented_reduce(f4_6, f4_6, f4_6)", TypeError, "offsets of segments are int32 or int64"),
+        ("segmented_reduce(f4_6, i4_6, i4_6, total)", ValueError, "give init="),
+        ("sort(c8_6)", TypeError, "keys is complex64, which has no order"),
+        ('sort(f4_6, op="less", descending=True)', ValueError, "no meaning"),
+        ("sort(f4_6, descending=1)", TypeError, "descending must be True or False"),
+        ("sort_pairs(f4_6, i4_6[:3])", ValueError, "6 keys and 3 values"),
+        ("sort_pairs(f4_6, i4_6, out=f4_6)", TypeError, "out must be two buffers"),
+        ("lower_bound(f4_6, i4_6)", TypeError, "data is float32 and values int32"),
+        ("select(c8_6, lambda a: a)", TypeError, "no order"),
+        ("select_flagged(f4_6, f4_6)", TypeError, "flags is float32"),
+        ("select_flagged(f4_6, b1_6[:2])", ValueError, "6 elements and 2 flags"),
+        ("unique_by_key(f4_6, i4_6[:2])", ValueError, "6 keys and 2 values"),
+        ("trim(i4_6[:1], f4_6)", TypeError, "count must be an int64"),
+        (
+            'binary_transform(f4_6, f4_6[:2], "plus")',
+            ValueError,
+            r"b must have the shape of a, \(6,\), not \(2,\)",
+        ),
+        ('binary_transform(f4_6, i4_6, "plus")', TypeError, "cast one first"),
+        ('binary_transform(i4_6, i4_6, "divides")', TypeError, "'divides' takes no int32"),
+        ('unary_transform(c8_6, "identity", dtype="float32")', TypeError, "not cast"),
+        ("histogram_even(f4_6, 0, 0, 1)", ValueError, "bins must be a whole number"),
+        ("histogram_even(f4_6, 4, 1, 1)", ValueError, "must be in order"),
+        ('histogram_even(f4_6, 4, 0, float("inf"))', ValueError, "must be in order"),
+        ("histogram_even(i4_6, 4, 0.5, 2)", TypeError, "lower is 0.5, which int64"),
+        ('histogram_even(i4_6, 4, 0, 1, dtype="float32")', TypeError, "counts are int32"),
+        ("histogram_even(c8_6, 4, 0, 1)", TypeError, "no order"),
+    ],
+    batches=True,
+    np=np,
+    total=lambda a, b: a + b,
+)
 
 
 @on_shared

@@ -14,184 +14,104 @@ from atomr_accel.testing import poison
 
 from ... import seeds
 from ..conformance import MARKS, on_cuda
+from ..refusals import refuses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from atomr_accel import Device
 
 pytestmark = MARKS
 
-SHAPES: dict[str, tuple[tuple[int, ...], str]] = {
-    "x": ((2, 8, 6, 5), "float32"),
-    "x1": ((2, 8, 6), "float32"),
-    "x6": ((1, 1, 1, 1, 1, 8), "float32"),
-    "x8": ((2, 8, 6, 5), "float64"),
-    "n": ((2, 8, 6, 5), "int32"),
-    "w": ((4, 8, 3, 3), "float32"),
-    "w_small": ((4, 3, 3, 3), "float32"),
-    "w_large": ((4, 8, 9, 3), "float32"),
-    "y": ((2, 4, 4, 3), "float32"),
-    "b": ((4,), "float32"),
-    "b8": ((8,), "float32"),
-    "b8d": ((8,), "float64"),
-    "m": ((3, 5), "float32"),
-    "rows": ((5,), "float32"),
-}
-
-Call = tuple[str, "Callable[[Any, Any], Any]", type[Exception], str]
-
-CALLS: list[Call] = [
-    ("no ref", lambda d, r: d.conv(1, r.w), TypeError, "x"),
-    (
-        "dtypes",
-        lambda d, r: d.conv(r.x8, r.w),
-        TypeError,
-        "w must have the dtype of x",
-    ),
-    (
-        "integers",
-        lambda d, r: d.conv(r.n, r.n),
-        TypeError,
-        "x must have dtype float16, bfloat16, float32 or float64, not int32",
-    ),
-    ("channels", lambda d, r: d.conv(r.x, r.w_small), ValueError, "groups=1 and 8 channels"),
-    (
-        "too large",
-        lambda d, r: d.conv(r.x, r.w_large),
-        ValueError,
-        r"a filter must span at most 6 elements and 0 \+ 0 of padding, not",
-    ),
-    ("ranks", lambda d, r: d.conv(r.x1, r.w), ValueError, r"\(2, 8, 6\), \(4, 8, 3, 3\)"),
-    ("six dims", lambda d, r: d.conv(r.x6, r.x6), ValueError, "3 to 5 dimensions"),
-    ("layout", lambda d, r: d.conv(r.x, r.w, layout="NWC"), ValueError, "NCHW or NHWC"),
-    ("stride", lambda d, r: d.conv(r.x, r.w, stride=0), ValueError, "stride.*at least 1"),
-    ("strides", lambda d, r: d.conv(r.x, r.w, stride=(1, 1, 1)), ValueError, "stride"),
-    ("half a stride", lambda d, r: d.conv(r.x, r.w, stride=1.5), TypeError, "stride.*1.5"),
-    ("padding", lambda d, r: d.conv(r.x, r.w, padding=-1), ValueError, "padding"),
-    ("pairs", lambda d, r: d.conv(r.x, r.w, padding=((1, 1, 1), 1)), ValueError, "pairs"),
-    ("same", lambda d, r: d.conv(r.x, r.w, padding="same", stride=2), ValueError, "stride 1"),
-    ("words", lambda d, r: d.conv(r.x, r.w, padding="half"), ValueError, "half"),
-    ("activation", lambda d, r: d.conv(r.x, r.w, activation="sin"), ValueError, "relu.*'sin'"),
-    (
-        "bias",
-        lambda d, r: d.conv(r.x, r.w, bias=r.b8),
-        ValueError,
-        r"bias must have 4 elements, one for each channel, not shape \(8,\)",
-    ),
-    ("out's shape", lambda d, r: d.conv(r.x, r.w, out=r.x), ValueError, r"\(2, 4, 4, 3\)"),
-    (
-        "aliasing",
-        lambda d, r: d.conv(r.x, r.w, padding=1, out=r.x),
-        ValueError,
-        "out",
-    ),
-    (
-        "gradient's shape",
-        lambda d, r: d.conv_input_grad(r.y, r.w, (2, 8, 9, 9)),
-        ValueError,
-        r"\(2, 8, 9, 9\).*\(2, 4, 4, 3\)",
-    ),
-    (
-        "filter's shape",
-        lambda d, r: d.conv_weight_grad(r.y, r.x, (4, 8, 2, 2)),
-        ValueError,
-        r"conv_wgrad: the gradient must have shape \(2, 4, 5, 4\), as an",
-    ),
-    ("groups", lambda d, r: d.conv(r.x, r.w, groups=3), ValueError, "groups=3"),
-    (
-        "nothing left",
-        lambda d, r: d.conv_transpose(r.y, r.w, padding=9),
-        ValueError,
-        "would have shape",
-    ),
-    (
-        "weight",
-        lambda d, r: d.layer_norm(r.m, r.b, r.b),
-        ValueError,
-        r"weight must have the last dimensions of x, \(3, 5\), not \(4,\)",
-    ),
-    (
-        "biases",
-        lambda d, r: d.layer_norm(r.m, r.rows, r.b),
-        ValueError,
-        r"bias must have shape \(5,\), not \(4,\)",
-    ),
-    (
-        "channels of a norm",
-        lambda d, r: d.instance_norm(r.x, r.b, r.b),
-        ValueError,
-        r"weight must have shape \(8,\), not \(4,\)",
-    ),
-    (
-        "dtype of a norm",
-        lambda d, r: d.instance_norm(r.x, r.b8d, r.b8d),
-        TypeError,
-        "must have dtype float32, not float64",
-    ),
-    ("groups of a norm", lambda d, r: d.group_norm(r.x, 3, r.b8, r.b8), ValueError, "3 groups"),
-    (
-        "no statistics",
-        lambda d, r: d.batch_norm(r.x, None, None, r.b8, r.b8),
-        ValueError,
-        "batch_norm needs both",
-    ),
-    (
-        "half of the statistics",
-        lambda d, r: d.batch_norm_train(r.x, r.b8, None, r.b8, r.b8),
-        ValueError,
-        "come together",
-    ),
-    ("vector", lambda d, r: d.instance_norm(r.b8, r.b8, r.b8), ValueError, "2 to 5 dimensions"),
-    ("mode", lambda d, r: d.reduce(r.x, "median"), ValueError, "median"),
-    ("axis", lambda d, r: d.reduce(r.x, "sum", 4), ValueError, "axis 4"),
-    ("axis twice", lambda d, r: d.reduce(r.x, "sum", (1, -3)), ValueError, "axis"),
-    ("gelu", lambda d, r: d.gelu(r.x, approximate="erf"), ValueError, "erf"),
-    ("gradients", lambda d, r: d.relu_grad(r.y, r.x), ValueError, r"\(2, 4, 4, 3\)"),
-    ("integers again", lambda d, r: d.relu(r.n), TypeError, "int32"),
-    # numbers that no message carries
-    *(
-        (f"{name} {2**bits}", call, ValueError, "at most|more than 64 bits")
-        for name, bits, call in (
-            ("padding", 40, lambda d, r: d.conv(r.x, r.w, padding=2**40)),
-            ("padding", 62, lambda d, r: d.conv(r.x, r.w, padding=2**62)),
-            ("stride", 70, lambda d, r: d.conv(r.x, r.w, stride=2**70)),
-            ("dilation", 70, lambda d, r: d.conv(r.x, r.w, dilation=2**70)),
-            ("upwards", 40, lambda d, r: d.conv_transpose(r.y, r.w, stride=2**40)),
-            ("window", 70, lambda d, r: d.max_pool(r.x, 2**70, padding=2**69)),
-            ("moves", 70, lambda d, r: d.avg_pool(r.x, 2, stride=2**70)),
-        )
-    ),
-    (
-        "output_padding",
-        lambda d, r: d.conv_transpose(r.y, r.w, dilation=2, output_padding=1),
-        ValueError,
-        r"output_padding must be less than stride, not \(1, 1\) with stride \(1, 1\)",
-    ),
-]
-
-
-class Refs:
-    """Buffers by name."""
-
-    @classmethod
-    async def made(cls, device: Device) -> Refs:
-        refs = cls()
-        for name, (shape, dtype) in SHAPES.items():
-            setattr(refs, name, await device.put(np.ones(shape, dtype)))
-        return refs
-
-
-async def test_bad_input_is_refused_before_anything_is_sent(device: Device) -> None:
-    refs = await Refs.made(device)
-    for name, call, error, message in CALLS:
-        try:
-            with pytest.raises(error, match=message):
-                await call(device.dnn, refs)
-        except BaseException as failure:
-            failure.add_note(name)
-            raise
-    assert device.statistics().caches["dnn.plans"].misses == 0
+test_bad_input_is_refused = refuses(
+    "dnn",
+    [
+        ("conv(1, f4_4x8x3x3)", TypeError, "x"),
+        ("conv(f8_2x8x6x5, f4_4x8x3x3)", TypeError, "w must have the dtype of x"),
+        (
+            "conv(i4_2x8x6x5, i4_2x8x6x5)",
+            TypeError,
+            "x must have dtype float16, bfloat16, float32 or float64, not int32",
+        ),
+        ("conv(f4_2x8x6x5, f4_4x3x3x3)", ValueError, "groups=1 and 8 channels"),
+        (
+            "conv(f4_2x8x6x5, f4_4x8x9x3)",
+            ValueError,
+            r"a filter must span at most 6 elements and 0 \+ 0 of padding, not",
+        ),
+        ("conv(f4_2x8x6, f4_4x8x3x3)", ValueError, r"\(2, 8, 6\), \(4, 8, 3, 3\)"),
+        ("conv(f4_1x1x1x1x1x8, f4_1x1x1x1x1x8)", ValueError, "3 to 5 dimensions"),
+        ('conv(f4_2x8x6x5, f4_4x8x3x3, layout="NWC")', ValueError, "NCHW or NHWC"),
+        ("conv(f4_2x8x6x5, f4_4x8x3x3, stride=0)", ValueError, "stride.*at least 1"),
+        ("conv(f4_2x8x6x5, f4_4x8x3x3, stride=(1, 1, 1))", ValueError, "stride"),
+        ("conv(f4_2x8x6x5, f4_4x8x3x3, stride=1.5)", TypeError, "stride.*1.5"),
+        ("conv(f4_2x8x6x5, f4_4x8x3x3, padding=-1)", ValueError, "padding"),
+        ("conv(f4_2x8x6x5, f4_4x8x3x3, padding=((1, 1, 1), 1))", ValueError, "pairs"),
+        ('conv(f4_2x8x6x5, f4_4x8x3x3, padding="same", stride=2)', ValueError, "stride 1"),
+        ('conv(f4_2x8x6x5, f4_4x8x3x3, padding="half")', ValueError, "half"),
+        ('conv(f4_2x8x6x5, f4_4x8x3x3, activation="sin")', ValueError, "relu.*'sin'"),
+        (
+            "conv(f4_2x8x6x5, f4_4x8x3x3, bias=f4_8)",
+            ValueError,
+            r"bias must have 4 elements, one for each channel, not shape \(8,\)",
+        ),
+        ("conv(f4_2x8x6x5, f4_4x8x3x3, out=f4_2x8x6x5)", ValueError, r"\(2, 4, 4, 3\)"),
+        ("conv(f4_2x8x6x5, f4_4x8x3x3, padding=1, out=f4_2x8x6x5)", ValueError, "out"),
+        (
+            "conv_input_grad(f4_2x4x4x3, f4_4x8x3x3, (2, 8, 9, 9))",
+            ValueError,
+            r"\(2, 8, 9, 9\).*\(2, 4, 4, 3\)",
+        ),
+        (
+            "conv_weight_grad(f4_2x4x4x3, f4_2x8x6x5, (4, 8, 2, 2))",
+            ValueError,
+            r"conv_wgrad: the gradient must have shape \(2, 4, 5, 4\), as an",
+        ),
+        ("conv(f4_2x8x6x5, f4_4x8x3x3, groups=3)", ValueError, "groups=3"),
+        ("conv_transpose(f4_2x4x4x3, f4_4x8x3x3, padding=9)", ValueError, "would have shape"),
+        (
+            "layer_norm(f4_3x5, f4_4, f4_4)",
+            ValueError,
+            r"weight must have the last dimensions of x, \(3, 5\), not \(4,\)",
+        ),
+        ("layer_norm(f4_3x5, f4_5, f4_4)", ValueError, r"bias must have shape \(5,\), not \(4,\)"),
+        (
+            "instance_norm(f4_2x8x6x5, f4_4, f4_4)",
+            ValueError,
+            r"weight must have shape \(8,\), not \(4,\)",
+        ),
+        (
+            "instance_norm(f4_2x8x6x5, f8_8, f8_8)",
+            TypeError,
+            "must have dtype float32, not float64",
+        ),
+        ("group_norm(f4_2x8x6x5, 3, f4_8, f4_8)", ValueError, "3 groups"),
+        ("batch_norm(f4_2x8x6x5, None, None, f4_8, f4_8)", ValueError, "batch_norm needs both"),
+        ("batch_norm_train(f4_2x8x6x5, f4_8, None, f4_8, f4_8)", ValueError, "come together"),
+        ("instance_norm(f4_8, f4_8, f4_8)", ValueError, "2 to 5 dimensions"),
+        ('reduce(f4_2x8x6x5, "median")', ValueError, "median"),
+        ('reduce(f4_2x8x6x5, "sum", 4)', ValueError, "axis 4"),
+        ('reduce(f4_2x8x6x5, "sum", (1, -3))', ValueError, "axis"),
+        ('gelu(f4_2x8x6x5, approximate="erf")', ValueError, "erf"),
+        ("relu_grad(f4_2x4x4x3, f4_2x8x6x5)", ValueError, r"\(2, 4, 4, 3\)"),
+        ("relu(i4_2x8x6x5)", TypeError, "int32"),
+        # numbers that no message carries
+        ("conv(f4_2x8x6x5, f4_4x8x3x3, padding=2**40)", ValueError, "at most|more than 64 bits"),
+        ("conv(f4_2x8x6x5, f4_4x8x3x3, padding=2**62)", ValueError, "at most|more than 64 bits"),
+        ("conv(f4_2x8x6x5, f4_4x8x3x3, stride=2**70)", ValueError, "at most|more than 64 bits"),
+        ("conv(f4_2x8x6x5, f4_4x8x3x3, dilation=2**70)", ValueError, "at most|more than 64 bits"),
+        (
+            "conv_transpose(f4_2x4x4x3, f4_4x8x3x3, stride=2**40)",
+            ValueError,
+            "at most|more than 64 bits",
+        ),
+        ("max_pool(f4_2x8x6x5, 2**70, padding=2**69)", ValueError, "at most|more than 64 bits"),
+        ("avg_pool(f4_2x8x6x5, 2, stride=2**70)", ValueError, "at most|more than 64 bits"),
+        (
+            "conv_transpose(f4_2x4x4x3, f4_4x8x3x3, dilation=2, output_padding=1)",
+            ValueError,
+            r"output_padding must be less than stride, not \(1, 1\) with stride \(1, 1\)",
+        ),
+    ],
+)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -83,13 +83,7 @@ class _Session:
 
 
 class _Host:
-    """An executor among stand-ins.
-
-    Attributes:
-        engines: the executor.
-        sessions: those that it made.
-        steps: calls of the context and the driver.
-    """
+    """An executor among stand-ins."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, captures: bool = False) -> None:
         self.sessions: list[_Session] = []

@@ -26,11 +26,7 @@ def source_of(launch: AttentionLaunch) -> str:
 
 
 class HostKernels:
-    """Compiled kernels by name.
-
-    Attributes:
-        ran: the names of those that ran.
-    """
+    """Compiled kernels by name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -58,11 +58,7 @@ class CudaDriver:
         self._stand_in: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        """Load an attribute at its first use.
-
-        Raises:
-            LibraryMissing: ``cuda-bindings`` is not installed.
-        """
+        """Load an attribute at its first use."""
         if name.startswith("_"):
             raise AttributeError(name)
         if self._stand_in is not None:
@@ -124,11 +120,7 @@ def check(call: str, answer: tuple[Any, ...]) -> Any:
 
 
 def start_driver() -> int:
-    """Initialise the driver and return its version, such as 13000.
-
-    Raises:
-        DeviceUnavailable: the driver is missing, does not start, or is too old.
-    """
+    """Initialise the driver and return its version, such as 13000."""
     # cuda-bindings looks libcuda up at the first call and raises RuntimeError if it is
     # not there; cuInit has its own statuses for a driver that does not work.
     try:

@@ -63,11 +63,7 @@ class MemoryInfo(ctypes.Structure):
 
 
 def bound(library: Any, prototypes: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return functions of a library by name.
-
-    Raises:
-        Unsupported: it lacks one.
-    """
+    """Return functions of a library by name."""
     functions = {}
     for name, types in prototypes.items():
         try:
@@ -83,11 +79,7 @@ def bound(library: Any, prototypes: dict[str, tuple[Any, ...]]) -> dict[str, Any
 
 
 def loaded(name: str) -> ctypes.CDLL:
-    """Load a library that comes with the driver.
-
-    Raises:
-        Unsupported: it is not here.
-    """
+    """Load a library that comes with the driver."""
     try:
         return ctypes.CDLL(name)
     except OSError as error:
@@ -99,12 +91,7 @@ def loaded(name: str) -> ctypes.CDLL:
 
 @final
 class CudaParker:
-    """Parks hosts, and restores them.
-
-    Args:
-        driver: the driver's library; by default that of the system.
-        nvml: NVML; by default that of the system.
-    """
+    """Parks hosts, and restores them."""
 
     def __init__(self, driver: Any = None, nvml: Any = None) -> None:
         self._driver: Final = bound(driver or loaded("libcuda.so.1"), PROTOTYPES)

@@ -104,12 +104,7 @@ class _TimeMark:
 
 @final
 class CudaStopwatch:
-    """Measures what one stream executes, for all lanes that use it, each in a thread of its own.
-
-    Args:
-        clock: gives the device's clock when it is first wanted.
-        stream: the stream.
-    """
+    """Measures what one stream executes, for all lanes that use it, each in a thread of its own."""
 
     def __init__(self, clock: Callable[[], DeviceClock], stream: Any) -> None:
         self._clock = clock

@@ -254,12 +254,7 @@ def _ahead() -> int:
 
 
 def _called(name: str, *args: Any) -> Any:
-    """Return what a function of CUPTI gives.
-
-    Raises:
-        LibraryError: it refuses.
-        LibraryMissing: CUPTI itself cannot be loaded.
-    """
+    """Return what a function of CUPTI gives."""
     try:
         return getattr(cupti, name)(*args)
     except RuntimeError as error:  # which the package raises when it looks for the function

@@ -40,12 +40,7 @@ _CACHED: Final = 1 << 20
 
 @final
 class CpuIndexing:
-    """Executes some of the array lane's messages; its handlers are some of the lane's.
-
-    Args:
-        context: the context of the buffers.
-        copy: executes a copy.
-    """
+    """Executes some of the array lane's messages; its handlers are some of the lane's."""
 
     def __init__(self, context: CpuContext, copy: Callable[[CopyStrided], None]) -> None:
         self._context: Final = context

@@ -64,13 +64,7 @@ _NOWHERE: Final = (1 << 64) - 1
 
 @final
 class CudaIndexing:
-    """Executes some of the array lane's messages; its handlers are some of the lane's.
-
-    Args:
-        context: the context of the buffers.
-        stream: the stream of the launches.
-        copy: executes a copy.
-    """
+    """Executes some of the array lane's messages; its handlers are some of the lane's."""
 
     def __init__(
         self, context: CudaContext, stream: CudaStream, copy: Callable[[CopyStrided], None]
@@ -281,11 +275,7 @@ class CudaIndexing:
 
 @final
 class _AnswerCells:
-    """Page-locked memory for numbers that answers are made of; each question has some of it.
-
-    Args:
-        stream: the stream on which numbers are copied.
-    """
+    """Page-locked memory for numbers that answers are made of; each question has some of it."""
 
     def __init__(self, stream: CudaStream) -> None:
         self._stream: Final = stream

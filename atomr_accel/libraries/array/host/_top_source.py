@@ -54,12 +54,7 @@ class Round(NamedTuple):
 
 
 def tops(message: Top, pointer: Callable[[int], int]) -> Iterator[Round]:
-    """Yield the launches.
-
-    Args:
-        message: the message.
-        pointer: makes pointers from addresses.
-    """
+    """Yield the launches."""
     if not message.rows * message.count:
         return
     types, down = kernel_types(message.dtype), int(message.descending)

@@ -17,14 +17,7 @@ With more of them, distances are first divided by the range, which does not over
 
 
 def require_intervals(low: float, high: float, count: int, edge: str) -> None:
-    """Check that intervals have different edges.
-
-    Args:
-        low: the first edge.
-        high: the last edge.
-        count: the number of intervals.
-        edge: the dtype of the edges.
-    """
+    """Check that intervals have different edges."""
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(f"autodetected range of [{low}, {high}] is not finite")
     refused = f"Too many bins for data range. Cannot create {count} finite-sized bins."

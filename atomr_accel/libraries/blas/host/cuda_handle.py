@@ -125,11 +125,7 @@ class CublasHandle:
             raise self.error(function, status)
 
     def compute_type(self, name: str) -> int:
-        """The number of a compute type.
-
-        Raises:
-            Unsupported: the release that is installed does not know it.
-        """
+        """The number of a compute type."""
         if name in EMULATED:
             version = c_int()
             self.call("cublasGetVersion_v2", byref(version))

@@ -45,11 +45,7 @@ class CubVersion(NamedTuple):
 
 @cache
 def load_cub() -> CubVersion:
-    """Load the bindings, with the libraries that they need.
-
-    Raises:
-        LibraryMissing: the package, or a library that it needs, is not installed.
-    """
+    """Load the bindings, with the libraries that they need."""
     try:
         major = metadata.version("cuda-bindings").partition(".")[0]
         version = metadata.version("cuda-cccl")

@@ -37,11 +37,7 @@ _FORM: Final = 4
 class BuildStore:
     """Builds of one context. Lanes share them: calls only read them.
 
-    Args:
-        capability: the device's compute capability.
-        files: builds on disk.
-        load: whether to load builds on the device of this process; without a device they can still
-            be made, and kept on disk.
+    Without ``load`` builds need no device: they are made and kept on disk.
     """
 
     def __init__(

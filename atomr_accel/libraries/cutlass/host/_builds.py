@@ -55,10 +55,6 @@ class CutlassBuild(NamedTuple):
 def find_build(encoded: bytes, files: DiskCache = FILES) -> CutlassBuild:
     """The build of a spec, from disk if it is there.
 
-    Args:
-        encoded: the spec.
-        files: where builds are kept.
-
     Raises:
         CompileError: CUTLASS does not have this.
         LibraryMissing: NVRTC or headers of CUTLASS are not installed.
@@ -80,11 +76,7 @@ def find_build(encoded: bytes, files: DiskCache = FILES) -> CutlassBuild:
 
 
 def headers() -> Sequence[str]:
-    """Folders of headers that a build includes.
-
-    Raises:
-        LibraryMissing: those of CUTLASS are not installed.
-    """
+    """Folders of headers that a build includes."""
     folders = vendor_headers()
     for file, package in (
         ("cutlass/gemm/collective/collective_builder.hpp", "nvidia-cutlass"),

@@ -182,12 +182,7 @@ def mainloop(spec: CutlassSpec) -> str:
 
 
 def fill(spec: CutlassSpec, fusion: str) -> str:
-    """Return the C++ that fills the parameters.
-
-    Args:
-        spec: the build.
-        fusion: the arguments of its epilogue.
-    """
+    """Return the C++ that fills the parameters."""
     return _FILL.format(
         space=spec.space,
         fusion=fusion,

@@ -245,11 +245,8 @@ def filled(
 ) -> bytes:
     """Return the parameters of a call.
 
-    Args:
-        plan: the plan of the call.
-        mapped: pointers for tensor maps of a, b, the added operand, and the result; 0 if absent.
-        pointers: by number.
-        numbers: the epilogue's.
+    ``mapped`` are the pointers for tensor maps of a, b, the added operand and the result, 0 if
+    absent.
     """
     params = bytearray(plan.params)
     for at, number in plan.pointers:
@@ -271,12 +268,7 @@ def filled(
 def _tensor_map(dtype: str, rounded: bool, pointer: int, extents: Extents, part: Map) -> bytes:
     """Return a tensor map (``cuTensorMapEncodeTiled``, ``cuTensorMapEncodeIm2col``).
 
-    Args:
-        dtype: of elements.
-        rounded: round float32 to TF32.
-        pointer: the first element.
-        extents: of the tensor.
-        part: the map with the part to load at a time.
+    ``rounded`` rounds float32 to TF32, and ``part`` is loaded at a time.
     """
     size = DTYPES[dtype].itemsize
     modes = part.modes if extents.window is None else len(extents.sizes)

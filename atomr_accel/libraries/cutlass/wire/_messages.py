@@ -87,10 +87,6 @@ def table_parts(count: int, processors: int) -> tuple[int, ...]:
 
     The parts are: pointers to a, b, the added operand, and the result; strides of their rows;
     sizes; tensor maps of results, and of operands, which the kernel writes.
-
-    Args:
-        count: of products.
-        processors: multiprocessors of the device.
     """
     vectors = [8 * count * number for number in range(9)]
     maps = -(-(vectors[8] + 12 * count) // _MAP_BYTES) * _MAP_BYTES

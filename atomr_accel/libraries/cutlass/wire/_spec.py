@@ -149,12 +149,7 @@ _MOST_ACCUMULATORS: Final = 128
 
 
 def shared_bytes(spec: CutlassSpec, stages: int) -> int:
-    """Bytes of shared memory of a kernel, as CUTLASS lays it out.
-
-    Args:
-        spec: the kernel.
-        stages: tiles that are loaded ahead.
-    """
+    """Bytes of shared memory of a kernel, as CUTLASS lays it out."""
     m, n, k = spec.tile
     per_stage = k * (m * DTYPES[spec.a].itemsize + n * DTYPES[spec.b].itemsize)
     return stages * per_stage + _epilogue_bytes(spec) + _BESIDE

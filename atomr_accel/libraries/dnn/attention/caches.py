@@ -62,8 +62,6 @@ class Caches(DnnFlashAttention[D]):
         Raises:
             ValueError: sizes that are not positive, or no power of two; ``durable`` is set, and
                 rows are not of a multiple of 8 bytes.
-            TypeError: another dtype.
-            OutOfMemory: no room for it.
             Unsupported: ``durable`` is set in a batch or a recording, or the platform cannot export
                 device memory.
         """
@@ -140,8 +138,6 @@ class Caches(DnnFlashAttention[D]):
 
         Raises:
             ValueError: sizes that are not positive; rows are not of a multiple of 8 bytes.
-            TypeError: another dtype.
-            OutOfMemory: no room for it.
             Unsupported: it is called in a batch or a recording, or the platform cannot export
                 device memory.
         """
@@ -189,11 +185,7 @@ def _check_durable(
 
 
 def _room(device: DeviceView, shape: tuple[int, ...], dtype: np.dtype[Any]) -> GpuRef:
-    """Return an uninitialised buffer in memory that survives.
-
-    Raises:
-        Pending: memory that survives has to be made first.
-    """
+    """Return an uninitialised buffer in memory that survives."""
     nbytes = math.prod(shape) * dtype.itemsize
     block = device.memory.allocate(nbytes, durable=True)
     if block is None:

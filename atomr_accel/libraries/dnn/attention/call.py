@@ -82,12 +82,7 @@ def alike(length: int, number: int) -> DerivedInput:
 def grown(source: str, count: int, addend: int, room: int, most: int) -> DerivedInput:
     """Return the lengths of sequences after ``addend`` more rows, at most ``room`` each.
 
-    Args:
-        source: name of the lengths before, which are at most ``most``.
-        count: number of sequences.
-        addend: number of new rows of each sequence.
-        room: number of rows that fit in a sequence.
-        most: see ``source``.
+    The lengths before are at most ``most``, and ``room`` rows fit in a sequence.
     """
     return DerivedInput(source, count, addend=addend, most=most, ceiling=room)
 
@@ -492,14 +487,7 @@ def require_sequences(
 ) -> None:
     """Check that a ref of q, k or v is usable for this kind of attention.
 
-    Args:
-        ref: the caller's argument.
-        memory: the map of the device's memory.
-        name: name in errors.
-        rank: number of dimensions.
-        layout: names of the dimensions.
-        dtypes: dtypes that it may have.
-        strided: whether rows may have gaps between them.
+    ``layout`` names the dimensions. With ``strided`` rows may have gaps between them.
     """
     if dtypes is HALF and getattr(ref, "dtype", None) in FP8:
         raise TypeError(
@@ -570,11 +558,8 @@ def mask_of(
 ) -> AttentionSpec:
     """A spec with the mask that options ask for, as simple as it can be.
 
-    Args:
-        spec: sizes.
-        options: the caller's options.
-        same: whether each sequence has as many queries as keys.
-        bounded: whether the alignment is known without lengths.
+    ``same`` means that each sequence has as many queries as keys, ``bounded`` that the alignment is
+    known without lengths.
     """
     left, right = options.left, options.right
     top_left = options.align == "top_left"

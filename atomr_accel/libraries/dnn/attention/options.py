@@ -185,15 +185,8 @@ def checked(
 ) -> CheckedAttentionOptions:
     """Return the checked options, with defaults for absent ones.
 
-    Args:
-        op: name of the op in errors.
-        given: the caller's options.
-        without: options that this op does not have.
-        called: names in errors of options that the op renames.
-
-    Raises:
-        TypeError: an option does not exist, or its value is of another type.
-        ValueError: a value that an option cannot have.
+    ``without`` are options that the op lacks, and ``called`` names in errors of those that it
+    renames.
     """
     known = NAMES - set(without)
     if unknown := sorted(given.keys() - known):

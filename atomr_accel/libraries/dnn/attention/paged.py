@@ -72,6 +72,16 @@ class PagedKVCache(AttentionPart[D]):
     the program keeps the lengths of sequences, and rows must be written before another call reads
     them. In a block of ``growing``, batches, recordings and functions can write rows.
 
+    All methods raise:
+        ValueError: a sequence or layer that does not exist; a sequence that is shorter than asked
+            for, repeats, or is in a block of ``growing``; shapes and options that do not fit.
+        TypeError: dtypes that do not fit.
+        GpuRefStale: the cache is of an older generation, or has to recover first; the device was
+            rebuilt during a block; a ref that may not be read.
+        OutOfMemory: there are not enough free pages, or no room for the result; nothing has
+            happened.
+        Unsupported: cuDNN does not have this combination; a batch or a recording in ``on``.
+
     Attributes:
         k, v: memory, (layers, pages, page_size, kv_heads, size).
         page_size: rows of a page.
@@ -105,11 +115,7 @@ class PagedKVCache(AttentionPart[D]):
         return self._digests is not None
 
     def on(self, device: DeviceView) -> Any:
-        """Return a copy whose ops go to ``device``.
-
-        Raises:
-            Unsupported: ``device`` is a batch or a recording.
-        """
+        """Return a copy whose ops go to ``device``."""
         if device.call_mode is Collected:
             raise Unsupported(
                 "a cache's calls cannot be in a batch or a recording; await them, which may be "
@@ -127,10 +133,6 @@ class PagedKVCache(AttentionPart[D]):
         """Begin a sequence as a copy of another one, and return its number.
 
         Nothing is copied: pages are shared, and one that is written later is copied then.
-
-        Raises:
-            ValueError: the sequence does not exist, or is in a block of ``growing``.
-            GpuRefStale: the cache has to recover first.
         """
         self._require_recovered()
         old = self._idle(sequence)
@@ -138,20 +140,12 @@ class PagedKVCache(AttentionPart[D]):
         return self._add(PagedSequence(list(old.pages), list(old.lengths)))
 
     def free(self, sequence: int) -> None:
-        """End a sequence. Pages that it shares with no other sequence are free at once.
-
-        Raises:
-            ValueError: the sequence does not exist, or is in a block of ``growing``.
-        """
+        """End a sequence. Pages that it shares with no other sequence are free at once."""
         self._release(self._idle(sequence).pages)
         del self._sequences[sequence]
 
     def trim(self, sequence: int, length: int) -> None:
-        """Drop all rows after the first ``length``, in all layers.
-
-        Raises:
-            ValueError: the sequence does not exist, is shorter, or is in a block of ``growing``.
-        """
+        """Drop all rows after the first ``length``, in all layers."""
         found = self._idle(sequence)
         if not 0 <= whole(length, "length") <= min(found.lengths):
             raise ValueError(
@@ -162,19 +156,11 @@ class PagedKVCache(AttentionPart[D]):
         self._fit(found)
 
     def length(self, sequence: int, layer: int = 0) -> int:
-        """Return the number of rows of a sequence in a layer.
-
-        Raises:
-            ValueError: the sequence or the layer does not exist.
-        """
+        """Return the number of rows of a sequence in a layer."""
         return self._get(sequence).lengths[self._layer(layer)]
 
     def pages(self, sequence: int) -> tuple[int, ...]:
-        """Return the pages of a sequence, in order.
-
-        Raises:
-            ValueError: the sequence does not exist.
-        """
+        """Return the pages of a sequence, in order."""
         return tuple(self._get(sequence).pages)
 
     def __len__(self) -> int:
@@ -212,7 +198,6 @@ class PagedKVCache(AttentionPart[D]):
             What each sequence has kept and lost.
 
         Raises:
-            ValueError: the cache is not durable.
             GpuRefStale: an earlier host has not ended, and may still write to the cache.
             ContextPoisoned: the device has failed meanwhile; call it again.
         """
@@ -297,13 +282,6 @@ class PagedKVCache(AttentionPart[D]):
 
         Yields:
             The lengths before, and the table of pages, as arrays of the program.
-
-        Raises:
-            ValueError: no such sequences or layer, or lengths that differ; ``columns`` is too
-                small.
-            OutOfMemory: there are not enough free pages; nothing has happened.
-            GpuRefStale: the cache is of an older generation, or has to recover first; or the
-                device was rebuilt during the block.
         """
         memory, digests = self.home.memory, self._digests
         layers = range(self._layers) if layer is None else (self._layer(layer),)
@@ -359,12 +337,6 @@ class PagedKVCache(AttentionPart[D]):
             k: shape (sequences, new, kv_heads, size), of the cache's dtype.
             v: shape (sequences, new, kv_heads, value_size), of the cache's dtype.
             layer: number of the layer.
-
-        Raises:
-            ValueError: no such sequences or layer, shapes that do not fit.
-            TypeError: dtypes that do not fit.
-            OutOfMemory: there are not enough free pages; nothing has happened.
-            GpuRefStale: a ref or the cache is of an older generation, or a ref was freed.
         """
 
         def prepare(preparer: Preparer) -> Submission[Any]:
@@ -417,14 +389,6 @@ class PagedKVCache(AttentionPart[D]):
 
         Returns:
             Shape (sequences, queries, heads, value_size).
-
-        Raises:
-            ValueError: no such sequences or layer, shapes or options that do not fit.
-            TypeError: dtypes that do not fit.
-            OutOfMemory: there are not enough free pages, or no room for the result; nothing has
-                happened.
-            GpuRefStale: a ref or the cache is of an older generation, or a ref was freed.
-            Unsupported: cuDNN does not have this combination.
         """
         return self._attend_to("attend", q, sequences, k, v, layer, out, options, lse=False)
 
@@ -560,13 +524,7 @@ class PagedKVCache(AttentionPart[D]):
         return growth, appending
 
     def _grown(self, sequences: Sequence[int], new: int, layer: int) -> CacheGrowth:
-        """Return the changes that new rows need, without applying them.
-
-        Raises:
-            ValueError: a sequence or the layer does not exist, or sequences repeat.
-            OutOfMemory: there are not enough pages.
-            GpuRefStale: the cache has to recover first.
-        """
+        """Return the changes that new rows need, without applying them."""
         self._require_recovered()
         self._let_go()
         at = self._layer(layer)

@@ -85,12 +85,6 @@ class Builder:
                 of tensors made like it are.
             ragged: offset of each batch entry in elements, int32 of shape
                 (batch + 1, 1, 1, 1).
-
-        Raises:
-            ValueError: dimensions after the first that are not positive, or too many; strides that
-                do not fit.
-            TypeError: ``dtype`` is not a dtype.
-            Unsupported: a dtype that graphs do not have.
         """
         sizes = _integers(shape, "shape")
         steps = strides_of(sizes, last=last) if strides is None else _integers(strides, "strides")
@@ -119,10 +113,6 @@ class Builder:
 
         Returns:
             The outputs by name: virtual until ``output`` is called for them.
-
-        Raises:
-            ValueError, TypeError: what the row does not take.
-            Unsupported: dtypes that it does not compute with.
         """
         row = NODES[op]
         inputs, attributes = _split(op, row, given)
@@ -159,10 +149,6 @@ class Builder:
             dtype: element type; by default what the node's row says.
             strides: elements from one index to the next; by default as inferred.
             ragged: as for ``tensor``.
-
-        Raises:
-            ValueError: ``symbol`` is not an output of a node, or strides do not fit.
-            Unsupported: the output cannot have this dtype.
         """
         self.require_computed(symbol)
         tensor = symbol.tensor
@@ -176,11 +162,7 @@ class Builder:
         return symbol
 
     def require_computed(self, symbol: Symbol) -> None:
-        """Make sure that a tensor can be an output.
-
-        Raises:
-            ValueError: ``symbol`` is not an output of a node.
-        """
+        """Make sure that a tensor can be an output."""
         if symbol.tensor.kind == "scalar" or symbol.id not in self._outputs():
             raise ValueError(f"an output must be computed in this graph, which {symbol} is not")
 
@@ -191,9 +173,6 @@ class Builder:
             compute: dtype of computations; by default float64 where an input has it, and
                 float32 otherwise.
             tf32: whether products of float32 may round their factors to ten bits.
-
-        Raises:
-            ValueError: there is nothing to compute, or nothing comes out.
         """
         if not self.nodes:
             raise ValueError("a graph needs at least one node")

@@ -445,12 +445,7 @@ class DnnPart(Facade[D]):
     ) -> int:
         """Let the host make a plan first, and return the bytes of workspace, or 0 if unknown.
 
-        Args:
-            preparer: preparer of the request that needs it.
-            encoded: the graph.
-            tuned: whether to try all plans.
-            name: name of the op.
-            trial: prepares a trial of all plans with that many bytes of workspace.
+        ``trial`` prepares a trial of all plans with that many bytes of workspace.
         """
         here = preparer.home is self.home  # a batch asks once
         if here and encoded in self._asked:
@@ -540,15 +535,7 @@ class DnnPart(Facade[D]):
     ) -> tuple[Any, list[Block], list[GpuRef]]:
         """Return the message, the blocks that it writes, and the outputs.
 
-        Args:
-            preparer: makes outputs.
-            call: the checked call.
-            outs: the caller's own buffers for outputs.
-            addresses: addresses of the inputs; those of other buffers are added.
-            numbers: the graph's numbers, if the call has none.
-            workspace_bytes: bytes of workspace.
-            tuned: whether to run the plan that was found by trying.
-            tuning: try all plans instead.
+        The addresses of other buffers are added to those of the inputs.
         """
         writes: list[Block] = []
         made: list[GpuRef] = []

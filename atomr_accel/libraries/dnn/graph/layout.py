@@ -64,9 +64,6 @@ def is_last(layout: str | None, ndim: int) -> bool:
         layout: ``"NCHW"``, ``"NHWC"`` or the equivalent in one and three dimensions; None for
             channels first.
         ndim: dimensions of the image.
-
-    Raises:
-        ValueError: the layout does not exist, or has another number of dimensions.
     """
     if layout is None:
         return False
@@ -101,11 +98,7 @@ def per_channel(builder: Builder, ref: GpuRef, ndim: int, *, last: bool) -> Symb
 
 
 def require_float(ref: GpuRef, name: str) -> None:
-    """``ref`` has a dtype that networks are computed in.
-
-    Raises:
-        TypeError: it does not.
-    """
+    """``ref`` has a dtype that networks are computed in."""
     if ref.dtype not in FLOATS:
         raise TypeError(
             f"{name} must have dtype float16, bfloat16, float32 or float64, not {ref.dtype.name}"
@@ -113,12 +106,7 @@ def require_float(ref: GpuRef, name: str) -> None:
 
 
 def steps(value: Steps, space: int, name: str, least: int = 1) -> tuple[int, ...]:
-    """A number for each dimension of space.
-
-    Raises:
-        ValueError: too few, too many, or too small ones.
-        TypeError: no integers.
-    """
+    """A number for each dimension of space."""
     try:
         numbers = (
             tuple(_index(each) for each in value)
@@ -153,10 +141,6 @@ def paddings(
         taps: size of the filter.
         stride: stride of the filter.
         dilation: dilation of the filter.
-
-    Raises:
-        ValueError: what does not fit.
-        TypeError: no integers.
     """
     space = len(taps)
     if isinstance(value, str):
@@ -184,11 +168,7 @@ def paddings(
 
 
 def activation(name: str | None) -> str | None:
-    """Return the node of an activation.
-
-    Raises:
-        ValueError: the activation does not exist.
-    """
+    """Return the node of an activation."""
     if name is None:
         return None
     try:

@@ -111,6 +111,12 @@ class Graph(Facade[D], GraphOperations):
 
     Tensors between inputs and outputs need no memory if cuDNN fuses the graph into one kernel.
     Otherwise the graph is run in as few parts as possible.
+
+    All methods raise:
+        ValueError: shapes, strides and attributes that do not fit, a name that is taken, an output
+            that no operation has computed.
+        TypeError: an argument that is not a dtype, or not of this graph.
+        Unsupported: a dtype that graphs or an operation do not have.
     """
 
     def __init__(self, device: DeviceView, plans: DnnPlanCache) -> None:
@@ -143,11 +149,6 @@ class Graph(Facade[D], GraphOperations):
             strides: elements from one index to the next along each dimension, for a buffer
                 of any shape that is large enough; by default there are no gaps. Results lie
                 as ``channels_last`` says, without gaps.
-
-        Raises:
-            ValueError: dimensions or strides that do not fit, a name that is taken.
-            TypeError: no dtype.
-            Unsupported: a dtype that graphs do not have.
         """
         called = name or f"input{len(self._inputs)}"
         self._require_free(called, self._inputs)
@@ -167,9 +168,6 @@ class Graph(Facade[D], GraphOperations):
             name: how it is called then.
             dtype: its type.
             ndim: dimensions of the tensors that it is combined with.
-
-        Raises:
-            ValueError: a name that is taken.
         """
         symbol = self._builder.scalar(dtype, ndim)
         if name in self._scalars.values() or name in self._inputs:
@@ -194,9 +192,6 @@ class Graph(Facade[D], GraphOperations):
             stride: steps of the filter.
             padding: zeros around the images.
             dilation: steps between the taps of a filter.
-
-        Raises:
-            ValueError: what does not fit.
         """
         taps = w.shape[2:]
         strides = steps(stride, len(taps), "stride")
@@ -235,10 +230,6 @@ class Graph(Facade[D], GraphOperations):
 
         Returns:
             Its output, or a tuple of them.
-
-        Raises:
-            ValueError, TypeError: what the operation does not take.
-            Unsupported: dtypes that it does not compute with.
         """
         row = NODES.get(op)
         if row is None:
@@ -276,10 +267,6 @@ class Graph(Facade[D], GraphOperations):
             name: argument of the plan for a buffer to write it to; by default ``"output0"`` and
                 so on.
             dtype: element type; by default that of the tensor.
-
-        Raises:
-            ValueError: ``node`` is not a result of an operation, or ``name`` is taken.
-            Unsupported: the output cannot have this dtype.
         """
         symbol = self._operand("output", "node", node, "", 0)
         called = name or f"output{len(self._outputs)}"
@@ -305,13 +292,9 @@ class Graph(Facade[D], GraphOperations):
                 faster.
             autotune: whether the first run tries all plans and keeps the fastest.
 
-        Returns:
-            The plan, which runs the graph.
-
         Raises:
             ValueError: the graph has no operations or no outputs, or an output of ``output``
                 is not among ``outputs``.
-            TypeError: an output is not a tensor of a graph.
             Unsupported: cuDNN does not take one of its operations; with its reason.
             LibraryError: cuDNN failed.
         """
@@ -385,7 +368,7 @@ class GraphPlan(DnnPart[D], Generic[D, R]):
 
     Its second type parameter is the type of its result: a buffer, or a tuple of buffers. It is
     their union if ``build`` was called without outputs, because a type checker cannot count calls
-    of ``output``.
+    of ``output``. A call raises what the operations of ``device.dnn`` do.
 
     Attributes:
         inputs: the names of its inputs.
@@ -444,12 +427,6 @@ class GraphPlan(DnnPart[D], Generic[D, R]):
 
         Returns:
             The outputs in their order; a single one by itself.
-
-        Raises:
-            TypeError: something is missing, or not known; a dtype that does not fit.
-            ValueError: a shape that does not fit, aliasing.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            OutOfMemory: no room for a result.
         """
         return self._run_by(self, given)
 
@@ -519,15 +496,6 @@ class UserGraphs(DnnPart[D]):
             plan: result of ``graph.build()``.
             **given: a buffer for each input, a number for each scalar, and for outputs buffers
                 to write to, all by name.
-
-        Returns:
-            The outputs in their order; a single one by itself.
-
-        Raises:
-            TypeError: something is missing, or not known; a dtype that does not fit.
-            ValueError: a shape that does not fit, aliasing.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            OutOfMemory: no room for a result.
         """
         home = getattr(plan, "home", None)
         if home is None or home.memory is not self.home.memory:

@@ -135,11 +135,7 @@ def _step_back(
 class _Network:
     """A network with its parameters and its inputs, all in a wide type.
 
-    Args:
-        message: the message to run.
-        weights: the packed weights.
-        x: (time, batch, size).
-        h0, c0: first states.
+    ``x`` is (time, batch, size).
     """
 
     def __init__(self, message: RnnForward, weights: Array, x: Array, h0: Array, c0: Array) -> None:

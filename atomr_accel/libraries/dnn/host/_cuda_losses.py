@@ -36,11 +36,7 @@ def group_of(classes: int, behind: int) -> int:
 class CudaLosses:
     """Executes losses and their gradients.
 
-    Args:
-        context: the device.
-        stream: the stream of the kernels.
-        descriptors: the vendor's functions.
-        scratch_of: returns scratch memory for the vendor's functions, from its size in bytes.
+    ``scratch_of`` returns scratch memory from its size in bytes.
     """
 
     def __init__(

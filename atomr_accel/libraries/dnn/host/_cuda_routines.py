@@ -45,12 +45,7 @@ class Descriptors:
         self._made.clear()
 
     def call(self, function: str, *args: Any) -> None:
-        """Call a function.
-
-        Raises:
-            Unsupported: cuDNN does not do this.
-            LibraryError: it failed otherwise.
-        """
+        """Call a function."""
         status = self._library.functions[function](*args)
         if status:
             error = self._library.error(function, status)
@@ -61,11 +56,7 @@ class Descriptors:
     def get(self, kind: str, setter: str, *values: Any, key: Hashable) -> int:
         """Return a descriptor of cuDNN's ``kind``, set to ``values``.
 
-        Args:
-            kind: as in ``cudnnCreate...Descriptor``.
-            setter: the function that sets it.
-            values: arguments of ``setter``.
-            key: a key that identifies the values.
+        ``kind`` is as in ``cudnnCreate...Descriptor``.
         """
         found = self._made.get((kind, key))
         if found is not None:

@@ -84,11 +84,7 @@ its inputs; they return the outputs in the order of the row."""
 
 @cache
 def load_frontend() -> Any:
-    """The frontend's module, made to use the cuDNN that is loaded here.
-
-    Raises:
-        LibraryMissing: it or cuDNN is not installed.
-    """
+    """The frontend's module, made to use the cuDNN that is loaded here."""
     library = library_handle()
     with contextlib.suppress(ImportError, RuntimeError, OSError):
         from cuda.pathfinder import load_nvidia_dynamic_lib
@@ -168,11 +164,7 @@ def lower(frontend: Any, graph: DnnGraph, **options: Any) -> Any:
 
 
 def require_right(graph: DnnGraph) -> None:
-    """Refuse graphs that the vendor takes, but computes wrongly.
-
-    Raises:
-        Unsupported: there is such a node, or nodes that do not go together.
-    """
+    """Refuse graphs that the vendor takes, but computes wrongly."""
     # Seen with 9.19: it reads and writes beyond such results, and those that nothing uses.
     if reason := unfusable(graph):
         raise Unsupported(f"cuDNN does not do this right: {reason}")

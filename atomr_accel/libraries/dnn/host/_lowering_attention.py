@@ -26,13 +26,7 @@ _PLAIN: Final = (
 
 @final
 class _ScoreGraph:
-    """The operations on scores that a node has no option for.
-
-    Args:
-        frontend: the frontend's module.
-        inputs: the node's inputs.
-        attributes: the node's attributes.
-    """
+    """The operations on scores that a node has no option for."""
 
     def __init__(self, frontend: Any, inputs: dict[str, Any], attributes: dict[str, Any]) -> None:
         self._types = frontend.data_type

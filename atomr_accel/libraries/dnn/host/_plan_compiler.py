@@ -58,11 +58,7 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
 class PlanCompiler:
     """The process, started when it is first needed.
 
-    Args:
-        device: the device, as the vendor describes it in JSON.
-        capability: its compute capability.
-        command: the command to run.
-        deterministic: as for ``DnnPlanStore``.
+    ``device`` is the vendor's description of it, in JSON.
     """
 
     def __init__(
@@ -81,11 +77,7 @@ class PlanCompiler:
         self._broken = False
 
     def make(self, encoded: bytes) -> tuple[StoredStep, ...] | None:
-        """A plan; None where it cannot be made here, and maybe elsewhere.
-
-        Raises:
-            Unsupported: cuDNN has none.
-        """
+        """A plan; None where it cannot be made here, and maybe elsewhere."""
         if self._broken:
             return None
         try:

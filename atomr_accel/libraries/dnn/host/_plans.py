@@ -126,17 +126,10 @@ def _aligned(nbytes: int) -> int:
 class DnnPlanStore:
     """The plans of one context: shared by its lanes, whose streams and handles differ.
 
-    A graph that cuDNN does not take whole is cut into as few parts as possible that it takes,
-    with memory for tensors between them.
-
-    Args:
-        name: the device's name.
-        capability: the device's compute capability.
-        files: plans on disk; None to keep none there.
-        own: returns whether our own kernels compute a node that cuDNN refuses.
-        options: options of the frontend's graph, used instead of a handle.
-        elsewhere: makes a plan in another process, or returns None if it cannot.
-        deterministic: whether to exclude plans whose results differ from run to run.
+    A graph that cuDNN does not take whole is cut into as few parts as possible that it takes, with
+    memory for tensors between them. ``own`` tells whether our own kernels compute a node that cuDNN
+    refuses. ``elsewhere`` makes a plan in another process, or returns None. ``options`` of the
+    frontend's graph replace a handle.
     """
 
     def __init__(
@@ -163,12 +156,7 @@ class DnnPlanStore:
         self._lock = threading.Lock()
 
     def find(self, encoded: bytes, handle: int, *, tuned: bool) -> tuple[DnnPlan, str]:
-        """A plan, and where it came from: ``"memory"``, ``"disk"`` or ``"built"``.
-
-        Raises:
-            Unsupported: cuDNN has none.
-            LibraryError: it failed.
-        """
+        """A plan, and where it came from: ``"memory"``, ``"disk"`` or ``"built"``."""
         key = (encoded, tuned)
         plan = self.recall(key)
         if plan is not None:
@@ -205,9 +193,6 @@ class DnnPlanStore:
             handle: a handle of the library.
             time: runs a plan of one step by the candidate at a position, and returns the time
                 that it took.
-
-        Raises:
-            Unsupported: cuDNN has none.
         """
         key = (encoded, True)
         with self._lock:
@@ -295,11 +280,7 @@ class DnnPlanStore:
         return parts
 
     def offer(self, graph: DnnGraph, handle: int) -> Any:
-        """A frontend graph with candidates, best guess first, of which none is built.
-
-        Raises:
-            Unsupported: there are none.
-        """
+        """A frontend graph with candidates, best guess first, of which none is built."""
         frontend = self._frontend
         major, minor = self._capability
         where = {"handle": handle} if self._options is None else self._options
@@ -401,11 +382,7 @@ def _right(graph: DnnGraph, made: Any) -> list[int]:
 
 
 def _build_first(graph: DnnGraph, made: Any) -> None:
-    """Build the best guess, of an engine that is not at fault.
-
-    Raises:
-        Unsupported: there is none.
-    """
+    """Build the best guess, of an engine that is not at fault."""
     if not engines_at_fault(graph):
         with refusals("cudnnBackendFinalize"):
             made.build_plans()

@@ -106,9 +106,6 @@ def widened(graph: DnnGraph) -> tuple[DnnGraph, ...]:
 
     Zeros behind q, k, v, o and dO change no score and no sum. Results are cut back.
 
-    Args:
-        graph: a graph of one node.
-
     Returns:
         Graphs of one node each, whose tensors go on behind those of ``graph``; none if sizes are
         fine, or sequences are ragged or in pages.

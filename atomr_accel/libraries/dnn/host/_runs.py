@@ -35,11 +35,7 @@ _Run: TypeAlias = "Callable[[Sequence[int], Sequence[float], int], None]"
 class PlanRun:
     """A plan on one lane.
 
-    Args:
-        plan: the plan.
-        handle: the lane's handle of the library.
-        own: the lane's kernels.
-        position: which of the candidates to run; None for the one that was chosen.
+    ``position`` is the candidate to run, None for the one that was chosen.
     """
 
     def __init__(

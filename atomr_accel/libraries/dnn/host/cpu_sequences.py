@@ -41,12 +41,7 @@ def table_name(columns: int) -> str:
 
 @final
 class CpuSequences:
-    """Executes the messages of ``_sequence_messages``.
-
-    Args:
-        context: the device.
-        handlers: handlers of the messages that ``Attend`` carries.
-    """
+    """Executes the messages of ``_sequence_messages``."""
 
     def __init__(self, context: CpuContext, handlers: Mapping[type, Callable[[Any], Any]]) -> None:
         self._context: Final = context

@@ -73,13 +73,7 @@ def piece_of(nbytes: int) -> int:
 
 @final
 class CudaSequences:
-    """Executes the messages of ``_sequence_messages``.
-
-    Args:
-        context: the device.
-        stream: where kernels go.
-        handlers: handlers of the messages that ``Attend`` carries.
-    """
+    """Executes the messages of ``_sequence_messages``."""
 
     def __init__(
         self,

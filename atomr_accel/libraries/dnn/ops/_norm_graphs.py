@@ -250,11 +250,7 @@ def finished_grad(
 
 
 def plane_of(shape: tuple[int, ...], *, last: bool) -> tuple[int, ...]:
-    """The logical shape of images, of at least two dimensions of space.
-
-    Raises:
-        ValueError: there are no channels.
-    """
+    """The logical shape of images, of at least two dimensions of space."""
     if not 2 <= len(shape) <= 5:
         raise ValueError(f"x must have 2 to 5 dimensions, not shape {shape}")
     n, channels, *space = logical(shape, last=last)
@@ -278,12 +274,7 @@ def _split_rows(x: GpuRef, weight: GpuRef) -> tuple[int, int]:
 def require_parameter(
     ref: GpuRef, name: str, shape: Sequence[int], dtypes: tuple[str, ...]
 ) -> None:
-    """A parameter has that shape, and one of these dtypes.
-
-    Raises:
-        ValueError: another shape.
-        TypeError: another dtype.
-    """
+    """A parameter has that shape, and one of these dtypes."""
     if ref.shape != tuple(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, not {ref.shape}")
     if ref.dtype.name not in dtypes:

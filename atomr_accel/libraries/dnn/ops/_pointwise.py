@@ -195,8 +195,6 @@ class Activations(DnnPart[D]):
 
         Raises:
             ValueError: an axis does not exist or repeats; a largest or smallest of no elements.
-            TypeError: a dtype that does not fit, or an argument that is not a GpuRef.
-            Unsupported: cuDNN does not have this combination.
         """
         if mode not in _REDUCTIONS:
             raise ValueError(f"mode must be one of {', '.join(_REDUCTIONS)}, not {mode!r}")

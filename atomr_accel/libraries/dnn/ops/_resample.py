@@ -329,11 +329,7 @@ def _key(op: str, attributes: Attributes, layout: str | None) -> tuple[Any, ...]
 
 
 def _last(shape: tuple[int, ...], layout: str | None) -> bool:
-    """Return whether channels are last.
-
-    Raises:
-        ValueError: the shape is not that of an image, or an image has no elements.
-    """
+    """Return whether channels are last."""
     if len(shape) - 2 not in _SPACES or 0 in shape[1:]:
         raise ValueError(
             f"x must have a batch, channels and one to three dimensions of space, of "

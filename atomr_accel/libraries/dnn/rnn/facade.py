@@ -83,6 +83,10 @@ class RnnTape:
 class Rnn(Facade[D]):
     """A recurrent network: its sizes, not its parameters. From ``device.dnn.rnn``.
 
+    All methods raise what those of ``device.dnn`` do. ``Unsupported`` comes inside a batch, too,
+    where the sizes of buffers for these shapes are not known yet: call the method with them once
+    before.
+
     Attributes:
         spec: its sizes.
     """
@@ -111,15 +115,6 @@ class Rnn(Facade[D]):
 
         Args:
             parameters: buffers with the shapes of ``parameter_shapes``.
-
-        Returns:
-            A buffer of one dimension, for this backend and version of the library.
-
-        Raises:
-            ValueError: other shapes, or another number of them.
-            TypeError: another dtype.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: a ref is of an older generation, or was freed.
         """
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
@@ -148,11 +143,6 @@ class Rnn(Facade[D]):
 
         Returns:
             Buffers with the shapes of ``parameter_shapes``.
-
-        Raises:
-            ValueError: no packed weights of this network.
-            TypeError: another dtype.
-            GpuRefStale: a ref is of an older generation, or was freed.
         """
 
         def prepare(preparer: Preparer) -> Submission[list[GpuRef]]:
@@ -197,17 +187,6 @@ class Rnn(Facade[D]):
             training: whether ``forward_grad`` follows.
             seed: seed of the dropout between layers, which happens only in training. Masks
                 differ between backends.
-
-        Returns:
-            ``y`` in the layout of ``x``, the last states, and the tape.
-
-        Raises:
-            ValueError: shapes, lengths and a seed that do not fit.
-            TypeError: dtypes that do not fit.
-            Unsupported: cuDNN does not do this; or inside a batch, where the sizes of
-                scratch memory for these shapes are not known yet.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            OutOfMemory: there is not enough memory for the result.
         """
         require_readable(x, self.home.memory, "x")
         flag(training, "training")
@@ -265,13 +244,6 @@ class Rnn(Facade[D]):
 
         Returns:
             The gradients with respect to inputs, first states and packed weights.
-
-        Raises:
-            ValueError: shapes that do not fit; no tape.
-            TypeError: dtypes that do not fit.
-            Unsupported: cuDNN does not do this.
-            GpuRefStale: a ref is of an older generation, or was freed.
-            OutOfMemory: there is not enough memory for the result.
         """
         if tape is None:
             raise ValueError("there is no tape: the forward pass needs training=True")
@@ -430,10 +402,6 @@ class Recurrent(DnnPart[D]):
 
         Returns:
             The network; nothing is sent to the device yet.
-
-        Raises:
-            ValueError: sizes and options that do not fit.
-            TypeError: a dtype that does not.
         """
         if cell not in _CELLS:
             raise ValueError(f"cell must be one of {', '.join(_CELLS)}, not {cell!r}")

@@ -44,13 +44,8 @@ class RoutinePart(DnnPart[D]):
     ) -> Request[GpuRef]:
         """Return a request for a routine with one result.
 
-        Args:
-            name: its name.
-            inputs: its inputs, all of one dtype.
-            shape: shape of the result.
-            out: the caller's buffer for it.
-            message: makes the message from the addresses of inputs and result.
-            in_place: whether ``out`` may be one of the inputs.
+        ``message`` makes the message from the addresses of inputs and result. With ``in_place`` the
+        result may go to one of the inputs.
         """
         memory = self.home.memory
 

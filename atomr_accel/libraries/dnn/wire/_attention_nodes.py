@@ -51,12 +51,7 @@ _OPTIONS: Final[Mapping[str, Attribute]] = {**_BAND, "use_alibi_mask": False, "d
 
 
 def sizes(op: str, inputs: Inputs, attributes: Attributes) -> tuple[int, int, int, int, int]:
-    """Batch, query heads, queries, keys, and the size of a value; checks that shapes fit.
-
-    Raises:
-        ValueError: they do not.
-        TypeError: dtypes that differ.
-    """
+    """Batch, query heads, queries, keys, and the size of a value; checks that shapes fit."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if len(tensor.shape) != 4:

@@ -56,11 +56,7 @@ _MOST_EXACT: Final = 1 << 53
 
 
 def require_known(dtype: str) -> None:
-    """A graph may have tensors of a dtype.
-
-    Raises:
-        Unsupported: it may not.
-    """
+    """A graph may have tensors of a dtype."""
     if dtype in KNOWN:
         return
     hint = "; give real and imaginary parts as tensors of their own" if "complex" in dtype else ""
@@ -70,11 +66,7 @@ def require_known(dtype: str) -> None:
 
 
 def require_types(op: str, inputs: Mapping[str, DnnTensor]) -> None:
-    """An operation that is not pointwise takes tensors of these dtypes.
-
-    Raises:
-        Unsupported: it does not.
-    """
+    """An operation that is not pointwise takes tensors of these dtypes."""
     if op in _LAID_OUT:
         return
     for name, tensor in inputs.items():
@@ -94,9 +86,6 @@ def result_of(op: str, inputs: Mapping[str, DnnTensor]) -> str:
 
     Booleans are promoted to integers, and integers to floating point. Among floating-point dtypes
     the first tensor's counts, or without such a tensor the first number's.
-
-    Raises:
-        Unsupported: the operation does not take these dtypes.
     """
     operands = _operands(op, inputs.items())
     floats = [each for each in operands if each.dtype in FLOATS]
@@ -121,9 +110,6 @@ def require_stored(dtype: str, wanted: str) -> None:
     """Check that a result of ``dtype`` can be an output of dtype ``wanted``.
 
     Outputs have a floating-point dtype, or that of the result.
-
-    Raises:
-        Unsupported: it cannot.
     """
     if wanted != dtype and wanted not in FLOATS:
         raise Unsupported(
@@ -152,12 +138,7 @@ def _operands(op: str, inputs: Iterable[tuple[str, DnnTensor]]) -> list[DnnTenso
 
 
 def fitting(value: Any, dtype: str, name: str) -> float:
-    """Convert a value to a number for a tensor of integers.
-
-    Raises:
-        TypeError: it is not an integer.
-        ValueError: it does not fit.
-    """
+    """Convert a value to a number for a tensor of integers."""
     try:
         number = operator.index(value)
     except TypeError:

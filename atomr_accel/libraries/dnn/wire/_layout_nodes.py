@@ -24,12 +24,7 @@ JOINED: Final = tuple(f"input{position}" for position in range(MOST_JOINED))
 
 
 def _whole(op: str, inputs: Inputs) -> DnnTensor:
-    """The first input; none may be a number.
-
-    Raises:
-        ValueError: one is.
-        TypeError: dtypes that differ.
-    """
+    """The first input; none may be a number."""
     first, *others = inputs.values()
     if any(each.kind == "scalar" for each in inputs.values()):
         raise ValueError(f"{op} takes tensors, no numbers")

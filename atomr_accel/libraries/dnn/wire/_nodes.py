@@ -69,11 +69,7 @@ class FilterWindow(NamedTuple):
 
 
 def window_of(op: str, space: int, attributes: Attributes) -> FilterWindow:
-    """The window of a convolution, checked.
-
-    Raises:
-        ValueError: a number of entries other than ``space``, or entries too small.
-    """
+    """The window of a convolution, checked."""
     window = FilterWindow(*(attributes[name] for name in _WINDOW))
     for name, values, least in zip(_WINDOW, window, (0, 0, 1, 1), strict=True):
         if len(values) != space or min(values) < least:
@@ -89,11 +85,7 @@ _SHAPE: Final[Mapping[str, Attribute]] = {"shape": REQUIRED}
 
 
 def groups_of(op: str, channels: int, filter_: tuple[int, ...]) -> int:
-    """The number of groups of a convolution.
-
-    Raises:
-        ValueError: channels that are no multiple.
-    """
+    """The number of groups of a convolution."""
     groups, rest = divmod(channels, filter_[1])
     if rest or filter_[0] % groups:
         raise ValueError(
@@ -116,11 +108,7 @@ def _ranks(op: str, *tensors: DnnTensor) -> int:
 
 
 def same_dtype(op: str, *tensors: DnnTensor) -> None:
-    """Check that tensors have one dtype. Virtual ones may have any.
-
-    Raises:
-        TypeError: they do not.
-    """
+    """Check that tensors have one dtype. Virtual ones may have any."""
     dtypes = {each.dtype for each in tensors if each.kind == "buffer"}
     if len(dtypes) > 1:
         raise TypeError(f"{op} takes tensors of one dtype, not {' and '.join(sorted(dtypes))}")
@@ -170,11 +158,7 @@ def _same_window(
 
 
 def broadcast_shapes(op: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """Broadcast shapes of one rank.
-
-    Raises:
-        ValueError: they do not fit.
-    """
+    """Broadcast shapes of one rank."""
     sizes = []
     if len({len(shape) for shape in shapes}) == 1:
         for column in zip(*shapes, strict=True):

@@ -61,13 +61,7 @@ def _choice(op: str, attributes: Attributes, known: tuple[str, ...]) -> str:
 def axes_of(op: str, space: tuple[int, ...], attributes: Attributes) -> tuple[ResampleAxis, ...]:
     """Return the resampling of each dimension of space by an operation, or its gradient.
 
-    Args:
-        op: the operation, without ``_backward``.
-        space: sizes of an image.
-        attributes: attributes of the node.
-
-    Raises:
-        ValueError: attributes that do not fit.
+    ``op`` comes without ``_backward``.
     """
     if op == "resample":
         return _windows(space, attributes)

@@ -61,13 +61,7 @@ class _LoadedEngine(NamedTuple):
 
 
 class EngineExecutor:
-    """Executes the messages of engines, wherever a backend's tensors are.
-
-    Args:
-        context: the host's.
-        where: the name of the memory of buffers, and the device's index.
-        providers: what onnxruntime executes with, with their options.
-    """
+    """Executes the messages of engines, wherever a backend's tensors are."""
 
     def __init__(self, context: Any, where: tuple[str, int], providers: list[Any]) -> None:
         self._context: Final = context

@@ -131,11 +131,7 @@ class _FourierRows(NamedTuple):
 
 
 def points_of(type_: int, n: int, *, sine: bool) -> int:
-    """Half the period of the continuation that a transform of ``n`` numbers stands for.
-
-    Raises:
-        ValueError: a cosine transform of type 1 of a single number.
-    """
+    """Half the period of the continuation that a transform of ``n`` numbers stands for."""
     if type_ != 1:
         return n
     if not sine and n < 2:

@@ -194,11 +194,7 @@ class Solver:
         self._made.close()
 
     def call(self, function: str, *args: Any, accepts: int = 0) -> int:
-        """Call a function on the handle; its status, 0 or the one that is accepted.
-
-        Raises:
-            Unsupported: it does not do this, with these types or sizes, on this device.
-        """
+        """Call a function on the handle; its status, 0 or the one that is accepted."""
         status = self._library.functions[function](self.handle, *args)
         if status and status != accepts:
             error = self._library.error(function, status)

@@ -161,11 +161,8 @@ class _PolarSvd:
 class _ByLetter:
     """A function with a letter for the dtype, whose workspace is counted in elements.
 
-    Args:
-        name: without it.
-        arguments: those in front of the workspace.
-        tails: those behind it: of what asks for its size, and of the function itself.
-        whole: whether it takes a whole stack.
+    ``tails`` are the arguments behind the workspace: of what asks for its size, and of the function
+    itself.
     """
 
     def __init__(
@@ -606,11 +603,7 @@ _SMALL: Final = Small()
 
 
 def routine_of(problem: SolverProblem) -> SolverRoutine:
-    """Return the routine that runs a problem.
-
-    Raises:
-        Unsupported: the vendor has no function with these results.
-    """
+    """Return the routine that runs a problem."""
     if problem.batched and room_of(problem):
         return _SMALL
     table = _AT_ONCE if problem.batched else _ONE_BY_ONE

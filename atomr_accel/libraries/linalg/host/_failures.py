@@ -46,15 +46,7 @@ _REASONS: Final = {
 
 
 def require_success(message: Compute | Require, info: np.ndarray[Any, Any]) -> None:
-    """Raise for the first matrix of a stack that failed.
-
-    Args:
-        message: the message that ran.
-        info: LAPACK's info of each matrix.
-
-    Raises:
-        LinAlgError: the info of a matrix is not 0.
-    """
+    """Raise for the first matrix of a stack that failed."""
     failed = np.flatnonzero(info)
     if not failed.size:
         return

@@ -12,12 +12,7 @@ from ....wire.toolkit import find_tool
 
 
 def disassemble(image: bytes) -> str:
-    """The instructions of a cubin or fatbin (``cuobjdump -sass``).
-
-    Raises:
-        LibraryMissing: cuobjdump, or nvdisasm, which it calls, is not installed.
-        LibraryError: it refuses the image.
-    """
+    """The instructions of a cubin or fatbin (``cuobjdump -sass``)."""
     tools = {name: find_tool(name) for name in ("cuobjdump", "nvdisasm")}
     for name, path in tools.items():
         if path is None:

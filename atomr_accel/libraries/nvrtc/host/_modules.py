@@ -36,11 +36,7 @@ _numbered: Final[WeakKeyDictionary[object, dict[int, Any]]] = WeakKeyDictionary(
 
 @final
 class Numbered(Generic[T]):
-    """Objects of a context by the program's numbers, shared by all of its lanes.
-
-    Args:
-        context: the host's context.
-    """
+    """Objects of a context by the program's numbers, shared by all of its lanes."""
 
     def __init__(self, context: object) -> None:
         with _contexts_lock:
@@ -65,13 +61,7 @@ class Numbered(Generic[T]):
 
 @final
 class LaneModules(Generic[T]):
-    """The modules that one lane has loaded.
-
-    Args:
-        context: the host's, in which lanes share them.
-        load: makes one.
-        unload: releases one, when no lane uses it any more.
-    """
+    """The modules that one lane has loaded."""
 
     def __init__(
         self, context: object, load: Callable[[Load], T], unload: Callable[[T], None]

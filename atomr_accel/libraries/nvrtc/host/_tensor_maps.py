@@ -20,12 +20,7 @@ TENSOR_MAP_BYTES: Final = 128
 
 @lru_cache(maxsize=256)
 def encoded(message: TiledMap, pointer: int) -> bytes:
-    """A tensor map (``cuTensorMapEncodeTiled``); the vendor counts axes from the innermost.
-
-    Args:
-        message: the array and its boxes.
-        pointer: where it begins.
-    """
+    """A tensor map (``cuTensorMapEncodeTiled``); the vendor counts axes from the innermost."""
     item = DTYPES[message.dtype].itemsize
     shape = message.shape[::-1]
     strides = [size * item for size in accumulate(shape, mul)][:-1]

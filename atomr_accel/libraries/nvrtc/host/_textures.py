@@ -96,10 +96,6 @@ class _TextureArray:
 class Textures:
     """Textures of a lane's kernels. CUDA arrays belong to the whole context.
 
-    Args:
-        context: the host's context.
-        stream: the lane's stream.
-
     Attributes:
         handlers: functions that execute messages about CUDA arrays.
     """

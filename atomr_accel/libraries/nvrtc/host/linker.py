@@ -59,9 +59,6 @@ def link(parts: Sequence[tuple[str, bytes]], target: str) -> tuple[bytes, str]:
 
     Returns:
         A cubin, and the linker's log.
-
-    Raises:
-        Unsupported: the device is newer than the linker.
     """
     if not target.startswith("sm_"):
         raise Unsupported(

@@ -39,12 +39,7 @@ def conditional(nodes: Iterable[Bound]) -> bool:
 
 @final
 class GraphMaker:
-    """Makes graphs.
-
-    Args:
-        context: the device.
-        stream: the stream on which the steps' executors queue their work.
-    """
+    """Makes graphs."""
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context = context

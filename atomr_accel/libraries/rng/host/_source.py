@@ -39,12 +39,7 @@ def type_of(distribution: Distribution) -> str:
 
 
 def parameters(distribution: Distribution, table: int = 0) -> bytes:
-    """``Params`` for a distribution.
-
-    Args:
-        distribution: the distribution.
-        table: the pointer to its table.
-    """
+    """``Params`` for a distribution."""
     a, b = (*distribution.floats, 0.0, 0.0)[:2]
     words = 2**32 if distribution.name == "integers32" else 2**64
     biased = (words - distribution.span) % distribution.span if distribution.span else 0

@@ -72,11 +72,7 @@ class FunctionRunner:
         """Wait, before a function, for the work that it depends on."""
 
     def end(self) -> None:
-        """Wait, after a function, for the work that it has queued on any stream.
-
-        Raises:
-            StickyFault: that work has failed.
-        """
+        """Wait, after a function, for the work that it has queued on any stream."""
 
     # --- calls ------------------------------------------------------------------------------
 

@@ -294,11 +294,7 @@ def _ell_at(context: CpuContext, matrix: Matrix, at: tuple[int, ...]) -> Any:
 
 
 def require_within(context: CpuContext, indices: Array, bound: int) -> None:
-    """Indices are in bounds; others are a fault.
-
-    Raises:
-        StickyFault: they are not.
-    """
+    """Indices are in bounds; others are a fault."""
     if indices.size and (indices.min() < 0 or indices.max() >= bound):
         _fault(context, f"there is an index out of bounds for {bound}")
 

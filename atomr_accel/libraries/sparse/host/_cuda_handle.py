@@ -72,11 +72,7 @@ class CusparseHandle:
         self.bare(function, self._value, *args)
 
     def bare(self, function: str, *args: Any) -> None:
-        """Call a function that takes no handle.
-
-        Raises:
-            LibraryError, Unsupported: as ``call``.
-        """
+        """Call a function that takes no handle."""
         status = self._library.functions[function](*args)
         if status:
             error = self._library.error(function, status)
@@ -107,10 +103,7 @@ class CusparseHandle:
     def create(self, made: ExitStack, what: str, *args: Any) -> int:
         """A descriptor, which goes when ``made`` is closed.
 
-        Args:
-            made: what destroys it.
-            what: which kind: what its functions' names end with.
-            *args: of the function that makes it.
+        The names of its functions end with ``what``.
         """
         cell = c_void_p()
         self.bare(f"cusparseCreate{what}", byref(cell), *args)
@@ -128,11 +121,7 @@ class CusparseHandle:
         return cell.value
 
     def matrix(self, made: ExitStack, matrix: Matrix, parts: Sequence[int]) -> int:
-        """A sparse matrix whose parts are at these pointers.
-
-        Raises:
-            Unsupported: cuSPARSE takes no such matrix.
-        """
+        """A sparse matrix whose parts are at these pointers."""
         index, dtype = INDEX_TYPES[matrix.index], CUDA_TYPES[matrix.dtype]
         rows, columns = matrix.shape
         if matrix.format != "bsr" and matrix.nnz > rows * columns:

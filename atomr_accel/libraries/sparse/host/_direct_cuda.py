@@ -124,12 +124,7 @@ class _CudssHandle:
         self._made.close()
 
     def call(self, function: str, *args: Any) -> None:
-        """Call a function.
-
-        Raises:
-            LibraryError: it refused.
-            Unsupported: it does not do this, with these types or options, on this device.
-        """
+        """Call a function."""
         status = self._library.functions[function](*args)
         if status == NOT_SUPPORTED:
             error = self._library.error(function, status)

@@ -10,9 +10,6 @@ def require_regular(info: int) -> None:
 
     Args:
         info: its info: 0, the row at which it failed, or the number of zero pivots.
-
-    Raises:
-        LinAlgError: ``info`` is not 0.
     """
     if info:
         raise LinAlgError(

@@ -35,7 +35,13 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 @pytest.fixture(autouse=True)
 def frontend(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path) -> FakeFrontend:
-    from atomr_accel.libraries.dnn.host import _cuda, _cuda_losses, _cuda_routines, _plans
+    from atomr_accel.libraries.dnn.host import (
+        _cuda,
+        _cuda_losses,
+        _cuda_routines,
+        _cuda_sampling,
+        _plans,
+    )
     from atomr_accel.libraries.dnn.host import cuda_sequences as _cuda_sequences
 
     fake, library = FakeFrontend(), FakeLibrary()
@@ -64,7 +70,7 @@ def frontend(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path
         monkeypatch.setattr(module, "load_frontend", lambda: fake)
     monkeypatch.setattr(_plans, "version", lambda: 90000)
     monkeypatch.setattr(_cuda, "Own", FakeOwn)
-    for module in (_cuda_losses, _cuda_sequences):
+    for module in (_cuda_losses, _cuda_sampling, _cuda_sequences):
         monkeypatch.setattr(module, "Kernels", FakeOwn)
     monkeypatch.setattr(_cuda_routines, "load_cudnn", lambda: library)
     executor = f"{FakeCudaDnn.__module__}:FakeCudaDnn"

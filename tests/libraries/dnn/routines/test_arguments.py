@@ -10,6 +10,7 @@ import pytest
 from atomr_accel import GpuRefStale
 
 from ...conformance import MARKS
+from ...refusals import refuses
 
 FLOAT = np.dtype(np.float32)
 
@@ -57,57 +58,57 @@ async def test_softmax_in_place(device: Any) -> None:
 # --- bad arguments ------------------------------------------------------------------------
 
 
-async def test_bad_arguments_of_routines(device: Any) -> None:
-    dnn = device.dnn
-    x = await device.put(np.zeros((2, 3, 8, 8), FLOAT))
-    whole = await device.put(np.zeros((2, 3, 8, 8), np.int32))
-    calls: Any = (
-        (TypeError, "x must be a GpuRef", lambda: dnn.max_pool(0, 2)),
-        (TypeError, "must be one of float16", lambda: dnn.max_pool(whole, 2)),
-        (ValueError, "one to three dimensions", lambda: dnn.max_pool(x[0, 0], 2)),
-        (ValueError, "layout 'CHWN' does not fit", lambda: dnn.max_pool(x, 2, layout="CHWN")),
-        (ValueError, "window must be an integer or 2", lambda: dnn.max_pool(x, (2, 2, 2))),
-        (ValueError, "at least 1, not 0", lambda: dnn.max_pool(x, 0)),
-        (ValueError, "more than half", lambda: dnn.max_pool(x, 2, padding=2)),
-        (ValueError, "does not fit into 8", lambda: dnn.max_pool(x, 9)),
-        (ValueError, "stride must be an integer", lambda: dnn.avg_pool(x, 2, stride=0)),
+test_bad_arguments_of_routines = refuses(
+    "dnn",
+    [
+        ("max_pool(0, 2)", TypeError, "x must be a GpuRef"),
+        ("max_pool(i4_2x3x8x8, 2)", TypeError, "must be one of float16"),
+        ("max_pool(f4_2x3x8x8[0, 0], 2)", ValueError, "one to three dimensions"),
+        ('max_pool(f4_2x3x8x8, 2, layout="CHWN")', ValueError, "layout 'CHWN' does not fit"),
+        ("max_pool(f4_2x3x8x8, (2, 2, 2))", ValueError, "window must be an integer or 2"),
+        ("max_pool(f4_2x3x8x8, 0)", ValueError, "at least 1, not 0"),
+        ("max_pool(f4_2x3x8x8, 2, padding=2)", ValueError, "more than half"),
+        ("max_pool(f4_2x3x8x8, 9)", ValueError, "does not fit into 8"),
+        ("avg_pool(f4_2x3x8x8, 2, stride=0)", ValueError, "stride must be an integer"),
         (
+            "max_pool(f4_2x3x8x8, 2, out=f4_2x3x8x8)",
             ValueError,
             r"out must have shape \(2, 3, 4, 4\), not \(2, 3, 8, 8\)",
-            lambda: dnn.max_pool(x, 2, out=x),
         ),
         (
+            "max_pool_grad(f4_2x3x8x8, f4_2x3x8x8, f4_2x3x8x8, 2)",
             ValueError,
             r"grad must have shape \(2, 3, 4, 4\)",
-            lambda: dnn.max_pool_grad(x, x, x, 2),
         ),
         (
+            "avg_pool_grad(f4_2x3x8x8, f4_2x3x8x8.shape, 2)",
             ValueError,
             r"grad must have shape \(2, 3, 4, 4\)",
-            lambda: dnn.avg_pool_grad(x, x.shape, 2),
         ),
-        (ValueError, "axis 4 is out of bounds", lambda: dnn.softmax(x, 4)),
+        ("softmax(f4_2x3x8x8, 4)", ValueError, "axis 4 is out of bounds"),
         (
+            "softmax_grad(f4_2x3x8x8[0], f4_2x3x8x8)",
             ValueError,
             r"grad must have shape \(2, 3, 8, 8\), not \(3, 8, 8\)",
-            lambda: dnn.softmax_grad(x[0], x),
         ),
-        (TypeError, "grad must be one of", lambda: dnn.softmax_grad(whole, x)),
-        (ValueError, "p must be at least 0", lambda: dnn.dropout(x, 1.0, seed=0)),
-        (ValueError, "seed must be", lambda: dnn.dropout(x, 0.5, seed=-1)),
-        (TypeError, "offset must be", lambda: dnn.dropout(x, 0.5, seed=0, offset=0.5)),
-        (ValueError, "size must be", lambda: dnn.local_response_norm(x, 17)),
-        (ValueError, "beta must be", lambda: dnn.local_response_norm(x, 5, beta=0.0)),
-        (ValueError, "shares memory with", lambda: dnn.local_response_norm(x, 5, out=x)),
+        ("softmax_grad(i4_2x3x8x8, f4_2x3x8x8)", TypeError, "grad must be one of"),
+        ("dropout(f4_2x3x8x8, 1.0, seed=0)", ValueError, "p must be at least 0"),
+        ("dropout(f4_2x3x8x8, 0.5, seed=-1)", ValueError, "seed must be"),
+        ("dropout(f4_2x3x8x8, 0.5, seed=0, offset=0.5)", TypeError, "offset must be"),
+        ("local_response_norm(f4_2x3x8x8, 17)", ValueError, "size must be"),
+        ("local_response_norm(f4_2x3x8x8, 5, beta=0.0)", ValueError, "beta must be"),
+        ("local_response_norm(f4_2x3x8x8, 5, out=f4_2x3x8x8)", ValueError, "shares memory with"),
         (
+            "local_response_norm_grad(f4_2x3x8x8, f4_2x3x8x8[:1], f4_2x3x8x8, 5)",
             ValueError,
             r"y must have shape \(2, 3, 8, 8\), not \(1, 3, 8, 8\)",
-            lambda: dnn.local_response_norm_grad(x, x[:1], x, 5),
         ),
-    )
-    for error, match, call in calls:
-        with pytest.raises(error, match=match):
-            await call()
+    ],
+)
+
+
+async def test_freed_buffer_is_refused(device: Any) -> None:
+    x = await device.put(np.zeros(3, FLOAT))
     await device.free(x)
     with pytest.raises(GpuRefStale):
-        await dnn.softmax(x)
+        await device.dnn.softmax(x)

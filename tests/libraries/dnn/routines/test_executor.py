@@ -30,7 +30,13 @@ pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path) -> FakeRoutines:
-    from atomr_accel.libraries.dnn.host import _cuda, _cuda_losses, _cuda_routines, _plans
+    from atomr_accel.libraries.dnn.host import (
+        _cuda,
+        _cuda_losses,
+        _cuda_routines,
+        _cuda_sampling,
+        _plans,
+    )
     from atomr_accel.libraries.dnn.host import cuda_sequences as _cuda_sequences
 
     fake = FakeRoutines()
@@ -43,7 +49,7 @@ def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path)
         monkeypatch.setattr(module, "load_frontend", FakeFrontend)
     monkeypatch.setattr(_plans, "version", lambda: 90000)
     monkeypatch.setattr(_cuda, "Own", FakeOwn)
-    for module in (_cuda_losses, _cuda_sequences):
+    for module in (_cuda_losses, _cuda_sampling, _cuda_sequences):
         monkeypatch.setattr(module, "Kernels", FakeOwn)
     executor = f"{FakeCudaDnn.__module__}:FakeCudaDnn"
     for lane in (LANE, PLANNER):

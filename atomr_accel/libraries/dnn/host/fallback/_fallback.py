@@ -36,13 +36,7 @@ def forms(graph: DnnGraph) -> list[LaunchForm]:
 def launches(
     graph: DnnGraph, addresses: Mapping[int, int], scalars: Mapping[int, float]
 ) -> list[FallbackLaunch]:
-    """Return the launches that compute a graph for which ``computes`` is true.
-
-    Args:
-        graph: the graph.
-        addresses: pointers by id.
-        scalars: numbers by id.
-    """
+    """Return the launches that compute a graph for which ``computes`` is true."""
     return [each.filled(addresses, scalars) for each in forms(graph)]
 
 

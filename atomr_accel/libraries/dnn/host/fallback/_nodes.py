@@ -181,14 +181,7 @@ def _reduction(graph: DnnGraph, mode: str, target: int) -> LaunchForm:
 
 
 def pointwise_name(op: str, compute: str, result: str, types: Sequence[str]) -> str:
-    """Return the name of the kernel of a pointwise operation.
-
-    Args:
-        op: the operation.
-        compute: the dtype in which it computes.
-        result: the dtype of its result.
-        types: the dtypes of its output and of its inputs.
-    """
+    """Return the name of the kernel of a pointwise operation."""
     operation = "".join(word.capitalize() for word in op.split("_"))
     names = ", ".join(C_TYPES[dtype] for dtype in (compute, result, *types))
     return f"node<{operation}, {names}>"
