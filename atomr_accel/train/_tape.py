@@ -337,10 +337,7 @@ def _without_rule(name: str) -> Unsupported:
 
 
 def _no_gradient(name: str, key: str) -> Unsupported:
-    return Unsupported(
-        f"{name} has no gradient by {key}, so {key} must not depend on what gradients are taken "
-        "of; use train.stop_gradient"
-    )
+    return Unsupported(f"{key} of {name} has no gradient; pass train.stop_gradient({key})")
 
 
 def _no_out(name: str) -> Unsupported:

@@ -243,7 +243,7 @@ def test_a_rule_names_the_gradients_that_it_has(module_device: Blocking[Device])
         made: dict[str, Any] = {}
         train.rule("array.cumsum")(lambda *_: made)
         try:
-            with pytest.raises(Unsupported, match=r"array\.cumsum has no gradient by a"):
+            with pytest.raises(Unsupported, match=r"a of array\.cumsum has no gradient"):
                 await _grads(device, loss, X)
             made["a"] = None
             assert not (await _grads(device, loss, X))[1].any()
