@@ -660,7 +660,7 @@ class LanguageModel(Service, metaclass=NoPublicConstructor):
 def _from_outside(error: Exception) -> bool:
     """Return whether a step probably did not cause its failure.
 
-    It has found a cache that another op's fault had emptied, or another process has killed the host.
+    Another op's fault had emptied its cache, or another process has killed the host.
     """
     if isinstance(error, GpuRefStale):
         return True
