@@ -721,8 +721,7 @@ async def open_language_model(
         dtype: the dtype of a folder's weights and cache, see `LlamaModel.load`.
         invariant: whether tokens of a folder's model are independent of the batch.
         durable: whether a folder's cache survives faults, so that streams continue with the tokens
-            that digests prove. A recorded decoding step takes about 9 %
-            longer on an H200. A runner has a durable cache if it was loaded with one.
+            that digests prove. A runner has a durable cache if it was loaded with one.
         progress: called with the bytes that were loaded from a folder, and all.
         step_tokens: the most tokens of a step.
         step_sequences: the most sequences of a step; fewer than ``step_tokens``.
