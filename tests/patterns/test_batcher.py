@@ -26,6 +26,7 @@ from atomr_accel.patterns import (
     open_fair_share,
 )
 
+from ..harness import program
 from .worlds import LONG, Clients, Doubler, Log, on_mock_clock, open_clients
 
 if TYPE_CHECKING:
@@ -617,69 +618,65 @@ def test_options_are_checked_at_once(options: dict[str, Any], said: str) -> None
         open_batcher(Doubler(), **{"max_size": 8, **options})
 
 
-def test_another_thread_is_told_how_to_ask() -> None:
-    async def main() -> None:
-        async with (
-            open_batcher(Doubler(seconds=0), max_size=1) as batcher,
-            open_fair_share(capacity=1) as share,
-        ):
+@program
+async def test_another_thread_is_told_how_to_ask() -> None:
+    async with (
+        open_batcher(Doubler(seconds=0), max_size=1) as batcher,
+        open_fair_share(capacity=1) as share,
+    ):
 
-            async def take() -> None:
-                async with share.slot("a"):
-                    pass
+        async def take() -> None:
+            async with share.slot("a"):
+                pass
 
-            def work() -> None:
-                with pytest.raises(RuntimeError, match="the batcher belongs to"):
-                    trio.run(batcher, 1)
-                with pytest.raises(RuntimeError, match="the fair share belongs to"):
-                    trio.run(take)
-                assert trio.from_thread.run(batcher, 3) == 6
-                trio.from_thread.run(take)
+        def work() -> None:
+            with pytest.raises(RuntimeError, match="the batcher belongs to"):
+                trio.run(batcher, 1)
+            with pytest.raises(RuntimeError, match="the fair share belongs to"):
+                trio.run(take)
+            assert trio.from_thread.run(batcher, 3) == 6
+            trio.from_thread.run(take)
 
-            await trio.to_thread.run_sync(work)
-            assert batcher.statistics().submitted == 1
-
-    trio.run(main)
+        await trio.to_thread.run_sync(work)
+        assert batcher.statistics().submitted == 1
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
 @pytest.mark.parametrize("nested", [False, True], ids=["thread", "its own trio"])
-def test_tuning_from_another_thread_changes_nothing(nested: bool, used: bool) -> None:
-    async def main() -> None:
-        async with (
-            open_batcher(Doubler(seconds=0), max_size=2) as batcher,
-            open_fair_share(capacity=1) as share,
-        ):
+@program
+async def test_tuning_from_another_thread_changes_nothing(nested: bool, used: bool) -> None:
+    async with (
+        open_batcher(Doubler(seconds=0), max_size=2) as batcher,
+        open_fair_share(capacity=1) as share,
+    ):
 
-            async def tune() -> None:
-                with pytest.raises(RuntimeError, match=r"run_sync\(partial\(batcher.tune"):
-                    batcher.tune(max_size=1)
-                with pytest.raises(RuntimeError, match=r"run_sync\(partial\(share.tune"):
-                    share.tune(capacity=2, weights={"a": 3})
+        async def tune() -> None:
+            with pytest.raises(RuntimeError, match=r"run_sync\(partial\(batcher.tune"):
+                batcher.tune(max_size=1)
+            with pytest.raises(RuntimeError, match=r"run_sync\(partial\(share.tune"):
+                share.tune(capacity=2, weights={"a": 3})
 
-            def work() -> None:
-                if nested:
-                    trio.run(tune)
-                else:
-                    with pytest.raises(StopIteration):
-                        tune().send(None)
-                trio.from_thread.run_sync(partial(share.tune, weights={"b": 3}))
+        def work() -> None:
+            if nested:
+                trio.run(tune)
+            else:
+                with pytest.raises(StopIteration):
+                    tune().send(None)
+            trio.from_thread.run_sync(partial(share.tune, weights={"b": 3}))
 
-            if used:
-                assert await batcher(1) == 2
-                async with share.slot("a"):
-                    pass
-            settings = batcher._settings
-            await trio.to_thread.run_sync(work)
-            assert batcher._settings is settings
-            assert share.statistics().capacity == 1
-            with trio.fail_after(LONG):
-                assert await batcher(2) == 4
-                async with share.slot("a"):
-                    weights = {one.path: one.weight for one in share.statistics().tenants}
-                    assert weights["a"] == 1
-
-    trio.run(main)
+        if used:
+            assert await batcher(1) == 2
+            async with share.slot("a"):
+                pass
+        settings = batcher._settings
+        await trio.to_thread.run_sync(work)
+        assert batcher._settings is settings
+        assert share.statistics().capacity == 1
+        with trio.fail_after(LONG):
+            assert await batcher(2) == 4
+            async with share.slot("a"):
+                weights = {one.path: one.weight for one in share.statistics().tenants}
+                assert weights["a"] == 1
 
 
 @on_mock_clock
@@ -712,13 +709,11 @@ async def test_few_empty_buckets_are_kept() -> None:
         assert len(batcher._buckets) <= 257
 
 
-def test_asking_from_a_partial_is_fine() -> None:
+@program
+async def test_asking_from_a_partial_is_fine() -> None:
     async def scale(factor: int, items: list[int]) -> list[int]:
         await trio.lowlevel.checkpoint()
         return [factor * item for item in items]
 
-    async def main() -> None:
-        async with open_batcher(partial(scale, 3), max_size=2) as batcher:
-            assert assert_type(await batcher(2), int) == 6
-
-    trio.run(main)
+    async with open_batcher(partial(scale, 3), max_size=2) as batcher:
+        assert assert_type(await batcher(2), int) == 6
