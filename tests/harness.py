@@ -106,6 +106,19 @@ def program(function: Callable[P, Awaitable[None]]) -> Callable[P, None]:
     return test
 
 
+async def refused(
+    error: type[BaseException] | tuple[type[BaseException], ...],
+    match: str | None,
+    opener: Callable[..., AbstractAsyncContextManager[object]],
+    *args: Any,
+    **options: Any,
+) -> None:
+    """See that a call, or opening what it returns, raises an error."""
+    with pytest.raises(error, match=match):
+        async with opener(*args, **options):
+            raise AssertionError("it must not open")
+
+
 async def _in_time(function: Callable[[], Awaitable[T]]) -> T:
     with trio.fail_after(SECONDS):
         return await function()

@@ -19,6 +19,7 @@ from atomr_accel.patterns import (
     open_cascade,
 )
 
+from ..harness import refused
 from .worlds import on_mock_clock, poisoned
 
 
@@ -167,18 +168,12 @@ async def test_a_stage_of_batches(autojump_clock: trio.testing.MockClock) -> Non
 
 async def test_options_are_checked() -> None:
     stage = Answers("a", 1.0).stage()
-    with pytest.raises(TypeError, match="one stage or more"):
-        async with opened():
-            pass
-    with pytest.raises(TypeError, match="CascadeStage objects"):
-        async with opened(Answers("a", 1.0)):  # type: ignore[arg-type]
-            pass
-    with pytest.raises(ValueError, match="must be at least 1, which the cheapest stage costs"):
-        async with opened(stage, budget=0):
-            pass
-    with pytest.raises(ValueError, match="reserve must be at least 0, not -1"):
-        async with opened(stage, reserve=-1):
-            pass
+    await refused(TypeError, "one stage or more", opened)
+    await refused(TypeError, "CascadeStage objects", opened, Answers("a", 1.0))
+    await refused(
+        ValueError, "must be at least 1, which the cheapest stage costs", opened, stage, budget=0
+    )
+    await refused(ValueError, "reserve must be at least 0, not -1", opened, stage, reserve=-1)
 
 
 @settings(max_examples=100)
