@@ -113,7 +113,7 @@ async def refused(
     *args: Any,
     **options: Any,
 ) -> None:
-    """See that a call, or opening what it returns, raises an error."""
+    """Assert that an opener, or its context manager on entry, raises an error."""
     with pytest.raises(error, match=match):
         async with opener(*args, **options):
             raise AssertionError("it must not open")

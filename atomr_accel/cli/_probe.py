@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Sequence
 
+    from ..lanes import Isolation
     from ._output import CommandOutput
     from ._vendor import VendorAnswer
 
@@ -111,7 +112,7 @@ async def _look(
     done: Callable[[], None],
 ) -> None:
     """Open a device and check it, for as long as that may take."""
-    name, isolation = f"{backend}:{index}", "thread" if args.isolation == "thread" else "process"
+    name, isolation = f"{backend}:{index}", _isolation(args.isolation)
     began = time.perf_counter()
     is_open = False
 
@@ -155,6 +156,10 @@ async def _look(
                 detail=late,
             )
         )
+
+
+def _isolation(word: str) -> Isolation:
+    return "thread" if word == "thread" else "process"
 
 
 def _document(

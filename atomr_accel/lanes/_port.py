@@ -620,7 +620,7 @@ class Port:
                     if op._error is not None:  # it could not be encoded; its place was kept
                         self._failed += 1
                         self._answer(op, None, op._error)
-                        if self._ended:
+                        if self._is_over():
                             return
                         continue
                     self._completed += 1
@@ -717,6 +717,9 @@ class Port:
         """Report all unreported finished ops, unless answers are just being handled."""
         if self._done.waiting and not self._received:
             self._done.tell()
+
+    def _is_over(self) -> bool:
+        return self._ended
 
     def _answer(self, op: Op, value: Any, error: Exception | None) -> None:
         op.value, op._error = value, error

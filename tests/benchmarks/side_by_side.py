@@ -101,7 +101,7 @@ class Row:
 
 @asynccontextmanager
 async def open_first(**options: Any) -> AsyncIterator[Device]:
-    """Open the first device, say which it is, and ignore what it does on the CPU."""
+    """Open and print the first device, without warnings about fallbacks to the CPU."""
     warnings.simplefilter("ignore", CpuFallbackWarning)
     async with open_device(0, **options) as device:
         print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")

@@ -104,6 +104,10 @@ FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 INTEGERS = (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64)
 
 
+def _larger(x: Any, y: Any) -> Any:
+    return np.where(x > y, x, y)
+
+
 @pytest.mark.slow
 def test_arithmetic(tmp_path: Path) -> None:
     rows: list[Any] = []
@@ -127,7 +131,7 @@ def test_arithmetic(tmp_path: Path) -> None:
             (x, y),
         )
         rows += [(np.negative, (x,)), (np.sign, (x,)), (np.square, (x,)), (np.absolute, (x,))]
-        rows.append((lambda x, y: np.where(x > y, x, y) * 2 + 1, (x, y)))
+        rows.append((lambda x, y: _larger(x, y) * 2 + 1, (x, y)))
     for dtype in INTEGERS:
         x, y = data(dtype, 40), np.arange(40).astype(dtype)
         rows += each(
