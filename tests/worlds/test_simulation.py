@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from contextlib import contextmanager
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -17,36 +17,13 @@ from hypothesis import strategies as st
 from atomr_accel import DeviceLost, WorldBroken
 
 from ..harness import sized
+from ..patterns.worlds import on_mock_clock, run
 from .simulated import REBUILD, Simulation, Work, start
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from atomr_accel.worlds._engine import Term
-
-P = ParamSpec("P")
-
-LONG = 300
-
-
-def run(function: Callable[[], Awaitable[None]]) -> None:
-    """Run on a clock that jumps when all wait."""
-
-    async def main() -> None:
-        with trio.fail_after(LONG):
-            await function()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def on_clock(function: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """Make a test of an async function that ``run`` runs."""
-
-    @wraps(function)
-    def test(*args: P.args, **kwargs: P.kwargs) -> None:
-        run(partial(function, *args, **kwargs))
-
-    return test
 
 
 DEADLINE = 5.0
@@ -272,7 +249,7 @@ def test_every_op_is_answered_once_and_right_whoever_dies_leaves_and_joins(
     shrink=st.booleans(),
 )
 @pytest.mark.slow
-@on_clock
+@on_mock_clock
 async def test_world_opens_and_is_resized_wherever_a_rank_dies_meanwhile(
     size: int, more: int, seed: int, deaths: list[tuple[float, int]], shrink: bool
 ) -> None:
@@ -298,7 +275,7 @@ async def test_world_opens_and_is_resized_wherever_a_rank_dies_meanwhile(
 
 
 @pytest.mark.parametrize("how", ["lost", "cancelled", "left", "over"])
-@on_clock
+@on_mock_clock
 async def test_resize_whose_new_rank_does_not_start_changes_nothing(how: str) -> None:
     async with Simulation(2, more=2) as simulation:
         engine, ranks = simulation.engine, simulation.ranks
@@ -363,7 +340,7 @@ def test_hundreds_of_ranks() -> None:
     run(partial(busy, sized(120, 400), 1, deaths))
 
 
-@on_clock
+@on_mock_clock
 async def test_a_world_waits_for_the_rank_that_died() -> None:
     async with Simulation(3) as simulation:
         engine = simulation.engine
@@ -377,7 +354,7 @@ async def test_a_world_waits_for_the_rank_that_died() -> None:
         assert (term.epoch, term.members) == (2, (0, 1, 2))
 
 
-@on_clock
+@on_mock_clock
 async def test_a_world_goes_on_without_the_rank_that_died() -> None:
     async with Simulation(3, shrink=True) as simulation:
         engine = simulation.engine
@@ -391,7 +368,7 @@ async def test_a_world_goes_on_without_the_rank_that_died() -> None:
 
 
 @pytest.mark.parametrize("shrinking", ["works", "fails", "hangs", "unknown"])
-@on_clock
+@on_mock_clock
 async def test_rest_of_a_communicator_is_reused_if_that_works(shrinking: str) -> None:
     works = shrinking == "works"
     async with Simulation(4, shrinking=shrinking, shrink=True) as simulation:
@@ -421,7 +398,7 @@ async def test_rest_of_a_communicator_is_reused_if_that_works(shrinking: str) ->
 
 
 @pytest.mark.parametrize("shrink", [False, True])
-@on_clock
+@on_mock_clock
 async def test_a_device_that_is_lost_for_good(shrink: bool) -> None:
     async with Simulation(2, shrink=shrink) as simulation:
         engine = simulation.engine
@@ -435,7 +412,7 @@ async def test_a_device_that_is_lost_for_good(shrink: bool) -> None:
                 await engine.whole()
 
 
-@on_clock
+@on_mock_clock
 async def test_a_rank_that_hangs_is_killed_at_the_deadline_and_named() -> None:
     async with Simulation(3, deadline=8.0) as simulation:
         engine = simulation.engine
@@ -451,7 +428,7 @@ async def test_a_rank_that_hangs_is_killed_at_the_deadline_and_named() -> None:
         assert [rank.deaths for rank in simulation.ranks] == [0, 0, 1]
 
 
-@on_clock
+@on_mock_clock
 async def test_idle_rank_is_not_blamed() -> None:
     async with Simulation(3, deadline=8.0) as simulation:
         engine = simulation.engine
@@ -468,7 +445,7 @@ async def test_idle_rank_is_not_blamed() -> None:
 
 
 @pytest.mark.parametrize("holds_back", [False, True])
-@on_clock
+@on_mock_clock
 async def test_the_rank_that_others_wait_for_is_blamed_whichever_op_is_the_oldest(
     holds_back: bool,
 ) -> None:
@@ -488,7 +465,7 @@ async def test_the_rank_that_others_wait_for_is_blamed_whichever_op_is_the_oldes
         assert [rank.deaths for rank in ranks] == [0, 1, 0]
 
 
-@on_clock
+@on_mock_clock
 async def test_waiting_rank_is_not_blamed() -> None:
     async with Simulation(4, deadline=8.0) as simulation:
         engine, ranks = simulation.engine, simulation.ranks
@@ -505,7 +482,7 @@ async def test_waiting_rank_is_not_blamed() -> None:
         assert [rank.deaths for rank in ranks] == [0, 0, 0, 1]
 
 
-@on_clock
+@on_mock_clock
 async def test_a_rank_that_waits_in_another_world_is_not_blamed() -> None:
     async with Simulation(2, deadline=8.0) as simulation:
         engine, ranks = simulation.engine, simulation.ranks
@@ -523,7 +500,7 @@ async def test_a_rank_that_waits_in_another_world_is_not_blamed() -> None:
 
 
 @pytest.mark.parametrize("how", ["stuck", "hung"])
-@on_clock
+@on_mock_clock
 async def test_rank_that_does_not_rejoin_is_killed_and_named(how: str) -> None:
     async with Simulation(3, deadline=8.0) as simulation:
         engine, ranks = simulation.engine, simulation.ranks
@@ -544,7 +521,7 @@ async def test_rank_that_does_not_rejoin_is_killed_and_named(how: str) -> None:
         assert [rank.deaths for rank in ranks] == [0, 1, 1]
 
 
-@on_clock
+@on_mock_clock
 async def test_a_rank_that_cannot_be_killed_is_named_as_the_world_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -560,7 +537,7 @@ async def test_a_rank_that_cannot_be_killed_is_named_as_the_world_ends(
         assert (caught.value.rank, caught.value.epoch) == (1, 4)  # after three attempts
 
 
-@on_clock
+@on_mock_clock
 async def test_a_world_whose_ranks_are_all_stuck_comes_back() -> None:
     async with Simulation(2, deadline=8.0) as simulation:
         engine, ranks = simulation.engine, simulation.ranks
@@ -574,7 +551,7 @@ async def test_a_world_whose_ranks_are_all_stuck_comes_back() -> None:
         assert [rank.deaths for rank in ranks] == [1, 1]
 
 
-@on_clock
+@on_mock_clock
 async def test_late_answer_after_leaving_is_ignored() -> None:
     for seed in range(30):
         async with Simulation(2, seed) as simulation:
@@ -593,7 +570,7 @@ async def test_late_answer_after_leaving_is_ignored() -> None:
                 await epochs.receive()
 
 
-@on_clock
+@on_mock_clock
 async def test_hanging_rank_is_killed_at_the_deadline_of_leaving() -> None:
     async with Simulation(2, deadline=8.0) as simulation:
         await simulation.engine.whole()
@@ -607,7 +584,7 @@ async def test_hanging_rank_is_killed_at_the_deadline_of_leaving() -> None:
 
 
 @pytest.mark.parametrize("how", ["over", "left", "shrunk", "resized"])
-@on_clock
+@on_mock_clock
 async def test_waiting_rank_learns_that_the_other_end_is_gone(how: str) -> None:
     async with Simulation(3, shrink=how == "shrunk") as simulation:
         engine, mail = simulation.engine, simulation.engine.mail
@@ -640,7 +617,7 @@ async def test_waiting_rank_learns_that_the_other_end_is_gone(how: str) -> None:
             assert (await engine.whole()).members == (0, 1)
 
 
-@on_clock
+@on_mock_clock
 async def test_sent_message_is_received_in_the_next_epoch() -> None:
     async with Simulation(2) as simulation:
         engine = simulation.engine
@@ -661,7 +638,7 @@ async def test_sent_message_is_received_in_the_next_epoch() -> None:
         assert (got, engine.membership.epoch) == ([letter], 2)
 
 
-@on_clock
+@on_mock_clock
 async def test_a_world_is_resized_when_no_op_is_in_flight() -> None:
     async with Simulation(4) as simulation:
         engine, ranks = simulation.engine, simulation.ranks
@@ -693,7 +670,7 @@ async def test_a_world_is_resized_when_no_op_is_in_flight() -> None:
         assert simulation.network.results[2] == {3: 7, 0: 7, 1: 7}
 
 
-@on_clock
+@on_mock_clock
 async def test_resize_cancelled_before_its_ops_are_done_changes_nothing() -> None:
     async with Simulation(2) as simulation:
         engine = simulation.engine
@@ -705,7 +682,7 @@ async def test_resize_cancelled_before_its_ops_are_done_changes_nothing() -> Non
         assert (await engine.whole()) is term
 
 
-@on_clock
+@on_mock_clock
 async def test_a_caller_that_is_cancelled_leaves_and_the_op_goes_on() -> None:
     async with Simulation(3) as simulation:
         engine = simulation.engine
