@@ -58,7 +58,7 @@ ON_CUDA: Final = BACKEND == "cuda"
 FULL: Final = "ATOMR_TEST_FULL" in os.environ
 """True if long tests run in full, as in the session ``full``."""
 
-SECONDS: Final = 600 if ON_CUDA else 300 if FULL else 30
+SECONDS: Final = 600 if ON_CUDA else 300 if FULL else 60
 """Nothing here takes nearly as long: what does hangs.
 
 On CUDA the first call of a kernel waits for its compilation, beside those of all other workers.
@@ -104,6 +104,19 @@ def program(function: Callable[P, Awaitable[None]]) -> Callable[P, None]:
         trio.run(_in_time, partial(function, *args, **kwargs))
 
     return test
+
+
+async def refused(
+    error: type[BaseException] | tuple[type[BaseException], ...],
+    match: str | None,
+    opener: Callable[..., AbstractAsyncContextManager[object]],
+    *args: Any,
+    **options: Any,
+) -> None:
+    """Assert that an opener, or its context manager on entry, raises an error."""
+    with pytest.raises(error, match=match):
+        async with opener(*args, **options):
+            raise AssertionError("it must not open")
 
 
 async def _in_time(function: Callable[[], Awaitable[T]]) -> T:

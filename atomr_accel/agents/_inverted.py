@@ -255,7 +255,6 @@ class SearchedLists:
     Attributes:
         windows: where they are.
         penalties: float32 (w, width), on the device, subtracted from the products of windows.
-        centers: the centers of the lists.
     """
 
     windows: ListWindows

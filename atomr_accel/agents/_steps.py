@@ -200,7 +200,6 @@ class StepNode:
     """A node.
 
     Attributes:
-        name: its name.
         function: an async function of the state and a `StepContext`; of a recording and buffers if
             ``reads`` is there.
         retry: how often it is tried.

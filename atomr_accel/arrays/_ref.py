@@ -466,7 +466,7 @@ def no_ref_error(given: object, name: str, expected: str = "a GpuRef") -> TypeEr
         return NotEvaluated(f"{message}; evaluate it first: {how}")
     if isinstance(given, (list, tuple)) and any(isinstance(each, GpuRef) for each in given):
         message += "; call it for each of them, in a batch to save round trips"
-    elif _is_data(given):
+    elif hasattr(type(given), "__array__") or isinstance(given, (bool, int, float, complex, list)):
         how = f": {name} = await device.put({name})" if name.isidentifier() else ", by device.put"
         message += f"; put it on the device first{how}"
     return TypeError(message)
@@ -502,11 +502,6 @@ def ref_error(ref: object, memory: MemoryMap, name: str) -> Exception:
         f"{name} is of generation {block.generation}, but {memory.device} was rebuilt and is at "
         f"generation {memory.generation}; put the data again, or seal what must survive"
     )
-
-
-def _is_data(thing: object) -> bool:
-    """Return True if ``put`` might accept an object."""
-    return hasattr(type(thing), "__array__") or isinstance(thing, (bool, int, float, complex, list))
 
 
 def sealed_error(ref: GpuRef, name: str) -> GpuRefSealed:

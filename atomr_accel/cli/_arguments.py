@@ -25,7 +25,6 @@ class Command:
         summary: its purpose, in one line.
         about: its purpose, for its own help.
         examples: command lines with their purposes.
-        add: adds its arguments to a parser.
     """
 
     name: str

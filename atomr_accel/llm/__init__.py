@@ -68,45 +68,24 @@ __all__ = [
 ]
 
 # Hosts import the kernels' functions, and with them this package: it must not load the program's.
-_HOME = {
-    "serve_language_model": "_server",
-    "LanguageModelServerStatistics": "_server",
-    "LanguageModelServer": "_server",
-    "ServedModel": "_served_model",
-    "ServerLimits": "_http",
-    "ChatTemplate": "_chat",
-    "Checkpoint": "_checkpoint",
-    "OpenCheckpoint": "_checkpoint",
-    "ARCHITECTURES": "_config",
-    "LlamaConfig": "_config",
-    "RotaryEmbedding": "_config",
-    "ModelFolder": "_folder",
-    "load_folder": "_folder",
-    "ChatRefused": "_folder_errors",
-    "ModelFolderBroken": "_folder_errors",
-    "LlamaModel": "_model",
-    "LlamaStatistics": "_model",
-    "WeightsDamaged": "_model",
-    "GrammarInvalid": "_request_errors",
-    "PromptTooLong": "_request_errors",
-    "RequestAtFault": "_request_errors",
-    "FinishReason": "_requests",
-    "SamplingOptions": "_requests",
-    "TokenPiece": "_requests",
-    "TokenRequest": "_requests",
-    "TokenScore": "_requests",
-    "LanguageModel": "_served",
-    "LanguageModelStatistics": "_served",
-    "open_language_model": "_served",
-    "ChoosingRunner": "_steps",
-    "DurableRunner": "_steps",
-    "Runner": "_steps",
-    "StepChoices": "_steps",
-    "StepLogits": "_steps",
-    "StepSlice": "_steps",
-    "StepTokens": "_steps",
-    "StepWork": "_steps",
+_HOMES = {
+    "_server": "LanguageModelServer LanguageModelServerStatistics serve_language_model",
+    "_served_model": "ServedModel",
+    "_http": "ServerLimits",
+    "_chat": "ChatTemplate",
+    "_checkpoint": "Checkpoint OpenCheckpoint",
+    "_config": "ARCHITECTURES LlamaConfig RotaryEmbedding",
+    "_folder": "ModelFolder load_folder",
+    "_folder_errors": "ChatRefused ModelFolderBroken",
+    "_model": "LlamaModel LlamaStatistics WeightsDamaged",
+    "_request_errors": "GrammarInvalid PromptTooLong RequestAtFault",
+    "_requests": "FinishReason SamplingOptions TokenPiece TokenRequest TokenScore",
+    "_served": "LanguageModel LanguageModelStatistics open_language_model",
+    "_steps": (
+        "ChoosingRunner DurableRunner Runner StepChoices StepLogits StepSlice StepTokens StepWork"
+    ),
 }
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -92,7 +92,6 @@ class _StepRecording(NamedTuple):
     """A recording of a step.
 
     Attributes:
-        recording: the recording.
         numbers: its input, `StepInputs.numbers`.
         tokens: tokens that it has chosen.
         logits: logits that they are from.

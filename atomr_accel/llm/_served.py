@@ -116,7 +116,6 @@ class _ChosenToken(NamedTuple):
     """A token that was chosen.
 
     Attributes:
-        token: the token.
         last: True if the grammar allows nothing after it.
         logprob: the logarithm of its probability, if asked for.
         top: the most likely tokens, if asked for.

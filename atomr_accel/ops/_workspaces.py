@@ -24,8 +24,6 @@ TOGETHER: Final = 8
 goes on to the next, so they would run one after the other anyway.
 """
 
-_UINT8: Final = DTYPES["uint8"]
-
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceStatistics:
@@ -100,7 +98,7 @@ class Workspaces:
         else:
             # Drop workspaces that are too small first, to make room for the new one.
             kept.refs = there = fitting if len(there) >= most else there
-            chosen = preparer.output((nbytes,), _UINT8)
+            chosen = preparer.output((nbytes,), DTYPES["uint8"])
         kept.run = kept.run + 1 if chosen is last else 1
         kept.refs = [*(ref for ref in there if ref is not chosen), chosen]
         return chosen.block

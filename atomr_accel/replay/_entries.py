@@ -45,7 +45,6 @@ class ArrayValue(msgspec.Struct, tag="array"):
 
     Attributes:
         dtype: the name of its dtype.
-        shape: its shape.
         hash: the hash of its bytes in C order; empty until it is computed.
     """
 
@@ -282,7 +281,6 @@ class DoneEntry(_JournalEntry, frozen=True, tag="done"):
         call: the number of the call.
         outcome: ``"ok"``, ``"error"``, ``"cancelled"``, or ``"sent"`` if only the end of its batch
             shows the outcome.
-        result: the result.
         error: the error's type name and message.
         fault: whether the call ended in a fault of the device.
         body: whether a block of a batch or recording was left by an error of the program's own

@@ -665,7 +665,7 @@ class Player:
                 await self._compare_one(recall, where, array, result, None, doubtful)
                 continue
             whole = where.startswith("#")
-            place = _whole(array, int(where[1:])) if whole else places.get(where)
+            place = Ref(int(where[1:]), array.dtype, array.shape) if whole else places.get(where)
             if place is not None and place.id in self.restorer.buffers:
                 there = self.restorer.ref(place)
                 doubtful = cause or self._doubts.among([there.block.base])
@@ -766,11 +766,6 @@ def taken_down(calls: Sequence[JournalCall]) -> set[int]:
         elif done is not None and done.outcome == "ok":
             used.update(ref.id for ref in refs_given(call).values())
     return found
-
-
-def _whole(array: ArrayValue, number: int) -> Ref:
-    """Return the whole buffer of a recording, for a comparison."""
-    return Ref(number, array.dtype, array.shape)
 
 
 def _looks_again(recall: JournalCall) -> bool:

@@ -101,7 +101,7 @@ class Metrics:
                 key, take = self._system(what, name, stack, timed=timed, every_op=every_op)
             elif isinstance(what, NvmlMonitor):
                 key, take = ("gpus",), lambda snapshot: take_gpus(snapshot, what)
-            elif _tells_of_itself(what):
+            elif not isinstance(what, type) and callable(getattr(what, "statistics", None)):
                 key, take = _pattern(what, name)
             else:
                 raise TypeError(
@@ -239,10 +239,6 @@ def _taken(key: tuple[str, ...]) -> ValueError:
     return ValueError(
         f"{' '.join(key)} is observed already; observe(..., name=...) gives one another name"
     )
-
-
-def _tells_of_itself(what: object) -> bool:
-    return not isinstance(what, type) and callable(getattr(what, "statistics", None))
 
 
 def _pattern(what: HasStatistics, name: str | None) -> tuple[tuple[str, ...], _Take]:

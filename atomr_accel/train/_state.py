@@ -31,7 +31,6 @@ class ParameterPlace(NamedTuple):
 
     Attributes:
         name: its path in the tree, with dots.
-        shape: its shape.
         start: its first element in the flat buffers.
     """
 

@@ -60,7 +60,6 @@ class _GradientRecording(NamedTuple):
         batch: what the recording reads instead of a batch.
         scale: a float32, the factor of gradients.
         recording: computes what follows.
-        loss: the loss.
         grads: where it leaves the gradients: views of one buffer if the parameters are.
         form: the form of the tree of gradients.
         flat: that buffer, if there is one.

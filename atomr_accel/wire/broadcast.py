@@ -16,7 +16,6 @@ class ProductBatch(NamedTuple):
         sizes: the same, with dimensions merged where one stride leads through both.
         strides_a: elements from one matrix of a to the next, along each of ``sizes``; 0 repeats the
             matrix.
-        strides_b: the strides of b.
     """
 
     shape: tuple[int, ...]

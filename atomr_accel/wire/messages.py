@@ -209,7 +209,6 @@ class CallByTemplate(Message, frozen=True, gc=False):
 
     Attributes:
         number: the template's number.
-        addresses: the addresses of this call.
     """
 
     number: int

@@ -30,10 +30,7 @@ class RankPart:
     """One rank's part of an op.
 
     Attributes:
-        rank: the rank.
         steps: the steps that the rank takes, in order.
-        reads: the blocks that it reads.
-        writes: the blocks that it writes.
     """
 
     rank: int

@@ -37,6 +37,7 @@ from atomr_accel.actors._supervision import (
     SupervisionMachine,
 )
 
+from ..harness import program
 from .counter import Boom, Counter, Fail, Hang, Minor, quick
 from .supervisions import FAULTS, SUPERVISIONS, Restart, nothing, specs
 
@@ -67,15 +68,13 @@ class Front(Counter):
 
 
 @pytest.mark.parametrize("name", ["a", "g/a"])
-def test_a_failure_its_asker_has_handled_stays_inside(schedule: None, name: str) -> None:
-    async def main() -> None:
-        async with open_actor_system("demo") as system:
-            group = await system.spawn(Group, name="g")
-            actor = await system.spawn(Counter, supervisor=group if "/" in name else None)
-            with pytest.raises(Boom):
-                await actor.ask(Fail(Boom()))
-
-    trio.run(main)
+@program
+async def test_a_failure_its_asker_has_handled_stays_inside(schedule: None, name: str) -> None:
+    async with open_actor_system("demo") as system:
+        group = await system.spawn(Group, name="g")
+        actor = await system.spawn(Counter, supervisor=group if "/" in name else None)
+        with pytest.raises(Boom):
+            await actor.ask(Fail(Boom()))
 
 
 def test_a_told_failure_stays_inside_as_well(
@@ -107,17 +106,13 @@ def test_escalated_actor_leaves_all_the_same(schedule: None, below: bool) -> Non
         trio.run(main)
 
 
-def test_parent_contains_the_failure_that_it_restarts_from(schedule: None) -> None:
-    async def main() -> None:
-        async with open_actor_system("demo") as system:
-            group = await system.spawn(
-                Group, supervision=Supervision(intensity=Intensity(restarts=0))
-            )
-            actor = await system.spawn(Counter, supervisor=group)
-            with pytest.raises(Boom):
-                await actor.ask(Fail(Boom()))
-
-    trio.run(main)
+@program
+async def test_parent_contains_the_failure_that_it_restarts_from(schedule: None) -> None:
+    async with open_actor_system("demo") as system:
+        group = await system.spawn(Group, supervision=Supervision(intensity=Intensity(restarts=0)))
+        actor = await system.spawn(Counter, supervisor=group)
+        with pytest.raises(Boom):
+            await actor.ask(Fail(Boom()))
 
 
 def test_one_failure_too_many_leaves_all_the_same(schedule: None) -> None:
@@ -133,25 +128,23 @@ def test_one_failure_too_many_leaves_all_the_same(schedule: None) -> None:
         trio.run(main)
 
 
-def test_a_first_start_that_fails_is_its_spawners_also_at_the_end(schedule: None) -> None:
+@program
+async def test_a_first_start_that_fails_is_its_spawners_also_at_the_end(schedule: None) -> None:
     class Broken(Counter):
         async def started(self) -> None:
             await trio.lowlevel.checkpoint()
             raise Boom
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery, open_actor_system("demo") as system:
+    async with trio.open_nursery() as nursery, open_actor_system("demo") as system:
 
-            @nursery.start_soon
-            async def _() -> None:
-                with pytest.raises(Boom):
-                    await system.spawn(Broken)
-                left.set()
+        @nursery.start_soon
+        async def _() -> None:
+            with pytest.raises(Boom):
+                await system.spawn(Broken)
+            left.set()
 
-            left = trio.Event()
-            await left.wait()
-
-    trio.run(main)
+        left = trio.Event()
+        await left.wait()
 
 
 @settings(deadline=None, derandomize=True)

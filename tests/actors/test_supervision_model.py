@@ -64,6 +64,7 @@ from atomr_accel.actors._supervision import (
 )
 
 from ..harness import sized
+from ..patterns.worlds import on_mock_clock
 from .counter import Boom
 from .supervisions import (
     FAULTS,
@@ -597,56 +598,54 @@ class Runtime:
 @pytest.mark.slow
 @settings(QUICK, max_examples=sized(80, 200))
 @given(supervision=SUPERVISIONS, first=st.lists(specs(), min_size=1, max_size=4), steps=STEPS)
-def test_the_runtime_does_what_the_machine_decides(
+@on_mock_clock
+async def test_the_runtime_does_what_the_machine_decides(
     supervision: Supervision, first: list[ChildSpec], steps: list[tuple[str, Any, Any, Script]]
 ) -> None:
-    async def main() -> None:
-        world = World(supervision)
-        runtime = Runtime()
-        ended = End.FINISHED
-        options = {
-            name: getattr(supervision, name)
-            for name in ("strategy", "decider", "intensity", "backoff", "auto_shutdown")
-        }
-        try:
-            async with open_supervisor("top", **options) as supervisor:
-                for spec in {spec.name: spec for spec in first}.values():
-                    world.add(spec)
-                    await supervisor.start_child(runtime.spec(spec))
-                for method, who, fault, faults in steps:
-                    name = who.name if isinstance(who, ChildSpec) else who
-                    if method == "add":
-                        possible = name not in world.machine.children
-                    elif method == "stop":
-                        possible = name in world.machine.children
-                    else:
-                        possible = name in world.running
-                    if world.end is not None or not possible:
-                        continue
-                    world.faults = {name: list(of) for name, of in faults.items()}
-                    runtime.faults = {name: list(of) for name, of in faults.items()}
-                    getattr(world, method)(*[who] if fault is None else [who, fault])
-                    if method == "crash":
-                        runtime.orders[name].send_nowait(fault(name))
-                    elif method == "ret":
-                        runtime.orders[name].send_nowait(None)
-                    elif method == "stop":
-                        await supervisor.stop_child(name)
-                    else:
-                        try:
-                            await supervisor.start_child(runtime.spec(who))
-                        except tuple(FAULTS):
-                            assert name not in world.machine.children
-                    await trio.sleep(1000)  # longer than any back-off; the clock jumps
-                    world.now = trio.current_time()
-                    assert runtime.trace == world.trace
-                world.shutdown()
-        except* SupervisionFailed:
-            ended = End.ESCALATED
-        assert runtime.trace == world.trace
-        assert ended is world.end
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    world = World(supervision)
+    runtime = Runtime()
+    ended = End.FINISHED
+    options = {
+        name: getattr(supervision, name)
+        for name in ("strategy", "decider", "intensity", "backoff", "auto_shutdown")
+    }
+    try:
+        async with open_supervisor("top", **options) as supervisor:
+            for spec in {spec.name: spec for spec in first}.values():
+                world.add(spec)
+                await supervisor.start_child(runtime.spec(spec))
+            for method, who, fault, faults in steps:
+                name = who.name if isinstance(who, ChildSpec) else who
+                if method == "add":
+                    possible = name not in world.machine.children
+                elif method == "stop":
+                    possible = name in world.machine.children
+                else:
+                    possible = name in world.running
+                if world.end is not None or not possible:
+                    continue
+                world.faults = {name: list(of) for name, of in faults.items()}
+                runtime.faults = {name: list(of) for name, of in faults.items()}
+                getattr(world, method)(*[who] if fault is None else [who, fault])
+                if method == "crash":
+                    runtime.orders[name].send_nowait(fault(name))
+                elif method == "ret":
+                    runtime.orders[name].send_nowait(None)
+                elif method == "stop":
+                    await supervisor.stop_child(name)
+                else:
+                    try:
+                        await supervisor.start_child(runtime.spec(who))
+                    except tuple(FAULTS):
+                        assert name not in world.machine.children
+                await trio.sleep(1000)  # longer than any back-off; the clock jumps
+                world.now = trio.current_time()
+                assert runtime.trace == world.trace
+            world.shutdown()
+    except* SupervisionFailed:
+        ended = End.ESCALATED
+    assert runtime.trace == world.trace
+    assert ended is world.end
 
 
 # --- single decisions --------------------------------------------------------------

@@ -21,7 +21,7 @@ from atomr_accel.actors import (
     open_actor_system,
 )
 
-from ..harness import sized
+from ..harness import program, sized
 from .counter import Block, Boom, Counter, Fail, quick
 
 
@@ -58,72 +58,69 @@ STEPS = st.one_of(
 
 @settings(deadline=None, max_examples=sized(20, 500))
 @given(steps=st.lists(STEPS, max_size=14))
-def test_one_message_for_each_end(steps: list[tuple[str, int]]) -> None:
+@program
+async def test_one_message_for_each_end(steps: list[tuple[str, int]]) -> None:
     """Against a model: a set of the watched, and a queue that is emptied when the actor is free."""
-
-    async def main() -> None:
-        heard: list[str] = []
-        expected: list[str] = []
-        watched: set[str] = set()
-        queue: list[str] = []
-        Watcher.lives = []
-        often = quick(intensity=Intensity(restarts=100))
-        async with open_actor_system("demo", supervision=often) as system:
-            watcher = await system.spawn(Watcher, heard)
-            others = [await system.spawn(Counter, name=f"other-{n}") for n in range(2)]
-            free = trio.Event()
-            watcher.tell(Block(free))
-            await wait_all_tasks_blocked()
-            for step, number in [*steps, ("settle", 0)]:
-                actor = Watcher.lives[-1]
-                ref = [*others, *actor.mine][number]
-                match step:
-                    case "watch":
-                        actor.watch(ref)
-                        if ref.name not in watched:
-                            watched.add(ref.name)
-                            if ref.stopped:
-                                queue.append(ref.name)
-                    case "unwatch":
-                        actor.unwatch(ref)
-                        watched.discard(ref.name)
-                    case "stop" if not ref.stopped:
-                        below = actor.mine[1]
-                        ends = [ref]
-                        if ref is actor.mine[0] and not below.stopped:
-                            ends = [below, ref]
-                        await ref.stop()
-                        queue += [one.name for one in ends if one.name in watched]
-                    case "restart" if ref in others and not ref.stopped:
-                        ref.tell(Fail(Boom()))
-                        await wait_all_tasks_blocked()
-                        if ref.name in watched:
-                            queue.append(f"{ref.name} again")
-                    case "fail":
-                        # It handles what is in the mailbox, and then this.
-                        watcher.tell(Fail(Boom()))
-                    case _:
-                        pass
-                if step in ("settle", "fail"):
-                    free.set()
+    heard: list[str] = []
+    expected: list[str] = []
+    watched: set[str] = set()
+    queue: list[str] = []
+    Watcher.lives = []
+    often = quick(intensity=Intensity(restarts=100))
+    async with open_actor_system("demo", supervision=often) as system:
+        watcher = await system.spawn(Watcher, heard)
+        others = [await system.spawn(Counter, name=f"other-{n}") for n in range(2)]
+        free = trio.Event()
+        watcher.tell(Block(free))
+        await wait_all_tasks_blocked()
+        for step, number in [*steps, ("settle", 0)]:
+            actor = Watcher.lives[-1]
+            ref = [*others, *actor.mine][number]
+            match step:
+                case "watch":
+                    actor.watch(ref)
+                    if ref.name not in watched:
+                        watched.add(ref.name)
+                        if ref.stopped:
+                            queue.append(ref.name)
+                case "unwatch":
+                    actor.unwatch(ref)
+                    watched.discard(ref.name)
+                case "stop" if not ref.stopped:
+                    below = actor.mine[1]
+                    ends = [ref]
+                    if ref is actor.mine[0] and not below.stopped:
+                        ends = [below, ref]
+                    await ref.stop()
+                    queue += [one.name for one in ends if one.name in watched]
+                case "restart" if ref in others and not ref.stopped:
+                    ref.tell(Fail(Boom()))
                     await wait_all_tasks_blocked()
-                    for item in queue:
-                        name = item.removesuffix(" again")
-                        if name in watched:
-                            expected.append(item)
-                            if item == name:
-                                watched.remove(name)
-                    queue.clear()
-                    if step == "fail":
-                        watched -= {one.name for one in actor.mine}
-                    assert heard == expected
-                    free = trio.Event()
-                    watcher.tell(Block(free))
-                    await wait_all_tasks_blocked()
-            free.set()
-            assert watcher.statistics().restarts == sum(step == "fail" for step, _ in steps)
-
-    trio.run(main)
+                    if ref.name in watched:
+                        queue.append(f"{ref.name} again")
+                case "fail":
+                    # It handles what is in the mailbox, and then this.
+                    watcher.tell(Fail(Boom()))
+                case _:
+                    pass
+            if step in ("settle", "fail"):
+                free.set()
+                await wait_all_tasks_blocked()
+                for item in queue:
+                    name = item.removesuffix(" again")
+                    if name in watched:
+                        expected.append(item)
+                        if item == name:
+                            watched.remove(name)
+                queue.clear()
+                if step == "fail":
+                    watched -= {one.name for one in actor.mine}
+                assert heard == expected
+                free = trio.Event()
+                watcher.tell(Block(free))
+                await wait_all_tasks_blocked()
+        free.set()
+        assert watcher.statistics().restarts == sum(step == "fail" for step, _ in steps)
 
 
 class Parent(Actor):

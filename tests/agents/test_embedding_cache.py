@@ -16,7 +16,7 @@ from atomr_accel.agents import GetEmbedding, open_embedding_cache
 from atomr_accel.patterns import Closed
 from atomr_accel.testing import poison
 
-from ..harness import on_shared, opened, program
+from ..harness import on_shared, opened, program, refused
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -242,12 +242,8 @@ async def test_bad_arguments_are_refused() -> None:
         {"size": 2, "ttl": -1},
     ]
     for options in wrong:
-        with pytest.raises(ValueError, match="must be"):
-            async with open_embedding_cache(text, **options):
-                pass
-    with pytest.raises(TypeError, match="function"):
-        async with open_embedding_cache(3, size=2):  # type: ignore[arg-type]
-            pass
+        await refused(ValueError, "must be", open_embedding_cache, text, **options)
+    await refused(TypeError, "function", open_embedding_cache, 3, size=2)
     async with open_embedding_cache(text, size=2) as cache:
         with pytest.raises(TypeError, match="hashable"):
             await cache([1])  # type: ignore[arg-type]

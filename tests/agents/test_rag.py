@@ -28,7 +28,7 @@ from atomr_accel.agents import (
 from atomr_accel.agents._passages import cut
 from atomr_accel.patterns import Closed
 
-from ..harness import on_shared
+from ..harness import on_shared, refused
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -212,15 +212,11 @@ async def test_retrieval_is_an_actor(device: Device, tmp_path: Path) -> None:
 async def test_bad_input_of_retrieval_is_refused(device: Device, tmp_path: Path) -> None:
     (tmp_path / "foreign").write_bytes(b"no database, but a text of some length" * 100)
     async with vectors_at(device, tmp_path) as index:
-        with pytest.raises(FilesForeign):
-            async with open_rag(index, tmp_path / "foreign", embed):
-                pass
-        with pytest.raises(ValueError, match="overlap"):
-            async with open_rag(index, tmp_path / "r", embed, size=10, overlap=5):
-                pass
-        with pytest.raises(TypeError, match="index must be"):
-            async with open_rag(device, tmp_path / "r", embed):  # type: ignore[arg-type]
-                pass
+        await refused(FilesForeign, None, open_rag, index, tmp_path / "foreign", embed)
+        await refused(
+            ValueError, "overlap", open_rag, index, tmp_path / "r", embed, size=10, overlap=5
+        )
+        await refused(TypeError, "index must be", open_rag, device, tmp_path / "r", embed)
         async with open_rag(index, tmp_path / "r", embed) as rag:
             await rag.add("x", "text")
             with pytest.raises(ValueError, match="new document"):
@@ -242,15 +238,9 @@ async def test_passages_and_vectors_belong_together(device: Device, tmp_path: Pa
         async with open_rag(index, file, embed) as rag:
             for name, text in TEXTS.items():
                 await rag.add(name, text)
-        with pytest.raises(FilesForeign, match="3 vectors are of no passage"):
-            async with open_rag(index, other, embed):
-                raise AssertionError("it must not open")
+        await refused(FilesForeign, "3 vectors are of no passage", open_rag, index, other, embed)
         async with open_rag(index, file, embed) as rag:
             assert await rag.documents() == [*TEXTS]
-            with pytest.raises(FilesInUse):
-                async with open_rag(index, file, embed):
-                    raise AssertionError("it must not open")
+            await refused(FilesInUse, None, open_rag, index, file, embed)
     async with vectors_at(device, tmp_path / "fresh") as index:
-        with pytest.raises(FilesForeign, match="3 of its 3 have no vector"):
-            async with open_rag(index, file, embed):
-                raise AssertionError("it must not open")
+        await refused(FilesForeign, "3 of its 3 have no vector", open_rag, index, file, embed)

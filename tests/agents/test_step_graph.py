@@ -35,7 +35,7 @@ from atomr_accel.agents._steps import decode, encode
 from atomr_accel.patterns import Closed, Retry
 from atomr_accel.testing import poison
 
-from ..harness import on_shared, opened, program, sized
+from ..harness import on_shared, opened, program, refused, sized
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -424,16 +424,12 @@ async def test_states_and_updates_are_typed(tmp_path: Path) -> None:
             open_step_graph(graph, **options)  # type: ignore[arg-type]
     other = tmp_path / "other"
     other.write_text("notes of mine" * 100)
-    with pytest.raises(FilesForeign):
-        async with open_step_graph(graph, checkpoints=other):
-            raise AssertionError("it must not open")
+    await refused(FilesForeign, None, open_step_graph, graph, checkpoints=other)
     table = tmp_path / "table"
     with sqlite3.connect(table) as connection:
         connection.execute("CREATE TABLE mine (x)")
     connection.close()
-    with pytest.raises(FilesForeign):
-        async with open_step_graph(graph, checkpoints=table):
-            raise AssertionError("it must not open")
+    await refused(FilesForeign, None, open_step_graph, graph, checkpoints=table)
 
 
 async def test_a_thread_has_one_run_at_a_time_and_a_cancelled_run_goes_on() -> None:
@@ -465,7 +461,8 @@ async def test_a_thread_has_one_run_at_a_time_and_a_cancelled_run_goes_on() -> N
 @pytest.mark.slow
 @settings(max_examples=sized(60, 600))
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=10), st.integers(0, 40))
-def test_a_run_that_is_cut_off_anywhere_ends_as_one_that_is_not(
+@program
+async def test_a_run_that_is_cut_off_anywhere_ends_as_one_that_is_not(
     drawn: list[tuple[int, int]], cut: int
 ) -> None:
     edges = [(str(min(pair)), str(max(pair))) for pair in drawn if pair[0] != pair[1]]
@@ -486,18 +483,13 @@ def test_a_run_that_is_cut_off_anywhere_ends_as_one_that_is_not(
     graph.add("c", cut_off)
     graph.edge(START, "c")
     graph.branch("c", lambda talk: "c" if talk.count < 4 else END, ["c", END])
-
-    async def main() -> None:
-        nonlocal calls, cut
-        async with open_step_graph(graph) as runner:
-            try:
-                result = await runner.run(Talk())
-            except Cut:
-                result = await runner.resume()
-            cut, calls = 0, 0
-            assert result == await runner.run(Talk(), thread="whole")
-
-    trio.run(main)
+    async with open_step_graph(graph) as runner:
+        try:
+            result = await runner.run(Talk())
+        except Cut:
+            result = await runner.resume()
+        cut, calls = 0, 0
+        assert result == await runner.run(Talk(), thread="whole")
 
 
 # --- on a device ---------------------------------------------------------------------------

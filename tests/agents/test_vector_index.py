@@ -31,7 +31,7 @@ from atomr_accel.agents import (
 )
 from atomr_accel.patterns import Closed
 
-from ..harness import Shared, on_shared, opened, program, sized
+from ..harness import Shared, on_shared, opened, program, refused, sized
 from .vectors import DIMENSION, check_found, check_reopened, index_at, inserted_under_faults
 
 if TYPE_CHECKING:
@@ -234,9 +234,7 @@ async def test_bad_input_is_refused(device: Device, tmp_path: Path) -> None:
             with pytest.raises(error, match=match):
                 await index.search(**arguments)
         assert index.statistics().changes == 1
-        with pytest.raises(FilesInUse):
-            async with index_at(device, tmp_path, dtype="f2"):
-                raise AssertionError("it must not open")
+        await refused(FilesInUse, None, index_at, device, tmp_path, dtype="f2")
     with pytest.raises(Closed):
         await index.insert(2, np.ones(DIMENSION))
     with pytest.raises(Closed):
@@ -247,9 +245,7 @@ async def test_bad_input_is_refused(device: Device, tmp_path: Path) -> None:
         ({"metric": "l2", "dtype": "f2"}, "metric must be 'cosine'"),
         ({"dtype": "f4"}, "dtype must be 'float16'"),
     ]:
-        with pytest.raises(ValueError, match=match):
-            async with index_at(device, tmp_path, **options):
-                raise AssertionError("it must not open")
+        await refused(ValueError, match, index_at, device, tmp_path, **options)
     for options, error in [
         ({"metric": "x"}, ValueError), ({"dtype": "i4"}, TypeError), ({"dimension": 0}, ValueError),
         ({"sync": -1}, ValueError), ({"seal_at": 0}, ValueError),
@@ -276,38 +272,28 @@ async def test_damage_is_found_and_nothing_is_changed(device: Device, tmp_path: 
             data = bytearray(files[name])
             data[place] ^= 0x55
             (tmp_path / name).write_bytes(data)
-            with pytest.raises((FilesDamaged, FilesForeign)):
-                async with index_at(device, tmp_path):
-                    raise AssertionError("it must not open")
+            await refused((FilesDamaged, FilesForeign), None, index_at, device, tmp_path)
             assert (tmp_path / name).read_bytes() == data
             (tmp_path / name).write_bytes(files[name])
     for longer in (b"", bytes(64), b"x"):
         (tmp_path / segment).write_bytes(files[segment][: None if longer else -1] + longer)
-        with pytest.raises(FilesDamaged):
-            async with index_at(device, tmp_path):
-                raise AssertionError("it must not open")
+        await refused(FilesDamaged, None, index_at, device, tmp_path)
     (tmp_path / segment).write_bytes(files[segment])
     (tmp_path / "index.json").unlink()
     (tmp_path / "index.json").mkdir()
-    with pytest.raises(FilesDamaged):
-        async with index_at(device, tmp_path):
-            raise AssertionError("it must not open")
+    await refused(FilesDamaged, None, index_at, device, tmp_path)
     (tmp_path / "index.json").rmdir()
     (tmp_path / "index.json").write_bytes(files["index.json"])
     for name in (segment, tail, "payloads.sqlite"):
         (tmp_path / name).unlink()
-        with pytest.raises(FilesDamaged):
-            async with index_at(device, tmp_path):
-                raise AssertionError("it must not open")
+        await refused(FilesDamaged, None, index_at, device, tmp_path)
         (tmp_path / name).write_bytes(files[name])
     async with index_at(device, tmp_path) as index:
         assert len(index) == 7
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
-    with pytest.raises(FilesForeign):
-        async with index_at(device, other):
-            raise AssertionError("it must not open")
+    await refused(FilesForeign, None, index_at, device, other)
     assert [path.name for path in other.iterdir()] == ["notes.txt"]
 
 

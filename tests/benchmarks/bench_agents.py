@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import tempfile
 import time
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
-from side_by_side import ROUNDS, there
+from side_by_side import ROUNDS, open_first, there
 
-from atomr_accel import CpuFallbackWarning, open_device
 from atomr_accel.agents import InvertedLists, NeighborGraph, open_vector_index
 
 if TYPE_CHECKING:
@@ -260,9 +257,7 @@ async def approximately(
 
 async def run() -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         gpu = device.backend == "cuda"
         count, dimension, asked = (1_000_000, 768, 10_000) if gpu else (20_000, 128, 500)
         dtype, workspace = (np.float16, 8 << 30) if gpu else (np.float32, 1 << 28)
@@ -292,10 +287,5 @@ async def run() -> None:
                     await approximately(name, index, vectors, queries, last)
 
 
-def main() -> None:
-    """Run the benchmark."""
-    trio.run(run)
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(run)

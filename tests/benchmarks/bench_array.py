@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import side_by_side
 import trio
-from side_by_side import Rival, compare, there
+from side_by_side import Rival, compare, open_first, there
 
-from atomr_accel import CpuFallbackWarning, Unsupported, open_device
+from atomr_accel import Unsupported
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -290,10 +289,8 @@ def release() -> None:
 
 async def run(jobs: Callable[[bool], dict[str, Making]], only: list[str], seconds: float) -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
     begin = time.monotonic()
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         wanted = {
             name: make
             for name, make in jobs(device.backend == "cuda").items()

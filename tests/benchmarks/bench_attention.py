@@ -11,18 +11,14 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import side_by_side
 import trio
 from attention_shapes import BFLOAT16, Shape, random
-from side_by_side import Rival, Row, compare, there
-
-from atomr_accel import CpuFallbackWarning, open_device
+from side_by_side import Rival, Row, compare, open_first, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,10 +174,8 @@ def mean(rows: list[Row]) -> float:
 
 async def run(seconds: float, *, autotune: bool) -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
     begin = time.monotonic()
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         gpu = device.backend == "cuda"
         await decode(device, gpu=gpu, autotune=autotune)
         rows: list[Row] = []

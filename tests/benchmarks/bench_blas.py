@@ -6,16 +6,14 @@ own numbers are printed.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 import trio
-from side_by_side import Rival, Row, compare, there
+from side_by_side import Rival, Row, compare, open_first, there
 
-from atomr_accel import CpuFallbackWarning, Unsupported, open_device
+from atomr_accel import Unsupported
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
@@ -110,9 +108,7 @@ def rivals_of(device: Device, shape: tuple[int, ...]) -> dict[str, Rival]:
 
 async def run() -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         gpu = device.backend == "cuda"
         large = 8192 if gpu else 256
         for half in (bf16, fp8):
@@ -130,10 +126,5 @@ def show(row: Row | None) -> None:
         print(*row.lines(), sep="\n", flush=True)
 
 
-def main() -> None:
-    """Run the benchmark."""
-    trio.run(run)
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(run)

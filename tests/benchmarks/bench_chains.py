@@ -12,17 +12,16 @@ import gc
 import importlib.util
 import itertools
 import statistics
-import sys
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import trio
+from side_by_side import open_first
 
-from atomr_accel import CpuFallbackWarning, Device, GpuRef, open_device
+from atomr_accel import Device, GpuRef
 
 LENGTH = 200
 BATCHES = 10
@@ -135,9 +134,7 @@ async def measure(device: Device, first: GpuRef, chain: Step) -> tuple[float, fl
 
 async def main() -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         print(f"{'us an op':26} submitted  thread   clock   torch  ratio")
         there, rivals = await chains(device), eager()
         gc.collect()

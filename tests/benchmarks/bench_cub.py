@@ -7,15 +7,12 @@ alone. Without a GPU sizes are small, and only our own numbers are printed.
 from __future__ import annotations
 
 import sys
-import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
-from side_by_side import Rival, Row, compare, there
-
-from atomr_accel import CpuFallbackWarning, open_device
+from side_by_side import Rival, Row, compare, open_first, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,19 +115,12 @@ async def measure(device: Device, name: str, power: int) -> Row:
 
 async def run() -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         for name in sys.argv[1:] or OURS:
             for power in range(20, 29, 2) if device.backend == "cuda" else (12, 14):
                 print(*(await measure(device, name, power)).lines(), sep="\n", flush=True)
         print(device.cub.statistics())
 
 
-def main() -> None:
-    """Run the benchmark."""
-    trio.run(run)
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(run)

@@ -6,15 +6,12 @@ Kernels are compiled first, which takes a minute the first time. Without a GPU s
 from __future__ import annotations
 
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 import trio
-from side_by_side import Row, compare
-
-from atomr_accel import CpuFallbackWarning, open_device
+from side_by_side import Row, compare, open_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,9 +119,7 @@ CASES = {case.__name__: case for case in (bf16, fp8, epilogue, short, grouped, c
 
 async def run() -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         n = 8192 if device.backend == "cuda" else 128
         for name in sys.argv[1:] or CASES:
             amount, call, rivals, goals = await CASES[name](device, n)
@@ -137,10 +132,5 @@ async def run() -> None:
         print(device.cutlass.statistics())
 
 
-def main() -> None:
-    """Run the benchmark."""
-    trio.run(run)
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(run)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
-import sys
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
+from side_by_side import open_first
 
-from atomr_accel import CpuFallbackWarning, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import poison
 
@@ -129,10 +127,8 @@ async def recovery(device: Device) -> tuple[float, float, float]:
 async def run() -> None:
     """Measure and print."""
     rows: list[tuple[str, str, str, str]] = []
-    warnings.simplefilter("ignore", CpuFallbackWarning)
     at_once = Backoff(initial=0.0, base=0.0, maximum=0.0)  # as if each fault were the first
-    async with open_device(0, max_restarts=100, backoff=at_once) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first(max_restarts=100, backoff=at_once) as device:
         rng = np.random.default_rng()
         a = await device.put(rng.random((SIZE, SIZE), dtype=np.float32))
         b = await device.put(rng.random((SIZE, SIZE), dtype=np.float32))
@@ -180,10 +176,5 @@ async def run() -> None:
         print(f"{name:28} {us:>16}   {them:32} {ratio}")
 
 
-def main() -> None:
-    """Run the benchmark."""
-    trio.run(run)
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(run)

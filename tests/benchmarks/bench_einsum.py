@@ -8,7 +8,6 @@ cuQuantum. Without a GPU sizes are small, and only our own numbers are printed.
 from __future__ import annotations
 
 import sys
-import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import opt_einsum
 import trio
-from side_by_side import Rival, Row, compare, there
-
-from atomr_accel import CpuFallbackWarning, open_device
+from side_by_side import Rival, Row, compare, open_first, there
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -123,18 +120,11 @@ async def measure(device: Device, case: Case) -> Row:
 
 async def run() -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         for case in CASES:
             if not sys.argv[1:] or case.name in sys.argv[1:]:
                 print(*(await measure(device, case)).lines(), sep="\n", flush=True)
 
 
-def main() -> None:
-    """Run the benchmark."""
-    trio.run(run)
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(run)

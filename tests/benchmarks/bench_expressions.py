@@ -9,7 +9,6 @@ over. Without a GPU sizes are small, and only our own numbers are printed.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,7 @@ import ml_dtypes
 import numpy as np
 import side_by_side
 import trio
-from side_by_side import Rival, Row, compare, there
-
-from atomr_accel import open_device
+from side_by_side import Rival, Row, compare, open_first, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,8 +119,7 @@ async def run(seconds: float) -> None:
     """Measure and print."""
     begin = time.monotonic()
     float32 = np.dtype(np.float32)
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         gpu = device.backend == "cuda"
         jobs: list[tuple[Any, tuple[int, ...], np.dtype[Any]]] = []
         for bits in (24, 28, 20, 16, 10) if gpu else (10, 16):

@@ -7,16 +7,12 @@ are printed.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
-from side_by_side import Pace, Rival, Row, compare, there
-
-from atomr_accel import CpuFallbackWarning, open_device
+from side_by_side import Pace, Rival, Row, compare, open_first, there
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef
@@ -122,9 +118,7 @@ async def fills(device: Device) -> None:
 
 async def run() -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         await fills(device)
         for case in cases(gpu=device.backend == "cuda"):
             show(await transform(device, case))
@@ -135,10 +129,5 @@ def show(row: Row) -> None:
     print(*row.lines(), sep="\n", flush=True)
 
 
-def main() -> None:
-    """Run the benchmark."""
-    trio.run(run)
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(run)

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import side_by_side
 import trio
 from attention_shapes import BFLOAT16, Shape, random
-from side_by_side import Rival, Row, compare, there
+from side_by_side import Rival, Row, compare, open_first, there
 
-from atomr_accel import CpuFallbackWarning, Unsupported, open_device
+from atomr_accel import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -218,10 +216,8 @@ async def decode(device: Device, *, gpu: bool) -> None:
 
 async def run(seconds: float) -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
     begin = time.monotonic()
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         gpu = device.backend == "cuda"
         await decode(device, gpu=gpu)
         every = shapes(gpu=gpu)

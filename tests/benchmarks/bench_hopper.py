@@ -7,7 +7,6 @@ numbers, of NumPy, are printed. ``bench_hopper.py plans`` also tries ways to cut
 from __future__ import annotations
 
 import sys
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,7 @@ import cloudpickle
 import ml_dtypes
 import numpy as np
 import trio
-from side_by_side import Pace, Rival, Row, compare, there
-
-from atomr_accel import CpuFallbackWarning, open_device
+from side_by_side import Pace, Rival, Row, compare, open_first, there
 
 sys.path.append(str(Path(__file__).parents[2]))
 from examples import hopper_gemm
@@ -100,10 +97,8 @@ async def product(device: Device, dtype: np.dtype[Any], size: int, plans: list[P
 
 async def run() -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
     cloudpickle.register_pickle_by_value(hopper_gemm)  # a host does not find examples
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         capability = device.info.compute_capability
         if capability not in ((0, 0), (9, 0)):
             print(f"compute capability {capability} has no wgmma")
@@ -114,10 +109,5 @@ async def run() -> None:
                 await product(device, dtype, size, plans)
 
 
-def main() -> None:
-    """Run the benchmark."""
-    trio.run(run)
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(run)

@@ -9,17 +9,13 @@ numbers are printed.
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
-from side_by_side import Rival, compare, there
-
-from atomr_accel import CpuFallbackWarning, open_device
+from side_by_side import Rival, compare, open_first, there
 
 if TYPE_CHECKING:
     from atomr_accel import Device, GpuRef, Kernel
@@ -96,9 +92,7 @@ async def of_the_thread(
 
 async def run() -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         kernel = await device.nvrtc.compile(SOURCE, "step", cpu=step)
         x, y = [await device.zeros((BLOCK,), np.float32) for _ in range(2)]
 
@@ -122,10 +116,5 @@ async def run() -> None:
         )
 
 
-def main() -> None:
-    """Run the benchmark."""
-    trio.run(run)
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(run)

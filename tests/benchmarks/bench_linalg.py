@@ -8,17 +8,13 @@ Without a GPU sizes are small, and only our own numbers are printed.
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import trio
-from side_by_side import Pace, Rival, Row, compare, there
-
-from atomr_accel import CpuFallbackWarning, open_device
+from side_by_side import Pace, Rival, Row, compare, open_first, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,9 +119,7 @@ async def is_short(call: Callable[[], Any], rivals: dict[str, Rival]) -> bool:
 
 async def run() -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         end = time.monotonic() + SECONDS
         for shape in shapes(gpu=device.backend == "cuda"):
             for op in OPS:
@@ -135,10 +129,5 @@ async def run() -> None:
                 print(*(await measure(device, op, shape)).lines(), sep="\n", flush=True)
 
 
-def main() -> None:
-    """Run the benchmark."""
-    trio.run(run)
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(run)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import trio
+from side_by_side import open_first
 
 from atomr_accel import CpuFallbackWarning, open_device
 from atomr_accel.actors import Backoff
@@ -360,7 +361,6 @@ async def tune() -> None:
     """Transfers of ordinary arrays with other numbers of threads and sizes of chunks."""
     host = np.random.default_rng(0).integers(0, 256, LARGE, np.uint8)
     out = np.zeros_like(host)
-    warnings.simplefilter("ignore", CpuFallbackWarning)
     print(f"{os.cpu_count()} cores, {LARGE >> 20} MiB: threads, chunk, put, get GB/s")
     _core.STAGING_BYTES = 1 << 28  # type: ignore[attr-defined]
     for copiers in (4, 6, 8, 10, 12, 16):
@@ -389,8 +389,7 @@ async def run() -> None:
     warnings.simplefilter("ignore", CpuFallbackWarning)
     show(churn())
     others = rivals()
-    async with open_device(0, backoff=AT_ONCE, pinned_limit=2 * LARGE) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first(backoff=AT_ONCE, pinned_limit=2 * LARGE) as device:
         for measure in (pinned, ordinary, small, sealed):
             show(await measure(device, others))
 
@@ -401,10 +400,5 @@ def show(rows: list[Row]) -> None:
         print(f"{name:34} {ours:>12}   {them:40} {ratio}", flush=True)
 
 
-def main() -> None:
-    """Run the benchmark."""
-    trio.run(tune if sys.argv[1:] == ["tune"] else run)
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(tune if sys.argv[1:] == ["tune"] else run)

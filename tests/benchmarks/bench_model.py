@@ -17,9 +17,7 @@ import gc
 import importlib
 import importlib.util
 import statistics
-import sys
 import time
-import warnings
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +25,9 @@ from typing import Any
 
 import numpy as np
 import trio
+from side_by_side import open_first
 
-from atomr_accel import CpuFallbackWarning, Device, GpuRef, open_device
+from atomr_accel import Device, GpuRef
 
 WIDTH, HEADS = 768, 12
 VOCABULARY = 50257
@@ -324,9 +323,7 @@ async def main() -> None:
     for name, default in (("layers", 12), ("batch", 8), ("tokens", 512), ("large", 8192)):
         parser.add_argument(f"--{name}", type=int, default=default)
     wanted = parser.parse_args()
-    warnings.simplefilter("ignore", CpuFallbackWarning)
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         if importlib.util.find_spec("torch") is not None:
             importlib.import_module("torch")
         gc.collect()

@@ -7,17 +7,14 @@ only our own numbers are printed.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 import trio
-from side_by_side import Pace, Rival, Row, compare, there
+from side_by_side import Pace, Rival, Row, compare, open_first, there
 
-from atomr_accel import CpuFallbackWarning, open_device
 from atomr_accel.patterns import Gating, MoeWeights, mixture_of_experts, open_moe
 
 if TYPE_CHECKING:
@@ -167,9 +164,7 @@ def torch_layers(device: Device, tokens: int, experts: int, d: int, f: int) -> d
 
 async def run() -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         gpu = device.backend == "cuda"
         sizes = [(8192, 8, 2048, 1408), (8192, 64, 2048, 1408), (512, 64, 2048, 1408)]
         for each in sizes if gpu else [(64, 8, 32, 64)]:
@@ -179,10 +174,5 @@ async def run() -> None:
                 print(*row.lines(), sep="\n", flush=True)
 
 
-def main() -> None:
-    """Run the benchmark."""
-    trio.run(run)
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(run)

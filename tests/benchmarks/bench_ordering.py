@@ -14,15 +14,14 @@ import math
 import sys
 import threading
 import time
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 import numpy as np
 import trio
-from side_by_side import Rival, there
+from side_by_side import Rival, open_first, there
 
-from atomr_accel import CpuFallbackWarning, open_device
+from atomr_accel import open_device
 from atomr_accel.backends import cuda
 from atomr_accel.device._settings import Completion
 
@@ -390,10 +389,8 @@ async def strategies() -> None:
 
 async def run() -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
     begun = time.perf_counter()
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         print(f"{'what':38} {'here':>13}  {'the other':38} {'ratio':>6}  goal")
         # Rivals are imported last: another task's delays shall be ours, not those of
         # collecting their garbage.
@@ -404,10 +401,5 @@ async def run() -> None:
     print(f"in {time.perf_counter() - begun:.0f} s")
 
 
-def main() -> None:
-    """Run the benchmark."""
-    trio.run(run)
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(run)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +21,8 @@ import numpy as np
 import trio
 from scipy import ndimage
 from scipy.spatial import cKDTree
-from side_by_side import Rival, Row, compare, there
+from side_by_side import Rival, Row, compare, open_first, there
 
-from atomr_accel import CpuFallbackWarning, open_device
 from atomr_accel.realtime import (
     Filters,
     SpatialIndex,
@@ -357,9 +355,7 @@ PARTS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
 
 async def run(wanted: list[str]) -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         for name in wanted:
             part, large, small = PARTS[name]
             await part(device, *(large if device.backend == "cuda" else small))

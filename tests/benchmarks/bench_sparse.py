@@ -8,7 +8,6 @@ Without a GPU sizes are small, and only our own numbers are printed.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,9 @@ import ml_dtypes
 import numpy as np
 import scipy.sparse
 import trio
-from side_by_side import Rival, Row, compare, there
+from side_by_side import Rival, Row, compare, open_first, there
 
-from atomr_accel import CpuFallbackWarning, LibraryMissing, open_device
+from atomr_accel import LibraryMissing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,19 +179,12 @@ def direct_rivals(matrix: Any) -> dict[str, Rival]:
 
 async def run() -> None:
     """Measure and print."""
-    warnings.simplefilter("ignore", CpuFallbackWarning)
-    async with open_device(0) as device:
-        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+    async with open_first() as device:
         large = device.backend == "cuda"
         await measure(device, 1 << 20 if large else 1 << 12)
         await measure_structured(device, 4096 if large else 64)
         await measure_direct(device, 64 if large else 16)
 
 
-def main() -> None:
-    """Run the benchmark."""
-    trio.run(run)
-
-
 if __name__ == "__main__":
-    main()
+    trio.run(run)

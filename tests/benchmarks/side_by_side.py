@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
+import sys
 import time
+import warnings
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from atomr_accel import CpuFallbackWarning, open_device
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
     from atomr_accel import Device
 
@@ -92,6 +97,15 @@ class Row:
                 f" alone {pace.alone * 1e6:8.1f} us  ratio {pace.alone / self.ours.alone:5.2f}"
             )
         return lines or [start]
+
+
+@asynccontextmanager
+async def open_first(**options: Any) -> AsyncIterator[Device]:
+    """Open and print the first device, without warnings about fallbacks to the CPU."""
+    warnings.simplefilter("ignore", CpuFallbackWarning)
+    async with open_device(0, **options) as device:
+        print(f"{device.info.name}, backend {device.backend}, Python {sys.version.split()[0]}")
+        yield device
 
 
 def there(name: str) -> bool:

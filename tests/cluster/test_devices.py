@@ -12,6 +12,7 @@ from atomr_accel import GpuRefStale, Unsupported, open_device
 from atomr_accel.cluster import ClusterSettings, MemoryStore, RemoteBuffer, open_cluster
 from tests.harness import BACKEND, program, used_by
 
+from ..harness import refused
 from .simulated import Network
 
 
@@ -62,12 +63,8 @@ async def test_a_device_of_another_node_computes() -> None:
                     with pytest.raises(ValueError, match="made by this device"):
                         await again.ask(remote.requests.get(other))
             assert used_by(device) <= used
-            with pytest.raises(LookupError, match="none of index 7"):
-                async with a.open_device("b/7"):
-                    pass
-            with pytest.raises(ValueError, match="must be like"):
-                async with a.open_device("b:0"):
-                    pass
+            await refused(LookupError, "none of index 7", a.open_device, "b/7")
+            await refused(ValueError, "must be like", a.open_device, "b:0")
         nursery.cancel_scope.cancel()
 
 

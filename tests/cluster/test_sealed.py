@@ -18,6 +18,7 @@ from atomr_accel.cluster._sealed import CHUNK, SealedListing
 from tests import seeds
 from tests.harness import BACKEND, program, used_by
 
+from ..harness import refused
 from .simulated import Network
 
 if TYPE_CHECKING:
@@ -275,18 +276,10 @@ async def test_devices_of_nodes_that_leave_get_no_work_and_those_of_new_ones_do(
 async def test_work_without_room_and_bad_arguments_are_refused() -> None:
     async with world() as here, here.nodes("a", "b") as (a, _b):
         async with a.open_devices() as devices:
-            with pytest.raises(OutOfMemory, match="all devices are idle"):
-                async with devices.place(nbytes=1 << 60):
-                    pass
-            with pytest.raises(ValueError, match="nbytes must be"):
-                async with devices.place(nbytes=-1):
-                    pass
-        with pytest.raises(ValueError, match="must be like"):
-            async with a.open_devices(["b"]):
-                pass
-        with pytest.raises(ValueError, match="limit must be"):
-            async with a.open_devices(limit=0):
-                pass
+            await refused(OutOfMemory, "all devices are idle", devices.place, nbytes=1 << 60)
+            await refused(ValueError, "nbytes must be", devices.place, nbytes=-1)
+        await refused(ValueError, "must be like", a.open_devices, ["b"])
+        await refused(ValueError, "limit must be", a.open_devices, limit=0)
 
 
 @given(st.text(max_size=8), st.lists(st.integers(0, 9), max_size=3), st.binary(max_size=40))

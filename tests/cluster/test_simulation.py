@@ -12,6 +12,7 @@ from atomr_accel.cluster import MemoryStore, StoreLease, _store, open_cluster
 from atomr_accel.cluster._region import Region
 from tests.harness import sized
 
+from ..patterns.worlds import on_mock_clock
 from .histories import SETTINGS, Event, History, simulate
 from .simulated import Add, Log, Network, NodeStore, Read
 
@@ -46,24 +47,22 @@ def test_a_seed_gives_the_same_history_again() -> None:
     assert one.final == other.final
 
 
-def test_a_slow_store_is_not_taken_for_another_node_of_the_name() -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        access = NodeStore(store, 0)
-        async with trio.open_nursery() as nursery:
-            await store.lease(["test/member/a"], "one that has crashed", SETTINGS.lease)
-            access.lag = 2 * SETTINGS.lease
-            async with open_cluster(
-                "test",
-                node="a",
-                store=access,
-                transport=Network(nursery).transport("a"),
-                settings=SETTINGS,
-            ) as cluster:
-                await cluster.wait_for(1)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+@on_mock_clock
+async def test_a_slow_store_is_not_taken_for_another_node_of_the_name() -> None:
+    store = MemoryStore()
+    access = NodeStore(store, 0)
+    async with trio.open_nursery() as nursery:
+        await store.lease(["test/member/a"], "one that has crashed", SETTINGS.lease)
+        access.lag = 2 * SETTINGS.lease
+        async with open_cluster(
+            "test",
+            node="a",
+            store=access,
+            transport=Network(nursery).transport("a"),
+            settings=SETTINGS,
+        ) as cluster:
+            await cluster.wait_for(1)
+        nursery.cancel_scope.cancel()
 
 
 def _events(*rows: tuple[int | None, float, float, Any]) -> list[Event]:
@@ -120,37 +119,35 @@ def test_stores_without_fences_and_trust_in_leases_that_are_over_are_found(
             simulate(seed).check()
 
 
-def test_a_node_without_its_store_answers_nothing_stale() -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        async with trio.open_nursery() as nursery:
-            network = Network(nursery)
-            access = {name: NodeStore(store, 0) for name in "ab"}
+@on_mock_clock
+async def test_a_node_without_its_store_answers_nothing_stale() -> None:
+    store = MemoryStore()
+    async with trio.open_nursery() as nursery:
+        network = Network(nursery)
+        access = {name: NodeStore(store, 0) for name in "ab"}
 
-            def node(name: str) -> Any:
-                return open_cluster(
-                    "test",
-                    node=name,
-                    store=access[name],
-                    messages=[Add, Read],
-                    entities=[Log],
-                    transport=network.transport(name),
-                    settings=SETTINGS,
-                )
+        def node(name: str) -> Any:
+            return open_cluster(
+                "test",
+                node=name,
+                store=access[name],
+                messages=[Add, Read],
+                entities=[Log],
+                transport=network.transport(name),
+                settings=SETTINGS,
+            )
 
-            async with node("a") as a, node("b") as b:
-                await a.wait_for(2)
-                key = next(key for key in map(str, range(99)) if a.place_of(Log, key) == "a")
-                assert await a.entity(Log, key).ask(Add(1)) == 1
-                access["a"].away = True
-                assert await a.entity(Log, key).ask(Read()) == [1]  # its lease still stands
-                while b.place_of(Log, key) == "a":  # noqa: ASYNC110 (on a clock that jumps)
-                    await trio.sleep(0.1)
-                assert await b.entity(Log, key).ask(Add(2)) == 2
-                with trio.move_on_after(5.0):
-                    assert await a.entity(Log, key).ask(Read()) == [1, 2]
-                access["a"].away = False
+        async with node("a") as a, node("b") as b:
+            await a.wait_for(2)
+            key = next(key for key in map(str, range(99)) if a.place_of(Log, key) == "a")
+            assert await a.entity(Log, key).ask(Add(1)) == 1
+            access["a"].away = True
+            assert await a.entity(Log, key).ask(Read()) == [1]  # its lease still stands
+            while b.place_of(Log, key) == "a":  # noqa: ASYNC110 (on a clock that jumps)
+                await trio.sleep(0.1)
+            assert await b.entity(Log, key).ask(Add(2)) == 2
+            with trio.move_on_after(5.0):
                 assert await a.entity(Log, key).ask(Read()) == [1, 2]
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+            access["a"].away = False
+            assert await a.entity(Log, key).ask(Read()) == [1, 2]
+        nursery.cancel_scope.cancel()

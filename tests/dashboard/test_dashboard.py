@@ -19,7 +19,7 @@ from atomr_accel.telemetry import open_nvml
 from atomr_accel.testing import poison
 
 from ..fakes.nvml import FakeGpu, FakeNvml
-from ..harness import AT_ONCE, BACKEND, opened, program
+from ..harness import AT_ONCE, BACKEND, opened, program, refused
 from .client import ask, looking, place
 
 if TYPE_CHECKING:
@@ -207,14 +207,10 @@ async def test_stalled_client_does_not_delay_the_end(monkeypatch: pytest.MonkeyP
 async def test_without_a_server_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hypercorn.config", None)
     async with open_system("s") as system:
-        with pytest.raises(LibraryMissing, match=r"pip install .*\[dashboard\]"):
-            async with open_dashboard(system):
-                pass
+        await refused(LibraryMissing, r"pip install .*\[dashboard\]", open_dashboard, system)
 
 
 @program
 async def test_only_a_system_has_a_page() -> None:
     async with opened() as device:
-        with pytest.raises(TypeError, match="ActorSystem"):
-            async with open_dashboard(device):  # type: ignore[arg-type]
-                pass
+        await refused(TypeError, "ActorSystem", open_dashboard, device)

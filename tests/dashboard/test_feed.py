@@ -27,6 +27,7 @@ from atomr_accel.dashboard._history import EVENTS, LONGEST, Ring, described
 from atomr_accel.dashboard._state import SystemObserver
 
 from ..harness import sized
+from ..patterns.worlds import on_mock_clock
 from .client import merged
 
 if TYPE_CHECKING:
@@ -199,7 +200,8 @@ def test_feed_reports_events_within_a_second_with_any_number_of_actors(
     with_reader(body)
 
 
-def test_feed_reads_nothing_without_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_mock_clock
+async def test_feed_reads_nothing_without_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
     look = Feed.look
 
@@ -209,24 +211,20 @@ def test_feed_reads_nothing_without_clients(monkeypatch: pytest.MonkeyPatch) -> 
         return await look(feed, thoroughly=thoroughly)
 
     monkeypatch.setattr(Feed, "look", counted)
-
-    async def main() -> None:
-        async with open_actor_system("s") as system:
-            feed = Feed(system)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(feed.run)
-                await trio.sleep(100)
-                assert looks == 0
-                async with aclosing(feed.messages()) as messages:
-                    await anext(messages)
-                    await trio.sleep(10)
-                assert 30 < looks < 50
-                so_far = looks
-                await trio.sleep(100)
-                assert looks <= so_far + 1
-                nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    async with open_actor_system("s") as system:
+        feed = Feed(system)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(feed.run)
+            await trio.sleep(100)
+            assert looks == 0
+            async with aclosing(feed.messages()) as messages:
+                await anext(messages)
+                await trio.sleep(10)
+            assert 30 < looks < 50
+            so_far = looks
+            await trio.sleep(100)
+            assert looks <= so_far + 1
+            nursery.cancel_scope.cancel()
 
 
 def test_all_are_told_of_the_end() -> None:

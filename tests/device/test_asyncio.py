@@ -18,7 +18,7 @@ from atomr_accel import Device, DeviceLost, DeviceUnavailable, FromAsyncio, from
 from atomr_accel.actors import Actor, ActorSystem, Message, handler, open_actor_system
 from atomr_accel.testing import kill_host
 
-from ..harness import BACKEND, SECONDS, opened
+from ..harness import BACKEND, SECONDS, opened, refused
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -160,12 +160,8 @@ async def test_leaving_cancels_what_still_runs() -> None:
 
 @in_asyncio
 async def test_from_asyncio_refuses_objects_that_it_cannot_open() -> None:
-    with pytest.raises(DeviceUnavailable, match="no backend 'tpu'"):
-        async with from_asyncio(opened(backend="tpu")):
-            pytest.fail("opened")
-    with pytest.raises(TypeError, match="such as open_device"):
-        async with from_asyncio(3):  # type: ignore[arg-type]
-            pytest.fail("opened")
+    await refused(DeviceUnavailable, "no backend 'tpu'", from_asyncio, opened(backend="tpu"))
+    await refused(TypeError, "such as open_device", from_asyncio, 3)
 
 
 @in_asyncio

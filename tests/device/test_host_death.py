@@ -14,27 +14,10 @@ from atomr_accel import ContextPoisoned, GpuRefStale, open_device
 from atomr_accel.testing import kill_host
 
 from ..harness import Gate, cpu_only, opened, program
+from .faulty import aborts, exits, reads_nowhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def exits(_x: object) -> None:
-    import os
-
-    os._exit(3)
-
-
-def aborts(_x: object) -> None:
-    import os
-
-    os.abort()
-
-
-def reads_nowhere(_x: object) -> None:
-    import ctypes
-
-    ctypes.string_at(0)
 
 
 @cpu_only

@@ -26,7 +26,8 @@ from atomr_accel.patterns import (
     open_fair_share,
 )
 
-from .worlds import LONG, Clients, Doubler, Log, on_mock_clock
+from ..harness import program
+from .worlds import LONG, Clients, Doubler, Log, on_mock_clock, open_clients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,8 +56,7 @@ async def test_types() -> None:
 @on_mock_clock
 async def test_requests_waiting_during_a_batch_form_the_next() -> None:
     double = Doubler()
-    async with open_batcher(double, max_size=3) as batcher, trio.open_nursery() as nursery:
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, max_size=3) as clients:
         for item in range(6):
             await clients.ask(item)
     assert double.batches == [[0], [1, 2, 3], [4, 5]]
@@ -67,12 +67,8 @@ async def test_requests_waiting_during_a_batch_form_the_next() -> None:
 @on_mock_clock
 async def test_a_batch_begins_when_it_is_full_or_its_oldest_has_waited() -> None:
     double = Doubler()
-    async with (
-        open_batcher(double, max_size=3, max_wait=5, max_in_flight=9) as batcher,
-        trio.open_nursery() as nursery,
-    ):
+    async with open_clients(double, max_size=3, max_wait=5, max_in_flight=9) as clients:
         start = trio.current_time()
-        clients = Clients(nursery, batcher)
         await clients.ask(0)
         await trio.sleep(2)
         await clients.ask(1)
@@ -86,11 +82,7 @@ async def test_a_batch_begins_when_it_is_full_or_its_oldest_has_waited() -> None
 @on_mock_clock
 async def test_a_deadline_hastens_a_batch_by_what_batches_take() -> None:
     double = Doubler(seconds=2)
-    async with (
-        open_batcher(double, max_size=9, max_wait=100) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, max_size=9, max_wait=100) as clients:
         await clients.ask(0, within=150)  # the first batch: nothing is known of how long it takes
         await trio.sleep(110)
         start = trio.current_time()
@@ -106,8 +98,7 @@ async def test_a_deadline_hastens_a_batch_by_what_batches_take() -> None:
 async def test_preferred_sizes_are_taken_when_a_batch_is_due() -> None:
     double = Doubler()
     options: dict[str, Any] = {"max_size": 10, "max_wait": 1, "preferred_sizes": (4, 8)}
-    async with open_batcher(double, **options) as batcher, trio.open_nursery() as nursery:
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, **options) as clients:
         for item in range(8):
             await clients.ask(item)
         assert [len(batch) for batch in double.batches] == [8]  # full, at once
@@ -126,15 +117,11 @@ async def test_buckets_are_not_mixed() -> None:
         return [item.ljust(size, ".") for item in items]
 
     bucket: Callable[[str], int] = by_length([2, 4])
-    async with (
-        open_batcher(pad, max_size=3, bucket=bucket, max_wait=1) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(pad, max_size=3, bucket=bucket, max_wait=1) as clients:
         for item in ("a", "abc", "ab", "abcd", "", "abc."):
             await clients.ask(item)
         with pytest.raises(ValueError, match="length 5, and the longest bucket 4"):
-            await batcher("abcde")
+            await clients.batcher("abcde")
     assert seen == [(2, ["a", "ab", ""]), (4, ["abc", "abcd", "abc."])]
     assert clients.got["a"] == "a."
 
@@ -142,8 +129,7 @@ async def test_buckets_are_not_mixed() -> None:
 @on_mock_clock
 async def test_higher_priorities_go_first_then_earlier_deadlines() -> None:
     double = Doubler()
-    async with open_batcher(double, max_size=2) as batcher, trio.open_nursery() as nursery:
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, max_size=2) as clients:
         await clients.ask(0)
         await clients.ask(1)
         await clients.ask(2, within=90)
@@ -163,13 +149,9 @@ async def test_a_deadline_is_met_behind_higher_priorities(
     options: dict[str, Any], known: bool
 ) -> None:
     double = Doubler(seconds=0.1)
-    async with (
-        open_batcher(double, max_wait=60, max_in_flight=2, **options) as batcher,
-        trio.open_nursery() as nursery,
-    ):
+    async with open_clients(double, max_wait=60, max_in_flight=2, **options) as clients:
         if known:
-            await batcher(9)
-        clients = Clients(nursery, batcher)
+            await clients.batcher(9)
         await clients.ask(1, priority=1)
         await clients.ask(2, priority=2)
         await clients.ask(0, within=1)
@@ -180,18 +162,14 @@ async def test_a_deadline_is_met_behind_higher_priorities(
 @on_mock_clock
 async def test_a_deadline_of_who_left_hastens_nothing() -> None:
     double = Doubler(seconds=1)
-    async with (
-        open_batcher(double, max_size=4, max_wait=60) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        await batcher(9)
+    async with open_clients(double, max_size=4, max_wait=60) as clients:
+        await clients.batcher(9)
         start = trio.current_time()
-        clients = Clients(nursery, batcher)
         await clients.ask(1)
         with trio.CancelScope() as scope:
-            nursery.start_soon(_cancel_after, scope, 2)
+            clients.nursery.start_soon(_cancel_after, scope, 2)
             with trio.fail_after(10):
-                await batcher(0)
+                await clients.batcher(0)
         assert scope.cancelled_caught
         await trio.sleep(100)
     assert double.batches[1:] == [[1]]
@@ -206,17 +184,16 @@ async def _cancel_after(scope: trio.CancelScope, seconds: float) -> None:
 @on_mock_clock
 async def test_a_priority_is_a_real_number() -> None:
     double = Doubler()
-    async with open_batcher(double, max_size=1) as batcher, trio.open_nursery() as nursery:
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, max_size=1) as clients:
         for item in (0, 1):
             await clients.ask(item)
         bad: Any
         for bad in (1j, "1", None, np.array([1]), [1], True):
             with pytest.raises(TypeError, match=r"priority must be a (real )?number"):
-                await batcher.ask(2, priority=bad)
+                await clients.batcher.ask(2, priority=bad)
         with pytest.raises(ValueError, match=r"priority must be a (real )?number, not nan"):
-            await batcher.ask(2, priority=math.nan)
-        assert batcher.statistics().submitted == 2
+            await clients.batcher.ask(2, priority=math.nan)
+        assert clients.batcher.statistics().submitted == 2
         good: Any
         for item, good in enumerate((np.uint8(3), Fraction(5, 2), -(10**400), math.inf), 2):
             await clients.ask(item, priority=good)
@@ -255,18 +232,14 @@ async def test_a_bucket_that_cannot_be_found_is_an_error_of_its_caller(
 
     log = Log()
     options: dict[str, Any] = {"capacity": 1, "overflow": overflow, "observer": log}
-    async with (
-        open_batcher(
-            compute, max_size=1, bucket=lambda item: key if item == 13 else "good", **options
-        ) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(
+        compute, max_size=1, bucket=lambda item: key if item == 13 else "good", **options
+    ) as clients:
         for item in (0, 1, 13):  # the queue is full, and has the other bucket
             await clients.ask(item)
         assert isinstance(clients.got[13], TypeError)
         assert "bucket must return what can be hashed and compared" in str(clients.got[13])
-        assert batcher.statistics().submitted == 2
+        assert clients.batcher.statistics().submitted == 2
         await trio.sleep(10)
         await clients.ask(3)
     assert clients.got[0] == 0
@@ -295,13 +268,9 @@ async def test_a_bucket_is_looked_for_once() -> None:
         await trio.sleep(0.1)
         return items
 
-    async with (
-        open_batcher(same, max_size=1, bucket=Key, capacity=1) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(same, max_size=1, bucket=Key, capacity=1) as clients:
         for item in range(300):
-            nursery.start_soon(clients.ask, item)
+            clients.nursery.start_soon(clients.ask, item)
     assert clients.got == {item: item for item in range(300)}
 
 
@@ -312,37 +281,29 @@ async def test_buckets_stay_while_anybody_is_to_enter(overflow: Overflow) -> Non
         await trio.sleep(1)
         return items
 
-    async with (
-        open_batcher(
-            same, max_size=2, bucket=lambda item: item % 300, capacity=1, overflow=overflow
-        ) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(
+        same, max_size=2, bucket=lambda item: item % 300, capacity=1, overflow=overflow
+    ) as clients:
         for item in range(300):  # more buckets than are kept, all but the first refused or left
             with trio.move_on_after(0.01), suppress(Refused):
-                await batcher(item)
+                await clients.batcher(item)
         for item in (298, 598, 299, 599, 297):
             await clients.ask(item)
             with trio.move_on_after(0.01), suppress(Refused):
-                await batcher(item + 600)
+                await clients.batcher(item + 600)
     assert clients.got.keys() == {297, 298, 299, 598, 599}
     for item, got in clients.got.items():
         assert got == item or (overflow is not Overflow.WAIT and isinstance(got, Refused))
-    statistics = batcher.statistics()
+    statistics = clients.batcher.statistics()
     assert (statistics.queued, statistics.outside, statistics.running) == (0, 0, 0)
-    assert not any(bucket.outside for bucket in batcher._buckets.values())
-    assert len(batcher._buckets) <= 257
+    assert not any(bucket.outside for bucket in clients.batcher._buckets.values())
+    assert len(clients.batcher._buckets) <= 257
 
 
 @on_mock_clock
 async def test_several_batches_run_at_a_time_but_not_more() -> None:
     double = Doubler()
-    async with (
-        open_batcher(double, max_size=1, max_in_flight=3) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, max_size=1, max_in_flight=3) as clients:
         start = trio.current_time()
         for item in range(6):
             await clients.ask(item)
@@ -355,13 +316,9 @@ async def test_several_batches_run_at_a_time_but_not_more() -> None:
 async def test_no_cap_on_concurrency_but_the_one_given() -> None:
     """All clients wait and run at once."""
     double = Doubler()
-    async with (
-        open_batcher(double, max_size=400, max_wait=1, capacity=400) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, max_size=400, max_wait=1, capacity=400) as clients:
         for item in range(400):
-            nursery.start_soon(clients._client, item, 0, float("inf"))
+            clients.nursery.start_soon(clients._client, item, 0, float("inf"))
     assert [len(batch) for batch in double.batches] == [400]
 
 
@@ -395,11 +352,7 @@ async def test_other_tasks_run_while_many_are_answered() -> None:
 @on_mock_clock
 async def test_waiting_adapts_to_arrivals() -> None:
     double = Doubler(seconds=0)
-    async with (
-        open_batcher(double, max_size=100, max_wait=1.0, adaptive=True) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, max_size=100, max_wait=1.0, adaptive=True) as clients:
         for item in range(5):  # too few to wait for more
             await clients.ask(item)
             await trio.sleep(3)
@@ -425,28 +378,22 @@ async def test_waiting_adapts_to_arrivals() -> None:
 @on_mock_clock
 async def test_a_full_queue_rejects() -> None:
     double = Doubler()
-    async with (
-        open_batcher(double, max_size=1, capacity=2, overflow=Overflow.REJECT) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, max_size=1, capacity=2, overflow=Overflow.REJECT) as clients:
         for item in range(3):
             await clients.ask(item)
         with pytest.raises(Overloaded, match="2 requests wait already") as info:
-            await batcher(3)
+            await clients.batcher(3)
         assert (info.value.waiting, info.value.capacity) == (2, 2)
     assert clients.got == {0: 0, 1: 2, 2: 4}
-    assert batcher.statistics().refused == 1
+    assert clients.batcher.statistics().refused == 1
 
 
 @on_mock_clock
 async def test_a_full_queue_drops_its_oldest() -> None:
     double = Doubler()
-    async with (
-        open_batcher(double, max_size=1, capacity=2, overflow=Overflow.DROP_OLDEST) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(
+        double, max_size=1, capacity=2, overflow=Overflow.DROP_OLDEST
+    ) as clients:
         await clients.ask(0)
         await clients.ask(1, priority=5)
         await clients.ask(2)
@@ -458,18 +405,14 @@ async def test_a_full_queue_drops_its_oldest() -> None:
 @on_mock_clock
 async def test_a_full_queue_is_waited_for() -> None:
     double = Doubler()
-    async with (
-        open_batcher(double, max_size=1, capacity=1) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, max_size=1, capacity=1) as clients:
         for item in range(4):
             await clients.ask(item)
-        assert batcher.statistics().queued == 1
-        assert batcher.statistics().outside == 2
+        assert clients.batcher.statistics().queued == 1
+        assert clients.batcher.statistics().outside == 2
         clients.scopes[1].cancel()  # there is room, and the next one comes in
         await trio.testing.wait_all_tasks_blocked()
-        assert batcher.statistics().queued == 1
+        assert clients.batcher.statistics().queued == 1
         clients.scopes[3].cancel()
         await clients.ask(4, priority=1)
     assert double.batches == [[0], [2], [4]]
@@ -479,11 +422,7 @@ async def test_a_full_queue_is_waited_for() -> None:
 @on_mock_clock
 async def test_a_full_queue_does_not_wait_for_a_batch_to_fill() -> None:
     double = Doubler()
-    async with (
-        open_batcher(double, max_size=8, max_wait=100, capacity=2) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, max_size=8, max_wait=100, capacity=2) as clients:
         start = trio.current_time()
         await clients.ask(0)
         await clients.ask(1)
@@ -493,27 +432,23 @@ async def test_a_full_queue_does_not_wait_for_a_batch_to_fill() -> None:
 @on_mock_clock
 async def test_batcher_can_be_tuned_while_it_runs() -> None:
     double = Doubler()
-    async with (
-        open_batcher(double, max_size=2, max_wait=50, capacity=2) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, max_size=2, max_wait=50, capacity=2) as clients:
         for item in range(5):
             await clients.ask(item)
         assert double.batches == [[0, 1]]
-        assert batcher.statistics().outside == 1
-        batcher.tune(max_size=3, capacity=9, max_in_flight=2)
+        assert clients.batcher.statistics().outside == 1
+        clients.batcher.tune(max_size=3, capacity=9, max_in_flight=2)
         await trio.testing.wait_all_tasks_blocked()
         assert double.batches == [[0, 1], [2, 3, 4]]
         await trio.sleep(5)
         await clients.ask(5)
         start = trio.current_time()
-        batcher.tune(max_wait=1)
+        clients.batcher.tune(max_wait=1)
     assert double.times[-1] - start == 1
     with pytest.raises(
         ValueError, match="a preferred size must be a whole number from 1 to 3, not 4"
     ):
-        batcher.tune(preferred_sizes=[4])
+        clients.batcher.tune(preferred_sizes=[4])
 
 
 # --- cancellation ----------------------------------------------------------------------
@@ -522,8 +457,7 @@ async def test_batcher_can_be_tuned_while_it_runs() -> None:
 @on_mock_clock
 async def test_request_cancelled_before_its_batch_is_left_out() -> None:
     double = Doubler()
-    async with open_batcher(double, max_size=9) as batcher, trio.open_nursery() as nursery:
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, max_size=9) as clients:
         for item in range(4):
             await clients.ask(item, within=0.5 if item == 2 else 50)
     assert double.batches == [[0], [1, 3]]
@@ -534,9 +468,8 @@ async def test_request_cancelled_before_its_batch_is_left_out() -> None:
 async def test_one_caller_that_leaves_does_not_hold_up_the_others() -> None:
     """The other callers get their own results, and the next batch does not wait."""
     double = Doubler()
-    async with open_batcher(double, max_size=3) as batcher, trio.open_nursery() as nursery:
-        clients = Clients(nursery, batcher)
-        batcher.tune(max_wait=1)
+    async with open_clients(double, max_size=3) as clients:
+        clients.batcher.tune(max_wait=1)
         for item in (1, 2, 3):
             await clients.ask(item)
         clients.scopes[2].cancel()
@@ -548,11 +481,7 @@ async def test_one_caller_that_leaves_does_not_hold_up_the_others() -> None:
 @on_mock_clock
 async def test_after_a_wave_of_client_timeouts_all_is_as_before() -> None:
     double = Doubler()
-    async with (
-        open_batcher(double, max_size=4, max_in_flight=2) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, max_size=4, max_in_flight=2) as clients:
         for within in (100.0, 0.5, 100.0):
             base = trio.current_time()
             for item in range(40):
@@ -560,7 +489,7 @@ async def test_after_a_wave_of_client_timeouts_all_is_as_before() -> None:
             await trio.sleep(100)
     results = [*clients.got.items()]
     assert all(result == 2 * item for item, result in results[:40] + results[80:])
-    statistics = batcher.statistics()
+    statistics = clients.batcher.statistics()
     assert statistics.answered + statistics.withdrawn == 120
     assert (statistics.queued, statistics.running, statistics.in_flight) == (0, 0, 0)
 
@@ -689,85 +618,80 @@ def test_options_are_checked_at_once(options: dict[str, Any], said: str) -> None
         open_batcher(Doubler(), **{"max_size": 8, **options})
 
 
-def test_another_thread_is_told_how_to_ask() -> None:
-    async def main() -> None:
-        async with (
-            open_batcher(Doubler(seconds=0), max_size=1) as batcher,
-            open_fair_share(capacity=1) as share,
-        ):
+@program
+async def test_another_thread_is_told_how_to_ask() -> None:
+    async with (
+        open_batcher(Doubler(seconds=0), max_size=1) as batcher,
+        open_fair_share(capacity=1) as share,
+    ):
 
-            async def take() -> None:
-                async with share.slot("a"):
-                    pass
+        async def take() -> None:
+            async with share.slot("a"):
+                pass
 
-            def work() -> None:
-                with pytest.raises(RuntimeError, match="the batcher belongs to"):
-                    trio.run(batcher, 1)
-                with pytest.raises(RuntimeError, match="the fair share belongs to"):
-                    trio.run(take)
-                assert trio.from_thread.run(batcher, 3) == 6
-                trio.from_thread.run(take)
+        def work() -> None:
+            with pytest.raises(RuntimeError, match="the batcher belongs to"):
+                trio.run(batcher, 1)
+            with pytest.raises(RuntimeError, match="the fair share belongs to"):
+                trio.run(take)
+            assert trio.from_thread.run(batcher, 3) == 6
+            trio.from_thread.run(take)
 
-            await trio.to_thread.run_sync(work)
-            assert batcher.statistics().submitted == 1
-
-    trio.run(main)
+        await trio.to_thread.run_sync(work)
+        assert batcher.statistics().submitted == 1
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
 @pytest.mark.parametrize("nested", [False, True], ids=["thread", "its own trio"])
-def test_tuning_from_another_thread_changes_nothing(nested: bool, used: bool) -> None:
-    async def main() -> None:
-        async with (
-            open_batcher(Doubler(seconds=0), max_size=2) as batcher,
-            open_fair_share(capacity=1) as share,
-        ):
+@program
+async def test_tuning_from_another_thread_changes_nothing(nested: bool, used: bool) -> None:
+    async with (
+        open_batcher(Doubler(seconds=0), max_size=2) as batcher,
+        open_fair_share(capacity=1) as share,
+    ):
 
-            async def tune() -> None:
-                with pytest.raises(RuntimeError, match=r"run_sync\(partial\(batcher.tune"):
-                    batcher.tune(max_size=1)
-                with pytest.raises(RuntimeError, match=r"run_sync\(partial\(share.tune"):
-                    share.tune(capacity=2, weights={"a": 3})
+        async def tune() -> None:
+            with pytest.raises(RuntimeError, match=r"run_sync\(partial\(batcher.tune"):
+                batcher.tune(max_size=1)
+            with pytest.raises(RuntimeError, match=r"run_sync\(partial\(share.tune"):
+                share.tune(capacity=2, weights={"a": 3})
 
-            def work() -> None:
-                if nested:
-                    trio.run(tune)
-                else:
-                    with pytest.raises(StopIteration):
-                        tune().send(None)
-                trio.from_thread.run_sync(partial(share.tune, weights={"b": 3}))
+        def work() -> None:
+            if nested:
+                trio.run(tune)
+            else:
+                with pytest.raises(StopIteration):
+                    tune().send(None)
+            trio.from_thread.run_sync(partial(share.tune, weights={"b": 3}))
 
-            if used:
-                assert await batcher(1) == 2
-                async with share.slot("a"):
-                    pass
-            settings = batcher._settings
-            await trio.to_thread.run_sync(work)
-            assert batcher._settings is settings
-            assert share.statistics().capacity == 1
-            with trio.fail_after(LONG):
-                assert await batcher(2) == 4
-                async with share.slot("a"):
-                    weights = {one.path: one.weight for one in share.statistics().tenants}
-                    assert weights["a"] == 1
-
-    trio.run(main)
+        if used:
+            assert await batcher(1) == 2
+            async with share.slot("a"):
+                pass
+        settings = batcher._settings
+        await trio.to_thread.run_sync(work)
+        assert batcher._settings is settings
+        assert share.statistics().capacity == 1
+        with trio.fail_after(LONG):
+            assert await batcher(2) == 4
+            async with share.slot("a"):
+                weights = {one.path: one.weight for one in share.statistics().tenants}
+                assert weights["a"] == 1
 
 
 @on_mock_clock
 async def test_marked_requests_do_not_pile_up() -> None:
     double = Doubler(seconds=1e5)
-    async with open_batcher(double, max_size=1) as batcher, trio.open_nursery() as nursery:
-        clients = Clients(nursery, batcher)
+    async with open_clients(double, max_size=1) as clients:
         await clients.ask(0)
         await clients.ask(1)
         for item in range(2, 500):
             with trio.move_on_after(0.1):
-                await batcher(item)
-        (bucket,) = batcher._buckets.values()
+                await clients.batcher(item)
+        (bucket,) = clients.batcher._buckets.values()
         assert len(bucket.heap._entries) < 100
         assert len(bucket._arrivals) < 100
-        nursery.cancel_scope.cancel()
+        clients.nursery.cancel_scope.cancel()
 
 
 @on_mock_clock
@@ -785,13 +709,11 @@ async def test_few_empty_buckets_are_kept() -> None:
         assert len(batcher._buckets) <= 257
 
 
-def test_asking_from_a_partial_is_fine() -> None:
+@program
+async def test_asking_from_a_partial_is_fine() -> None:
     async def scale(factor: int, items: list[int]) -> list[int]:
         await trio.lowlevel.checkpoint()
         return [factor * item for item in items]
 
-    async def main() -> None:
-        async with open_batcher(partial(scale, 3), max_size=2) as batcher:
-            assert assert_type(await batcher(2), int) == 6
-
-    trio.run(main)
+    async with open_batcher(partial(scale, 3), max_size=2) as batcher:
+        assert assert_type(await batcher(2), int) == 6

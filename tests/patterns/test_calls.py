@@ -21,6 +21,7 @@ from atomr_accel.patterns import (
     open_replica_pool,
 )
 
+from ..harness import program
 from .worlds import Log
 
 Opens = Callable[..., AbstractAsyncContextManager[Any]]
@@ -84,19 +85,17 @@ async def test_each_request_has_one_end(name: str, autojump_clock: trio.testing.
 
 
 @every
-def test_another_thread_is_told_how_to_ask(name: str) -> None:
-    async def main() -> None:
-        async with PATTERNS[name]() as pattern:
+@program
+async def test_another_thread_is_told_how_to_ask(name: str) -> None:
+    async with PATTERNS[name]() as pattern:
 
-            def ask() -> None:
-                with pytest.raises(RuntimeError, match=f"the {name} belongs to a trio.run of"):
-                    trio.run(pattern, 0)
-                assert trio.from_thread.run(pattern, 0) == 0
+        def ask() -> None:
+            with pytest.raises(RuntimeError, match=f"the {name} belongs to a trio.run of"):
+                trio.run(pattern, 0)
+            assert trio.from_thread.run(pattern, 0) == 0
 
-            await trio.to_thread.run_sync(ask)
-            assert pattern.statistics().submitted == 1
-
-    trio.run(main)
+        await trio.to_thread.run_sync(ask)
+        assert pattern.statistics().submitted == 1
 
 
 @every

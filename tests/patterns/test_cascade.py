@@ -19,7 +19,8 @@ from atomr_accel.patterns import (
     open_cascade,
 )
 
-from .worlds import poisoned, run
+from ..harness import refused
+from .worlds import on_mock_clock, poisoned
 
 
 class Bad(Exception):
@@ -167,18 +168,12 @@ async def test_a_stage_of_batches(autojump_clock: trio.testing.MockClock) -> Non
 
 async def test_options_are_checked() -> None:
     stage = Answers("a", 1.0).stage()
-    with pytest.raises(TypeError, match="one stage or more"):
-        async with opened():
-            pass
-    with pytest.raises(TypeError, match="CascadeStage objects"):
-        async with opened(Answers("a", 1.0)):  # type: ignore[arg-type]
-            pass
-    with pytest.raises(ValueError, match="must be at least 1, which the cheapest stage costs"):
-        async with opened(stage, budget=0):
-            pass
-    with pytest.raises(ValueError, match="reserve must be at least 0, not -1"):
-        async with opened(stage, reserve=-1):
-            pass
+    await refused(TypeError, "one stage or more", opened)
+    await refused(TypeError, "CascadeStage objects", opened, Answers("a", 1.0))
+    await refused(
+        ValueError, "must be at least 1, which the cheapest stage costs", opened, stage, budget=0
+    )
+    await refused(ValueError, "reserve must be at least 0, not -1", opened, stage, reserve=-1)
 
 
 @settings(max_examples=100)
@@ -196,7 +191,8 @@ async def test_options_are_checked() -> None:
     budget=st.sampled_from([4, 6, math.inf]),
     leave=st.sampled_from([2.5, 7.5, math.inf]),
 )
-def test_against_a_model(
+@on_mock_clock
+async def test_against_a_model(
     stages: list[tuple[float, int, float, str | None]], budget: float, leave: float
 ) -> None:
     """Compare the decisions with a model that knows the future."""
@@ -225,24 +221,21 @@ def test_against_a_model(
                 break
         return best or "fault"
 
-    async def test() -> None:
-        members = [
-            Answers(str(n), confidence, took) for n, (confidence, _, took, _) in enumerate(stages)
-        ]
-        for member, (_, _, _, fails) in zip(members, stages, strict=True):
-            member.fails = {"fault": poisoned(), "bad": Bad()}.get(fails or "")
-        made = [m.stage(0.8, cost) for m, (_, cost, _, _) in zip(members, stages, strict=True)]
-        async with opened(*made, budget=budget, reserve=0.125) as cascade:
-            for _ in range(2):  # the second time, durations are known
-                known = [each.seconds for each in cascade.statistics().stages]
-                got: Any = "left"
-                with trio.move_on_after(leave):
-                    try:
-                        got = await cascade(1)
-                    except Bad:
-                        got = "bad"
-                    except type(poisoned()):
-                        got = "fault"
-                assert got == expected(known)
-
-    run(test)
+    members = [
+        Answers(str(n), confidence, took) for n, (confidence, _, took, _) in enumerate(stages)
+    ]
+    for member, (_, _, _, fails) in zip(members, stages, strict=True):
+        member.fails = {"fault": poisoned(), "bad": Bad()}.get(fails or "")
+    made = [m.stage(0.8, cost) for m, (_, cost, _, _) in zip(members, stages, strict=True)]
+    async with opened(*made, budget=budget, reserve=0.125) as cascade:
+        for _ in range(2):  # the second time, durations are known
+            known = [each.seconds for each in cascade.statistics().stages]
+            got: Any = "left"
+            with trio.move_on_after(leave):
+                try:
+                    got = await cascade(1)
+                except Bad:
+                    got = "bad"
+                except type(poisoned()):
+                    got = "fault"
+            assert got == expected(known)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from atomr_accel.patterns import Closed, QuorumMissed, open_ensemble
 
-from .worlds import run
+from .worlds import on_mock_clock
 
 
 class Bad(Exception):
@@ -91,7 +91,8 @@ async def test_quorums_are_checked(quorum: int) -> None:
     quorum=st.integers(1, 6),
     leave=st.sampled_from([math.inf, 2.5]),
 )
-def test_against_a_model(members: list[tuple[int, bool]], quorum: int, leave: float) -> None:
+@on_mock_clock
+async def test_against_a_model(members: list[tuple[int, bool]], quorum: int, leave: float) -> None:
     quorum = min(quorum, len(members))
     running = 0
 
@@ -114,24 +115,20 @@ def test_against_a_model(members: list[tuple[int, bool]], quorum: int, leave: fl
     spare = len(members) - quorum
     enough = good[quorum - 1] if len(good) >= quorum else math.inf
     missed = bad[spare] if len(bad) > spare else math.inf
-
-    async def test() -> None:
-        async with open_ensemble(*map(made, range(len(members))), combine=list, quorum=quorum) as e:
-            outcome = "left"
-            with trio.move_on_after(leave):
-                try:
-                    answers = await e(0)
-                    outcome = "answered"
-                    assert len(answers) >= quorum
-                    assert answers == sorted(answers)
-                    assert all(members[each][0] <= enough for each in answers)
-                except (Bad, QuorumMissed):
-                    outcome = "missed"
-            assert not running
-            assert trio.current_time() == min(enough, missed, leave)
-            if leave < min(enough, missed):
-                assert outcome == "left"
-            else:
-                assert outcome == ("answered" if enough < missed else "missed")
-
-    run(test)
+    async with open_ensemble(*map(made, range(len(members))), combine=list, quorum=quorum) as e:
+        outcome = "left"
+        with trio.move_on_after(leave):
+            try:
+                answers = await e(0)
+                outcome = "answered"
+                assert len(answers) >= quorum
+                assert answers == sorted(answers)
+                assert all(members[each][0] <= enough for each in answers)
+            except (Bad, QuorumMissed):
+                outcome = "missed"
+        assert not running
+        assert trio.current_time() == min(enough, missed, leave)
+        if leave < min(enough, missed):
+            assert outcome == "left"
+        else:
+            assert outcome == ("answered" if enough < missed else "missed")

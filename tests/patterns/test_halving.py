@@ -13,7 +13,7 @@ from atomr_accel import ContextPoisoned, DeviceLost
 from atomr_accel.actors import Backoff
 from atomr_accel.patterns import Retry, WrongResults, open_batcher
 
-from .worlds import Clients, FaultyDevice, Log, on_mock_clock, poisoned
+from .worlds import FaultyDevice, Log, on_mock_clock, open_clients, poisoned
 
 
 @on_mock_clock
@@ -26,11 +26,7 @@ async def test_the_request_that_fails_a_batch_fails_alone() -> None:
         return [1 / item for item in items]
 
     log = Log()
-    async with (
-        open_batcher(invert, max_size=8, max_wait=1, observer=log) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(invert, max_size=8, max_wait=1, observer=log) as clients:
         for item in (1, 2, 0, 4):
             await clients.ask(item)
     assert calls == [[1, 2, 0, 4], [1, 2], [0, 4], [0], [4]]
@@ -38,7 +34,7 @@ async def test_the_request_that_fails_a_batch_fails_alone() -> None:
     assert clients.got == {1: 1, 2: 0.5, 4: 0.25}
     assert set(log.ends().values()) == {1}
     assert ("retried", 1, 2, 0, 4) in log.lines
-    assert batcher.statistics().calls == 5
+    assert clients.batcher.statistics().calls == 5
 
 
 @on_mock_clock
@@ -52,12 +48,8 @@ async def test_the_request_that_poisons_the_device_fails_alone() -> None:
         return [2 * item for item in items]
 
     retry = Retry(attempts=2, backoff=Backoff(base=0))
-    async with (
-        open_batcher(compute, max_size=4, max_in_flight=3, retry=retry) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
-        batcher.tune(max_wait=1)
+    async with open_clients(compute, max_size=4, max_in_flight=3, retry=retry) as clients:
+        clients.batcher.tune(max_wait=1)
         for item in range(8, 20):
             await clients.ask(item)
     error = clients.got.pop(13)
@@ -85,11 +77,7 @@ async def test_after_a_fault_nothing_is_judged_while_others_may_fault() -> None:
         return items
 
     retry = Retry(attempts=2, backoff=Backoff(base=0))
-    async with (
-        open_batcher(compute, max_size=1, max_in_flight=2, retry=retry) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(compute, max_size=1, max_in_flight=2, retry=retry) as clients:
         await clients.ask("good")
         await clients.ask("poison")
     assert clients.got["good"] == "good"
@@ -106,12 +94,11 @@ async def test_a_fault_that_does_not_come_again_costs_one_call() -> None:
             raise failures.pop()
         return items
 
-    async with open_batcher(flaky, max_size=4, max_wait=1) as batcher, trio.open_nursery() as n:
-        clients = Clients(n, batcher)
+    async with open_clients(flaky, max_size=4, max_wait=1) as clients:
         for item in range(3):
             await clients.ask(item)
     assert clients.got == {0: 0, 1: 1, 2: 2}
-    statistics = batcher.statistics()
+    statistics = clients.batcher.statistics()
     assert (statistics.calls, statistics.faults, statistics.batches) == (2, 1, 1)
 
 
@@ -125,8 +112,7 @@ async def test_a_lost_device_is_looked_for_in_no_half() -> None:
         await trio.lowlevel.checkpoint()
         raise DeviceLost("gone")
 
-    async with open_batcher(lost, max_size=3, max_wait=1) as batcher, trio.open_nursery() as n:
-        clients = Clients(n, batcher)
+    async with open_clients(lost, max_size=3, max_wait=1) as clients:
         for item in range(3):
             await clients.ask(item)
     assert calls == 1
@@ -147,11 +133,7 @@ async def test_a_function_for_halves_that_raises_is_an_error_of_the_batch() -> N
     def halve(error: Exception) -> bool:
         raise ValueError("the function's")
 
-    async with (
-        open_batcher(fail, max_size=2, max_wait=1, halve=halve) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(fail, max_size=2, max_wait=1, halve=halve) as clients:
         for item in (12, 13, 14, 15):
             await clients.ask(item)
     for item in (12, 13):
@@ -160,7 +142,7 @@ async def test_a_function_for_halves_that_raises_is_an_error_of_the_batch() -> N
         assert isinstance(error.__cause__, ValueError)  # one for all, and an instance for each
         assert isinstance(error.__cause__.__context__, KeyError)
     assert (clients.got[14], clients.got[15]) == (14, 15)
-    assert batcher.statistics().failed == 2
+    assert clients.batcher.statistics().failed == 2
 
 
 @on_mock_clock
@@ -176,15 +158,11 @@ async def test_how_many_faults_it_takes_to_find_who_causes_them(size: int, attem
         return items
 
     retry = Retry(attempts=attempts, backoff=Backoff(base=0))
-    async with (
-        open_batcher(compute, max_size=size, max_wait=1, retry=retry) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(compute, max_size=size, max_wait=1, retry=retry) as clients:
         for item in range(size):
             await clients.ask(item)
     assert device.faults == int(math.log2(size)) - 1 + 2 * attempts
-    assert batcher.statistics().answered == size - 1
+    assert clients.batcher.statistics().answered == size - 1
 
 
 @on_mock_clock
@@ -193,14 +171,13 @@ async def test_exceptions_among_the_results_are_raised_at_their_own_callers() ->
         await trio.lowlevel.checkpoint()
         return [item**0.5 if item >= 0 else ValueError(item) for item in items]
 
-    async with open_batcher(roots, max_size=3, max_wait=1) as batcher, trio.open_nursery() as n:
-        clients = Clients(n, batcher)
+    async with open_clients(roots, max_size=3, max_wait=1) as clients:
         for item in (4, -1, 9):
             await clients.ask(item)
     assert clients.got[4] == 2
     assert clients.got[9] == 3
     assert clients.got[-1].args == (-1,)
-    assert batcher.statistics().calls == 1
+    assert clients.batcher.statistics().calls == 1
 
 
 @pytest.mark.parametrize(
@@ -216,14 +193,13 @@ async def test_other_than_one_result_each_is_an_error_for_all(
         await trio.lowlevel.checkpoint()
         return results
 
-    async with open_batcher(wrong, max_size=2, max_wait=1) as batcher, trio.open_nursery() as n:
-        clients = Clients(n, batcher)
+    async with open_clients(wrong, max_size=2, max_wait=1) as clients:
         await clients.ask(1)
         await clients.ask(2)
     for error in clients.got.values():
         assert isinstance(error, WrongResults)
         assert (error.expected, error.got) == (2, got)
-    assert batcher.statistics().calls == 1
+    assert clients.batcher.statistics().calls == 1
 
 
 @on_mock_clock
@@ -265,11 +241,9 @@ async def test_cancelled_request_is_not_repeated_while_a_fault_is_isolated() -> 
         return items
 
     retry = Retry(attempts=3, backoff=Backoff(base=0))
-    async with (
-        open_batcher(compute, max_size=2, max_wait=1, max_in_flight=2, retry=retry) as batcher,
-        trio.open_nursery() as nursery,
-    ):
-        clients = Clients(nursery, batcher)
+    async with open_clients(
+        compute, max_size=2, max_wait=1, max_in_flight=2, retry=retry
+    ) as clients:
         for item in (1, 13, 2, 3):
             await clients.ask(item, within=1.5 if item == 3 else 50)
     assert clients.got == {1: 1, 13: 13, 2: 2, 3: "cancelled"}

@@ -29,7 +29,7 @@ from atomr_accel.patterns import (
     open_hot_swap,
 )
 
-from .worlds import poisoned, run
+from .worlds import on_mock_clock, poisoned
 
 
 class Bad(Exception):
@@ -502,7 +502,10 @@ async def test_shares_are_checked(canary: list[float]) -> None:
     errors=st.sampled_from([0, 0, 0.2]),
     ends=st.sampled_from(["drained", "cancelled"]),
 )
-def test_no_request_is_lost_or_mixed(seed: int, idempotent: bool, errors: float, ends: str) -> None:
+@on_mock_clock
+async def test_no_request_is_lost_or_mixed(
+    seed: int, idempotent: bool, errors: float, ends: str
+) -> None:
     rng = random.Random(seed)
     outcomes: dict[int, str] = {}
     opened: Counter[str] = Counter()
@@ -602,32 +605,29 @@ def test_no_request_is_lost_or_mixed(seed: int, idempotent: bool, errors: float,
                     case 2 if deaths and len(swap._versions) == 2 and swap.version == "v1":
                         deaths[-1].set()
 
-    async def test() -> None:
-        async with trio.open_nursery() as outer:
-            with trio.CancelScope() as scope:
-                async with open_hot_swap(version("v1"), idempotent=idempotent, rng=rng) as swap:
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(roll_out, swap)
-                        nursery.start_soon(disturb, swap)
-                        for item in range(50):
-                            outer.start_soon(caller, swap, item)
-                        await trio.sleep(25 if ends == "drained" else rng.uniform(0, 20))
-                        nursery.cancel_scope.cancel()
-                    if ends == "cancelled":
-                        scope.cancel()
-            assert not opened.total()
-            assert not busy.total()
-            assert not swap._versions
-            statistics = swap.statistics()
-            assert statistics.running == 0
-        told = Counter(outcomes.values())
-        assert set(outcomes) == {*range(50)}
-        assert not told["another's"]
-        assert statistics.answered == told["answered"]
-        assert statistics.failed == told["failed"] + told["lost"]
-        assert statistics.submitted >= told.total() - told["closed"]
-
-    run(test)
+    async with trio.open_nursery() as outer:
+        with trio.CancelScope() as scope:
+            async with open_hot_swap(version("v1"), idempotent=idempotent, rng=rng) as swap:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(roll_out, swap)
+                    nursery.start_soon(disturb, swap)
+                    for item in range(50):
+                        outer.start_soon(caller, swap, item)
+                    await trio.sleep(25 if ends == "drained" else rng.uniform(0, 20))
+                    nursery.cancel_scope.cancel()
+                if ends == "cancelled":
+                    scope.cancel()
+        assert not opened.total()
+        assert not busy.total()
+        assert not swap._versions
+        statistics = swap.statistics()
+        assert statistics.running == 0
+    told = Counter(outcomes.values())
+    assert set(outcomes) == {*range(50)}
+    assert not told["another's"]
+    assert statistics.answered == told["answered"]
+    assert statistics.failed == told["failed"] + told["lost"]
+    assert statistics.submitted >= told.total() - told["closed"]
 
 
 @pytest.mark.parametrize("loading", [False, True])

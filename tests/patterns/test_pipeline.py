@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from atomr_accel.patterns import Closed, Observer, Pipeline, Stage, open_pipeline
 from atomr_accel.testing.garbage import collect_garbage
 
-from .worlds import run
+from .worlds import on_mock_clock
 
 
 class Bad(Exception):
@@ -345,7 +345,8 @@ ITEMS = st.lists(
     buffer=st.integers(0, 2),
     close=st.one_of(st.none(), st.floats(0.01, 10)),  # opening may be cancelled, too
 )
-def test_every_item_has_one_end_and_its_own(
+@on_mock_clock
+async def test_every_item_has_one_end_and_its_own(
     items: list[Any], concurrency: list[int], buffer: int, close: float | None
 ) -> None:
     busy = [0, 0, 0]
@@ -384,27 +385,24 @@ def test_every_item_has_one_end_and_its_own(
             return
         ends[number] = "left"
 
-    async def test() -> None:
-        async with trio.open_nursery() as nursery:
-            with trio.move_on_after(float("inf") if close is None else close):
-                async with open_pipeline(
-                    stage(0), stage(1), stage(2), buffer=buffer, observer=observer
-                ) as pipeline:
-                    for number in range(len(items)):
-                        nursery.start_soon(caller, pipeline, number)
-                    await trio.sleep(6 if close is None else 100)
-            assert pipeline.statistics().in_progress == 0
-        assert len(ends) == len(items)
-        assert "another's" not in ends.values()
-        assert observer.ends == pipeline.statistics().submitted
-        assert not any(observer.open.values())
-        assert busy == [0, 0, 0]
-        order = list(entered[0])
-        for later in entered[1:]:
-            assert later == [number for number in order if number in later]
-            order = later
-
-    run(test)
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(float("inf") if close is None else close):
+            async with open_pipeline(
+                stage(0), stage(1), stage(2), buffer=buffer, observer=observer
+            ) as pipeline:
+                for number in range(len(items)):
+                    nursery.start_soon(caller, pipeline, number)
+                await trio.sleep(6 if close is None else 100)
+        assert pipeline.statistics().in_progress == 0
+    assert len(ends) == len(items)
+    assert "another's" not in ends.values()
+    assert observer.ends == pipeline.statistics().submitted
+    assert not any(observer.open.values())
+    assert busy == [0, 0, 0]
+    order = list(entered[0])
+    for later in entered[1:]:
+        assert later == [number for number in order if number in later]
+        order = later
 
 
 @settings(max_examples=40)
@@ -414,7 +412,8 @@ def test_every_item_has_one_end_and_its_own(
     fails=st.one_of(st.none(), st.integers(0, 14)),
     pause=st.floats(0, 2),
 )
-def test_a_run_gives_results_in_order(
+@on_mock_clock
+async def test_a_run_gives_results_in_order(
     times: list[tuple[float, float]],
     concurrency: tuple[int, int],
     fails: int | None,
@@ -430,21 +429,18 @@ def test_a_run_gives_results_in_order(
             raise Bad(x)
         return x
 
-    async def test() -> None:
-        got = []
-        async with open_pipeline(
-            Stage(first, concurrency[0]), Stage(second, concurrency[1])
-        ) as pipeline:
-            try:
-                async for result in pipeline.run(numbers(len(times))):
-                    got.append(result)
-                    await trio.sleep(pause)
-            except Bad:
-                assert len(got) == fails
-            else:
-                assert len(got) == len(times)
-            assert got == [*range(len(got))]
-            await trio.testing.wait_all_tasks_blocked()
-            assert pipeline.statistics().in_progress == 0
-
-    run(test)
+    got = []
+    async with open_pipeline(
+        Stage(first, concurrency[0]), Stage(second, concurrency[1])
+    ) as pipeline:
+        try:
+            async for result in pipeline.run(numbers(len(times))):
+                got.append(result)
+                await trio.sleep(pause)
+        except Bad:
+            assert len(got) == fails
+        else:
+            assert len(got) == len(times)
+        assert got == [*range(len(got))]
+        await trio.testing.wait_all_tasks_blocked()
+        assert pipeline.statistics().in_progress == 0

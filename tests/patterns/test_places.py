@@ -49,7 +49,7 @@ from atomr_accel.patterns import (
 )
 
 from .toy_models import ToyModel, ToyText
-from .worlds import run
+from .worlds import on_mock_clock
 
 
 async def test_in_a_system_a_batcher_is_an_actor_and_restarts(
@@ -176,7 +176,8 @@ MOMENTS = st.integers(0, 12).map(lambda quarter: quarter / 4)
     requests=st.lists(st.tuples(MOMENTS, MOMENTS, st.booleans(), st.none() | MOMENTS), max_size=8),
     faults=st.lists(MOMENTS, max_size=4),
 )
-def test_each_request_has_one_end_whatever_restarts(
+@on_mock_clock
+async def test_each_request_has_one_end_whatever_restarts(
     kind: str, requests: list[tuple[float, float, bool, float | None]], faults: list[float]
 ) -> None:
     ends: dict[int, str] = {}
@@ -198,29 +199,26 @@ def test_each_request_has_one_end_whatever_restarts(
         await trio.sleep(when)
         bomb.tell(Explode())
 
-    async def test() -> None:
-        async with open_actor_system("test") as system:
-            group = await system.spawn(Group, name="group", supervision=ALL)
-            bomb = await system.spawn(Bomb, supervisor=group)
-            async with PATTERNS[kind](parent=group, name="pattern") as pattern:
-                async with trio.open_nursery() as nursery:
-                    for number in range(len(requests)):
-                        nursery.start_soon(ask, pattern, number)
-                    for when in faults:
-                        nursery.start_soon(fail, bomb, when)
-                await trio.sleep(5)
-                node = system.tree().children[0].children[1]
-                assert (node.path, node.kind, node.depth) == ("/group/pattern", kind, 0)
-                assert bool(node.restarts) >= bool(faults)
-                assert await system.find("/group/pattern").ask(GetStatistics()) == (
-                    pattern.statistics()
-                )
-                assert await asked(pattern, 0.5) == 0.5
-                assert await asked_by_ref(pattern, 0.5) == 0.5
-            assert pattern.ref.stopped
-        assert len(ends) == len(requests)
-
-    run(test)
+    async with open_actor_system("test") as system:
+        group = await system.spawn(Group, name="group", supervision=ALL)
+        bomb = await system.spawn(Bomb, supervisor=group)
+        async with PATTERNS[kind](parent=group, name="pattern") as pattern:
+            async with trio.open_nursery() as nursery:
+                for number in range(len(requests)):
+                    nursery.start_soon(ask, pattern, number)
+                for when in faults:
+                    nursery.start_soon(fail, bomb, when)
+            await trio.sleep(5)
+            node = system.tree().children[0].children[1]
+            assert (node.path, node.kind, node.depth) == ("/group/pattern", kind, 0)
+            assert bool(node.restarts) >= bool(faults)
+            assert await system.find("/group/pattern").ask(GetStatistics()) == (
+                pattern.statistics()
+            )
+            assert await asked(pattern, 0.5) == 0.5
+            assert await asked_by_ref(pattern, 0.5) == 0.5
+        assert pattern.ref.stopped
+    assert len(ends) == len(requests)
 
 
 @pytest.mark.parametrize("kind", PATTERNS)

@@ -26,6 +26,7 @@ from atomr_accel.patterns import (
     open_replica_pool,
 )
 
+from ..harness import refused
 from .worlds import poisoned
 
 AT_ONCE = Backoff(initial=0.0, base=0.0)
@@ -338,9 +339,7 @@ async def test_replicas_that_die_too_often_end_the_pool(
 async def test_a_replica_that_does_not_open(autojump_clock: trio.testing.MockClock) -> None:
     workers = [Worker(), Worker()]
     workers[1].fails_to_open = Bad("cannot")
-    with pytest.raises(Bad):
-        async with opened(*workers):
-            pytest.fail("it was not to open")
+    await refused(Bad, None, opened, *workers)
     assert not workers[0].open
 
 
@@ -619,18 +618,12 @@ async def test_restart_of_a_closed_pool_is_refused(
     ],
 )
 async def test_options_are_checked(options: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        async with opened(Worker(), **options):
-            pass
+    await refused(error, None, opened, Worker(), **options)
 
 
 async def test_factory_result_is_checked() -> None:
-    with pytest.raises(ValueError, match="one replica or more"):
-        async with open_replica_pool([]):
-            pass
-    with pytest.raises(TypeError, match="must make an async context manager"):
-        async with open_replica_pool([lambda: 3]):  # type: ignore[arg-type]
-            pass
-    with pytest.raises(TypeError, match="must open as a coroutine function"):
-        async with open_replica_pool([lambda: nullcontext(3)]):  # type: ignore[arg-type]
-            pass
+    await refused(ValueError, "one replica or more", open_replica_pool, [])
+    await refused(TypeError, "must make an async context manager", open_replica_pool, [lambda: 3])
+    await refused(
+        TypeError, "must open as a coroutine function", open_replica_pool, [lambda: nullcontext(3)]
+    )

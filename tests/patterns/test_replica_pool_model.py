@@ -29,7 +29,7 @@ from atomr_accel.patterns import (
     open_replica_pool,
 )
 
-from .worlds import poisoned, run
+from .worlds import on_mock_clock, poisoned
 
 
 class Bad(Exception):
@@ -139,7 +139,8 @@ class Ends(Observer):
     ends=st.sampled_from(["drained", "cancelled", "failed"]),
     requests=st.integers(0, 40),
 )
-def test_every_request_has_one_end(
+@on_mock_clock
+async def test_every_request_has_one_end(
     seed: int,
     replicas: int,
     limit: int,
@@ -207,62 +208,59 @@ def test_every_request_has_one_end(
                 case 4 if len(names) > 1:
                     await pool.remove(names[0])
 
-    async def test() -> None:
-        async with trio.open_nursery() as outer:
-            try:
-                with trio.CancelScope() as scope:
-                    async with open_replica_pool(
-                        [world.factory] * replicas,
-                        policy=policy,
-                        max_in_flight=limit,
-                        capacity=capacity,
-                        overflow=overflow,
-                        idempotent=idempotent,
-                        hedge=hedge,
-                        breaker=lambda: CircuitBreaker(
-                            minimum=2, backoff=Backoff(initial=1.0), counts=lambda error: True
-                        ),
-                        intensity=Intensity(restarts=10_000),
-                        backoff=Backoff(initial=0.5, base=0.5, maximum=0.5),
-                        rng=rng,
-                        observer=observer,
-                    ) as pool:
-                        async with trio.open_nursery() as nursery:
-                            nursery.start_soon(disturb, pool)
-                            for item in range(requests):
-                                outer.start_soon(caller, pool, item)
-                            await trio.sleep(rng.uniform(0, 15))
-                            nursery.cancel_scope.cancel()
-                        if ends == "cancelled":
-                            scope.cancel()
-                        if ends == "failed":
-                            raise Death
-            except Death:
-                assert ends == "failed"
-            assert not world.opened
-            assert not world.working.total()
-            statistics = pool.statistics()
-            assert statistics.running == statistics.waiting == 0
-            assert len(trio.lowlevel.current_task().child_nurseries) == 1
-        assert set(outcomes) == {*range(requests)}
-        told = Counter(outcomes.values())
-        assert not told["another's"]
-        assert ends != "drained" or statistics.refused == told["refused"]
-        assert statistics.answered == told["answered"]
-        assert statistics.failed == told["failed"] + told["lost"]
-        assert not observer.open
-        assert observer.ends == observer.begun == statistics.submitted
-        if share is None:
-            assert statistics.hedged == 0
-        else:
-            assert statistics.hedged <= share * statistics.submitted
-            assert idempotent or statistics.hedged == 0
-        # What is asked at most: three attempts, each with at most one second request.
-        assert all(count <= 3 * (1 + (share is not None)) for count in world.starts.values())
-        if not faults and not idempotent:
-            assert all(count == 1 for count in world.starts.values())
-
-    run(test)
+    async with trio.open_nursery() as outer:
+        try:
+            with trio.CancelScope() as scope:
+                async with open_replica_pool(
+                    [world.factory] * replicas,
+                    policy=policy,
+                    max_in_flight=limit,
+                    capacity=capacity,
+                    overflow=overflow,
+                    idempotent=idempotent,
+                    hedge=hedge,
+                    breaker=lambda: CircuitBreaker(
+                        minimum=2, backoff=Backoff(initial=1.0), counts=lambda error: True
+                    ),
+                    intensity=Intensity(restarts=10_000),
+                    backoff=Backoff(initial=0.5, base=0.5, maximum=0.5),
+                    rng=rng,
+                    observer=observer,
+                ) as pool:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(disturb, pool)
+                        for item in range(requests):
+                            outer.start_soon(caller, pool, item)
+                        await trio.sleep(rng.uniform(0, 15))
+                        nursery.cancel_scope.cancel()
+                    if ends == "cancelled":
+                        scope.cancel()
+                    if ends == "failed":
+                        raise Death
+        except Death:
+            assert ends == "failed"
+        assert not world.opened
+        assert not world.working.total()
+        statistics = pool.statistics()
+        assert statistics.running == statistics.waiting == 0
+        assert len(trio.lowlevel.current_task().child_nurseries) == 1
+    assert set(outcomes) == {*range(requests)}
+    told = Counter(outcomes.values())
+    assert not told["another's"]
+    assert ends != "drained" or statistics.refused == told["refused"]
+    assert statistics.answered == told["answered"]
+    assert statistics.failed == told["failed"] + told["lost"]
+    assert not observer.open
+    assert observer.ends == observer.begun == statistics.submitted
+    if share is None:
+        assert statistics.hedged == 0
+    else:
+        assert statistics.hedged <= share * statistics.submitted
+        assert idempotent or statistics.hedged == 0
+    # What is asked at most: three attempts, each with at most one second request.
+    assert all(count <= 3 * (1 + (share is not None)) for count in world.starts.values())
+    if not faults and not idempotent:
+        assert all(count == 1 for count in world.starts.values())
 
 
 @pytest.mark.slow
@@ -273,7 +271,8 @@ def test_every_request_has_one_end(
     quantile=st.sampled_from([0.5, 0.9, 1.0]),
     errors=st.sampled_from([0, 0.1]),
 )
-def test_hedging_stays_in_its_share(
+@on_mock_clock
+async def test_hedging_stays_in_its_share(
     seed: int, share: float, quantile: float, errors: float
 ) -> None:
     rng = random.Random(seed)
@@ -294,32 +293,29 @@ def test_hedging_stays_in_its_share(
         finally:
             now[item] -= 1
 
-    async def test() -> None:
-        async with open_replica_pool(
-            [lambda: nullcontext(work)] * 4,
-            max_in_flight=50,
-            idempotent=True,
-            hedge=Hedge(quantile=quantile, share=share, minimum=5),
-            breaker=lambda: CircuitBreaker(counts=lambda error: False),
-        ) as pool:
+    async with open_replica_pool(
+        [lambda: nullcontext(work)] * 4,
+        max_in_flight=50,
+        idempotent=True,
+        hedge=Hedge(quantile=quantile, share=share, minimum=5),
+        breaker=lambda: CircuitBreaker(counts=lambda error: False),
+    ) as pool:
 
-            async def ask(item: int) -> None:
-                await trio.sleep(rng.uniform(0, 40))
-                with suppress(Bad):
-                    assert await pool(item) == item
-                assert not now[item]  # the loser has left
-                statistics = pool.statistics()
-                assert statistics.hedged <= share * statistics.submitted
+        async def ask(item: int) -> None:
+            await trio.sleep(rng.uniform(0, 40))
+            with suppress(Bad):
+                assert await pool(item) == item
+            assert not now[item]  # the loser has left
+            statistics = pool.statistics()
+            assert statistics.hedged <= share * statistics.submitted
 
-            async with trio.open_nursery() as nursery:
-                for item in range(100):
-                    nursery.start_soon(ask, item)
-        statistics = pool.statistics()
-        assert calls == 100 + statistics.hedged
-        assert statistics.hedges_won <= statistics.hedged
-        assert most == (1 if not statistics.hedged else 2)
-        if share == 1 and quantile == 0.5:
-            assert statistics.hedged > 20
-            assert statistics.hedges_won > 0
-
-    run(test)
+        async with trio.open_nursery() as nursery:
+            for item in range(100):
+                nursery.start_soon(ask, item)
+    statistics = pool.statistics()
+    assert calls == 100 + statistics.hedged
+    assert statistics.hedges_won <= statistics.hedged
+    assert most == (1 if not statistics.hedged else 2)
+    if share == 1 and quantile == 0.5:
+        assert statistics.hedged > 20
+        assert statistics.hedges_won > 0

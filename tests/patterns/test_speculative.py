@@ -34,7 +34,7 @@ from atomr_accel.patterns._draft_length import LengthSeen
 from atomr_accel.patterns._sampling import ROOT
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..harness import sized
+from ..harness import refused, sized
 from ..seeds import rng as seeded
 from .toy_models import ToyModel, ToyText, assert_distributed
 from .worlds import Log, on_mock_clock, poisoned
@@ -592,13 +592,9 @@ async def test_arguments_that_cannot_be() -> None:
         ({"sampling": 0.5}, TypeError),
         ({"retry": 3}, TypeError),
     ):
-        with pytest.raises(error):
-            async with open_speculative(target, None, **options):
-                pass
+        await refused(error, None, open_speculative, target, None, **options)
     for models in ((3, None), (target, 3), (target, target)):
-        with pytest.raises(TypeError, match="must be"):
-            async with open_speculative(*models):
-                pass
+        await refused(TypeError, "must be", open_speculative, *models)
     async with open_speculative(target, None) as decoder:
         with pytest.raises(ValueError, match="at least"):
             decoder.generate([])

@@ -22,6 +22,8 @@ from atomr_accel.patterns import (
     send_lines,
 )
 
+from ..harness import program
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -69,49 +71,40 @@ LINES = st.lists(st.binary(max_size=9).filter(lambda x: b"\n" not in x and x[-1:
 
 
 @given(lines=LINES, cuts=CUTS, ends=st.sampled_from([b"\n", b"\r\n"]), last=st.booleans())
-def test_lines(lines: list[bytes], cuts: list[int], ends: bytes, last: bool) -> None:
+@program
+async def test_lines(lines: list[bytes], cuts: list[int], ends: bytes, last: bool) -> None:
     data = ends.join(lines) + (ends if last and lines else b"")
     expected = lines if last or not lines or lines[-1] else lines[:-1]
-
-    async def test() -> None:
-        stream = Cut(data, cuts)
-        assert [line async for line in receive_lines(stream, max_length=9)] == expected
-
-    trio.run(test)
+    stream = Cut(data, cuts)
+    assert [line async for line in receive_lines(stream, max_length=9)] == expected
 
 
 @given(lines=LINES, cuts=CUTS)
-def test_lines_there_and_back(lines: list[bytes], cuts: list[int]) -> None:
-    async def test() -> None:
-        sink = Sink()
-        assert await send_lines(sink, each(lines)) == len(lines)
-        assert [line async for line in receive_lines(Cut(sink.data, cuts))] == lines
-
-    trio.run(test)
+@program
+async def test_lines_there_and_back(lines: list[bytes], cuts: list[int]) -> None:
+    sink = Sink()
+    assert await send_lines(sink, each(lines)) == len(lines)
+    assert [line async for line in receive_lines(Cut(sink.data, cuts))] == lines
 
 
 @given(frames=st.lists(st.binary(max_size=20)), cuts=CUTS)
-def test_frames_there_and_back(frames: list[bytes], cuts: list[int]) -> None:
-    async def test() -> None:
-        sink = Sink()
-        assert await send_frames(sink, each(frames)) == len(frames)
-        stream = Cut(sink.data, cuts)
-        assert [frame async for frame in receive_frames(stream, max_length=20)] == frames
-
-    trio.run(test)
+@program
+async def test_frames_there_and_back(frames: list[bytes], cuts: list[int]) -> None:
+    sink = Sink()
+    assert await send_frames(sink, each(frames)) == len(frames)
+    stream = Cut(sink.data, cuts)
+    assert [frame async for frame in receive_frames(stream, max_length=20)] == frames
 
 
 @given(frames=st.lists(st.binary(max_size=20), min_size=1), cuts=CUTS, lost=st.integers(1, 3))
-def test_a_frame_that_is_cut_short(frames: list[bytes], cuts: list[int], lost: int) -> None:
-    async def test() -> None:
-        sink = Sink()
-        await send_frames(sink, each(frames))
-        with pytest.raises(MalformedStream, match="the stream ended after"):
-            async for frame in receive_frames(Cut(sink.data[:-lost], cuts)):
-                assert frame == frames.pop(0)
-        assert len(frames) == 1
-
-    trio.run(test)
+@program
+async def test_a_frame_that_is_cut_short(frames: list[bytes], cuts: list[int], lost: int) -> None:
+    sink = Sink()
+    await send_frames(sink, each(frames))
+    with pytest.raises(MalformedStream, match="the stream ended after"):
+        async for frame in receive_frames(Cut(sink.data[:-lost], cuts)):
+            assert frame == frames.pop(0)
+    assert len(frames) == 1
 
 
 @pytest.mark.parametrize("cuts", [[], range(100)])

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 import trio
 import trio.testing
 
 from atomr_accel import ContextPoisoned
-from atomr_accel.patterns import Batcher, Observer
+from atomr_accel.patterns import Batcher, Observer, open_batcher
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 P = ParamSpec("P")
 
@@ -149,3 +150,10 @@ class Clients:
                 self.got[item] = error
         if self.scopes[item].cancelled_caught:
             self.got[item] = "cancelled"
+
+
+@asynccontextmanager
+async def open_clients(compute: Any, **options: Any) -> AsyncIterator[Clients]:
+    """Open a batcher with these options, and a nursery for its clients."""
+    async with open_batcher(compute, **options) as batcher, trio.open_nursery() as nursery:
+        yield Clients(nursery, batcher)

@@ -16,6 +16,7 @@ from atomr_accel.testing import poison
 
 from .. import seeds
 from ..harness import opened as opened_device
+from ..harness import refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -220,12 +221,8 @@ async def test_wrong_graphs_and_pictures_are_refused(device: Device) -> None:
         (lost, {}, ZeroDivisionError, "lost"),
     ]
     for build, options, kind, text in cases:
-        with pytest.raises(kind, match=text):
-            async with open_effect(device, (H, W), build, **options):
-                pass
-    with pytest.raises(ValueError, match="shape must have 2 axes"):
-        async with open_effect(device, (H, W, 3), trail):  # type: ignore[arg-type]
-            pass
+        await refused(kind, text, open_effect, device, (H, W), build, **options)
+    await refused(ValueError, "shape must have 2 axes", open_effect, device, (H, W, 3), trail)
     async with open_effect(device, (H, W), trail, feedback=True) as effect:
         with pytest.raises(ValueError, match="picture must be of shape"):
             await effect.apply(np.zeros((W, H, 3), np.uint8))

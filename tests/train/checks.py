@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 import optree
 
-from atomr_accel import Device, train
+from atomr_accel import Blocking, Device, train
+
+P = ParamSpec("P")
 
 Case = tuple[Callable[..., Any], dict[str, np.ndarray]]
+
+
+def on_device(function: Callable[Concatenate[Device, P], Awaitable[None]]) -> Callable[..., None]:
+    """Make a test of ``async def test(device, ...)``, which gets the fixture ``module_device``."""
+
+    @functools.wraps(function)
+    def test(module_device: Blocking[Device], *args: P.args, **kwargs: P.kwargs) -> None:
+        module_device.run(function, *args, **kwargs)
+
+    signature = inspect.signature(function)
+    first, *others = signature.parameters.values()
+    parameters = [first.replace(name="module_device"), *others]
+    test.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return test
 
 
 async def check_gradient(

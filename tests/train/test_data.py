@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atomr_accel import open_device, train
 from atomr_accel.actors import open_actor_system
 
+from ..harness import program
 from .checks import loss, model, same
 
 ROWS = np.arange(40, dtype=np.float32).reshape(20, 2)
@@ -97,7 +97,8 @@ def test_refused_arrays() -> None:
 
 
 @given(count=st.integers(0, 9), ahead=st.integers(1, 4), asynchronous=st.booleans())
-def test_prefetched(count: int, ahead: int, asynchronous: bool) -> None:
+@program
+async def test_prefetched(count: int, ahead: int, asynchronous: bool) -> None:
     """All items in order, at most ``ahead`` of them read before they are wanted."""
     read: list[int] = []
 
@@ -110,114 +111,103 @@ def test_prefetched(count: int, ahead: int, asynchronous: bool) -> None:
         for at in items():
             yield at
 
-    async def program() -> None:
-        source = async_items() if asynchronous else items()
-        async with train.prefetched(source, ahead=ahead) as ready:
-            seen = []
-            async for item in ready:
-                seen.append(item)
-                assert len(read) <= len(seen) + ahead
-        assert seen == list(range(count))
-
-    trio.run(program)
+    source = async_items() if asynchronous else items()
+    async with train.prefetched(source, ahead=ahead) as ready:
+        seen = []
+        async for item in ready:
+            seen.append(item)
+            assert len(read) <= len(seen) + ahead
+    assert seen == list(range(count))
 
 
-def test_prefetched_fails() -> None:
+@program
+async def test_prefetched_fails() -> None:
     """An error of the iterable leaves the block; a block may end early."""
 
     def items() -> Any:
         yield 1
         raise ZeroDivisionError
 
-    async def program() -> None:
-        with pytest.raises(ZeroDivisionError):
-            async with train.prefetched(items()) as ready:
-                async for _ in ready:
-                    pass
-        async with train.prefetched(iter(range(1000))) as ready:
+    with pytest.raises(ZeroDivisionError):
+        async with train.prefetched(items()) as ready:
             async for _ in ready:
-                break
-        with pytest.raises(ValueError, match="ahead must be"):
-            async with train.prefetched([], ahead=0):
                 pass
+    async with train.prefetched(iter(range(1000))) as ready:
+        async for _ in ready:
+            break
+    with pytest.raises(ValueError, match="ahead must be"):
+        async with train.prefetched([], ahead=0):
+            pass
 
-    trio.run(program)
 
-
-def test_resumes_in_an_epoch(tmp_path: Path) -> None:
+@program
+async def test_resumes_in_an_epoch(tmp_path: Path) -> None:
     """A run that goes on from a file has the bits of one that never stopped."""
     path = tmp_path / "run.safetensors"
     data = dataset()
+    rng = np.random.default_rng(1)
+    params, adamw = model(rng), train.AdamW(lr=train.cosine(0.01, steps=10))
+    step = train.gradient_step(loss)
+    async with open_device(0, backend="cpu", isolation="thread") as device:
 
-    async def program() -> None:
-        rng = np.random.default_rng(1)
-        params, adamw = model(rng), train.AdamW(lr=train.cosine(0.01, steps=10))
-        step = train.gradient_step(loss)
-        async with open_device(0, backend="cpu", isolation="thread") as device:
+        def opened(params: Any = params, optimizer: train.Optimizer = adamw) -> Any:
+            return train.open_data_parallel([device], step, params, optimizer, shards=2)
 
-            def opened(params: Any = params, optimizer: train.Optimizer = adamw) -> Any:
-                return train.open_data_parallel([device], step, params, optimizer, shards=2)
+        async with opened() as trainer, train.prefetched(data) as ready:
+            losses = []
+            async for made in trainer.run(ready):
+                losses.append(made.loss)
+                if made.number == 6:
+                    state = np.random.default_rng(4).bit_generator.state
+                    assert await trainer.save(path, data=data, note=state) == 7
+            whole = losses, await trainer.params()
+        async with opened(model(np.random.default_rng(9))) as trainer:
+            await trainer.make_step(data[0])
+            assert await trainer.restore(path, data=data) == state
+            assert trainer.steps == trainer.statistics().snapshot == 7
+            rest = [made.loss async for made in trainer.run(data)]
+            same(whole, (losses[:7] + rest, await trainer.params()))
 
-            async with opened() as trainer, train.prefetched(data) as ready:
-                losses = []
-                async for made in trainer.run(ready):
-                    losses.append(made.loss)
-                    if made.number == 6:
-                        state = np.random.default_rng(4).bit_generator.state
-                        assert await trainer.save(path, data=data, note=state) == 7
-                whole = losses, await trainer.params()
-            async with opened(model(np.random.default_rng(9))) as trainer:
-                await trainer.make_step(data[0])
-                assert await trainer.restore(path, data=data) == state
-                assert trainer.steps == trainer.statistics().snapshot == 7
-                rest = [made.loss async for made in trainer.run(data)]
-                same(whole, (losses[:7] + rest, await trainer.params()))
-
-                before = await trainer.params()
-                whole_file = path.read_bytes()
-                changed = bytearray(whole_file)
-                changed[-3] ^= 1
-                for content in (whole_file[:-1], whole_file[:40], b"", bytes(changed)):
-                    path.write_bytes(content)
-                    with pytest.raises(train.SnapshotDamaged):
-                        await trainer.restore(path)
-                path.write_bytes(whole_file)
-                with pytest.raises(train.SnapshotForeign, match="must be of data"):
-                    await trainer.restore(path, data=dataset(seed=6))
-                with pytest.raises(TypeError):
-                    await trainer.save(path, note=object())
-                assert path.read_bytes() == whole_file
-                assert os.listdir(tmp_path) == [path.name]  # noqa: PTH208 - not asynchronous
-                with pytest.raises(FileNotFoundError):
-                    await trainer.restore(tmp_path / "none")
-                same((0, before), (0, await trainer.params()))
-                assert trainer.steps == 10
-            async with opened(optimizer=train.Adam(lr=0.1)) as trainer:
-                with pytest.raises(train.SnapshotForeign, match="must be of optimizer"):
+            before = await trainer.params()
+            whole_file = path.read_bytes()
+            changed = bytearray(whole_file)
+            changed[-3] ^= 1
+            for content in (whole_file[:-1], whole_file[:40], b"", bytes(changed)):
+                path.write_bytes(content)
+                with pytest.raises(train.SnapshotDamaged):
                     await trainer.restore(path)
-            async with opened({**params, "more": params["b"]}) as trainer:
-                with pytest.raises(train.SnapshotForeign, match=r"params\.more"):
-                    await trainer.restore(path)
+            path.write_bytes(whole_file)
+            with pytest.raises(train.SnapshotForeign, match="must be of data"):
+                await trainer.restore(path, data=dataset(seed=6))
+            with pytest.raises(TypeError):
+                await trainer.save(path, note=object())
+            assert path.read_bytes() == whole_file
+            assert os.listdir(tmp_path) == [path.name]  # noqa: PTH208 - not asynchronous
+            with pytest.raises(FileNotFoundError):
+                await trainer.restore(tmp_path / "none")
+            same((0, before), (0, await trainer.params()))
+            assert trainer.steps == 10
+        async with opened(optimizer=train.Adam(lr=0.1)) as trainer:
+            with pytest.raises(train.SnapshotForeign, match="must be of optimizer"):
+                await trainer.restore(path)
+        async with opened({**params, "more": params["b"]}) as trainer:
+            with pytest.raises(train.SnapshotForeign, match=r"params\.more"):
+                await trainer.restore(path)
 
-    trio.run(program)
 
-
-def test_place_in_the_tree() -> None:
+@program
+async def test_place_in_the_tree() -> None:
     """A trainer has a path and a queue in a system, and stops with its block."""
-
-    async def program() -> None:
-        async with (
-            open_actor_system("test") as system,
-            open_device(0, backend="cpu", isolation="thread") as device,
-        ):
-            params = model(np.random.default_rng(1))
-            step, sgd = train.gradient_step(loss), train.SGD(lr=0.1)
-            async with train.open_data_parallel(
-                [device], step, params, sgd, system=system, name="trainer"
-            ) as trainer:
-                assert system.tree().children[0].path == "/trainer"
-                await trainer.make_step(dataset()[0])
-                assert trainer.statistics().steps == 1
-            assert not system.tree().children
-
-    trio.run(program)
+    async with (
+        open_actor_system("test") as system,
+        open_device(0, backend="cpu", isolation="thread") as device,
+    ):
+        params = model(np.random.default_rng(1))
+        step, sgd = train.gradient_step(loss), train.SGD(lr=0.1)
+        async with train.open_data_parallel(
+            [device], step, params, sgd, system=system, name="trainer"
+        ) as trainer:
+            assert system.tree().children[0].path == "/trainer"
+            await trainer.make_step(dataset()[0])
+            assert trainer.statistics().steps == 1
+        assert not system.tree().children

@@ -14,7 +14,7 @@ import trio
 from atomr_accel import Device, GpuRef, open_device, open_system, train
 from atomr_accel.testing import hang, poison
 
-from ..harness import sized
+from ..harness import program, sized
 from .checks import loss, model, same
 
 STEPS = 6
@@ -121,63 +121,57 @@ def test_all_ranks_lost() -> None:
     assert hurt[2].repeats == 1
 
 
-def test_steps_are_those_of_the_program() -> None:
+@program
+async def test_steps_are_those_of_the_program() -> None:
     """While a step is being written, or those since a snapshot are repeated, none is missing."""
+    rng = np.random.default_rng(1)
+    params = model(rng)
+    data = train.TrainingData(batches(rng)[0], rows=2, epochs=2)
+    calm: list[float] = []
+    async with open_device(0, backend="cpu", isolation="process") as device:
+        step, sgd = train.gradient_step(loss), train.SGD(lr=0.1)
+        async with train.open_data_parallel([device], step, params, sgd) as trainer:
+            calm += [made.loss async for made in trainer.run(data)]
 
-    async def program() -> None:
-        rng = np.random.default_rng(1)
-        params = model(rng)
-        data = train.TrainingData(batches(rng)[0], rows=2, epochs=2)
-        calm: list[float] = []
-        async with open_device(0, backend="cpu", isolation="process") as device:
-            step, sgd = train.gradient_step(loss), train.SGD(lr=0.1)
-            async with train.open_data_parallel([device], step, params, sgd) as trainer:
-                calm += [made.loss async for made in trainer.run(data)]
+        async with (
+            train.open_data_parallel([device], step, params, sgd) as trainer,
+            trio.open_nursery() as nursery,
+        ):
+            counts = [0]
 
-            async with (
-                train.open_data_parallel([device], step, params, sgd) as trainer,
-                trio.open_nursery() as nursery,
-            ):
-                counts = [0]
+            async def count() -> None:
+                while True:
+                    await trio.lowlevel.checkpoint()
+                    counts.append(trainer.steps)
 
-                async def count() -> None:
-                    while True:
-                        await trio.lowlevel.checkpoint()
-                        counts.append(trainer.steps)
-
-                nursery.start_soon(count)
-                losses = []
-                async with aclosing(trainer.run(data)) as begun:
-                    async for made in begun:
-                        losses.append(made.loss)
-                        if len(losses) == 2:
-                            break
-                await poison(device)
-                losses += [made.loss async for made in trainer.run(data)]
-                nursery.cancel_scope.cancel()
-        assert losses == calm
-        assert counts == sorted(counts)
-
-    trio.run(program)
+            nursery.start_soon(count)
+            losses = []
+            async with aclosing(trainer.run(data)) as begun:
+                async for made in begun:
+                    losses.append(made.loss)
+                    if len(losses) == 2:
+                        break
+            await poison(device)
+            losses += [made.loss async for made in trainer.run(data)]
+            nursery.cancel_scope.cancel()
+    assert losses == calm
+    assert counts == sorted(counts)
 
 
-def test_learns() -> None:
+@program
+async def test_learns() -> None:
     """The loss of one batch falls, and equals that of NumPy's gradient in float64 at first."""
-
-    async def program() -> None:
-        rng = np.random.default_rng(1)
-        data, params = batches(rng)[0], model(rng)
-        async with open_device(0, backend="cpu", isolation="thread") as device:
-            step = train.gradient_step(loss)
-            adam = train.Adam(lr=0.05)
-            async with train.open_data_parallel([device], step, params, adam) as trainer:
-                losses = [made.loss async for made in trainer.run([data] * 20)]
-        hidden = np.tanh(data["x"] @ params["w"].astype(float) + params["b"])
-        expected = np.mean((hidden @ params["out"] - data["y"]) ** 2)
-        assert losses[0] == pytest.approx(expected, rel=1e-5)
-        assert losses[-1] < losses[0] / 4
-
-    trio.run(program)
+    rng = np.random.default_rng(1)
+    data, params = batches(rng)[0], model(rng)
+    async with open_device(0, backend="cpu", isolation="thread") as device:
+        step = train.gradient_step(loss)
+        adam = train.Adam(lr=0.05)
+        async with train.open_data_parallel([device], step, params, adam) as trainer:
+            losses = [made.loss async for made in trainer.run([data] * 20)]
+    hidden = np.tanh(data["x"] @ params["w"].astype(float) + params["b"])
+    expected = np.mean((hidden @ params["out"] - data["y"]) ** 2)
+    assert losses[0] == pytest.approx(expected, rel=1e-5)
+    assert losses[-1] < losses[0] / 4
 
 
 def test_corrupt_replica() -> None:
@@ -214,45 +208,42 @@ def test_corrupt_replica() -> None:
     assert caught.value.ranks == (0, 1)
 
 
-def test_refused() -> None:
+@program
+async def test_refused() -> None:
     """Bad batches, options and losses change nothing in the trainer."""
-
-    async def program() -> None:
-        rng = np.random.default_rng(1)
-        data, params = batches(rng)[0], model(rng)
-        sgd = train.SGD(lr=0.1)
-        step = train.gradient_step(loss)
-        async with open_device(0, backend="cpu", isolation="thread") as device:
-            wrong: Any
-            for wrong, match in (
-                ({"shards": 3}, "power of two"),
-                ({"clip": 0}, "clip must be"),
-                ({"attempts": 0}, "attempts must be"),
-            ):
-                with pytest.raises(ValueError, match=match):
-                    async with train.open_data_parallel([device], step, params, sgd, **wrong):
-                        pass
-            with pytest.raises(ValueError, match="devices must be"):
-                async with train.open_data_parallel([device] * 2, step, params, sgd):
+    rng = np.random.default_rng(1)
+    data, params = batches(rng)[0], model(rng)
+    sgd = train.SGD(lr=0.1)
+    step = train.gradient_step(loss)
+    async with open_device(0, backend="cpu", isolation="thread") as device:
+        wrong: Any
+        for wrong, match in (
+            ({"shards": 3}, "power of two"),
+            ({"clip": 0}, "clip must be"),
+            ({"attempts": 0}, "attempts must be"),
+        ):
+            with pytest.raises(ValueError, match=match):
+                async with train.open_data_parallel([device], step, params, sgd, **wrong):
                     pass
-            async with train.open_data_parallel([device], step, params, sgd, shards=4) as trainer:
-                with pytest.raises(ValueError, match="multiple of 4"):
-                    await trainer.make_step({"x": data["x"][:6], "y": data["y"][:6]})
-                with pytest.raises(ValueError, match="one first dimension"):
-                    await trainer.make_step({"x": data["x"], "y": data["y"][:4]})
-                with pytest.raises(TypeError, match="tree of NumPy arrays"):
-                    await trainer.make_step({"x": 3})
-                bad = {"x": data["x"], "y": data["y"].copy()}
-                bad["y"][3] = np.nan
-                with pytest.raises(train.LossNotFinite) as caught:
-                    await trainer.make_step(bad)
-                assert (caught.value.step, caught.value.rank) == (0, 0)
-                after = await trainer.params()
-                for name in params:
-                    np.testing.assert_array_equal(after[name], params[name])
-                assert (await trainer.make_step(data)).number == 0
-
-    trio.run(program)
+        with pytest.raises(ValueError, match="devices must be"):
+            async with train.open_data_parallel([device] * 2, step, params, sgd):
+                pass
+        async with train.open_data_parallel([device], step, params, sgd, shards=4) as trainer:
+            with pytest.raises(ValueError, match="multiple of 4"):
+                await trainer.make_step({"x": data["x"][:6], "y": data["y"][:6]})
+            with pytest.raises(ValueError, match="one first dimension"):
+                await trainer.make_step({"x": data["x"], "y": data["y"][:4]})
+            with pytest.raises(TypeError, match="tree of NumPy arrays"):
+                await trainer.make_step({"x": 3})
+            bad = {"x": data["x"], "y": data["y"].copy()}
+            bad["y"][3] = np.nan
+            with pytest.raises(train.LossNotFinite) as caught:
+                await trainer.make_step(bad)
+            assert (caught.value.step, caught.value.rank) == (0, 0)
+            after = await trainer.params()
+            for name in params:
+                np.testing.assert_array_equal(after[name], params[name])
+            assert (await trainer.make_step(data)).number == 0
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from atomr_accel import Device, open_device, train
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import kill_host
 
-from ..harness import sized
+from ..harness import program, sized
 from . import checks, parted
 from .pipelined import first, last, middle, stages
 from .split import cut_loss, model, split
@@ -127,19 +127,16 @@ async def hurt(opening: Any, width: int, kills: int) -> tuple[list[float], Any, 
 @pytest.mark.parametrize(
     ("opening", "width"), [(data_parallel, 3), (pipeline_parallel, 4), (tensor_parallel, 4)]
 )
-def test_kills_change_no_bit(opening: Any, width: int) -> None:
+@program
+async def test_kills_change_no_bit(opening: Any, width: int) -> None:
     """Losses and parameters are those of one device without kills."""
-
-    async def program() -> None:
-        with trio.fail_after(60 + 10 * KILLS):
-            losses, params, seen, kinds = await hurt(opening, width, KILLS)
-            assert sum(count * times for count, times in kinds.items()) == KILLS
-            assert seen.steps == len(losses)
-            assert seen.ranks == tuple(range(RANKS))
-            async with parted.devices_of(1) as devices, opening(devices) as trainer:
-                calm = [
-                    (await trainer.make_step(batch_of(at, width))).loss for at in range(len(losses))
-                ]
-                parted.equal((losses, params), (calm, await trainer.params()))
-
-    trio.run(program)
+    with trio.fail_after(60 + 10 * KILLS):
+        losses, params, seen, kinds = await hurt(opening, width, KILLS)
+        assert sum(count * times for count, times in kinds.items()) == KILLS
+        assert seen.steps == len(losses)
+        assert seen.ranks == tuple(range(RANKS))
+        async with parted.devices_of(1) as devices, opening(devices) as trainer:
+            calm = [
+                (await trainer.make_step(batch_of(at, width))).loss for at in range(len(losses))
+            ]
+            parted.equal((losses, params), (calm, await trainer.params()))

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from atomr_accel import Blocking, Device, train
+from atomr_accel import Device, train
 
-from .checks import check_gradient
+from .checks import check_gradient, on_device
 
 
 def _huber(x: Any, t: Any, delta: float) -> Any:
@@ -48,51 +48,40 @@ LOSSES: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", LOSSES)
 @settings(max_examples=4)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_loss(module_device: Blocking[Device], name: str, seed: int) -> None:
+@on_device
+async def test_loss(device: Device, name: str, seed: int) -> None:
     """Values of every reduction, and the gradient."""
     loss, formula = LOSSES[name]
     rng = np.random.default_rng(seed)
     shape = tuple(int(n) for n in rng.integers(1, 5, rng.integers(1, 4)))
     x, target = rng.normal(0, 2, shape), rng.uniform(0.1, 0.9, shape)
-
-    async def program(device: Device) -> None:
-        a, b = await device.put(x), await device.put(target)
-        each = formula(x, target)
-        for reduction, expected in (("none", each), ("sum", each.sum()), ("mean", each.mean())):
-            found = await device.get(loss(a, b, reduction=reduction))
-            np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
-        await check_gradient(device, lambda t, p: loss(p, t.put(target)), x, rng)
-
-    module_device.run(program)
+    a, b = await device.put(x), await device.put(target)
+    each = formula(x, target)
+    for reduction, expected in (("none", each), ("sum", each.sum()), ("mean", each.mean())):
+        found = await device.get(loss(a, b, reduction=reduction))
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+    await check_gradient(device, lambda t, p: loss(p, t.put(target)), x, rng)
 
 
-def test_no_overflow(module_device: Blocking[Device]) -> None:
+@on_device
+async def test_no_overflow(device: Device) -> None:
     """Large scores have finite losses and gradients."""
-
-    async def program(device: Device) -> None:
-        x, target = await device.put(np.array([-1e4, 0.0, 1e4])), await device.put(np.ones(3))
-        compute = train.grad(
-            device, lambda _t, p: train.bce_with_logits(p, target, reduction="sum")
-        )
-        loss, slope = await compute(x)
-        np.testing.assert_allclose(await device.get(loss), 1e4 + np.log(2))
-        np.testing.assert_allclose(await device.get(slope), [-1, -0.5, 0])
-
-    module_device.run(program)
+    x, target = await device.put(np.array([-1e4, 0.0, 1e4])), await device.put(np.ones(3))
+    compute = train.grad(device, lambda _t, p: train.bce_with_logits(p, target, reduction="sum"))
+    loss, slope = await compute(x)
+    np.testing.assert_allclose(await device.get(loss), 1e4 + np.log(2))
+    np.testing.assert_allclose(await device.get(slope), [-1, -0.5, 0])
 
 
-def test_refused(module_device: Blocking[Device]) -> None:
+@on_device
+async def test_refused(device: Device) -> None:
     """Shapes and options that do not fit."""
-
-    async def program(device: Device) -> None:
-        x, y = await device.put(np.ones(3)), await device.put(np.ones((3, 1)))
-        with pytest.raises(ValueError, match="target must have the shape of x"):
-            train.mse(x, y)
-        with pytest.raises(TypeError, match="target must be a value"):
-            train.mae(x, np.ones(3))
-        with pytest.raises(ValueError, match="delta must be above 0"):
-            train.huber(x, x, delta=0)
-        with pytest.raises(ValueError, match="reduction must be"):
-            train.kl_div(x, x, reduction="max")  # type: ignore[arg-type]
-
-    module_device.run(program)
+    x, y = await device.put(np.ones(3)), await device.put(np.ones((3, 1)))
+    with pytest.raises(ValueError, match="target must have the shape of x"):
+        train.mse(x, y)
+    with pytest.raises(TypeError, match="target must be a value"):
+        train.mae(x, np.ones(3))
+    with pytest.raises(ValueError, match="delta must be above 0"):
+        train.huber(x, x, delta=0)
+    with pytest.raises(ValueError, match="reduction must be"):
+        train.kl_div(x, x, reduction="max")  # type: ignore[arg-type]

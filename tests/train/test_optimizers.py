@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import Blocking, Device, train
+from atomr_accel import Device, train
+
+from .checks import on_device
 
 
 def reference(optimizer: Any, p: Any, grads: list[Any], decay: float) -> Any:
@@ -49,7 +51,8 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @settings(max_examples=2)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_steps(module_device: Blocking[Device], name: str, dtype: str, seed: int) -> None:
+@on_device
+async def test_steps(device: Device, name: str, dtype: str, seed: int) -> None:
     """Five steps of several tensors."""
     optimizer: Any = OPTIMIZERS[name]
     rng = np.random.default_rng(seed)
@@ -66,72 +69,62 @@ def test_steps(module_device: Blocking[Device], name: str, dtype: str, seed: int
         }
 
     params, grads = drawn(), [drawn() for _ in range(5)]
-
-    async def program(device: Device) -> None:
-        layout = train.ModelLayout(params, optimizer)
-        state = await train.ModelState.create(device, layout, params, optimizer)
-        for each in grads:
-            tree = {
-                k: [await device.put(a) for a in v] if isinstance(v, list) else await device.put(v)
-                for k, v in each.items()
-            }
-            await state.update(optimizer, await state.gathered(tree), 0.5)
-        assert state.step == 5
-        found = layout.tree(await device.get(state.buffers[0]))
-        # Masters are float32 for 16 bits, so they do not lose small steps.
-        rtol = 1e-11 if dtype == "float64" else 2e-5
-        for path in (("b",), ("w",), ("deep", 0), ("deep", 1)):
-            p, f, gs = params, found, list(grads)
-            for key in path:
-                p, f, gs = p[key], f[key], [g[key] for g in gs]
-            flag = optimizer.decays is None or p.ndim > 1
-            halved = [g.astype(np.float64) * 0.5 for g in gs]
-            expected = reference(optimizer, p, halved, optimizer.weight_decay if flag else 0.0)
-            np.testing.assert_allclose(f, expected, rtol=rtol, atol=rtol)
-        if dtype == "bfloat16":
-            half = await device.get(state.params["w"])
-            assert half.dtype == ml_dtypes.bfloat16
-            np.testing.assert_array_equal(half, found["w"].astype(ml_dtypes.bfloat16))
-
-    module_device.run(program)
+    layout = train.ModelLayout(params, optimizer)
+    state = await train.ModelState.create(device, layout, params, optimizer)
+    for each in grads:
+        tree = {
+            k: [await device.put(a) for a in v] if isinstance(v, list) else await device.put(v)
+            for k, v in each.items()
+        }
+        await state.update(optimizer, await state.gathered(tree), 0.5)
+    assert state.step == 5
+    found = layout.tree(await device.get(state.buffers[0]))
+    # Masters are float32 for 16 bits, so they do not lose small steps.
+    rtol = 1e-11 if dtype == "float64" else 2e-5
+    for path in (("b",), ("w",), ("deep", 0), ("deep", 1)):
+        p, f, gs = params, found, list(grads)
+        for key in path:
+            p, f, gs = p[key], f[key], [g[key] for g in gs]
+        flag = optimizer.decays is None or p.ndim > 1
+        halved = [g.astype(np.float64) * 0.5 for g in gs]
+        expected = reference(optimizer, p, halved, optimizer.weight_decay if flag else 0.0)
+        np.testing.assert_allclose(f, expected, rtol=rtol, atol=rtol)
+    if dtype == "bfloat16":
+        half = await device.get(state.params["w"])
+        assert half.dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(half, found["w"].astype(ml_dtypes.bfloat16))
 
 
-def test_digest(module_device: Blocking[Device]) -> None:
+@on_device
+async def test_digest(device: Device) -> None:
     """One bit, or two elements that changed places, change the digest."""
-
-    async def program(device: Device) -> None:
-        optimizer = train.SGD(lr=0.1, momentum=0.9)
-        params = [np.arange(5, dtype=np.float32)]
-        layout = train.ModelLayout(params, optimizer)
-        state = await train.ModelState.create(device, layout, params, optimizer)
-        first = await state.digest()
-        assert await state.digest() == first
-        for changed in ([0, 1, 2, 3, np.nextafter(np.float32(4), 5)], [1, 0, 2, 3, 4]):
-            await device.put(np.array(changed, np.float32), out=state.buffers[0][:5])
-            assert await state.digest() != first
-        await device.put(params[0], out=state.buffers[0][:5])
-        assert await state.digest() == first
-
-    module_device.run(program)
+    optimizer = train.SGD(lr=0.1, momentum=0.9)
+    params = [np.arange(5, dtype=np.float32)]
+    layout = train.ModelLayout(params, optimizer)
+    state = await train.ModelState.create(device, layout, params, optimizer)
+    first = await state.digest()
+    assert await state.digest() == first
+    for changed in ([0, 1, 2, 3, np.nextafter(np.float32(4), 5)], [1, 0, 2, 3, 4]):
+        await device.put(np.array(changed, np.float32), out=state.buffers[0][:5])
+        assert await state.digest() != first
+    await device.put(params[0], out=state.buffers[0][:5])
+    assert await state.digest() == first
 
 
-def test_norm(module_device: Blocking[Device]) -> None:
+@on_device
+async def test_norm(device: Device) -> None:
     """The norm of all gradients, infinite if one is."""
-
-    async def program(device: Device) -> None:
-        optimizer = train.SGD(lr=0.1)
-        params = {"a": np.ones(2), "b": np.ones(1)}
-        layout = train.ModelLayout(params, optimizer)
-        state = await train.ModelState.create(device, layout, params, optimizer)
-        flat = await device.put(np.array([3.0, 0.0, 4.0]))
-        assert await state.norm(flat, 2.0) == 10.0
-        assert not np.isfinite(await state.norm(await device.put(np.array([1, np.inf, 0])), 1.0))
-        with pytest.raises(ValueError, match=r"gradient of a must have shape \(2,\)"):
-            await state.gathered({"a": flat, "b": flat[:1]})
-        with pytest.raises(ValueError, match="form of the parameters"):
-            await state.gathered([flat[:2], flat[:1]])
-
-    module_device.run(program)
+    optimizer = train.SGD(lr=0.1)
+    params = {"a": np.ones(2), "b": np.ones(1)}
+    layout = train.ModelLayout(params, optimizer)
+    state = await train.ModelState.create(device, layout, params, optimizer)
+    flat = await device.put(np.array([3.0, 0.0, 4.0]))
+    assert await state.norm(flat, 2.0) == 10.0
+    assert not np.isfinite(await state.norm(await device.put(np.array([1, np.inf, 0])), 1.0))
+    with pytest.raises(ValueError, match=r"gradient of a must have shape \(2,\)"):
+        await state.gathered({"a": flat, "b": flat[:1]})
+    with pytest.raises(ValueError, match="form of the parameters"):
+        await state.gathered([flat[:2], flat[:1]])
 
 
 def test_schedules() -> None:

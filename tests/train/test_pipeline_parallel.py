@@ -15,7 +15,7 @@ from atomr_accel import open_system, train
 from atomr_accel.testing import poison
 from atomr_accel.train._pipeline_parallel import one_forward_one_backward
 
-from ..harness import sized
+from ..harness import program, sized
 from .parted import STEPS, close, devices_of, equal, on_one_device, points
 from .pipelined import first, last, middle, stages
 
@@ -57,21 +57,18 @@ async def trained(ranks: int, fault: tuple[int, int, int] | None = None, **optio
             return losses, await trainer.params(), trainer.statistics()
 
 
-def test_equals_one_device() -> None:
+@program
+async def test_equals_one_device() -> None:
     """Losses and parameters are those of the whole model, and do not depend on devices."""
-
-    async def check() -> None:
-        rng = np.random.default_rng(1)
-        data, start = points(rng), stages(rng)
-        losses, params = await on_one_device(whole, data, start, ADAMW)
-        one = await trained(1)
-        close(one[0], losses, one[1], params)
-        for ranks in (2, 4):
-            equal(one, await trained(ranks))
-        single = await trained(2, micro_batches=1)
-        close(single[0], losses, single[1], params)
-
-    trio.run(check)
+    rng = np.random.default_rng(1)
+    data, start = points(rng), stages(rng)
+    losses, params = await on_one_device(whole, data, start, ADAMW)
+    one = await trained(1)
+    close(one[0], losses, one[1], params)
+    for ranks in (2, 4):
+        equal(one, await trained(ranks))
+    single = await trained(2, micro_batches=1)
+    close(single[0], losses, single[1], params)
 
 
 @pytest.mark.slow
@@ -139,67 +136,59 @@ def test_rank_lost_for_good() -> None:
     assert made[2].ranks == (0,)
 
 
-def test_goes_on_from_a_file(tmp_path: Path) -> None:
+@program
+async def test_goes_on_from_a_file(tmp_path: Path) -> None:
     """A file is of the whole model, so another number of devices goes on with the same bits."""
-
-    async def program() -> None:
-        rng = np.random.default_rng(1)
-        data, params = points(rng), stages(rng)
-        path = tmp_path / "run.safetensors"
-        every: list[Any] = [first, middle, last]
-        async with devices_of(3) as devices:
-            async with train.open_pipeline_parallel(
-                devices, every, params, ADAMW, micro_batches=2
-            ) as trainer:
-                _ = [made async for made in trainer.run(data[:3])]
-                assert await trainer.save(path) == 3
-                _ = [made async for made in trainer.run(data[3:])]
-                calm = await trainer.params()
-            async with train.open_pipeline_parallel(
-                devices[:2], every, params, ADAMW, micro_batches=2
-            ) as trainer:
-                await trainer.restore(path)
-                assert trainer.steps == 3
-                _ = [made async for made in trainer.run(data[3:])]
-                equal(([], calm), ([], await trainer.params()))
-
-    trio.run(program)
+    rng = np.random.default_rng(1)
+    data, params = points(rng), stages(rng)
+    path = tmp_path / "run.safetensors"
+    every: list[Any] = [first, middle, last]
+    async with devices_of(3) as devices:
+        async with train.open_pipeline_parallel(
+            devices, every, params, ADAMW, micro_batches=2
+        ) as trainer:
+            _ = [made async for made in trainer.run(data[:3])]
+            assert await trainer.save(path) == 3
+            _ = [made async for made in trainer.run(data[3:])]
+            calm = await trainer.params()
+        async with train.open_pipeline_parallel(
+            devices[:2], every, params, ADAMW, micro_batches=2
+        ) as trainer:
+            await trainer.restore(path)
+            assert trainer.steps == 3
+            _ = [made async for made in trainer.run(data[3:])]
+            equal(([], calm), ([], await trainer.params()))
 
 
-def test_refused() -> None:
+@program
+async def test_refused() -> None:
     """Bad stages, options and losses change nothing in the trainer."""
-
-    async def program() -> None:
-        rng = np.random.default_rng(1)
-        data, params = points(rng)[0], stages(rng)
-        every: list[Any] = [first, middle, last]
-        async with devices_of(2) as devices:
-            with pytest.raises(ValueError, match="stages must be"):
-                async with train.open_pipeline_parallel(
-                    devices, every, params[:2], ADAMW, micro_batches=2
-                ):
-                    pass
-            with pytest.raises(ValueError, match="micro_batches must be"):
-                async with train.open_pipeline_parallel(
-                    devices, every, params, ADAMW, micro_batches=0
-                ):
-                    pass
+    rng = np.random.default_rng(1)
+    data, params = points(rng)[0], stages(rng)
+    every: list[Any] = [first, middle, last]
+    async with devices_of(2) as devices:
+        with pytest.raises(ValueError, match="stages must be"):
             async with train.open_pipeline_parallel(
-                devices, every, params, ADAMW, micro_batches=2
-            ) as trainer:
-                with pytest.raises(ValueError, match="the number of micro-batches"):
-                    await trainer.make_step({"x": data["x"][:3], "y": data["y"][:3]})
-                bad = {"x": data["x"], "y": data["y"] * np.nan}
-                with pytest.raises(train.LossNotFinite) as caught:
-                    await trainer.make_step(bad)
-                assert (caught.value.step, caught.value.rank) == (0, 1)
-                after = await trainer.params()
-                np.testing.assert_array_equal(after[1]["w"], params[1]["w"])
-                assert (await trainer.make_step(data)).number == 0
-            async with train.open_pipeline_parallel(
-                devices, every[:2], params[:2], ADAMW, micro_batches=2
-            ) as trainer:
-                with pytest.raises(TypeError):
-                    await trainer.make_step(data)
-
-    trio.run(program)
+                devices, every, params[:2], ADAMW, micro_batches=2
+            ):
+                pass
+        with pytest.raises(ValueError, match="micro_batches must be"):
+            async with train.open_pipeline_parallel(devices, every, params, ADAMW, micro_batches=0):
+                pass
+        async with train.open_pipeline_parallel(
+            devices, every, params, ADAMW, micro_batches=2
+        ) as trainer:
+            with pytest.raises(ValueError, match="the number of micro-batches"):
+                await trainer.make_step({"x": data["x"][:3], "y": data["y"][:3]})
+            bad = {"x": data["x"], "y": data["y"] * np.nan}
+            with pytest.raises(train.LossNotFinite) as caught:
+                await trainer.make_step(bad)
+            assert (caught.value.step, caught.value.rank) == (0, 1)
+            after = await trainer.params()
+            np.testing.assert_array_equal(after[1]["w"], params[1]["w"])
+            assert (await trainer.make_step(data)).number == 0
+        async with train.open_pipeline_parallel(
+            devices, every[:2], params[:2], ADAMW, micro_batches=2
+        ) as trainer:
+            with pytest.raises(TypeError):
+                await trainer.make_step(data)

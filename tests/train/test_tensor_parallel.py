@@ -12,7 +12,7 @@ import trio
 from atomr_accel import train
 from atomr_accel.testing import poison
 
-from ..harness import sized
+from ..harness import program, sized
 from .parted import STEPS, close, devices_of, equal, on_one_device, points
 from .split import cut_loss, model, split
 
@@ -51,25 +51,23 @@ async def trained(
             return losses, await trainer.params(), trainer.statistics()
 
 
-def test_equals_one_device() -> None:
+@program
+async def test_equals_one_device() -> None:
     """Losses and parameters are those of the whole model, and do not depend on devices."""
-
-    async def check() -> None:
-        rng = np.random.default_rng(1)
-        data, start = points(rng), model(rng)
-        losses, params = await on_one_device(whole_loss, data, start, ADAMW)
-        for parts in (1, 2):
-            one = await trained(1, parts)
-            close(one[0], losses, one[1], params)
-        one = await trained(1)
+    rng = np.random.default_rng(1)
+    data, start = points(rng), model(rng)
+    losses, params = await on_one_device(whole_loss, data, start, ADAMW)
+    for parts in (1, 2):
+        one = await trained(1, parts)
         close(one[0], losses, one[1], params)
-        for ranks in (2, 3):
-            equal(one, await trained(ranks, digest_every=1))
+    one = await trained(1)
+    close(one[0], losses, one[1], params)
+    for ranks in (2, 3):
+        equal(one, await trained(ranks, digest_every=1))
 
-    trio.run(check)
 
-
-def test_attention_by_heads() -> None:
+@program
+async def test_attention_by_heads() -> None:
     """Heads on several parts have the gradients of all heads on one."""
     rows, width, heads = 6, 8, 4
 
@@ -89,28 +87,25 @@ def test_attention_by_heads() -> None:
         mixed = attend(part.tape, x, p["q"], p["k"], p["v"])
         return np.mean(np.square(await part.row(mixed, p["o"])))
 
-    async def program() -> None:
-        rng = np.random.default_rng(5)
-        params = {n: rng.standard_normal((width, width)) / 3 for n in ("q", "k", "v", "o")}
-        params["scale"] = rng.standard_normal(width)
-        batch = {"x": rng.standard_normal((rows, width))}
-        found = []
-        for ranks in (1, 4):
-            async with (
-                devices_of(ranks) as devices,
-                train.open_tensor_parallel(
-                    *(devices, function, params, train.SGD(lr=0.1)),
-                    split=lambda path, _shape: {"o": 0, "scale": None}.get(path[0], 1),
-                ) as trainer,
-            ):
-                losses = [made.loss async for made in trainer.run([batch] * 2)]
-                found.append((losses, await trainer.params()))
-        np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-12)
-        for name, before in params.items():
-            np.testing.assert_allclose(found[0][1][name], found[1][1][name], rtol=1e-10)
-            assert not np.array_equal(found[0][1][name], before)
-
-    trio.run(program)
+    rng = np.random.default_rng(5)
+    params = {n: rng.standard_normal((width, width)) / 3 for n in ("q", "k", "v", "o")}
+    params["scale"] = rng.standard_normal(width)
+    batch = {"x": rng.standard_normal((rows, width))}
+    found = []
+    for ranks in (1, 4):
+        async with (
+            devices_of(ranks) as devices,
+            train.open_tensor_parallel(
+                *(devices, function, params, train.SGD(lr=0.1)),
+                split=lambda path, _shape: {"o": 0, "scale": None}.get(path[0], 1),
+            ) as trainer,
+        ):
+            losses = [made.loss async for made in trainer.run([batch] * 2)]
+            found.append((losses, await trainer.params()))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-12)
+    for name, before in params.items():
+        np.testing.assert_allclose(found[0][1][name], found[1][1][name], rtol=1e-10)
+        assert not np.array_equal(found[0][1][name], before)
 
 
 @pytest.mark.slow
@@ -157,80 +152,68 @@ def test_corrupt_part() -> None:
     assert made.steps == STEPS
 
 
-def test_goes_on_from_a_file(tmp_path: Path) -> None:
+@program
+async def test_goes_on_from_a_file(tmp_path: Path) -> None:
     """A file has whole parameters, so other numbers of parts go on from it."""
-
-    async def program() -> None:
-        rng = np.random.default_rng(1)
-        data, params = points(rng), model(rng)
-        path = tmp_path / "run.safetensors"
-        async with devices_of(2) as devices:
-            async with train.open_tensor_parallel(
-                devices, cut_loss, params, ADAMW, split=split, parts=4
-            ) as trainer:
-                _ = [made async for made in trainer.run(data[:2])]
-                await trainer.save(path)
-                _ = [made async for made in trainer.run(data[2:])]
-                calm = await trainer.params()
-            async with train.open_tensor_parallel(
-                devices, cut_loss, params, ADAMW, split=split
-            ) as trainer:
-                await trainer.restore(path)
-                losses = [made.loss async for made in trainer.run(data[2:])]
-                close(losses, losses, calm, await trainer.params())
-
-    trio.run(program)
+    rng = np.random.default_rng(1)
+    data, params = points(rng), model(rng)
+    path = tmp_path / "run.safetensors"
+    async with devices_of(2) as devices:
+        async with train.open_tensor_parallel(
+            devices, cut_loss, params, ADAMW, split=split, parts=4
+        ) as trainer:
+            _ = [made async for made in trainer.run(data[:2])]
+            await trainer.save(path)
+            _ = [made async for made in trainer.run(data[2:])]
+            calm = await trainer.params()
+        async with train.open_tensor_parallel(
+            devices, cut_loss, params, ADAMW, split=split
+        ) as trainer:
+            await trainer.restore(path)
+            losses = [made.loss async for made in trainer.run(data[2:])]
+            close(losses, losses, calm, await trainer.params())
 
 
-def test_refused() -> None:
+@program
+async def test_refused() -> None:
     """Refusals of parts with other exchanges, and of splits that do not fit."""
+    rng = np.random.default_rng(1)
+    data, params = points(rng)[0], model(rng)
 
-    async def program() -> None:
-        rng = np.random.default_rng(1)
-        data, params = points(rng)[0], model(rng)
+    async def alone(part: train.TensorPart, p: Any, batch: Any) -> Any:
+        if part.index:
+            return await cut_loss(part, p, batch)
+        return np.sum(p["out"])
 
-        async def alone(part: train.TensorPart, p: Any, batch: Any) -> Any:
-            if part.index:
-                return await cut_loss(part, p, batch)
-            return np.sum(p["out"])
+    async def other(part: train.TensorPart, p: Any, batch: Any) -> Any:
+        x = part.tape.evaluate(batch["x"] * p["norm"])
+        made = await (part.whole(x, 0) if part.index else part.total(x))
+        return np.sum(made)
 
-        async def other(part: train.TensorPart, p: Any, batch: Any) -> Any:
-            x = part.tape.evaluate(batch["x"] * p["norm"])
-            made = await (part.whole(x, 0) if part.index else part.total(x))
-            return np.sum(made)
-
-        async with devices_of(2) as devices:
-            wrong: Any
-            for wrong, match in (
-                ({"split": lambda *_: 3}, "must be an axis that 2 parts divide"),
-                ({"split": split, "parts": 1}, "parts must be at least"),
-                ({"split": split, "parts": 3}, "3 parts divide"),
-            ):
-                with pytest.raises(ValueError, match=match):
-                    async with train.open_tensor_parallel(
-                        devices, cut_loss, params, ADAMW, **wrong
-                    ):
-                        pass
-            for function in (alone, other):
-                async with train.open_tensor_parallel(
-                    devices, function, params, ADAMW, split=split
-                ) as trainer:
-                    with pytest.raises(ValueError, match="exchange the same"):
-                        await trainer.make_step(data)
-                    after = await trainer.params()
-                    np.testing.assert_array_equal(after["up"], params["up"])
+    async with devices_of(2) as devices:
+        wrong: Any
+        for wrong, match in (
+            ({"split": lambda *_: 3}, "must be an axis that 2 parts divide"),
+            ({"split": split, "parts": 1}, "parts must be at least"),
+            ({"split": split, "parts": 3}, "3 parts divide"),
+        ):
+            with pytest.raises(ValueError, match=match):
+                async with train.open_tensor_parallel(devices, cut_loss, params, ADAMW, **wrong):
+                    pass
+        for function in (alone, other):
             async with train.open_tensor_parallel(
-                devices, cut_loss, params, ADAMW, split=split
+                devices, function, params, ADAMW, split=split
             ) as trainer:
-                with pytest.raises(train.LossNotFinite) as caught:
-                    await trainer.make_step({"x": data["x"], "y": data["y"] * np.nan})
-                assert (caught.value.step, caught.value.rank) == (0, 0)
-                with pytest.raises(ValueError, match="multiple of 2"):
-                    await trainer.make_step({"x": data["x"][:3], "y": data["y"][:3]})
-                assert (await trainer.make_step(data)).number == 0
-
-    async def bounded() -> None:
-        with trio.fail_after(60):
-            await program()
-
-    trio.run(bounded)
+                with pytest.raises(ValueError, match="exchange the same"):
+                    await trainer.make_step(data)
+                after = await trainer.params()
+                np.testing.assert_array_equal(after["up"], params["up"])
+        async with train.open_tensor_parallel(
+            devices, cut_loss, params, ADAMW, split=split
+        ) as trainer:
+            with pytest.raises(train.LossNotFinite) as caught:
+                await trainer.make_step({"x": data["x"], "y": data["y"] * np.nan})
+            assert (caught.value.step, caught.value.rank) == (0, 0)
+            with pytest.raises(ValueError, match="multiple of 2"):
+                await trainer.make_step({"x": data["x"][:3], "y": data["y"][:3]})
+            assert (await trainer.make_step(data)).number == 0

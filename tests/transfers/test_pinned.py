@@ -182,27 +182,24 @@ TestPools.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @given(st.lists(st.sampled_from([1, 2, 4]), max_size=12))
-def test_waiting_callers_get_returned_memory_in_order(sizes: list[int]) -> None:
+@program
+async def test_waiting_callers_get_returned_memory_in_order(sizes: list[int]) -> None:
     """However many views are held, all of those in line are served in the end."""
+    numbers = iter(range(1, 1 << 20))
+    pool = PinnedPool(4 * MIB, lambda: next(numbers))
+    held = []
 
-    async def main() -> None:
-        numbers = iter(range(1, 1 << 20))
-        pool = PinnedPool(4 * MIB, lambda: next(numbers))
-        held = []
+    async def user(size: int) -> None:
+        piece = await pool.acquire(size * MIB)
+        held.append(piece.array((size * MIB,), BYTE)[:10])
+        await trio.lowlevel.checkpoint()
+        piece.release()
 
-        async def user(size: int) -> None:
-            piece = await pool.acquire(size * MIB)
-            held.append(piece.array((size * MIB,), BYTE)[:10])
-            await trio.lowlevel.checkpoint()
-            piece.release()
-
-        async with trio.open_nursery() as nursery:
-            for size in sizes:
-                nursery.start_soon(user, size)
-        assert pool.statistics().used == 0
-        pool.close(DeviceLost("of the test"))
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        for size in sizes:
+            nursery.start_soon(user, size)
+    assert pool.statistics().used == 0
+    pool.close(DeviceLost("of the test"))
 
 
 @program

@@ -17,24 +17,13 @@ from hypothesis import strategies as st
 from atomr_accel import DeviceLost, WorldBroken
 
 from ..harness import sized
+from ..patterns.worlds import on_mock_clock, run
 from .simulated import REBUILD, Simulation, Work, start
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from atomr_accel.worlds._engine import Term
-
-LONG = 300
-
-
-def run(function: Callable[[], Awaitable[None]]) -> None:
-    """Run on a clock that jumps when all wait."""
-
-    async def main() -> None:
-        with trio.fail_after(LONG):
-            await function()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 DEADLINE = 5.0
@@ -260,76 +249,70 @@ def test_every_op_is_answered_once_and_right_whoever_dies_leaves_and_joins(
     shrink=st.booleans(),
 )
 @pytest.mark.slow
-def test_world_opens_and_is_resized_wherever_a_rank_dies_meanwhile(
+@on_mock_clock
+async def test_world_opens_and_is_resized_wherever_a_rank_dies_meanwhile(
     size: int, more: int, seed: int, deaths: list[tuple[float, int]], shrink: bool
 ) -> None:
-    async def program() -> None:
-        async with Simulation(
-            size, seed, "works", more=more, shrink=shrink, deadline=DEADLINE
-        ) as simulation:
-            engine, ranks = simulation.engine, simulation.ranks
+    async with Simulation(
+        size, seed, "works", more=more, shrink=shrink, deadline=DEADLINE
+    ) as simulation:
+        engine, ranks = simulation.engine, simulation.ranks
 
-            async def kill(after: float, number: int) -> None:
-                await trio.sleep(after)
-                ranks[number % len(ranks)].die()
+        async def kill(after: float, number: int) -> None:
+            await trio.sleep(after)
+            ranks[number % len(ranks)].die()
 
-            async with trio.open_nursery() as nursery:
-                for death in deaths:
-                    nursery.start_soon(kill, *death)
-                await engine.whole()
-                await engine.resize([*engine.present, *ranks[size:]])
-            await trio.sleep(2 * REBUILD)
-            term = await engine.whole()
-            assert len(term.members) == size + more or shrink
-            await start(engine, term, 1, dict.fromkeys(term.members, 1)).wait()
-            assert [*simulation.network.results[1].values()] == [len(term.members)] * len(
-                term.members
-            )
-
-    run(program)
+        async with trio.open_nursery() as nursery:
+            for death in deaths:
+                nursery.start_soon(kill, *death)
+            await engine.whole()
+            await engine.resize([*engine.present, *ranks[size:]])
+        await trio.sleep(2 * REBUILD)
+        term = await engine.whole()
+        assert len(term.members) == size + more or shrink
+        await start(engine, term, 1, dict.fromkeys(term.members, 1)).wait()
+        assert [*simulation.network.results[1].values()] == [len(term.members)] * len(term.members)
 
 
 @pytest.mark.parametrize("how", ["lost", "cancelled", "left", "over"])
-def test_resize_whose_new_rank_does_not_start_changes_nothing(how: str) -> None:
-    async def program() -> None:
-        async with Simulation(2, more=2) as simulation:
-            engine, ranks = simulation.engine, simulation.ranks
-            term = await engine.whole()
-            scope = trio.CancelScope()
-            told: list[Exception] = []
-            ranks[3].stuck_starting = True
+@on_mock_clock
+async def test_resize_whose_new_rank_does_not_start_changes_nothing(how: str) -> None:
+    async with Simulation(2, more=2) as simulation:
+        engine, ranks = simulation.engine, simulation.ranks
+        term = await engine.whole()
+        scope = trio.CancelScope()
+        told: list[Exception] = []
+        ranks[3].stuck_starting = True
 
-            async def resize() -> None:
-                with scope:
-                    try:
-                        await engine.resize(ranks)
-                    except (DeviceLost, WorldBroken) as error:
-                        told.append(error)
+        async def resize() -> None:
+            with scope:
+                try:
+                    await engine.resize(ranks)
+                except (DeviceLost, WorldBroken) as error:
+                    told.append(error)
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(resize)
-                await trio.sleep(1)
-                await start(engine, term, 1, dict.fromkeys(range(2), 1)).wait()  # it goes on
-                if how == "lost":
-                    ranks[3].stuck_starting = False
-                    ranks[3].die(for_good=True)
-                elif how == "cancelled":
-                    scope.cancel()
-                elif how == "left":
-                    await simulation.leave()
-                else:
-                    ranks[1].die(for_good=True)
-            assert [type(error) for error in told] == {
-                "lost": [DeviceLost],
-                "cancelled": [],
-                "left": [WorldBroken],
-                "over": [WorldBroken],
-            }[how]
-            if how in ("lost", "cancelled"):
-                assert await engine.whole() is term
-                await start(engine, term, 2, dict.fromkeys(range(2), 1)).wait()
-
-    run(program)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(resize)
+            await trio.sleep(1)
+            await start(engine, term, 1, dict.fromkeys(range(2), 1)).wait()  # it goes on
+            if how == "lost":
+                ranks[3].stuck_starting = False
+                ranks[3].die(for_good=True)
+            elif how == "cancelled":
+                scope.cancel()
+            elif how == "left":
+                await simulation.leave()
+            else:
+                ranks[1].die(for_good=True)
+        assert [type(error) for error in told] == {
+            "lost": [DeviceLost],
+            "cancelled": [],
+            "left": [WorldBroken],
+            "over": [WorldBroken],
+        }[how]
+        if how in ("lost", "cancelled"):
+            assert await engine.whole() is term
+            await start(engine, term, 2, dict.fromkeys(range(2), 1)).wait()
 
 
 @pytest.mark.slow
@@ -357,397 +340,355 @@ def test_hundreds_of_ranks() -> None:
     run(partial(busy, sized(120, 400), 1, deaths))
 
 
-def test_a_world_waits_for_the_rank_that_died() -> None:
-    async def program() -> None:
-        async with Simulation(3) as simulation:
-            engine = simulation.engine
-            term = await engine.whole()
-            call = start(engine, term, 1, dict.fromkeys(range(3), 1))
-            simulation.ranks[1].die()
-            with pytest.raises(WorldBroken, match="rank 1 of 3") as caught:
-                await call.wait()
-            assert (caught.value.rank, caught.value.epoch) == (1, 1)
-            term = await engine.whole()
-            assert (term.epoch, term.members) == (2, (0, 1, 2))
-
-    run(program)
+@on_mock_clock
+async def test_a_world_waits_for_the_rank_that_died() -> None:
+    async with Simulation(3) as simulation:
+        engine = simulation.engine
+        term = await engine.whole()
+        call = start(engine, term, 1, dict.fromkeys(range(3), 1))
+        simulation.ranks[1].die()
+        with pytest.raises(WorldBroken, match="rank 1 of 3") as caught:
+            await call.wait()
+        assert (caught.value.rank, caught.value.epoch) == (1, 1)
+        term = await engine.whole()
+        assert (term.epoch, term.members) == (2, (0, 1, 2))
 
 
-def test_a_world_goes_on_without_the_rank_that_died() -> None:
-    async def program() -> None:
-        async with Simulation(3, shrink=True) as simulation:
-            engine = simulation.engine
-            await engine.whole()
-            simulation.ranks[0].die()
-            await trio.testing.wait_all_tasks_blocked()
-            term = await engine.whole()
-            assert (term.epoch, term.members) == (2, (1, 2))
-            await start(engine, term, 1, {1: 10, 2: 20}).wait()
-            assert simulation.network.results[1] == {1: 30, 2: 30}
-
-    run(program)
+@on_mock_clock
+async def test_a_world_goes_on_without_the_rank_that_died() -> None:
+    async with Simulation(3, shrink=True) as simulation:
+        engine = simulation.engine
+        await engine.whole()
+        simulation.ranks[0].die()
+        await trio.testing.wait_all_tasks_blocked()
+        term = await engine.whole()
+        assert (term.epoch, term.members) == (2, (1, 2))
+        await start(engine, term, 1, {1: 10, 2: 20}).wait()
+        assert simulation.network.results[1] == {1: 30, 2: 30}
 
 
 @pytest.mark.parametrize("shrinking", ["works", "fails", "hangs", "unknown"])
-def test_rest_of_a_communicator_is_reused_if_that_works(shrinking: str) -> None:
+@on_mock_clock
+async def test_rest_of_a_communicator_is_reused_if_that_works(shrinking: str) -> None:
     works = shrinking == "works"
-
-    async def program() -> None:
-        async with Simulation(4, shrinking=shrinking, shrink=True) as simulation:
-            engine, network = simulation.engine, simulation.network
-            term = await engine.whole()
-            call = start(engine, term, 1, dict.fromkeys(range(4), 1))
-            simulation.ranks[2].die()
-            with pytest.raises(WorldBroken, match="rank 2 of 4"):
-                await call.wait()
-            term = await engine.whole()
-            # Where it fails, those ranks have met anew in another epoch.
-            failed = shrinking in ("fails", "hangs")
-            assert (term.epoch, term.members) == (3 if failed else 2, (0, 1, 3))
-            await start(engine, term, 2, dict.fromkeys(term.members, 1)).wait()
-            await trio.sleep(1)
-            for member in term.members:  # and nobody is in any other
-                assert simulation.ranks[member].joined == {term.number}
-            asked = network.shrunk
-            assert asked <= 3
-            simulation.ranks[0].die()
-            await trio.sleep(1)
-            term = await engine.whole()
-            assert term.members == (1, 3)
-            assert network.shrunk == asked + 2 * works  # no second attempt at what has failed
-            await start(engine, term, 3, dict.fromkeys(term.members, 1)).wait()
-            assert network.results[3] == {1: 2, 3: 2}
-
-    run(program)
+    async with Simulation(4, shrinking=shrinking, shrink=True) as simulation:
+        engine, network = simulation.engine, simulation.network
+        term = await engine.whole()
+        call = start(engine, term, 1, dict.fromkeys(range(4), 1))
+        simulation.ranks[2].die()
+        with pytest.raises(WorldBroken, match="rank 2 of 4"):
+            await call.wait()
+        term = await engine.whole()
+        # Where it fails, those ranks have met anew in another epoch.
+        failed = shrinking in ("fails", "hangs")
+        assert (term.epoch, term.members) == (3 if failed else 2, (0, 1, 3))
+        await start(engine, term, 2, dict.fromkeys(term.members, 1)).wait()
+        await trio.sleep(1)
+        for member in term.members:  # and nobody is in any other
+            assert simulation.ranks[member].joined == {term.number}
+        asked = network.shrunk
+        assert asked <= 3
+        simulation.ranks[0].die()
+        await trio.sleep(1)
+        term = await engine.whole()
+        assert term.members == (1, 3)
+        assert network.shrunk == asked + 2 * works  # no second attempt at what has failed
+        await start(engine, term, 3, dict.fromkeys(term.members, 1)).wait()
+        assert network.results[3] == {1: 2, 3: 2}
 
 
 @pytest.mark.parametrize("shrink", [False, True])
-def test_a_device_that_is_lost_for_good(shrink: bool) -> None:
-    async def program() -> None:
-        async with Simulation(2, shrink=shrink) as simulation:
-            engine = simulation.engine
-            await engine.whole()
-            simulation.ranks[1].die(for_good=True)
-            await trio.sleep(2)
-            if shrink:
-                assert (await engine.whole()).members == (0,)
-            else:
-                with pytest.raises(WorldBroken, match="is lost"):
-                    await engine.whole()
-
-    run(program)
+@on_mock_clock
+async def test_a_device_that_is_lost_for_good(shrink: bool) -> None:
+    async with Simulation(2, shrink=shrink) as simulation:
+        engine = simulation.engine
+        await engine.whole()
+        simulation.ranks[1].die(for_good=True)
+        await trio.sleep(2)
+        if shrink:
+            assert (await engine.whole()).members == (0,)
+        else:
+            with pytest.raises(WorldBroken, match="is lost"):
+                await engine.whole()
 
 
-def test_a_rank_that_hangs_is_killed_at_the_deadline_and_named() -> None:
-    async def program() -> None:
-        async with Simulation(3, deadline=8.0) as simulation:
-            engine = simulation.engine
-            term = await engine.whole()
-            simulation.ranks[2].hung = True
-            begun = trio.current_time()
-            call = start(engine, term, 1, dict.fromkeys(range(3), 1))
-            with pytest.raises(WorldBroken, match="simulated:2 does not answer") as caught:
-                await call.wait()
-            assert caught.value.rank == 2
-            assert 8 <= trio.current_time() - begun <= 11
-            assert (await engine.whole()).epoch == 2
-            assert [rank.deaths for rank in simulation.ranks] == [0, 0, 1]
-
-    run(program)
+@on_mock_clock
+async def test_a_rank_that_hangs_is_killed_at_the_deadline_and_named() -> None:
+    async with Simulation(3, deadline=8.0) as simulation:
+        engine = simulation.engine
+        term = await engine.whole()
+        simulation.ranks[2].hung = True
+        begun = trio.current_time()
+        call = start(engine, term, 1, dict.fromkeys(range(3), 1))
+        with pytest.raises(WorldBroken, match="simulated:2 does not answer") as caught:
+            await call.wait()
+        assert caught.value.rank == 2
+        assert 8 <= trio.current_time() - begun <= 11
+        assert (await engine.whole()).epoch == 2
+        assert [rank.deaths for rank in simulation.ranks] == [0, 0, 1]
 
 
-def test_idle_rank_is_not_blamed() -> None:
-    async def program() -> None:
-        async with Simulation(3, deadline=8.0) as simulation:
-            engine = simulation.engine
-            term = await engine.whole()
-            for op in range(3):
-                await start(engine, term, op, {0: 1, 1: 1}).wait()
-            simulation.ranks[1].stuck_until = math.inf
-            call = start(engine, term, 9, dict.fromkeys(range(3), 1))
-            with pytest.raises(WorldBroken, match="simulated:1 has not begun it") as caught:
-                await call.wait()
-            assert caught.value.rank == 1
-            assert (await engine.whole()).epoch == 2
-            assert [rank.deaths for rank in simulation.ranks] == [0, 1, 0]
-
-    run(program)
+@on_mock_clock
+async def test_idle_rank_is_not_blamed() -> None:
+    async with Simulation(3, deadline=8.0) as simulation:
+        engine = simulation.engine
+        term = await engine.whole()
+        for op in range(3):
+            await start(engine, term, op, {0: 1, 1: 1}).wait()
+        simulation.ranks[1].stuck_until = math.inf
+        call = start(engine, term, 9, dict.fromkeys(range(3), 1))
+        with pytest.raises(WorldBroken, match="simulated:1 has not begun it") as caught:
+            await call.wait()
+        assert caught.value.rank == 1
+        assert (await engine.whole()).epoch == 2
+        assert [rank.deaths for rank in simulation.ranks] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("holds_back", [False, True])
-def test_the_rank_that_others_wait_for_is_blamed_whichever_op_is_the_oldest(
+@on_mock_clock
+async def test_the_rank_that_others_wait_for_is_blamed_whichever_op_is_the_oldest(
     holds_back: bool,
 ) -> None:
     """Ops that have all begun may be unanswered only because a later op has not run."""
-
-    async def program() -> None:
-        async with Simulation(3, deadline=8.0, holds_back=holds_back) as simulation:
-            engine, ranks = simulation.engine, simulation.ranks
-            term = await engine.whole()
-            ranks[1].begins = 1
-            first = start(engine, term, 1, dict.fromkeys(range(3), 1))
-            start(engine, term, 2, {0: 1, 2: 1})
-            last = start(engine, term, 3, dict.fromkeys(range(3), 1))
-            with pytest.raises(WorldBroken, match="simulated:1 has not begun it") as caught:
-                await last.wait()
-            assert caught.value.rank == 1
-            assert (first.broken is None) is not holds_back
-            assert (await engine.whole()).epoch == 2
-            assert [rank.deaths for rank in ranks] == [0, 1, 0]
-
-    run(program)
+    async with Simulation(3, deadline=8.0, holds_back=holds_back) as simulation:
+        engine, ranks = simulation.engine, simulation.ranks
+        term = await engine.whole()
+        ranks[1].begins = 1
+        first = start(engine, term, 1, dict.fromkeys(range(3), 1))
+        start(engine, term, 2, {0: 1, 2: 1})
+        last = start(engine, term, 3, dict.fromkeys(range(3), 1))
+        with pytest.raises(WorldBroken, match="simulated:1 has not begun it") as caught:
+            await last.wait()
+        assert caught.value.rank == 1
+        assert (first.broken is None) is not holds_back
+        assert (await engine.whole()).epoch == 2
+        assert [rank.deaths for rank in ranks] == [0, 1, 0]
 
 
-def test_waiting_rank_is_not_blamed() -> None:
-    async def program() -> None:
-        async with Simulation(4, deadline=8.0) as simulation:
-            engine, ranks = simulation.engine, simulation.ranks
-            term = await engine.whole()
-            ranks[3].stuck_until = math.inf
-            # 0 waits for 1, which is in an op with 2, which is in one with 3.
-            start(engine, term, 1, {2: 1, 3: 1})
-            start(engine, term, 2, {1: 1, 2: 1})
-            call = start(engine, term, 3, {0: 1, 1: 1})
-            with pytest.raises(WorldBroken, match="simulated:3") as caught:
-                await call.wait()
-            assert caught.value.rank == 3
-            await engine.whole()
-            assert [rank.deaths for rank in ranks] == [0, 0, 0, 1]
-
-    run(program)
+@on_mock_clock
+async def test_waiting_rank_is_not_blamed() -> None:
+    async with Simulation(4, deadline=8.0) as simulation:
+        engine, ranks = simulation.engine, simulation.ranks
+        term = await engine.whole()
+        ranks[3].stuck_until = math.inf
+        # 0 waits for 1, which is in an op with 2, which is in one with 3.
+        start(engine, term, 1, {2: 1, 3: 1})
+        start(engine, term, 2, {1: 1, 2: 1})
+        call = start(engine, term, 3, {0: 1, 1: 1})
+        with pytest.raises(WorldBroken, match="simulated:3") as caught:
+            await call.wait()
+        assert caught.value.rank == 3
+        await engine.whole()
+        assert [rank.deaths for rank in ranks] == [0, 0, 0, 1]
 
 
-def test_a_rank_that_waits_in_another_world_is_not_blamed() -> None:
-    async def program() -> None:
-        async with Simulation(2, deadline=8.0) as simulation:
-            engine, ranks = simulation.engine, simulation.ranks
-            term = await engine.whole()
-            over = trio.Event()
-            ranks[1].elsewhere.add(-1)
-            ranks[1]._submit(Work(-1, True, over.wait, lambda _: None))
-            call = start(engine, term, 1, dict.fromkeys(range(2), 1))
-            with pytest.raises(
-                WorldBroken, match="simulated:1 waits for a collective of"
-            ) as caught:
-                await call.wait()
-            assert caught.value.rank is None
-            over.set()
-            await engine.whole()
-            assert [rank.deaths for rank in ranks] == [0, 0]
-
-    run(program)
+@on_mock_clock
+async def test_a_rank_that_waits_in_another_world_is_not_blamed() -> None:
+    async with Simulation(2, deadline=8.0) as simulation:
+        engine, ranks = simulation.engine, simulation.ranks
+        term = await engine.whole()
+        over = trio.Event()
+        ranks[1].elsewhere.add(-1)
+        ranks[1]._submit(Work(-1, True, over.wait, lambda _: None))
+        call = start(engine, term, 1, dict.fromkeys(range(2), 1))
+        with pytest.raises(WorldBroken, match="simulated:1 waits for a collective of") as caught:
+            await call.wait()
+        assert caught.value.rank is None
+        over.set()
+        await engine.whole()
+        assert [rank.deaths for rank in ranks] == [0, 0]
 
 
 @pytest.mark.parametrize("how", ["stuck", "hung"])
-def test_rank_that_does_not_rejoin_is_killed_and_named(how: str) -> None:
-    async def program() -> None:
-        async with Simulation(3, deadline=8.0) as simulation:
-            engine, ranks = simulation.engine, simulation.ranks
-            term = await engine.whole()
-            if how == "stuck":
-                ranks[1].stuck_until = math.inf
-            else:
-                ranks[1].hung = True
-            start(engine, term, 1, dict.fromkeys(range(3), 1))
-            await trio.sleep(1)
-            ranks[2].die()
-            await trio.testing.wait_all_tasks_blocked()
-            term = await engine.whole()
-            assert (term.epoch, term.members) == (3, (0, 1, 2))
-            broken = engine.membership.broken
-            assert broken is not None
-            assert (broken.epoch, broken.rank) == (2, 1)
-            assert [rank.deaths for rank in ranks] == [0, 1, 1]
-
-    run(program)
+@on_mock_clock
+async def test_rank_that_does_not_rejoin_is_killed_and_named(how: str) -> None:
+    async with Simulation(3, deadline=8.0) as simulation:
+        engine, ranks = simulation.engine, simulation.ranks
+        term = await engine.whole()
+        if how == "stuck":
+            ranks[1].stuck_until = math.inf
+        else:
+            ranks[1].hung = True
+        start(engine, term, 1, dict.fromkeys(range(3), 1))
+        await trio.sleep(1)
+        ranks[2].die()
+        await trio.testing.wait_all_tasks_blocked()
+        term = await engine.whole()
+        assert (term.epoch, term.members) == (3, (0, 1, 2))
+        broken = engine.membership.broken
+        assert broken is not None
+        assert (broken.epoch, broken.rank) == (2, 1)
+        assert [rank.deaths for rank in ranks] == [0, 1, 1]
 
 
-def test_a_rank_that_cannot_be_killed_is_named_as_the_world_ends(
+@on_mock_clock
+async def test_a_rank_that_cannot_be_killed_is_named_as_the_world_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def program() -> None:
-        async with Simulation(3, deadline=8.0) as simulation:
-            engine, ranks = simulation.engine, simulation.ranks
-            term = await engine.whole()
-            monkeypatch.setattr(ranks[1], "kill", lambda *_: None)
-            ranks[1].stuck_until = math.inf
-            with pytest.raises(WorldBroken, match="rank 1 of 3 failed in epoch 1"):
-                await start(engine, term, 1, dict.fromkeys(range(3), 1)).wait()
-            with pytest.raises(WorldBroken, match="simulated:1 has not begun it") as caught:
-                await engine.whole()
-            assert (caught.value.rank, caught.value.epoch) == (1, 4)  # after three attempts
-
-    run(program)
-
-
-def test_a_world_whose_ranks_are_all_stuck_comes_back() -> None:
-    async def program() -> None:
-        async with Simulation(2, deadline=8.0) as simulation:
-            engine, ranks = simulation.engine, simulation.ranks
-            term = await engine.whole()
-            for rank in ranks:
-                rank.stuck_until = math.inf
-            with pytest.raises(WorldBroken) as caught:
-                await start(engine, term, 1, dict.fromkeys(range(2), 1)).wait()
-            assert caught.value.rank is None  # what they do may end
+    async with Simulation(3, deadline=8.0) as simulation:
+        engine, ranks = simulation.engine, simulation.ranks
+        term = await engine.whole()
+        monkeypatch.setattr(ranks[1], "kill", lambda *_: None)
+        ranks[1].stuck_until = math.inf
+        with pytest.raises(WorldBroken, match="rank 1 of 3 failed in epoch 1"):
+            await start(engine, term, 1, dict.fromkeys(range(3), 1)).wait()
+        with pytest.raises(WorldBroken, match="simulated:1 has not begun it") as caught:
             await engine.whole()
-            assert [rank.deaths for rank in ranks] == [1, 1]
-
-    run(program)
+        assert (caught.value.rank, caught.value.epoch) == (1, 4)  # after three attempts
 
 
-def test_late_answer_after_leaving_is_ignored() -> None:
-    async def program() -> None:
-        for seed in range(30):
-            async with Simulation(2, seed) as simulation:
-                engine = simulation.engine
-                term = await engine.whole()
-                call = start(engine, term, 1, dict.fromkeys(range(2), 1))
-                await trio.sleep(seed / 1000)
-                await simulation.leave()
-                if call.broken is not None:
-                    with pytest.raises(WorldBroken, match="all_reduce was not done: the world was"):
-                        await call.wait()
-                await trio.sleep(1)
-                assert engine.membership.in_flight == 0
-                assert engine.membership.completed == (call.broken is None)
-                with engine.watch() as epochs, pytest.raises(trio.EndOfChannel):
-                    await epochs.receive()
-
-    run(program)
+@on_mock_clock
+async def test_a_world_whose_ranks_are_all_stuck_comes_back() -> None:
+    async with Simulation(2, deadline=8.0) as simulation:
+        engine, ranks = simulation.engine, simulation.ranks
+        term = await engine.whole()
+        for rank in ranks:
+            rank.stuck_until = math.inf
+        with pytest.raises(WorldBroken) as caught:
+            await start(engine, term, 1, dict.fromkeys(range(2), 1)).wait()
+        assert caught.value.rank is None  # what they do may end
+        await engine.whole()
+        assert [rank.deaths for rank in ranks] == [1, 1]
 
 
-def test_hanging_rank_is_killed_at_the_deadline_of_leaving() -> None:
-    async def program() -> None:
-        async with Simulation(2, deadline=8.0) as simulation:
-            await simulation.engine.whole()
-            simulation.ranks[1].hung = True
-            begun = trio.current_time()
+@on_mock_clock
+async def test_late_answer_after_leaving_is_ignored() -> None:
+    for seed in range(30):
+        async with Simulation(2, seed) as simulation:
+            engine = simulation.engine
+            term = await engine.whole()
+            call = start(engine, term, 1, dict.fromkeys(range(2), 1))
+            await trio.sleep(seed / 1000)
             await simulation.leave()
-            assert trio.current_time() - begun == pytest.approx(8)
+            if call.broken is not None:
+                with pytest.raises(WorldBroken, match="all_reduce was not done: the world was"):
+                    await call.wait()
             await trio.sleep(1)
-            assert [rank.deaths for rank in simulation.ranks] == [0, 1]
-            assert simulation.ranks[0].joined == set()
+            assert engine.membership.in_flight == 0
+            assert engine.membership.completed == (call.broken is None)
+            with engine.watch() as epochs, pytest.raises(trio.EndOfChannel):
+                await epochs.receive()
 
-    run(program)
+
+@on_mock_clock
+async def test_hanging_rank_is_killed_at_the_deadline_of_leaving() -> None:
+    async with Simulation(2, deadline=8.0) as simulation:
+        await simulation.engine.whole()
+        simulation.ranks[1].hung = True
+        begun = trio.current_time()
+        await simulation.leave()
+        assert trio.current_time() - begun == pytest.approx(8)
+        await trio.sleep(1)
+        assert [rank.deaths for rank in simulation.ranks] == [0, 1]
+        assert simulation.ranks[0].joined == set()
 
 
 @pytest.mark.parametrize("how", ["over", "left", "shrunk", "resized"])
-def test_waiting_rank_learns_that_the_other_end_is_gone(how: str) -> None:
-    async def program() -> None:
-        async with Simulation(3, shrink=how == "shrunk") as simulation:
-            engine, mail = simulation.engine, simulation.engine.mail
-            await engine.whole()
-            told: list[WorldBroken] = []
-            nobody: Any = None
+@on_mock_clock
+async def test_waiting_rank_learns_that_the_other_end_is_gone(how: str) -> None:
+    async with Simulation(3, shrink=how == "shrunk") as simulation:
+        engine, mail = simulation.engine, simulation.engine.mail
+        await engine.whole()
+        told: list[WorldBroken] = []
+        nobody: Any = None
 
-            async def wait(function: Callable[..., Awaitable[object]], *args: object) -> None:
-                with pytest.raises(WorldBroken, match=r"was not|nothing was") as caught:
-                    await function(*args)
-                told.append(caught.value)
+        async def wait(function: Callable[..., Awaitable[object]], *args: object) -> None:
+            with pytest.raises(WorldBroken, match=r"was not|nothing was") as caught:
+                await function(*args)
+            told.append(caught.value)
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(wait, mail.receive, 2, 1, nobody)
-                nursery.start_soon(wait, mail.receive, 0, 1, nobody)
-                nursery.start_soon(wait, mail.send, 0, 2, nobody)
-                await trio.testing.wait_all_tasks_blocked()
-                if how == "left":
-                    await simulation.leave()
-                elif how == "resized":
-                    await engine.resize(simulation.ranks[:2])
-                else:
-                    simulation.ranks[2].die(for_good=True)
-            assert len(told) == 3
-            if how in ("over", "left"):
-                await wait(mail.send, 0, 1, nobody)
-                await wait(mail.receive, 0, 1, nobody)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, mail.receive, 2, 1, nobody)
+            nursery.start_soon(wait, mail.receive, 0, 1, nobody)
+            nursery.start_soon(wait, mail.send, 0, 2, nobody)
+            await trio.testing.wait_all_tasks_blocked()
+            if how == "left":
+                await simulation.leave()
+            elif how == "resized":
+                await engine.resize(simulation.ranks[:2])
             else:
-                assert {error.rank for error in told} == {2 if how == "shrunk" else None}
-                assert (await engine.whole()).members == (0, 1)
+                simulation.ranks[2].die(for_good=True)
+        assert len(told) == 3
+        if how in ("over", "left"):
+            await wait(mail.send, 0, 1, nobody)
+            await wait(mail.receive, 0, 1, nobody)
+        else:
+            assert {error.rank for error in told} == {2 if how == "shrunk" else None}
+            assert (await engine.whole()).members == (0, 1)
 
-    run(program)
 
+@on_mock_clock
+async def test_sent_message_is_received_in_the_next_epoch() -> None:
+    async with Simulation(2) as simulation:
+        engine = simulation.engine
+        await engine.whole()
+        letter: Any = "a buffer"
+        got: list[object] = []
 
-def test_sent_message_is_received_in_the_next_epoch() -> None:
-    async def program() -> None:
-        async with Simulation(2) as simulation:
-            engine = simulation.engine
+        async def bring(ref: object, sent: Callable[[], object]) -> None:
             await engine.whole()
-            letter: Any = "a buffer"
-            got: list[object] = []
+            sent()
+            got.append(ref)
 
-            async def bring(ref: object, sent: Callable[[], object]) -> None:
-                await engine.whole()
-                sent()
-                got.append(ref)
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(engine.mail.send, 0, 1, letter)
-                await trio.testing.wait_all_tasks_blocked()
-                simulation.ranks[1].die()
-                await engine.mail.receive(0, 1, bring)
-            assert (got, engine.membership.epoch) == ([letter], 2)
-
-    run(program)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.mail.send, 0, 1, letter)
+            await trio.testing.wait_all_tasks_blocked()
+            simulation.ranks[1].die()
+            await engine.mail.receive(0, 1, bring)
+        assert (got, engine.membership.epoch) == ([letter], 2)
 
 
-def test_a_world_is_resized_when_no_op_is_in_flight() -> None:
-    async def program() -> None:
-        async with Simulation(4) as simulation:
-            engine, ranks = simulation.engine, simulation.ranks
+@on_mock_clock
+async def test_a_world_is_resized_when_no_op_is_in_flight() -> None:
+    async with Simulation(4) as simulation:
+        engine, ranks = simulation.engine, simulation.ranks
+        term = await engine.whole()
+        call = start(engine, term, 1, dict.fromkeys(range(4), 1))
+        done: list[str] = []
+
+        async def later() -> None:
             term = await engine.whole()
-            call = start(engine, term, 1, dict.fromkeys(range(4), 1))
-            done: list[str] = []
+            done.append(f"epoch {term.epoch}")
 
-            async def later() -> None:
-                term = await engine.whole()
-                done.append(f"epoch {term.epoch}")
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(engine.resize, ranks[2:])
-                await trio.testing.wait_all_tasks_blocked()
-                nursery.start_soon(later)
-                await call.wait()
-                assert call.broken is None
-                assert done == []
-            assert done == ["epoch 2"]
-            term = await engine.whole()
-            assert (term.epoch, term.members) == (2, (2, 3))
-            assert engine.membership.breaks == 0
-            ranks[0].die()  # which is nothing to it any more
-            await engine.resize([ranks[3], *ranks[:2]])
-            term = await engine.whole()
-            assert (term.epoch, term.members) == (3, (3, 4, 5))
-            assert set(engine._followers) == {3, 4, 5}
-            await start(engine, term, 2, {3: 1, 4: 2, 5: 4}).wait()
-            assert simulation.network.results[2] == {3: 7, 0: 7, 1: 7}
-
-    run(program)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.resize, ranks[2:])
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(later)
+            await call.wait()
+            assert call.broken is None
+            assert done == []
+        assert done == ["epoch 2"]
+        term = await engine.whole()
+        assert (term.epoch, term.members) == (2, (2, 3))
+        assert engine.membership.breaks == 0
+        ranks[0].die()  # which is nothing to it any more
+        await engine.resize([ranks[3], *ranks[:2]])
+        term = await engine.whole()
+        assert (term.epoch, term.members) == (3, (3, 4, 5))
+        assert set(engine._followers) == {3, 4, 5}
+        await start(engine, term, 2, {3: 1, 4: 2, 5: 4}).wait()
+        assert simulation.network.results[2] == {3: 7, 0: 7, 1: 7}
 
 
-def test_resize_cancelled_before_its_ops_are_done_changes_nothing() -> None:
-    async def program() -> None:
-        async with Simulation(2) as simulation:
-            engine = simulation.engine
-            term = await engine.whole()
-            simulation.ranks[1].stuck_until = math.inf
-            start(engine, term, 1, dict.fromkeys(range(2), 1))
-            with trio.move_on_after(1):
-                await engine.resize(simulation.ranks[:1])
-            assert (await engine.whole()) is term
-
-    run(program)
+@on_mock_clock
+async def test_resize_cancelled_before_its_ops_are_done_changes_nothing() -> None:
+    async with Simulation(2) as simulation:
+        engine = simulation.engine
+        term = await engine.whole()
+        simulation.ranks[1].stuck_until = math.inf
+        start(engine, term, 1, dict.fromkeys(range(2), 1))
+        with trio.move_on_after(1):
+            await engine.resize(simulation.ranks[:1])
+        assert (await engine.whole()) is term
 
 
-def test_a_caller_that_is_cancelled_leaves_and_the_op_goes_on() -> None:
-    async def program() -> None:
-        async with Simulation(3) as simulation:
-            engine = simulation.engine
-            term = await engine.whole()
-            with trio.move_on_after(0):
-                await start(engine, term, 1, dict.fromkeys(range(3), 1)).wait()
-            await start(engine, term, 2, dict.fromkeys(range(3), 2)).wait()
-            await trio.sleep(1)
-            assert simulation.network.results[1] == dict.fromkeys(range(3), 3)
-
-    run(program)
+@on_mock_clock
+async def test_a_caller_that_is_cancelled_leaves_and_the_op_goes_on() -> None:
+    async with Simulation(3) as simulation:
+        engine = simulation.engine
+        term = await engine.whole()
+        with trio.move_on_after(0):
+            await start(engine, term, 1, dict.fromkeys(range(3), 1)).wait()
+        await start(engine, term, 2, dict.fromkeys(range(3), 2)).wait()
+        await trio.sleep(1)
+        assert simulation.network.results[1] == dict.fromkeys(range(3), 3)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ...lanes import Op, Port
-    from ...memory import Block
     from ...wire.blackbox import BlackBox
     from ..core import DeviceCore
 
@@ -138,7 +137,7 @@ def _buffers(core: DeviceCore, op: Op) -> list[ReportedBuffer]:
             found.append(
                 ReportedBuffer(
                     role=role,
-                    address=_address(whole),
+                    address=whole.address if isinstance(whole.address, int) else None,
                     nbytes=whole.nbytes,
                     owner=owner,
                     generation=whole.generation,
@@ -148,8 +147,3 @@ def _buffers(core: DeviceCore, op: Op) -> list[ReportedBuffer]:
                 )
             )
     return found
-
-
-def _address(block: Block) -> int | None:
-    """Return an address, which a block may not have any more."""
-    return block.address if isinstance(block.address, int) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ...arrays import GpuRef
 
 Axis = int | tuple[int, ...] | None
-
-_FLOAT64: Final = DTYPES["float64"]
 
 
 class Exponentials(ArrayPart[D]):
@@ -96,7 +94,7 @@ class Exponentials(ArrayPart[D]):
         given = self._operand(x, name)
         if given.dtype.kind == "c":
             raise TypeError(f"{name} must be real numbers, not {np.dtype(given.dtype).name}")
-        return cast(given, _FLOAT64) if given.dtype.kind in "biu" else given
+        return cast(given, DTYPES["float64"]) if given.dtype.kind in "biu" else given
 
 
 def _finite(top: Operand) -> Any:

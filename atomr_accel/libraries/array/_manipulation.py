@@ -125,7 +125,7 @@ class Manipulation(ArrayPart[D]):
             ValueError: more than 308 digits.
         """
         made = self._made(np.round, self._operand(a, "a"), operator.index(decimals))
-        return self._several("round", lambda steps: _copied(steps, made, out))
+        return self._several("round", lambda steps: steps.evaluate(made, out))
 
     @op
     def isclose(
@@ -358,11 +358,6 @@ def _same(steps: CallSteps, x: Operand, *, copy: bool) -> GpuRef:
     made = steps.output(ref.shape, ref.dtype)
     steps.assign((ref, made))
     return made
-
-
-def _copied(steps: CallSteps, x: Operand, out: GpuRef | None) -> GpuRef:
-    """Return a result that shares no memory with the operands."""
-    return steps.evaluate(x, out)
 
 
 def at_least_2d(ref: GpuRef) -> GpuRef:

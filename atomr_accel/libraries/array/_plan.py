@@ -36,9 +36,7 @@ class BufferLayout(NamedTuple):
     """A buffer without its place.
 
     Attributes:
-        shape: its shape.
         strides: bytes.
-        dtype: its dtype.
         alignment: the alignment of its place, in bytes.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 from ..._dtypes import DTYPES, NAMES
 from ...arrays import GpuRef
@@ -16,8 +16,6 @@ from ._top import FP8
 from .choosing import INT64
 from .steps import ArrayPart, CallSteps
 from .wire.indexing import RequireOrder
-
-_BOOL: Final = DTYPES["bool"]
 
 
 class Searching(ArrayPart[D]):
@@ -78,7 +76,7 @@ def require_order(steps: CallSteps, edges: GpuRef, name: str, *, falls: bool) ->
     Returns:
         Whether they decrease, a bool on the device.
     """
-    flags = steps.output((2,), _BOOL)
+    flags = steps.output((2,), DTYPES["bool"])
     before, after = edges[:-1], edges[1:]
     steps.evaluate_all([(after < before).any(), (after > before).any()], (flags[0], flags[1]))
     message = RequireOrder(flags.addressable_block.address, falls)

@@ -223,7 +223,6 @@ class _Route(NamedTuple):
     """The parts of a row that every call reads first.
 
     Attributes:
-        row: the row.
         called: the name of its requests.
         options: names of options, their defaults, and the functions that read them.
         operands: names of operands, the functions that check them, True if an absent one is made,

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ..blas.checks import Number, Trans
 
 _UINT8: Final = DTYPES["uint8"]
-_FLOAT32: Final = DTYPES["float32"]
 _IN_PLACE: Final = (("out", "c"),)
 _NO_LAYOUTS: Final = (None, None, None)
 _NOTHING: Final = (0.0, (0.0, 0.0))
@@ -132,11 +131,9 @@ class BlasLtProduct(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         operands: its buffers.
-        plan: its plan.
         alpha, beta: the scalars as messages carry them.
         added: the array to add: c, or out.
         adds: True if an array is added.
-        reads: blocks that it reads.
     """
 
     operands: ProductOperands
@@ -178,7 +175,7 @@ class BlasLtProduct(msgspec.Struct, frozen=True, gc=False):
             if epilogue.bias_gradient:
                 side = preparer.output(plan.gradient_shape, DTYPES[plan.bias_dtype])
             if plan.spec.amax:
-                largest = preparer.output((), _FLOAT32)
+                largest = preparer.output((), DTYPES["float32"])
             made = (aux if epilogue.makes_aux else None, side if epilogue.bias_gradient else None)
             results = MatmulResults(result, *made, largest)
             writes = [ref.block for ref in results if ref is not None]

@@ -49,7 +49,6 @@ _KEPT_BITS: Final = 4
 """Leading bits of sizes that matter for the amount of scratch memory."""
 
 INT64: Final = DTYPES["int64"]
-_UINT8: Final = DTYPES["uint8"]
 _Key = tuple[bytes, tuple[int, ...]]
 
 
@@ -75,8 +74,6 @@ class CubOutput(NamedTuple):
 
     Attributes:
         name: the name of its argument.
-        shape: its shape.
-        dtype: its dtype.
         given: the caller's own buffer, if any.
     """
 
@@ -126,7 +123,7 @@ class CubBuilds:
             asked = self._asked.setdefault(preparer.home, {})
             made = asked.get(spec)
             if made is None:
-                made = asked[spec] = preparer.output((), _UINT8)
+                made = asked[spec] = preparer.output((), DTYPES["uint8"])
                 preparer.perform(_building(key, (made.block,)))
             return 0, made.block
         answer = preparer.perform(_building(key, ()))

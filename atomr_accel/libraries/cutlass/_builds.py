@@ -28,7 +28,6 @@ BUILDER: Final = LaneSpec("cutlass-builds", _EXECUTORS, watched=False, own_threa
 ready."""
 
 _MOST: Final = 4096
-_UINT8: Final = DTYPES["uint8"]
 Key = tuple[bytes, "Sizes", int]
 """A spec, sizes and a swizzle."""
 
@@ -84,7 +83,7 @@ class CutlassBuilds:
             asked = self._asked.setdefault(preparer.home, {})
             made = asked.get(key)
             if made is None:
-                made = asked[key] = preparer.output((), _UINT8)
+                made = asked[key] = preparer.output((), DTYPES["uint8"])
                 preparer.perform(_building(key, (made.block,)))
             return made.block
         answer = preparer.perform(_building(key, ()))

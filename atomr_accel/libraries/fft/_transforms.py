@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from ._callbacks import FftCallback
     from .wire._messages import Hook
 
-_FLOAT64: Final = DTYPES["float64"]
 _LAST_TWO: Final = (-2, -1)
 
 
@@ -489,7 +488,7 @@ class Transforms(Facade[D]):
             spacing = real(d, "d", finite=False)
             if not spacing:
                 raise ValueError("d must not be zero")
-            out = preparer.output((points // 2 + 1 if half else points,), _FLOAT64)
+            out = preparer.output((points // 2 + 1 if half else points,), DTYPES["float64"])
             message = Frequencies(out.block.address, points, 1.0 / (points * spacing), half)
             return Submission(message, (), (out.block,), out)
 

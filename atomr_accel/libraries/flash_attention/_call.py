@@ -43,7 +43,6 @@ LANE: Final = LaneSpec(
     own_thread=True,  # it compiles kernels
 )
 
-_FLOAT32: Final = DTYPES["float32"]
 _ALIGNMENT: Final = 16
 """Alignment of rows in bytes. Kernels read 16 bytes at a time."""
 
@@ -233,7 +232,7 @@ class KernelCall:
 
     def _dtype(self, name: str) -> np.dtype[Any]:
         if name in ("lse", "dsink"):
-            return _FLOAT32
+            return DTYPES["float32"]
         dtype = self._reads["q"].dtype
         return DTYPES["bfloat16"] if dtype in FP8 else dtype
 

@@ -614,7 +614,7 @@ class Spectra(LinalgPart[D]):
                 scaled = steps.evaluate(_rows(s, stack) * vh)
                 p = steps.matmul(vh, scaled, trans_a=2)
             else:
-                scaled = steps.evaluate(u * _columns(s, stack))
+                scaled = steps.evaluate(u * cast(_seen(s, -2), stack.dtype))
                 p = steps.matmul(scaled, u, trans_b=2)
             return Polar(steps.matmul(u, vh), p)
 
@@ -694,11 +694,6 @@ def inverted_above(s: GpuRef, small: Operand) -> Operand:
 def _rows(s: Operand, stack: SolverStack) -> Operand:
     """A factor for each row."""
     return cast(_seen(s, -1), stack.dtype)
-
-
-def _columns(s: Operand, stack: SolverStack) -> Operand:
-    """A factor for each column."""
-    return cast(_seen(s, -2), stack.dtype)
 
 
 def _seen(s: Operand, axis: int) -> Operand:

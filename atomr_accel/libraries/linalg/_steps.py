@@ -105,7 +105,6 @@ class LinalgState(NamedTuple):
     Attributes:
         blas: makes requests for products.
         work: bytes of workspace by problem, with the generation whose host reported them.
-        workspaces: the workspaces.
     """
 
     blas: Blas[AsRequests]

@@ -48,7 +48,6 @@ _RACE: Final = 1 << 16
 
 _MOST_WEIGHED: Final = 1 << 17
 _INT64: Final = DTYPES["int64"]
-_FLOAT64: Final = DTYPES["float64"]
 
 
 class Choosing(Drawing[D]):
@@ -347,7 +346,7 @@ class Choosing(Drawing[D]):
         writes: tuple[Block, ...] = (target.block,)
         scratch = 0
         if weights is not None or items <= _RACE:
-            times = preparer.output((items,), _FLOAT64).block
+            times = preparer.output((items,), DTYPES["float64"]).block
             writes, scratch = (target.block, times), times.address
         count = math.prod(shape)
         message = Pick(

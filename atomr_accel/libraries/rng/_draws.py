@@ -37,7 +37,6 @@ LANE: Final = LaneSpec(
 )
 
 _PIECE: Final = 1 << 20
-_UINT8: Final = DTYPES["uint8"]
 _FLOAT64: Final = DTYPES["float64"]
 Entries = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -137,7 +136,7 @@ class Drawing(Facade[D]):
         fits = fits and alignment(out) % (4 * BLOCK) == 0
         by_vendor = not state.spec.fused and not use.until_accepted
         if by_vendor and not fits and preparer.home.capabilities.needs_scratch:
-            words = preparer.output((4 * BLOCK * blocks,), _UINT8).block
+            words = preparer.output((4 * BLOCK * blocks,), DTYPES["uint8"]).block
             writes, scratch = (target, words), words.address
         message = Draw(
             distribution,

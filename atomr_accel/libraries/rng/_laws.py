@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     Out = GpuRef | None
 
 _FLOAT64: Final = DTYPES["float64"]
-_FLOAT32: Final = DTYPES["float32"]
 _LEAST: Final = float(np.finfo(np.float64).tiny)
 
 
@@ -208,7 +207,7 @@ class DerivedLaws(Choosing[D]):
 
         def build(steps: CallSteps) -> GpuRef:
             kind, shape = self._target(steps, size, dtype, out)
-            wide = _FLOAT64 if kind is _FLOAT64 else _FLOAT32
+            wide = _FLOAT64 if kind is _FLOAT64 else DTYPES["float32"]
             drawn = self._drawn(steps, name, ("exponential", 1.0), shape, wide)
             # A word that stands for 1 gives 0, whose logarithm is infinite.
             least = 2.0**-54 if wide is _FLOAT64 else 2.0**-33

@@ -19,8 +19,6 @@ from .part import FLOATS, LANE, WAITING, laid, place, require_sparse, taken_as
 from .wire._messages import ComputeProduct, FindStructure, ForgetSparse, SparseSpec, encode
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ...memory import Block
     from ...ops import Preparer
     from ..array.steps import CallSteps
@@ -152,7 +150,7 @@ class SparseProducts(SparseArithmetic[D]):
                 taken_as(taken, a.dtype),
                 deterministic=self.home.deterministic,
             )
-            compute = _computed(a.dtype)
+            compute = DTYPES["float32"] if a.dtype.itemsize == 2 else a.dtype
             return self._call(
                 preparer,
                 spec,
@@ -401,10 +399,6 @@ def require_format(a: SparseRef, name: str) -> str:
 def by_rows(a: SparseRef) -> SparseRef:
     """The matrix, or its transpose, as ``csr``."""
     return a if a.format == "csr" else a.T
-
-
-def _computed(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return DTYPES["float32"] if dtype.itemsize == 2 else dtype
 
 
 def _named(a: SparseRef | EllRef, name: str) -> list[tuple[str, GpuRef]]:

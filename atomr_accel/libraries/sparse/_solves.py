@@ -44,7 +44,6 @@ class TriangularAnalysis(msgspec.Struct, frozen=True, eq=False):
     The host keeps it until the next rebuild. The matrix must not change meanwhile.
 
     Attributes:
-        matrix: the matrix.
         lower: True for the lower triangle, False for the upper one.
         unit_diagonal: True if the diagonal counts as ones.
         trans: its transposition: 0, 1 or 2.

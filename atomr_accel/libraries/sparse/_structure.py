@@ -443,7 +443,7 @@ class SparseStructure(SparsePart[D]):
             order = inner.do(self._array.argsort(place))
             ordered = inner.do(self._array.take(place, order))
             begins = inner.evaluate(broadcast_constant(ordered.shape, _INT64))
-            inner.evaluate(cast(_begins(ordered), _INT64), begins[1:])
+            inner.evaluate(cast(ordered[1:] != ordered[:-1], _INT64), begins[1:])
             numbers = inner.do(self._array.cumsum(begins))
             places = inner.output(ordered.shape, _INT64)
             inner.do(self._array.setitem(places, order, numbers))
@@ -454,11 +454,6 @@ class SparseStructure(SparsePart[D]):
         found, places, numbers = made
         last = steps.preparer.perform(read_number(self._cub, numbers[-1:].sum(), "places"))
         return found, places, (last or 0) + 1
-
-
-def _begins(ordered: GpuRef) -> Any:
-    """Return True for each element but the first that differs from the one before it."""
-    return ordered[1:] != ordered[:-1]
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Operand:

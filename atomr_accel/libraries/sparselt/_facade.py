@@ -75,8 +75,6 @@ _DENSE: Final = {1: 16, 2: 8, 4: 4}
 """Number of which extents must be multiples, by the bytes of an element."""
 _ALIGNMENT: Final = 16
 _WHY: Final = f"cuSPARSELt reads {_ALIGNMENT} bytes at a time"
-_UINT8: Final = DTYPES["uint8"]
-_FLOAT32: Final = DTYPES["float32"]
 
 
 @final
@@ -203,7 +201,7 @@ class SparseLt(Facade[D]):
                     "how large a compressed matrix is the host has to tell, so compress cannot be "
                     "in a batch; await it"
                 )
-            made, *scratch = (preparer.output((size,), _UINT8) for size in sizes if size)
+            made, *scratch = (preparer.output((size,), DTYPES["uint8"]) for size in sizes if size)
             targets: list[Block] = [each.block for each in (made, *scratch)]
             at = scratch[0].block.address if scratch else 0
             message = Compress(matrix, source.address, made.block.address, at)
@@ -388,7 +386,7 @@ def _result(kind: np.dtype[Any], dtype: DTypeLike | None, out: GpuRef | None) ->
 
 
 def _number(value: float, name: str) -> float:
-    number = scalar(value, _FLOAT32, name)
+    number = scalar(value, DTYPES["float32"], name)
     assert isinstance(number, float)
     return number
 

@@ -41,7 +41,6 @@ class Checked(NamedTuple):
     Attributes:
         labels: numbers for the modes of each operand.
         modes: of the result.
-        shape: its shape.
         dtype: of all.
         out: where it goes, if that is given.
         scalars: as messages carry them.

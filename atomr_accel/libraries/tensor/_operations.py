@@ -78,7 +78,6 @@ WORKSPACE: Final = 64 << 20
 """Bytes of scratch memory that operations share. Plans that need more have some of their own."""
 
 _MOST_OPERATIONS: Final = 2048
-_UINT8: Final = DTYPES["uint8"]
 
 
 class TensorOperations(Facade[D]):
@@ -430,7 +429,7 @@ class TensorOperations(Facade[D]):
 
         def prepare(preparer: Preparer) -> Submission[bool]:
             _, nbytes = span(result.shape, result.strides, result.dtype.itemsize)
-            trial = preparer.output((nbytes,), _UINT8)
+            trial = preparer.output((nbytes,), DTYPES["uint8"])
             workspace, size = self._workspace(preparer, OperationKind.CONTRACT)
             run = RunTensor(
                 data,

@@ -20,7 +20,7 @@ from atomr_accel import (
 from atomr_accel.actors import Directive
 from atomr_accel.testing import kill_host, poison
 
-from ...harness import AT_ONCE, cpu_only, program
+from ...harness import AT_ONCE, cpu_only, program, refused
 
 pytestmark = cpu_only
 
@@ -45,16 +45,19 @@ async def test_a_group_is_a_sequence_whose_slices_share_its_load() -> None:
             assert device is devices[1]
             assert [each.in_flight for each in devices.statistics().devices] == [0, 1, 0]
             assert devices[::-1].statistics().devices[1].in_flight == 1
-        with pytest.raises(ValueError, match="no devices in this slice"):
-            async with devices[:0].place():
-                pytest.fail("placed")
+        await refused(ValueError, "no devices in this slice", devices[:0].place)
 
 
 @program
 async def test_all_are_of_the_backend_of_the_first_or_none_is_opened() -> None:
-    with pytest.raises(DeviceUnavailable, match="there is no CPU device -1"):
-        async with open_devices([0, -1], backend="cpu", isolation="thread"):
-            pytest.fail("opened")
+    await refused(
+        DeviceUnavailable,
+        "there is no CPU device -1",
+        open_devices,
+        [0, -1],
+        backend="cpu",
+        isolation="thread",
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,9 +83,7 @@ async def test_all_are_of_the_backend_of_the_first_or_none_is_opened() -> None:
 async def test_open_devices_refuses_invalid_options(
     given: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=message):
-        async with open_devices(**{"indices": [0], "backend": "cpu", **given}):
-            pytest.fail("opened")
+    await refused(error, message, open_devices, **{"indices": [0], "backend": "cpu", **given})
 
 
 @program
@@ -126,9 +127,7 @@ async def test_group_continues_without_a_failed_device_when_the_policy_allows_it
         for _ in range(3):
             async with devices.place(policy="round_robin") as device:
                 assert device is one
-        with pytest.raises(DeviceLost, match="no device left"):
-            async with devices[1:].place():
-                pytest.fail("placed")
+        await refused(DeviceLost, "no device left", devices[1:].place)
 
 
 @program
@@ -200,6 +199,4 @@ async def test_policies_read_loads_and_links() -> None:
         async with devices.place(hints=Hints(nbytes=64 << 20)) as device:
             assert device is two
             assert second.free_bytes == 0
-        with pytest.raises(TypeError, match="hints must be Hints, not dict"):
-            async with devices.place(hints={}):
-                pytest.fail("placed")
+        await refused(TypeError, "hints must be Hints, not dict", devices.place, hints={})

@@ -161,51 +161,50 @@ STEP = st.one_of(
 
 
 @given(steps=st.lists(STEP, max_size=30))
-def test_whatever_happens_nobody_waits_for_what_is_there(steps: list[tuple[str, int]]) -> None:
+@program
+async def test_whatever_happens_nobody_waits_for_what_is_there(
+    steps: list[tuple[str, int]],
+) -> None:
     """Limits and memory are kept, and a look after any step would change nothing."""
+    devices = members(3, limit=2, memory=100)
+    placement = Placement()
+    held: list[tuple[Any, Hints]] = []
+    scopes: list[trio.CancelScope] = []
 
-    async def main() -> None:
-        devices = members(3, limit=2, memory=100)
-        placement = Placement()
-        held: list[tuple[Any, Hints]] = []
-        scopes: list[trio.CancelScope] = []
+    async def take(hints: Hints) -> None:
+        with trio.CancelScope() as scope:
+            scopes.append(scope)
+            try:
+                held.append((await placement.take(devices, LeastLoaded(), hints), hints))
+            except OutOfMemory:
+                return
 
-        async def take(hints: Hints) -> None:
-            with trio.CancelScope() as scope:
-                scopes.append(scope)
-                try:
-                    held.append((await placement.take(devices, LeastLoaded(), hints), hints))
-                except OutOfMemory:
-                    return
-
-        async with trio.open_nursery() as nursery:
-            for what, number in steps:
-                if what == "take":
-                    nursery.start_soon(take, Hints(nbytes=number))
-                elif what == "back" and held:
-                    placement.give_back(*held.pop(number % len(held)))
-                elif what == "cancel" and scopes:
-                    scopes.pop(number % len(scopes)).cancel()
-                elif what in ("fail", "drain", "recover"):
-                    devices[number].state = {
-                        "fail": CandidateState.RECOVERING,
-                        "drain": CandidateState.DRAINING,
-                        "recover": CandidateState.READY,
-                    }[what]
-                    placement.look()
-                await trio.testing.wait_all_tasks_blocked()
-                waiting = placement.waiting
+    async with trio.open_nursery() as nursery:
+        for what, number in steps:
+            if what == "take":
+                nursery.start_soon(take, Hints(nbytes=number))
+            elif what == "back" and held:
+                placement.give_back(*held.pop(number % len(held)))
+            elif what == "cancel" and scopes:
+                scopes.pop(number % len(scopes)).cancel()
+            elif what in ("fail", "drain", "recover"):
+                devices[number].state = {
+                    "fail": CandidateState.RECOVERING,
+                    "drain": CandidateState.DRAINING,
+                    "recover": CandidateState.READY,
+                }[what]
                 placement.look()
-                assert placement.waiting == waiting
-                assert sum(device.in_flight for device in devices) == len(held)
-                for device in devices:
-                    of = [hints for taken, hints in held if taken is device]
-                    assert len(of) == device.in_flight <= device.limit
-                    assert sum(hints.nbytes for hints in of) == device.reserved <= device.memory
-            nursery.cancel_scope.cancel()
-        assert placement.waiting == 0
-
-    trio.run(main)
+            await trio.testing.wait_all_tasks_blocked()
+            waiting = placement.waiting
+            placement.look()
+            assert placement.waiting == waiting
+            assert sum(device.in_flight for device in devices) == len(held)
+            for device in devices:
+                of = [hints for taken, hints in held if taken is device]
+                assert len(of) == device.in_flight <= device.limit
+                assert sum(hints.nbytes for hints in of) == device.reserved <= device.memory
+        nursery.cancel_scope.cancel()
+    assert placement.waiting == 0
 
 
 @program

@@ -138,10 +138,6 @@ test_several_axes = conform(
 # --- half precision: pairs in a last axis ------------------------------------------------
 
 
-def paired(values: Array) -> Array:
-    return np.stack((values.real, values.imag), -1)
-
-
 def joined(pairs: Array) -> Array:
     return pairs[..., 0] + 1j * pairs[..., 1]
 
@@ -157,7 +153,7 @@ def half_transform(name: str, device: Any, a: Any, **case: Any) -> Any:
 def half_expected(name: str, kind: tuple[str, str], a: Array, **case: Any) -> Near:
     source = a if kind[0] == "real" else joined(a)
     result = getattr(np.fft, name)(source, **options(case))
-    return Near(result if kind[1] == "real" else paired(result))
+    return Near(result if kind[1] == "real" else np.stack((result.real, result.imag), -1))
 
 
 def half_row(name: str, kind: tuple[str, str], cases: list[Case]) -> Operation:

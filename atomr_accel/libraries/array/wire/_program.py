@@ -14,7 +14,6 @@ class StridedArray(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         address: address of the first element.
-        shape: its shape.
         strides: bytes from one element to the next along each axis.
         dtype: its dtype's name.
     """
@@ -29,10 +28,8 @@ class ExpressionStep(msgspec.Struct, frozen=True, array_like=True):
     """A value of an expression, made of earlier ones.
 
     Attributes:
-        kind: the kind of step.
         name: the function, if it is one.
         args: the numbers of the values that it is made of; of an operand or a constant its own.
-        shape: its shape.
         dtype: its dtype's name.
         axes: of a reduction the axes that it removes; of a view its axes in the argument, -1 for
             one that repeats; of an index its axis.
@@ -112,7 +109,6 @@ class KernelForm(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         nodes: its values, each after those that it uses.
         operands: its inputs.
-        outputs: its outputs.
         results: the node of each output.
         kept: number of axes of its results.
         reduced: number of axes that are reduced.
@@ -146,7 +142,6 @@ class BuildKernels(Message, frozen=True):
 
     Attributes:
         kernels: the numbers.
-        forms: the forms of the kernels.
     """
 
     prepares: ClassVar[bool] = True

@@ -36,7 +36,6 @@ _CUBIC: Final = 0.044715
 _FURTHEST: Final = 64.0
 """Beyond, GELU is 0 or its argument, in every type."""
 
-_UINT8: Final = DTYPES["uint8"]
 _POWERS: Final = np.dtype(ml_dtypes.float8_e8m0fnu)
 _FLOAT32: Final = DTYPES["float32"]
 _finfo: Final[Callable[..., Any]] = ml_dtypes.finfo
@@ -168,7 +167,7 @@ class CpuBlasLt:
         name, n = spec.epilogue, spec.n
         lead = value.shape[:-1]
         if epilogue.mask:
-            aux = self._context.array(message.aux, (*lead, mask_width(n)), _UINT8)
+            aux = self._context.array(message.aux, (*lead, mask_width(n)), DTYPES["uint8"])
             if epilogue.makes_aux:
                 bits = np.packbits(value > 0, axis=-1, bitorder="little")
                 aux[..., : bits.shape[-1]] = bits

@@ -42,7 +42,6 @@ class _CutlassLaunch(NamedTuple):
     """A launch of products of one size on one stream.
 
     Attributes:
-        plan: the plan to launch.
         config: the launch configuration.
         zeros: slots and bytes of buffers that must be zeros first, because the kernel adds to them.
     """

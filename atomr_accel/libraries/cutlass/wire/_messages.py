@@ -39,7 +39,6 @@ class RunCutlass(Message, frozen=True):
             the cache.
         a, b, c, out: addresses; c is 0 if nothing is read there.
         buffers: addresses of the epilogue's buffers, by slot.
-        numbers: its numbers.
     """
 
     spec: bytes
@@ -115,7 +114,6 @@ class TuneCutlass(Message, frozen=True):
 
     Attributes:
         wanted: as in ``RecallKernel``.
-        product: the product to run.
         candidates: specs and swizzles that replace its own.
     """
 

@@ -74,7 +74,6 @@ class HeldPage:
 
     Attributes:
         number: the sequence.
-        place: place of the page in it.
         old: the page.
         new: its copy.
         lengths: lengths of the sequence before.

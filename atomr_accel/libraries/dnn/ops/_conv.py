@@ -35,7 +35,6 @@ class _ConvolutionGraph(NamedTuple):
     """A graph of a convolution.
 
     Attributes:
-        graph: the graph.
         inputs: ids of its inputs, in the order of the arguments.
         output: id of its output.
         shape: the result's shape as the caller sees it.

@@ -29,7 +29,6 @@ class NormGraph(NamedTuple):
     """A graph of a normalisation.
 
     Attributes:
-        graph: the graph.
         inputs: ids of its inputs, by argument.
         outputs: ids and shapes of its outputs, in the order of results.
     """

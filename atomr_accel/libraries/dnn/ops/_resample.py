@@ -71,7 +71,7 @@ class ResamplingPart(DnnPart[D]):
         """Ask for a gradient by images, of which some need no more than the shape."""
         memory = self.home.memory
         given = x if isinstance(x, GpuRef) else None
-        shape = x.shape if isinstance(x, GpuRef) else _shape(x)
+        shape = x.shape if isinstance(x, GpuRef) else tuple(whole(each, "shape", 0) for each in x)
 
         def make() -> GraphCall:
             require_readable(grad, memory, "grad")
@@ -342,7 +342,3 @@ def _space(ref: GpuRef, layout: str | None) -> tuple[int, ...]:
     """The dimensions of space."""
     shape = tuple(getattr(ref, "shape", (1, 1, 1)))
     return logical(shape, last=_last(shape, layout))[2:]
-
-
-def _shape(given: Any) -> tuple[int, ...]:
-    return tuple(whole(each, "shape", 0) for each in given)

@@ -196,7 +196,6 @@ class RnnPack(Message, frozen=True):
     Attributes:
         spec: the network.
         parameters: addresses in the order of ``RnnSpec.parameters``.
-        weights, weight_bytes: the packed weights.
         out: whether they are taken out.
     """
 

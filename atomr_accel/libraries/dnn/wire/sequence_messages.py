@@ -106,7 +106,6 @@ class Clean(msgspec.Struct, frozen=True, array_like=True):
         lengths: address of int32: how many rows of each sequence count.
         table: address of each sequence's pages, int32 (batch, columns).
         batch, groups, rows: sizes.
-        row_bytes: bytes of a row.
         page, columns, pages: sizes; zeros where sequences lie as their copies do.
     """
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NoReturn, final
+from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ...._dtypes import DTYPES, HALVES
-from ...._errors import LibraryError
 from ..wire.area import Aborted, Area
-from ..wire.exchange import REDUCING, RankExchange, elements_of_a_round, exchange
+from ..wire.exchange import REDUCING, RankExchange, elements_of_a_round, exchange, raise_aborted
 from ..wire.messages import AbortCommunicator, AskBegun, Collect, CollectiveStep, Join
 
 if TYPE_CHECKING:
@@ -63,12 +62,12 @@ class CpuCollectives:
         self._context.check()
         if message.communicator in self._joined:  # and the memory may be gone
             del self._joined[message.communicator]
-            _raise_aborted()
+            raise_aborted()
         memory = self._context.bytes_at(message.area, Area.nbytes(message.size))
         joined = _CpuCommunicator(message.rank, message.size, Area(memory, message.size))
         if self._joined.setdefault(message.communicator, joined) is None:
             del self._joined[message.communicator]
-            _raise_aborted()
+            raise_aborted()
         self._meet(joined)
 
     def _meet(self, joined: _CpuCommunicator) -> None:
@@ -77,19 +76,19 @@ class CpuCollectives:
             joined.area.arrive(joined.rank, 1)
             joined.area.wait(range(joined.size), 1)
         except Aborted:
-            _raise_aborted()
+            raise_aborted()
 
     def _collect(self, message: Collect) -> None:
         self._context.check()
         joined = self._joined.get(message.communicator)
         if joined is None:
-            _raise_aborted()
+            raise_aborted()
         joined.begun += 1
         try:
             for step in message.steps:
                 self._take_part(joined, step)
         except Aborted:
-            _raise_aborted()
+            raise_aborted()
 
     def _take_part(self, joined: _CpuCommunicator, step: CollectiveStep) -> None:
         rank, size, area = joined.rank, joined.size, joined.area
@@ -194,13 +193,3 @@ def _reduced(parts: list[_Array], step: CollectiveStep) -> _Array:
             return quotient
         total = total / wide.type(len(parts))
     return total.astype(dtype)
-
-
-def _raise_aborted() -> NoReturn:
-    raise LibraryError(
-        "the communicator was aborted",
-        library="nccl",
-        call="ncclCommAbort",
-        status=6,
-        status_name="ncclRemoteError",
-    )

@@ -11,15 +11,14 @@ import threading
 import time
 from ctypes import byref, c_int, c_void_p, create_string_buffer
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NoReturn, final
+from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ...._dtypes import DTYPES
-from ...._errors import LibraryError
 from ....executors.vendor import Id128, VendorLibrary
-from ..wire.exchange import REDUCING, exchange
+from ..wire.exchange import REDUCING, exchange, raise_aborted
 from ..wire.messages import (
     ID_BYTES,
     AbortCommunicator,
@@ -319,14 +318,3 @@ class CudaAborts:
     def _ask_begun(self, message: AskBegun) -> int:
         joined = self._joined.get(message.communicator)
         return 0 if joined is None else joined.ask()
-
-
-def raise_aborted() -> NoReturn:
-    """Say that nothing more can be done with a communicator."""
-    raise LibraryError(
-        "the communicator was aborted",
-        library="nccl",
-        call="ncclCommAbort",
-        status=6,
-        status_name="ncclRemoteError",
-    )

@@ -6,8 +6,9 @@ collectives a slot has one part, which all read; in others it has a part for eac
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
+from ...._errors import LibraryError
 from .area import SLOT_BYTES
 
 if TYPE_CHECKING:
@@ -95,3 +96,14 @@ def elements_of_a_round(kind: str, size: int, itemsize: int) -> int:
 def numbers_of(kind: str, longest: int, size: int, itemsize: int) -> int:
     """Return how many numbers a step takes: two for each of its rounds."""
     return 2 * -(-longest // elements_of_a_round(kind, size, itemsize))
+
+
+def raise_aborted() -> NoReturn:
+    """Say that nothing more can be done with a communicator."""
+    raise LibraryError(
+        "the communicator was aborted",
+        library="nccl",
+        call="ncclCommAbort",
+        status=6,
+        status_name="ncclRemoteError",
+    )

@@ -266,7 +266,6 @@ class TiledMap(Message, frozen=True):
 
     Attributes:
         address: address of the array.
-        dtype: dtype of its elements.
         kind: the vendor's number for the dtype.
         shape: shape of the array, outermost first; it is contiguous.
         box: shape of the elements that are moved at a time.
@@ -327,7 +326,6 @@ class MakeArray(Message, frozen=True):
     Attributes:
         array: its number.
         address: address of the array that is copied.
-        shape, dtype: shape and dtype of that array.
         extent, format, channels: as for a texture.
         surface: whether kernels may write to it.
     """

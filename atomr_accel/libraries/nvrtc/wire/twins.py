@@ -23,7 +23,6 @@ class TwinFunction(NamedTuple):
     """A Python function that replaces a kernel.
 
     Attributes:
-        function: the function.
         leading: whether it takes grid and block first.
         named: its other parameters, by name: ``"grid"`` and ``"block"``, and variables.
     """

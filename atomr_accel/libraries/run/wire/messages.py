@@ -50,7 +50,6 @@ class Supply(Message, frozen=True):
         part: the index of the part.
         total: the bytes of the whole part.
         start: the start of the piece in it.
-        piece: the piece.
     """
 
     ticket: int
@@ -67,7 +66,6 @@ class Initialize(Message, frozen=True):
         state: its number, under which parts were supplied, too.
         data: the function and its arguments, pickled; buffers are indices. Empty if this is the
             first of the parts.
-        buffers: the buffers.
     """
 
     unchecked: ClassVar[bool] = True
@@ -92,7 +90,6 @@ class CallFunction(Message, frozen=True):
         state: the number of the state to pass first; 0 for none.
         data: the function and its arguments, pickled; buffers are indices. Empty if this is
             the first of the parts.
-        buffers: the buffers.
         traceparent: the caller's place in a trace, if it has one.
     """
 

@@ -219,7 +219,7 @@ class CpuSparse:
     def _vector(self, spec: SparseSpec, at: tuple[int, ...]) -> tuple[Array, Array, Array]:
         vector, n = spec.matrices[0], spec.dense[0].shape[0]
         indices = self._array(at[0], (vector.nnz,), vector.index)
-        self._require_within(indices, n)
+        require_within(self._context, indices, n)
         x = self._array(at[1], (vector.nnz,), spec.dtype)
         return indices, x, self._array(at[2], (n,), spec.dtype)
 
@@ -240,9 +240,6 @@ class CpuSparse:
 
     def _matrix(self, matrix: Matrix, at: tuple[int, ...]) -> Any:
         return matrix_at(self._context, matrix, at)
-
-    def _require_within(self, indices: Array, bound: int) -> None:
-        require_within(self._context, indices, bound)
 
 
 def matrix_at(context: CpuContext, matrix: Matrix, at: tuple[int, ...]) -> Any:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-_UINT8: Final = DTYPES["uint8"]
-
 
 def _patterns(group: int) -> Array:
     """The square masks that keep half of each row and of each column."""
@@ -127,7 +125,7 @@ class CpuSparseLt:
         kept = matrix.group // 2
         dtype, count = DTYPES[matrix.dtype], matrix.rows * matrix.columns // matrix.group
         values = self._context.array(address, (count, kept), dtype)
-        places = self._context.array(address + values.nbytes, (count, kept), _UINT8)
+        places = self._context.array(address + values.nbytes, (count, kept), DTYPES["uint8"])
         return values, places
 
     def _dense(self, address: int, dense: DenseOperand) -> Array:

@@ -86,7 +86,6 @@ class Prune(Message, frozen=True):
     """Set the smaller half of each group of elements to zero.
 
     Attributes:
-        matrix: the matrix to prune.
         algorithm: the shape of groups.
         source: its address.
         target: address of the result, possibly the same.
@@ -119,7 +118,6 @@ class Compress(Message, frozen=True):
     """Compress a matrix.
 
     Attributes:
-        matrix: the matrix to compress.
         source: its address.
         target: address of the result.
         scratch: scratch memory.

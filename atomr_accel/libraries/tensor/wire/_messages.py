@@ -62,7 +62,6 @@ class Operation(msgspec.Struct, frozen=True, array_like=True):
     """An operation without addresses and scalars.
 
     Attributes:
-        kind: its kind.
         dtype: of all arrays, by name.
         compute: the compute type, as the vendor names it without its prefix.
         inputs: one, two or three.

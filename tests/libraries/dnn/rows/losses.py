@@ -216,17 +216,13 @@ def ctc_inputs(sample: Sample, **case: Any) -> tuple[Array, ...]:
     return (logs.astype(sample.dtype), *whole)
 
 
-def collapsed(path: tuple[int, ...], blank: int) -> tuple[int, ...]:
-    return tuple(each for each, _ in itertools.groupby(path) if each != blank)
-
-
 def by_paths(logs: Array, target: tuple[int, ...], blank: int) -> tuple[float, Array]:
     """A sequence's loss, and its gradient by scores, from all paths there are."""
     steps, classes = logs.shape
     p = np.exp(logs.astype(np.float64))
     total, through = 0.0, np.zeros((steps, classes))
     for path in itertools.product(range(classes), repeat=steps):
-        if collapsed(path, blank) == tuple(target):
+        if tuple(each for each, _ in itertools.groupby(path) if each != blank) == tuple(target):
             each = float(np.prod(p[np.arange(steps), path]))
             total += each
             through[np.arange(steps), path] += each

@@ -16,8 +16,6 @@ from ...wire._graph import MOST_DIMS
 from ._launch import LaunchForm, Pointer, form
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ...wire._graph import DnnGraph
 
 SOURCE: Final = CudaSource(__package__, "blocks.cu", DIMS=MOST_DIMS)
@@ -39,12 +37,8 @@ def forms(graph: DnnGraph) -> list[LaunchForm]:
     x, scale, y = (graph.tensors[ids[name]] for name in ("input", "descale", "y"))
     data = struct.pack("<3q", len(x.shape), attributes["axis"], attributes["block_size"])
     for numbers in (x.shape, x.strides, scale.strides, y.strides):
-        data += _words(numbers)
+        data += struct.pack(f"<{MOST_DIMS}q", *numbers, *[0] * (MOST_DIMS - len(numbers)))
     places = [Pointer(ids[name]) for name in ("y", "input", "descale")]
     count = math.prod(x.shape)
     name = f"dequantize<{_EXPONENTS[x.dtype]}, {C_TYPES[y.dtype]}>"
     return [form(SOURCE, name, count, *places, data, struct.pack("<q", count))]
-
-
-def _words(values: Sequence[int]) -> bytes:
-    return struct.pack(f"<{MOST_DIMS}q", *values, *[0] * (MOST_DIMS - len(values)))

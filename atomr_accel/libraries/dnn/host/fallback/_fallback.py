@@ -45,7 +45,6 @@ class _PreparedLaunch(NamedTuple):
 
     Attributes:
         launch: launches the kernel.
-        arguments: the arguments.
         pointers: words of the arguments, each with the position of its pointer in a run.
         numbers: words of the arguments, each with the position of its number in a run.
     """
