@@ -123,6 +123,9 @@ class Cupti(ModuleType):
         assert self._completed is not None
         self._completed(waiting)
 
+    def get_timestamp(self) -> int:
+        return time.monotonic_ns() + AHEAD
+
     def get_callback_name(self, domain: CallbackDomain, cbid: int) -> str:
         return f"{domain.name}:{cbid}"
 
@@ -141,7 +144,7 @@ class Cupti(ModuleType):
     def launch(self, kind: ActivityKind, op: int | None = None, **fields: Any) -> Any:
         """Record a call of the driver, its launch, and perhaps its op."""
         self._calls += 1
-        now = time.monotonic_ns() + AHEAD
+        now = self.get_timestamp()
         record = SimpleNamespace(
             kind=int(kind), correlation_id=self._calls, stream_id=7, start=now, end=now + 100
         )
