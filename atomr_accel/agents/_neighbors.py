@@ -25,8 +25,8 @@ _LEAST: Final = 1024
 """Rows that a segment must have; smaller ones are searched exactly."""
 
 _ALONE: Final = 1000
-"""Rows that are added one by one. Threads do not link rows that they add at the same time, which a
-small graph does not make up for: with 8 threads a search found 1 in 20 of the nearest rows less."""
+"""Rows that are added one by one. Threads do not link rows that they add at the same time, which
+costs a small graph recall: built by 8 threads, one of 2,500 rows found 0.945 instead of 0.998."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

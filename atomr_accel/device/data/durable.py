@@ -46,7 +46,7 @@ class DurableBuffers:
     def __init__(self, core: DeviceCore) -> None:
         self._core: Final = core
         self._sealed: Final[weakref.WeakSet[Block]] = weakref.WeakSet()
-        # By lane, since each answers its ops in order, but none waits for another one's answers.
+        # By lane: writes to a block are ordered, but lanes answer by sockets of their own.
         self._latest: Final[weakref.WeakKeyDictionary[Block, dict[Port, Op]]] = (
             weakref.WeakKeyDictionary()
         )
