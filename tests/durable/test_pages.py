@@ -114,6 +114,10 @@ async def test_what_is_refused(device: Device) -> None:
     for filled in ([4], [5] * PAGES, [-1] * PAGES):
         with pytest.raises(ValueError, match="filled must be 5 numbers from 0 to 4"):
             await pages.recover(filled)
+    with pytest.raises(TypeError, match="slots must be integers"), pages.writing([0.5]):
+        pass
+    with pytest.raises(TypeError, match="filled must be integers"):
+        await pages.recover([0.5] * PAGES)
     with pytest.raises(ValueError, match="a multiple of 8 bytes"):
         await device.dnn.durable_pages(4, PAGE, 1, 3, dtype="float16")
     with pytest.raises(ValueError, match="pages must be"):

@@ -73,12 +73,13 @@ class DurablePages(Facade[D]):
             slots: numbers of the rows in a layer, page times ``page_size`` plus place; different.
 
         Raises:
+            TypeError: numbers that are not integers.
             ValueError: a number is not in the pages, or comes twice.
             GpuRefStale: the pages have to recover first, or are of an older generation; or the
                 device was rebuilt during the block.
         """
         _, pages, size = self.k.shape[:3]
-        rows = np.asarray(slots, np.intp).ravel()
+        rows = _integers(slots, "slots").ravel()
         if ((rows < 0) | (rows >= pages * size)).any() or len(np.unique(rows)) < len(rows):
             raise ValueError(
                 f"slots must be different numbers from 0 to {pages * size - 1}, not {rows}"
@@ -113,12 +114,13 @@ class DurablePages(Facade[D]):
             layers, because its write was in flight, or because its bytes have changed.
 
         Raises:
+            TypeError: numbers that are not integers.
             ValueError: ``filled`` has another shape, or numbers that are no numbers of rows.
             GpuRefStale: an earlier host has not ended, and may still write to the pages.
             ContextPoisoned: the device has failed meanwhile; call it again.
         """
         _, pages, size = self.k.shape[:3]
-        wanted = np.array(filled, np.int64)
+        wanted = _integers(filled, "filled")
         if wanted.shape != (pages,) or ((wanted < 0) | (wanted > size)).any():
             raise ValueError(
                 f"filled must be {pages} numbers from 0 to {size}, not {wanted} of shape "
@@ -145,3 +147,11 @@ class DurablePages(Facade[D]):
             return Submission(None, (), (), finish=finish)
 
         return Request(DIGESTS, "dnn.pages_recover", prepare)
+
+
+def _integers(given: npt.ArrayLike, name: str) -> npt.NDArray[np.int64]:
+    """Return a copy as int64."""
+    array = np.array(given)
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, not {array.dtype}")
+    return array.astype(np.int64)
