@@ -77,7 +77,7 @@ def refuses(
                     eval(call, {**_methods(getattr(batch, library), names), **known, **refs})
         assert keeps(device) == kept
         for lane in device.statistics().lanes:
-            assert lane.submitted == before.get(lane.name, 0), "something was sent"
+            assert lane.submitted == before.get(lane.name, 0), f"something was sent to {lane.name}"
 
     return refused
 

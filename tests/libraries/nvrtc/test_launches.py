@@ -412,6 +412,14 @@ def test_tensor_maps_are_told_from_the_innermost_axis(driver: Launches) -> None:
     assert rest == [0, 3, 2, 1]
 
 
+def test_tensor_maps_of_one_axis_have_a_stride(driver: Launches) -> None:
+    """The driver refuses none, although it needs none."""
+    from atomr_accel.libraries.nvrtc.host._tensor_maps import encoded
+
+    encoded(TiledMap(0, "float32", 7, (32,), (16,), (1,), 0, 0, 0), 1 << 20)
+    assert driver.encoded[3:5] == ([32], [16])
+
+
 def test_lanes_share_a_module(driver: Launches) -> None:
     """Its variables are there once, and it goes with the last who uses it."""
     context = Context()

@@ -164,7 +164,7 @@ async def test_structs_that_are_others_are_refused(device: Device) -> None:
     ):
         with pytest.raises(TypeError, match=error):
             await kernel.launch(1, 32, out, wrong, 5)
-    with pytest.raises(TypeError, match=r"argument 2 is a struct, but .* 'int', which is int32"):
+    with pytest.raises(TypeError, match=r"argument 2 must be int32, .* 'int', not a struct"):
         await kernel.launch(1, 32, out, (1, 2, 3), np.zeros((), LINE))
 
 

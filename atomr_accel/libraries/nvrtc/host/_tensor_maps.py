@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 TENSOR_MAP_BYTES: Final = 128
 """Size of a ``CUtensorMap``."""
 
+TENSOR_MAP_STRIDE: Final = 16
+"""Smallest stride in bytes that ``cuTensorMapEncodeTiled`` takes."""
+
 
 @lru_cache(maxsize=256)
 def encoded(message: TiledMap, pointer: int) -> bytes:
     """A tensor map (``cuTensorMapEncodeTiled``); the vendor counts axes from the innermost."""
     item = DTYPES[message.dtype].itemsize
     shape = message.shape[::-1]
-    strides = [size * item for size in accumulate(shape, mul)][:-1]
+    # The driver refuses a null pointer for the strides of one axis, although it reads none.
+    strides = [size * item for size in accumulate(shape, mul)][:-1] or [TENSOR_MAP_STRIDE]
     made = check(
         "cuTensorMapEncodeTiled",
         driver.cuTensorMapEncodeTiled(
