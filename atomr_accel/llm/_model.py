@@ -11,29 +11,26 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 import numpy as np
 import trio
 
-from .. import CompileOptions
 from .._dtypes import as_dtype
 from .._errors import AccelError, OutOfMemory, said_of
 from ..device.data.transfer import in_worker
 from ..wire.options import count, flag
 from ..wire.recent import Recent
+from ._attention import KINDS, AttentionRows, PagedAttention
 from ._cache_memory import CacheMemory
 from ._folder import ModelFolder
 from ._step_inputs import CHOICE_INTS, PagedSteps, StepInputs
 from ._steps import StepChoices, StepLogits, StepTokens, StepWork
-from .wire.kernels import CHOOSERS, SOURCE, THREADS, TWINS
+from .wire.kernels import CHOOSERS, THREADS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from numpy.typing import DTypeLike
 
-    from .. import Batch, Device, GpuRef, Kernel, Recording
+    from .. import Batch, Device, GpuRef, Recording
     from ._config import LlamaConfig
 
     Array = np.ndarray[Any, Any]
-
-_KINDS: Final = {"float32": 0, "float16": 1, "bfloat16": 2}
-"""Numbers that kernels have for dtypes."""
 
 _TILES: Final = {"cpu": 32, "cuda": 64}
 """Rows of a product: always as many, because how a product is summed depends on its shape."""
@@ -45,9 +42,6 @@ _CUDA_RESERVE: Final = 3 << 30
 _CUDA_SHARE: Final = 0.8
 _MOST_CONTEXTS: Final = 256
 """Sequences of full length that a cache of the default size has room for, at most."""
-
-_MOST_HEADS: Final = 8
-"""Heads of queries that a block of the kernel for attention computes, at most."""
 
 _RECORDED_ROWS: Final = 256
 """Rows of a step up to which it is recorded: decoding, where launches take longer than kernels."""
@@ -163,7 +157,7 @@ class LlamaModel:
         folder: ModelFolder,
         weights: dict[str, GpuRef],
         digests: dict[str, str],
-        kernels: dict[str, Kernel[Any]],
+        attention: PagedAttention,
         *,
         pages: int,
         page_size: int,
@@ -183,7 +177,8 @@ class LlamaModel:
         self.invariant: Final = invariant
         self.digests: Final = digests
         self._weights: Final = weights
-        self._kernels: Final = kernels
+        self._attention: Final = attention
+        self._kernels: Final = attention.kernels
         self._layers: Final = [_layer_weights(weights, layer) for layer in range(config.layers)]
         self._tile: Final = _TILES.get(device.backend, _TILES["cuda"])
         self._gate: Final[Any] = device.fuse(_gated)
@@ -244,15 +239,15 @@ class LlamaModel:
                 f"folder must be a ModelFolder, of load_folder(path), not {said_of(folder)}"
             )
         kind = as_dtype(dtype or ("float32" if device.backend == "cpu" else "bfloat16"))
-        if kind.name not in _KINDS:
-            raise TypeError(f"dtype must be {', '.join(_KINDS)}, not {kind.name}")
+        if kind.name not in KINDS:
+            raise TypeError(f"dtype must be {', '.join(KINDS)}, not {kind.name}")
         count(page_size, "page_size")
         flag(durable, "durable")
         config = folder.config
         if pages is None:
             pages = _default_pages(device, config, page_size, kind)
         count(pages, "pages")
-        kernels = await _compiled(device, config, kind)
+        attention = await PagedAttention.compile(device, config, kind, pages, page_size)
         positions = min(config.context, pages * page_size)
         weights, digests = await _put_weights(device, folder, kind, positions, progress)
         model = cls(
@@ -260,7 +255,7 @@ class LlamaModel:
             folder,
             weights,
             digests,
-            kernels,
+            attention,
             pages=pages,
             page_size=page_size,
             dtype=kind,
@@ -468,8 +463,8 @@ class LlamaModel:
             numbers[at * total : (at + 1) * total] for at in range(4)
         )
         tables = numbers[4 * total + (1 + CHOICE_INTS) * inputs.samples :]
+        rows = AttentionRows(inputs, positions, owners, tables)
         epsilon, slots_there = config.epsilon, self.pages * self.page_size
-        block = _heads_of_block(config)
         x = batch.array.take(weights["embedding"], tokens, axis=0, mode="clip")
         if states is not None:
             states.append(x)
@@ -486,11 +481,7 @@ class LlamaModel:
                 *(slots_there, int(config.qk_norm), epsilon),
                 elements=threads,
             )
-            batch.launch(
-                *(self._kernels["attend"], total * (heads // block), THREADS, y, q, k, v),
-                *(positions, owners, tables, total, heads, kv_heads, inputs.columns),
-                *(self.page_size, self.pages, config.windows[number], 1 / math.sqrt(size)),
-            )
+            self._attention.launch(batch, y, q, k, v, rows, config.windows[number])
             x = self._product(batch, y, layer.output, layer.output_bias, add=x)
             h = self._norm(batch, x, layer.mlp_norm)
             both = self._product(batch, h, layer.gate_up, layer.gate_up_bias)
@@ -566,26 +557,6 @@ class LlamaModel:
 def _gated(gate: Any, up: Any) -> Any:
     """Return the product of a gate's SiLU and of the numbers that pass it."""
     return gate / (1 + np.exp(-gate)) * up
-
-
-def _heads_of_block(config: LlamaConfig) -> int:
-    """Return the number of heads of queries that a block computes: a divisor of a group's."""
-    group = config.heads // config.kv_heads
-    return max(each for each in range(1, _MOST_HEADS + 1) if group % each == 0)
-
-
-async def _compiled(
-    device: Device, config: LlamaConfig, dtype: np.dtype[Any]
-) -> dict[str, Kernel[Any]]:
-    macros = {
-        "KIND": _KINDS[dtype.name],
-        "SIZE": config.head_size,
-        "HEADS": _heads_of_block(config),
-    }
-    module = await device.nvrtc.compile_module(
-        SOURCE, [*TWINS], cpu=TWINS, options=CompileOptions(define=macros)
-    )
-    return {name: await module.kernel(name) for name in TWINS}
 
 
 # --- weights ----------------------------------------------------------------------------

@@ -40,6 +40,7 @@ class StepInputs(NamedTuple):
         total: number of rows.
         samples: number of rows to sample, with padding.
         columns: pages of a slice.
+        single: whether each slice is one token.
         places: the row of each token.
         sampled: for each row of logits that is wanted, its row among those.
     """
@@ -48,13 +49,14 @@ class StepInputs(NamedTuple):
     total: int
     samples: int
     columns: int
+    single: bool
     places: Ints
     sampled: Ints
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of a step. Steps of one shape are the same ops on other numbers."""
-        return self.total, self.samples, self.columns, len(self.numbers)
+        return self.total, self.samples, self.columns, int(self.single), len(self.numbers)
 
     @property
     def slots(self) -> Ints:
@@ -211,7 +213,8 @@ class PagedSteps:
         if choices is not None:
             kinds[sampled] = choices
         numbers = [rows.ravel(), chosen, kinds.ravel().view(np.int32), tables.ravel()]
-        return StepInputs(np.concatenate(numbers), total, samples, columns, places, sampled)
+        single = len(owners) == len(slices)
+        return StepInputs(np.concatenate(numbers), total, samples, columns, single, places, sampled)
 
     def _tokens(self, work: StepWork) -> Ints:
         tokens = np.array([token for each in work.slices for token in each.tokens], np.int64)

@@ -127,7 +127,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
 @pytest.mark.parametrize("number", range(len(FORMS)))
 def test_norms(pairs: list[Pair], number: int) -> None:
     rng, pair = np.random.default_rng(number), pairs[number]
-    for size in (1, 33, 300):
+    for size in (1, 33, 300, 1048):
         x = rng.normal(size=(4, size)).astype(pair.form.dtype)
         x[2] = 0
         weight = rng.normal(1, 0.5, size).astype(pair.form.dtype)

@@ -42,6 +42,9 @@ __device__ __forceinline__ T down(float x) { return x; }
 #define WARPS 4
 #define PER ((SIZE + 31) / 32)
 
+// Numbers that are one load, or two, where a row has whole ones.
+template <class X, int count> struct alignas(16) Several { X each[count]; };
+
 // The sum of a number of each lane, in all lanes.
 __device__ __forceinline__ float together(float x) {
     for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
@@ -57,8 +60,14 @@ extern "C" __global__ void __launch_bounds__(128) norm_rows(
     if (row >= rows) return;
     const T* from = x + (long long)row * size;
     T* to = out + (long long)row * size;
+    typedef Several<T, 8> Eight;
+    int eights = size % 8 == 0 ? size / 8 : 0;
     float sum = 0.0f;
-    for (int i = threadIdx.x; i < size; i += 32 * WARPS) {
+    for (int i = threadIdx.x; i < eights; i += 32 * WARPS) {
+        Eight values = ((const Eight*)from)[i];
+        for (int j = 0; j < 8; j++) sum += up(values.each[j]) * up(values.each[j]);
+    }
+    for (int i = 8 * eights + threadIdx.x; i < size; i += 32 * WARPS) {
         float value = up(from[i]);
         sum += value * value;
     }
@@ -68,7 +77,14 @@ extern "C" __global__ void __launch_bounds__(128) norm_rows(
     sum = 0.0f;
     for (int warp = 0; warp < WARPS; warp++) sum += parts[warp];
     float factor = 1.0f / sqrtf(sum / (float)size + epsilon);
-    for (int i = threadIdx.x; i < size; i += 32 * WARPS)
+    for (int i = threadIdx.x; i < eights; i += 32 * WARPS) {
+        Eight values = ((const Eight*)from)[i], weights = ((const Eight*)weight)[i];
+        for (int j = 0; j < 8; j++)
+            values.each[j] =
+                down(up(weights.each[j]) * up(down(up(values.each[j]) * factor)));
+        ((Eight*)to)[i] = values;
+    }
+    for (int i = 8 * eights + threadIdx.x; i < size; i += 32 * WARPS)
         to[i] = down(up(weight[i]) * up(down(up(from[i]) * factor)));
 }
 
@@ -219,7 +235,17 @@ extern "C" __global__ void __launch_bounds__(1024) choose_rows(
     const float largest = 3.402823466e38f;
     float top = -largest;
     int place = -1, bad = 0;
-    for (int i = threadIdx.x; i < size; i += blockDim.x) {
+    typedef Several<float, 4> Four;
+    int fours = size % 4 == 0 ? size / 4 : 0;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < fours; i += blockDim.x) {
+        Four values = ((const Four*)from)[i];
+        for (int j = 0; j < 4; j++) {
+            if (!(values.each[j] <= largest)) bad = 1;
+            if (values.each[j] > top) { top = values.each[j]; place = 4 * i + j; }
+        }
+    }
+    for (int i = 4 * fours + threadIdx.x; i < size; i += blockDim.x) {
         float value = from[i];
         if (!(value <= largest)) bad = 1;
         if (value > top) { top = value; place = i; }
