@@ -68,7 +68,7 @@ def models(draw: st.DrawFn) -> TinyModel:
         layers=draw(st.integers(1, 2)),
         heads=kv_heads * draw(st.integers(1, 3)),
         kv_heads=kv_heads,
-        head_size=draw(st.sampled_from([2, 8, 40])),
+        head_size=draw(st.sampled_from([2, 8, 40, 64])),
         tied=draw(st.booleans()),
         options=options,
     )
