@@ -187,7 +187,8 @@ def on_shared(function: Callable[Concatenate[Device, P], Awaitable[None]]) -> Ca
             assert shared.device.generation == generation
             if used_by(shared.device) > used:  # a task that is at its end may hold refs
                 await trio.testing.wait_all_tasks_blocked()
-            assert used_by(shared.device) <= used
+            left = used_by(shared.device) - used
+            assert left <= 0, f"{left} bytes are still in use"
 
         shared.run(run)
 

@@ -44,6 +44,8 @@ __device__ __forceinline__ T down(float x) { return __float2bfloat16(x); }
 #define KEY_PIECES (SIZE / 32)
 #define VALUE_PIECES (SIZE / 64)
 #define BLOCKS (SIZE / 8)
+#define STEP (2048 / SIZE)  // keys of a step: as many as registers have room for
+#define HALVES (STEP / 8)
 #define EMPTY -1e30f
 
 // Eight numbers, as one load.
@@ -133,19 +135,39 @@ struct Run {
         return page < 0 || page >= pages ? -1 : ((long long)page * PAGE + key % PAGE) * stride;
     }
 
-    __device__ __forceinline__ void load_keys(Piece (&keys)[2][KEY_PIECES], int start) const {
+    __device__ __forceinline__ void load_keys(Piece (&keys)[HALVES][KEY_PIECES], int start) const {
         int lane = threadIdx.x % 32;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
+        for (int half = 0; half < HALVES; half++) {
             long long at = place(start + 8 * half + lane / 4);
 #pragma unroll
             for (int i = 0; i < KEY_PIECES; i++)
                 keys[half][i] = loaded(cache_k, at, 4 * i + lane % 4);
         }
     }
+
+    // Load values, and return a bit for each of the lane's keys that are there.
+    __device__ __forceinline__ unsigned load_values(
+        Piece (&values)[HALVES][2][VALUE_PIECES], int start
+    ) const {
+        int lane = threadIdx.x % 32;
+        unsigned there = 0;
+#pragma unroll
+        for (int half = 0; half < HALVES; half++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                long long at = place(start + 8 * half + lane % 4 * 2 + i);
+                if (at >= 0) there |= 1u << (2 * half + i);
+#pragma unroll
+                for (int piece = 0; piece < VALUE_PIECES; piece++)
+                    values[half][i][piece] = loaded(cache_v, at, 8 * piece + lane / 4);
+            }
+        return there;
+    }
 };
 
-// Compute the part of a chunk. Queries are those of the lane's two rows.
+// Compute the part of a chunk. Queries are those of the lane's two rows. Keys and values of a step
+// are loaded as soon as those of the step before have been used.
 __device__ __forceinline__ void compute(
     Part& part, const Run& run, const Piece (&query)[2][KEY_PIECES], int chunk, float scale
 ) {
@@ -153,25 +175,14 @@ __device__ __forceinline__ void compute(
     part.clear();
     int start = chunk * CHUNK, end = start + CHUNK;
     if (end > run.last + 1) end = run.last + 1;
-    if (start < run.first) start = run.first / 16 * 16;
-    Piece keys[2][KEY_PIECES];
+    if (start < run.first) start = run.first / STEP * STEP;
+    Piece keys[HALVES][KEY_PIECES], values[HALVES][2][VALUE_PIECES];
     run.load_keys(keys, start);
-    for (; start < end; start += 16) {
-        Piece values[2][2][VALUE_PIECES];
-        bool there[2][2];
+    unsigned there = run.load_values(values, start);
+    for (; start < end; start += STEP) {
+        float scores[HALVES][4] = {};
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                long long at = run.place(start + 8 * half + lane % 4 * 2 + i);
-                there[half][i] = at >= 0;
-#pragma unroll
-                for (int piece = 0; piece < VALUE_PIECES; piece++)
-                    values[half][i][piece] = loaded(run.cache_v, at, 8 * piece + lane / 4);
-            }
-        float scores[2][4] = {};
-#pragma unroll
-        for (int half = 0; half < 2; half++)
+        for (int half = 0; half < HALVES; half++)
 #pragma unroll
             for (int i = 0; i < KEY_PIECES; i++)
 #pragma unroll
@@ -180,18 +191,19 @@ __device__ __forceinline__ void compute(
                                      query[0][i].words[j + 1], query[1][i].words[j + 1]};
                     multiply(scores[half], a, keys[half][i].words[j], keys[half][i].words[j + 1]);
                 }
-        if (start + 16 < end) run.load_keys(keys, start + 16);
+        if (start + STEP < end) run.load_keys(keys, start + STEP);
         float top[2] = {EMPTY, EMPTY}, old[2];
-        bool seen[2][4];
+        unsigned seen = 0;  // bits for both rows and the lane's keys
 #pragma unroll
-        for (int half = 0; half < 2; half++)
+        for (int half = 0; half < HALVES; half++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int key = start + 8 * half + lane % 4 * 2 + i % 2;
-                int row = i / 2;
-                seen[half][i] = there[half][i % 2] && key >= run.low[row] && key <= run.high[row];
+                int key = start + 8 * half + lane % 4 * 2 + i % 2, row = i / 2;
                 scores[half][i] = __fmul_rn(scores[half][i], scale);
-                if (seen[half][i]) top[i / 2] = fmaxf(top[i / 2], scores[half][i]);
+                if (!(there >> (2 * half + i % 2) & 1u)) continue;
+                if (key < run.low[row] || key > run.high[row]) continue;
+                seen |= 1u << (4 * half + i);
+                top[row] = fmaxf(top[row], scores[half][i]);
             }
 #pragma unroll
         for (int row = 0; row < 2; row++) {
@@ -203,27 +215,36 @@ __device__ __forceinline__ void compute(
             part.total[row] = __fmul_rn(part.total[row], old[row]);
         }
 #pragma unroll
-        for (int half = 0; half < 2; half++)
+        for (int half = 0; half < HALVES; half++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                float share = seen[half][i] ? exp2f(__fsub_rn(scores[half][i], top[i / 2])) : 0.0f;
+                bool counts = seen >> (4 * half + i) & 1u;
+                float share = counts ? exp2f(__fsub_rn(scores[half][i], top[i / 2])) : 0.0f;
                 scores[half][i] = share;
                 part.total[i / 2] = __fadd_rn(part.total[i / 2], share);
             }
-        unsigned shares[4];
-        for (int i = 0; i < 4; i++)
-            shares[i] = packed(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]);
 #pragma unroll
-        for (int block = 0; block < BLOCKS; block++) {
-            int at = block / 8, word = block % 8 / 2, upper = block % 2;
-            unsigned pairs[2];
-            for (int half = 0; half < 2; half++)
-                pairs[half] = paired(values[half][0][at].words[word],
-                                     values[half][1][at].words[word], upper);
+        for (int block = 0; block < BLOCKS; block++)
             for (int i = 0; i < 4; i++)
                 part.sum[block][i] = __fmul_rn(part.sum[block][i], old[i / 2]);
-            multiply(part.sum[block], shares, pairs[0], pairs[1]);
+#pragma unroll
+        for (int first = 0; first < HALVES; first += 2) {
+            unsigned shares[4];
+            for (int i = 0; i < 4; i++) {
+                const float* row = scores[first + i / 2] + i % 2 * 2;
+                shares[i] = packed(row[0], row[1]);
+            }
+#pragma unroll
+            for (int block = 0; block < BLOCKS; block++) {
+                int at = block / 8, word = block % 8 / 2, upper = block % 2;
+                unsigned pairs[2];
+                for (int i = 0; i < 2; i++)
+                    pairs[i] = paired(values[first + i][0][at].words[word],
+                                      values[first + i][1][at].words[word], upper);
+                multiply(part.sum[block], shares, pairs[0], pairs[1]);
+            }
         }
+        if (start + STEP < end) there = run.load_values(values, start + STEP);
     }
 #pragma unroll
     for (int row = 0; row < 2; row++)
