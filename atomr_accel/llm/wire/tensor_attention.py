@@ -51,9 +51,8 @@ __device__ __forceinline__ T down(float x) { return __float2bfloat16(x); }
 // Eight numbers, as one load.
 struct alignas(16) Piece { unsigned words[4]; };
 
-// A piece of a head, or zeros if there is no head.
 __device__ __forceinline__ Piece loaded(const T* from, long long head, int piece) {
-    return head < 0 ? Piece{} : *(const Piece*)(from + head + 8 * piece);
+    return *(const Piece*)(from + head + 8 * piece);
 }
 
 union Numbers {
@@ -123,26 +122,49 @@ struct Run {
     const T* cache_k;
     const T* cache_v;
     const int* table;
-    long long stride;     // numbers between two positions of the cache
-    int first, last;      // keys that any of the rows needs
-    int low[2], high[2];  // those of the lane's two rows
+    long long stride;           // numbers between two positions of the cache
+    int first, last;            // keys that any of the rows needs
+    int inner_low, inner_high;  // keys that all rows of the tile need
+    int low[2], high[2];        // those of the lane's two rows
     int pages;
 
     // Numbers before a key in the cache, or -1 if there are none.
     __device__ __forceinline__ long long place(int key) const {
-        if (key < first || key > last) return -1;
         int page = table[key / PAGE];
         return page < 0 || page >= pages ? -1 : ((long long)page * PAGE + key % PAGE) * stride;
     }
 
+    // Return whether all keys of a step are needed and there, and find 16 at a time then.
+    __device__ __forceinline__ bool find(long long (&places)[STEP / 16], int start) const {
+        bool whole = PAGE % 16 == 0 && start >= first && start + STEP <= last + 1;
+#pragma unroll
+        for (int i = 0; i < STEP / 16; i++) {
+            places[i] = whole ? place(start + 16 * i) : -1;
+            whole = whole && places[i] >= 0;
+        }
+        return whole;
+    }
+
     __device__ __forceinline__ void load_keys(Piece (&keys)[HALVES][KEY_PIECES], int start) const {
         int lane = threadIdx.x % 32;
+        long long places[STEP / 16];
+        bool whole = find(places, start);
+        if (whole) {
+            const T* from = cache_k + lane / 4 * stride + lane % 4 * 8;
+#pragma unroll
+            for (int half = 0; half < HALVES; half++)
+#pragma unroll
+                for (int i = 0; i < KEY_PIECES; i++)
+                    keys[half][i] = loaded(from, places[half / 2] + half % 2 * 8 * stride, 4 * i);
+            return;
+        }
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
-            long long at = place(start + 8 * half + lane / 4);
+            int key = start + 8 * half + lane / 4;
+            long long at = key < first || key > last ? -1 : place(key);
 #pragma unroll
             for (int i = 0; i < KEY_PIECES; i++)
-                keys[half][i] = loaded(cache_k, at, 4 * i + lane % 4);
+                keys[half][i] = at < 0 ? Piece{} : loaded(cache_k, at, 4 * i + lane % 4);
         }
     }
 
@@ -151,16 +173,32 @@ struct Run {
         Piece (&values)[HALVES][2][VALUE_PIECES], int start
     ) const {
         int lane = threadIdx.x % 32;
+        long long places[STEP / 16];
+        bool whole = find(places, start);
+        if (whole) {
+            const T* from = cache_v + lane % 4 * 2 * stride + lane / 4 * 8;
+#pragma unroll
+            for (int half = 0; half < HALVES; half++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+#pragma unroll
+                    for (int piece = 0; piece < VALUE_PIECES; piece++)
+                        values[half][i][piece] = loaded(
+                            from, places[half / 2] + (half % 2 * 8 + i) * stride, 8 * piece);
+            return 0xffffffffu;
+        }
         unsigned there = 0;
 #pragma unroll
         for (int half = 0; half < HALVES; half++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                long long at = place(start + 8 * half + lane % 4 * 2 + i);
+                int key = start + 8 * half + lane % 4 * 2 + i;
+                long long at = key < first || key > last ? -1 : place(key);
                 if (at >= 0) there |= 1u << (2 * half + i);
 #pragma unroll
                 for (int piece = 0; piece < VALUE_PIECES; piece++)
-                    values[half][i][piece] = loaded(cache_v, at, 8 * piece + lane / 4);
+                    values[half][i][piece] =
+                        at < 0 ? Piece{} : loaded(cache_v, at, 8 * piece + lane / 4);
             }
         return there;
     }
@@ -193,18 +231,27 @@ __device__ __forceinline__ void compute(
                 }
         if (start + STEP < end) run.load_keys(keys, start + STEP);
         float top[2] = {EMPTY, EMPTY}, old[2];
-        unsigned seen = 0;  // bits for both rows and the lane's keys
+        unsigned seen = 0xffffffffu;  // bits for both rows and the lane's keys
 #pragma unroll
         for (int half = 0; half < HALVES; half++)
+            for (int i = 0; i < 4; i++) scores[half][i] = __fmul_rn(scores[half][i], scale);
+        if (there == 0xffffffffu && start >= run.inner_low && start + STEP <= run.inner_high + 1) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int key = start + 8 * half + lane % 4 * 2 + i % 2, row = i / 2;
-                scores[half][i] = __fmul_rn(scores[half][i], scale);
-                if (!(there >> (2 * half + i % 2) & 1u)) continue;
-                if (key < run.low[row] || key > run.high[row]) continue;
-                seen |= 1u << (4 * half + i);
-                top[row] = fmaxf(top[row], scores[half][i]);
-            }
+            for (int half = 0; half < HALVES; half++)
+                for (int i = 0; i < 4; i++) top[i / 2] = fmaxf(top[i / 2], scores[half][i]);
+        } else {
+            seen = 0;
+#pragma unroll
+            for (int half = 0; half < HALVES; half++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    int key = start + 8 * half + lane % 4 * 2 + i % 2, row = i / 2;
+                    if (!(there >> (2 * half + i % 2) & 1u)) continue;
+                    if (key < run.low[row] || key > run.high[row]) continue;
+                    seen |= 1u << (4 * half + i);
+                    top[row] = fmaxf(top[row], scores[half][i]);
+                }
+        }
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             for (int step = 1; step < 4; step *= 2)
@@ -274,7 +321,7 @@ template <bool split> __device__ __forceinline__ void attend_tile(
         place[i] = (long long)row * heads + kv_head * GROUP + at % GROUP;
 #pragma unroll
         for (int j = 0; j < KEY_PIECES; j++)
-            query[i][j] = loaded(q, used ? place[i] * SIZE : -1, 4 * j + lane % 4);
+            query[i][j] = used ? loaded(q, place[i] * SIZE, 4 * j + lane % 4) : Piece{};
     }
     Part sums, part;
     if (!split) sums.clear();
@@ -282,17 +329,23 @@ template <bool split> __device__ __forceinline__ void attend_tile(
     for (int row = first_row, next; row < end; row = next) {
         Run run = {cache_k + kv_head * SIZE, cache_v + kv_head * SIZE,
                    tables + (long long)sequences[row] * columns, (long long)kv_heads * SIZE,
-                   0x7fffffff, -1, {0, 0}, {-1, -1}, pages};
+                   0x7fffffff, -1, 0, 0x7fffffff, {0, 0}, {-1, -1}, pages};
         for (next = row; next < end && sequences[next] == sequences[row]; next++) {
             int position = positions[next];
-            if (position < 0 || position / PAGE >= columns) continue;
+            if (position < 0 || position / PAGE >= columns) {
+                run.inner_high = -1;
+                continue;
+            }
             int low = window > 0 && position >= window ? position - window + 1 : 0;
             run.first = low < run.first ? low : run.first;
             run.last = position > run.last ? position : run.last;
+            run.inner_low = low > run.inner_low ? low : run.inner_low;
+            run.inner_high = position < run.inner_high ? position : run.inner_high;
             for (int i = 0; i < 2; i++)
                 if (mine[i] == next) { run.low[i] = low; run.high[i] = position; }
         }
         if (run.last < 0) continue;
+        if (row > first_row || next < end) run.inner_high = -1;  // other sequences have rows, too
         if (!split) {
             for (int chunk = run.first / CHUNK; chunk <= run.last / CHUNK; chunk++) {
                 compute(part, run, query, chunk, scale);
