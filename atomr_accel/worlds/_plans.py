@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
+from .._dtypes import NAMES
 from ..arrays import GpuRef
 from ..libraries.nccl.wire.exchange import numbers_of
 from ..libraries.nccl.wire.messages import CollectiveStep, Reduction
@@ -109,7 +110,10 @@ class CollectivePlan:
     def inputs(self, refs: Sequence[GpuRef], name: str) -> list[GpuRef]:
         """One buffer for each rank, all of one shape and dtype."""
         found = self._each(refs, name)
+        first = found[0]
         for rank, ref in enumerate(found):
+            if self._is_ready(ref, rank) and ref.dtype is first.dtype and ref.shape == first.shape:
+                continue
             self.require_there(ref, rank, f"{name}[{rank}]")
             require_readable(ref, self.cores[rank].memory, f"{name}[{rank}]")
             require_dtype(ref, found[0].dtype, f"{name}[{rank}]", f"{name}[0]")
@@ -119,6 +123,17 @@ class CollectivePlan:
                     f"{found[0].shape}, not {ref.shape}; all ranks give the same"
                 )
         return found
+
+    def _is_ready(self, ref: GpuRef, rank: int) -> bool:
+        """Return True if a contiguous buffer of this epoch is on its rank's device.
+
+        This is so in most calls, and spares the names in messages. Others are looked at closely.
+        """
+        return (
+            type(ref) is GpuRef
+            and ref.block.epoch is self.cores[rank].memory.epoch
+            and ref.own_strides is None
+        )
 
     def _each(self, refs: Sequence[GpuRef], name: str) -> list[GpuRef]:
         given: object = refs
@@ -138,10 +153,14 @@ class CollectivePlan:
     ) -> list[GpuRef]:
         """A buffer on each rank: the caller's, or new ones."""
         given = [None] * self.size if out is None else self._each(out, "out")
-        return [
-            self.output(rank, shape, dtype, ref, f"out[{rank}]")
-            for rank, (shape, ref) in enumerate(zip(shapes, given, strict=True))
-        ]
+        found = []
+        for rank, (shape, ref) in enumerate(zip(shapes, given, strict=True)):
+            good = ref is not None and self._is_ready(ref, rank) and not ref.block.sealed
+            if good and ref.shape == shape and ref.dtype is dtype:
+                found.append(ref)
+            else:
+                found.append(self.output(rank, shape, dtype, ref, f"out[{rank}]"))
+        return found
 
     def output(
         self,
@@ -194,12 +213,13 @@ class CollectivePlan:
         ``counts`` is how much each rank gives to each and gets from each, where that differs.
         """
         self.names.append(kind)
+        name = NAMES[dtype]
         for rank, (source, target) in ends.items():
             self._require_apart(rank, source, target)
             sends, receives = ((), ()) if counts is None else counts[rank]
             step = CollectiveStep(
                 kind,
-                dtype.name,
+                name,
                 longest,
                 0 if source is None else source.block.address,
                 0 if target is None else target.block.address,
@@ -228,7 +248,10 @@ class CollectivePlan:
                         "two collectives of a group share memory that one of them writes; call "
                         "them one after the other"
                     )
-        used += [(each, each is target) for each in (source, target) if each is not None]
+        if target is not None:
+            used.append((target, True))
+        if source is not None and source is not target:
+            used.append((source, False))
 
 
 # --- the collectives -----------------------------------------------------------------------
@@ -244,7 +267,8 @@ def all_reduce(
     options = _reduction(refs[0].dtype, op, scale)
     results = plan.outputs([ref.shape for ref in refs], refs[0].dtype, out)
     for ref, result in zip(refs, results, strict=True):
-        require_no_alias("all_reduce", [("out", result)], [("x", ref)], in_place={("out", "x")})
+        if result is not ref:
+            require_no_alias("all_reduce", [("out", result)], [("x", ref)], in_place={("out", "x")})
     ends = dict(enumerate(zip(refs, results, strict=True)))
     plan.add("all_reduce", refs[0].dtype, refs[0].size, ends, **options)
     return results
@@ -414,16 +438,17 @@ def _reduction(
     """The options of a step that reduces."""
     if op not in REDUCTIONS:
         raise ValueError(f"op must be one of {', '.join(REDUCTIONS)}, not {op!r}")
-    if dtype.name not in REDUCED:
-        raise TypeError(f"reductions take {', '.join(sorted(REDUCED))}, not {dtype.name}")
-    if dtype.name in _COMPLEX and op not in ("sum", "avg"):
+    name = NAMES[dtype]
+    if name not in REDUCED:
+        raise TypeError(f"reductions take {', '.join(sorted(REDUCED))}, not {name}")
+    if name in _COMPLEX and op not in ("sum", "avg"):
         raise TypeError(f"op must be sum or avg for complex numbers, not {op}")
     if scale is not None:
         if op != "sum":
             raise ValueError(f"scale goes with op='sum' only, not {op!r}")
         number = real(scale, "scale", finite=False)
-        if dtype.name in _INTEGERS:
-            raise TypeError(f"scale goes with floating dtypes, not {dtype.name}")
+        if name in _INTEGERS:
+            raise TypeError(f"scale goes with floating dtypes, not {name}")
         scale = number
     return {"reduction": op, "scale": scale}
 

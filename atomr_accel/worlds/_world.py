@@ -305,11 +305,13 @@ class World(Collectives, Service):
         self, plan: Callable[[CollectivePlan], T], sent: Callable[[], object] | None = None
     ) -> T:
         """Plan an op and submit it with nothing awaited in between, and wait for it."""
-        called_in = self._engine.membership.members
+        engine = self._engine
+        called_in = engine.members
         outputs: list[tuple[int, GpuRef]] = []
+        await trio.lowlevel.checkpoint_if_cancelled()  # waiting for the op is the other half
         while True:
-            term = await self._engine.whole()
-            self._engine.require("the op has not begun", called_in)
+            term = engine.whole_now() or await engine.whole()
+            engine.require("the op has not begun", called_in)
             made = CollectivePlan(self._cores(), term.at, outputs)
             try:
                 result = plan(made)
