@@ -13,6 +13,7 @@ from .._dtypes import NAMES
 from ..arrays import GpuRef
 from ..libraries.nccl.wire.exchange import numbers_of
 from ..libraries.nccl.wire.messages import CollectiveStep, Reduction
+from ..memory import origin
 from ..ops import (
     overlap,
     require_dtype,
@@ -266,9 +267,7 @@ def all_reduce(
     refs = plan.inputs(x, "x")
     options = _reduction(refs[0].dtype, op, scale)
     results = plan.outputs([ref.shape for ref in refs], refs[0].dtype, out)
-    for ref, result in zip(refs, results, strict=True):
-        if result is not ref:
-            require_no_alias("all_reduce", [("out", result)], [("x", ref)], in_place={("out", "x")})
+    _require_own("all_reduce", results, refs, in_place=True)
     ends = dict(enumerate(zip(refs, results, strict=True)))
     plan.add("all_reduce", refs[0].dtype, refs[0].size, ends, **options)
     return results
@@ -321,7 +320,7 @@ def all_gather(plan: CollectivePlan, x: Refs, out: Refs | None) -> list[GpuRef]:
     results = plan.outputs([shape] * plan.size, refs[0].dtype, out)
     for rank, (ref, result) in enumerate(zip(refs, results, strict=True)):
         if not _is_row(ref, result, rank):
-            require_no_alias("all_gather", [("out", result)], [("x", ref)])
+            _require_own("all_gather", [result], [ref])
     ends = dict(enumerate(zip(refs, results, strict=True)))
     plan.add("all_gather", refs[0].dtype, refs[0].size, ends)
     return results
@@ -360,7 +359,7 @@ def reduce_scatter(
     results = plan.outputs([shape] * plan.size, refs[0].dtype, out)
     for rank, (ref, result) in enumerate(zip(refs, results, strict=True)):
         if not _is_row(result, ref, rank):
-            require_no_alias("reduce_scatter", [("out", result)], [("x", ref)])
+            _require_own("reduce_scatter", [result], [ref])
     ends = dict(enumerate(zip(refs, results, strict=True)))
     plan.add("reduce_scatter", refs[0].dtype, math.prod(shape), ends, **options)
     return results
@@ -371,8 +370,7 @@ def all_to_all(plan: CollectivePlan, x: Refs, out: Refs | None) -> list[GpuRef]:
     refs = plan.inputs(x, "x")
     shape = _row(plan, refs[0], "x[0]")
     results = plan.outputs([refs[0].shape] * plan.size, refs[0].dtype, out)
-    for ref, result in zip(refs, results, strict=True):
-        require_no_alias("all_to_all", [("out", result)], [("x", ref)])
+    _require_own("all_to_all", results, refs)
     ends = dict(enumerate(zip(refs, results, strict=True)))
     plan.add("all_to_all", refs[0].dtype, math.prod(shape), ends)
     return results
@@ -400,8 +398,7 @@ def all_to_all_v(
     received = [[table[giver][taker] for giver in range(size)] for taker in range(size)]
     shapes = [(sum(column), *rest) for column in received]
     results = plan.outputs(shapes, refs[0].dtype, out)
-    for ref, result in zip(refs, results, strict=True):
-        require_no_alias("all_to_all_v", [("out", result)], [("x", ref)])
+    _require_own("all_to_all_v", results, refs)
     elements = {
         rank: (
             tuple(count * row for count in table[rank]),
@@ -430,6 +427,15 @@ def send(plan: CollectivePlan, x: GpuRef, to: int, out: GpuRef | None) -> GpuRef
 
 
 # --- what they have in common --------------------------------------------------------------
+
+
+def _require_own(op: str, results: Refs, refs: Refs, *, in_place: bool = False) -> None:
+    """Refuse outputs that share memory with their ranks' inputs, unless they are all of them."""
+    for result, ref in zip(results, refs, strict=True):
+        if origin(result.block)[0] is not origin(ref.block)[0] or (in_place and result is ref):
+            continue
+        same = {("out", "x")} if in_place else ()
+        require_no_alias(op, [("out", result)], [("x", ref)], in_place=same)
 
 
 def _reduction(
