@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, final, get_args
 
 from .._dtypes import NAMES
 from ..arrays import GpuRef
@@ -125,7 +125,7 @@ class CollectivePlan:
                 )
         return found
 
-    def _is_ready(self, ref: GpuRef, rank: int) -> bool:
+    def _is_ready(self, ref: object, rank: int) -> TypeGuard[GpuRef]:
         """Return True if a contiguous buffer of this epoch is on its rank's device.
 
         This is so in most calls, and spares the names in messages. Others are looked at closely.
@@ -156,8 +156,12 @@ class CollectivePlan:
         given = [None] * self.size if out is None else self._each(out, "out")
         found = []
         for rank, (shape, ref) in enumerate(zip(shapes, given, strict=True)):
-            good = ref is not None and self._is_ready(ref, rank) and not ref.block.sealed
-            if good and ref.shape == shape and ref.dtype is dtype:
+            if (
+                self._is_ready(ref, rank)
+                and not ref.block.sealed
+                and ref.shape == shape
+                and ref.dtype is dtype
+            ):
                 found.append(ref)
             else:
                 found.append(self.output(rank, shape, dtype, ref, f"out[{rank}]"))

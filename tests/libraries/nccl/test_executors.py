@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from atomr_accel.libraries.nccl.wire.messages import (
     Shrink,
 )
 
-from ...fakes.nccl import FakeNccl
+from ...fakes.nccl import IN_PROGRESS, FakeNccl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -313,17 +315,13 @@ def test_rank_that_only_gives_is_done_before_others_come() -> None:
 
 
 def test_status_is_polled_without_naps_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, now, naps = FakeNccl(), [0.0], []
-    monkeypatch.setattr(_cuda, "_library", lambda: fake)
-
-    def clock() -> float:
-        now[0] += 100e-6
-        return now[0]
-
-    monkeypatch.setattr(_cuda.time, "perf_counter", clock)
-    monkeypatch.setattr(_cuda.time, "sleep", naps.append)
-    communicator = _cuda.CudaCommunicator(fake, 0, 1)  # type: ignore[arg-type]
-    statuses = iter([_cuda.IN_PROGRESS] * 4 + [0] + [_cuda.IN_PROGRESS] * 8 + [0])
+    library: Any = FakeNccl()
+    naps: list[float] = []
+    ticks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks) * 100e-6, sleep=naps.append)
+    monkeypatch.setattr(_cuda, "time", clock)
+    communicator = _cuda.CudaCommunicator(library, 0, 1)
+    statuses = iter([IN_PROGRESS] * 4 + [0] + [IN_PROGRESS] * 8 + [0])
     monkeypatch.setattr(communicator, "status", lambda: next(statuses))
     communicator.settle("ncclGroupEnd")
     assert naps == []
