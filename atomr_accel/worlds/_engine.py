@@ -223,9 +223,15 @@ class Engine(Generic[_M]):
     async def whole(self) -> Term:
         """Wait until all members have joined."""
         await trio.lowlevel.checkpoint()
-        while self.membership.phase != "whole" or self._draining:
+        while (term := self.whole_now()) is None:
             self.require("there is no world any more", self.members)
             await self._changed.wait()
+        return term
+
+    def whole_now(self) -> Term | None:
+        """Return the term if all members have joined and ops can begin, else None."""
+        if self.membership.phase != "whole" or self._draining:
+            return None
         assert self.term is not None
         return self.term
 
@@ -410,12 +416,15 @@ class Engine(Generic[_M]):
 
         This runs while answers arrive, when no op may be submitted.
         """
+        changed = False
         for effect in effects:
             if isinstance(effect, Settled):
                 call = self._calls.pop(effect.op)
                 call.broken = effect.broken
                 call.done.set()
-            elif isinstance(effect, WorldOpened):
+                continue
+            changed = True
+            if isinstance(effect, WorldOpened):
                 ranks = len(self.membership.members)
                 _log.info("epoch %d of a world: %d ranks", effect.epoch, ranks)
                 for watcher in list(self._watchers):
@@ -424,7 +433,7 @@ class Engine(Generic[_M]):
             else:
                 self._effects.append(effect)
                 self._work.set()
-        if effects:
+        if changed:
             self._change()
         addressees = None if self.membership.phase == "over" else self.members
         if addressees != self._addressees:

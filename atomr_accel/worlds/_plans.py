@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard, final, get_args
 
+from .._dtypes import NAMES
 from ..arrays import GpuRef
 from ..libraries.nccl.wire.exchange import numbers_of
 from ..libraries.nccl.wire.messages import CollectiveStep, Reduction
+from ..memory import origin
 from ..ops import (
     overlap,
     require_dtype,
@@ -109,7 +111,10 @@ class CollectivePlan:
     def inputs(self, refs: Sequence[GpuRef], name: str) -> list[GpuRef]:
         """One buffer for each rank, all of one shape and dtype."""
         found = self._each(refs, name)
+        first = found[0]
         for rank, ref in enumerate(found):
+            if self._is_ready(ref, rank) and ref.dtype is first.dtype and ref.shape == first.shape:
+                continue
             self.require_there(ref, rank, f"{name}[{rank}]")
             require_readable(ref, self.cores[rank].memory, f"{name}[{rank}]")
             require_dtype(ref, found[0].dtype, f"{name}[{rank}]", f"{name}[0]")
@@ -119,6 +124,17 @@ class CollectivePlan:
                     f"{found[0].shape}, not {ref.shape}; all ranks give the same"
                 )
         return found
+
+    def _is_ready(self, ref: object, rank: int) -> TypeGuard[GpuRef]:
+        """Return True if a contiguous buffer of this epoch is on its rank's device.
+
+        This is so in most calls, and spares the names in messages. Others are looked at closely.
+        """
+        return (
+            type(ref) is GpuRef
+            and ref.block.epoch is self.cores[rank].memory.epoch
+            and ref.own_strides is None
+        )
 
     def _each(self, refs: Sequence[GpuRef], name: str) -> list[GpuRef]:
         given: object = refs
@@ -138,10 +154,18 @@ class CollectivePlan:
     ) -> list[GpuRef]:
         """A buffer on each rank: the caller's, or new ones."""
         given = [None] * self.size if out is None else self._each(out, "out")
-        return [
-            self.output(rank, shape, dtype, ref, f"out[{rank}]")
-            for rank, (shape, ref) in enumerate(zip(shapes, given, strict=True))
-        ]
+        found = []
+        for rank, (shape, ref) in enumerate(zip(shapes, given, strict=True)):
+            if (
+                self._is_ready(ref, rank)
+                and not ref.block.sealed
+                and ref.shape == shape
+                and ref.dtype is dtype
+            ):
+                found.append(ref)
+            else:
+                found.append(self.output(rank, shape, dtype, ref, f"out[{rank}]"))
+        return found
 
     def output(
         self,
@@ -194,12 +218,13 @@ class CollectivePlan:
         ``counts`` is how much each rank gives to each and gets from each, where that differs.
         """
         self.names.append(kind)
+        name = NAMES[dtype]
         for rank, (source, target) in ends.items():
             self._require_apart(rank, source, target)
             sends, receives = ((), ()) if counts is None else counts[rank]
             step = CollectiveStep(
                 kind,
-                dtype.name,
+                name,
                 longest,
                 0 if source is None else source.block.address,
                 0 if target is None else target.block.address,
@@ -228,7 +253,10 @@ class CollectivePlan:
                         "two collectives of a group share memory that one of them writes; call "
                         "them one after the other"
                     )
-        used += [(each, each is target) for each in (source, target) if each is not None]
+        if target is not None:
+            used.append((target, True))
+        if source is not None and source is not target:
+            used.append((source, False))
 
 
 # --- the collectives -----------------------------------------------------------------------
@@ -243,8 +271,7 @@ def all_reduce(
     refs = plan.inputs(x, "x")
     options = _reduction(refs[0].dtype, op, scale)
     results = plan.outputs([ref.shape for ref in refs], refs[0].dtype, out)
-    for ref, result in zip(refs, results, strict=True):
-        require_no_alias("all_reduce", [("out", result)], [("x", ref)], in_place={("out", "x")})
+    _require_own("all_reduce", results, refs, in_place=True)
     ends = dict(enumerate(zip(refs, results, strict=True)))
     plan.add("all_reduce", refs[0].dtype, refs[0].size, ends, **options)
     return results
@@ -297,7 +324,7 @@ def all_gather(plan: CollectivePlan, x: Refs, out: Refs | None) -> list[GpuRef]:
     results = plan.outputs([shape] * plan.size, refs[0].dtype, out)
     for rank, (ref, result) in enumerate(zip(refs, results, strict=True)):
         if not _is_row(ref, result, rank):
-            require_no_alias("all_gather", [("out", result)], [("x", ref)])
+            _require_own("all_gather", [result], [ref])
     ends = dict(enumerate(zip(refs, results, strict=True)))
     plan.add("all_gather", refs[0].dtype, refs[0].size, ends)
     return results
@@ -336,7 +363,7 @@ def reduce_scatter(
     results = plan.outputs([shape] * plan.size, refs[0].dtype, out)
     for rank, (ref, result) in enumerate(zip(refs, results, strict=True)):
         if not _is_row(result, ref, rank):
-            require_no_alias("reduce_scatter", [("out", result)], [("x", ref)])
+            _require_own("reduce_scatter", [result], [ref])
     ends = dict(enumerate(zip(refs, results, strict=True)))
     plan.add("reduce_scatter", refs[0].dtype, math.prod(shape), ends, **options)
     return results
@@ -347,8 +374,7 @@ def all_to_all(plan: CollectivePlan, x: Refs, out: Refs | None) -> list[GpuRef]:
     refs = plan.inputs(x, "x")
     shape = _row(plan, refs[0], "x[0]")
     results = plan.outputs([refs[0].shape] * plan.size, refs[0].dtype, out)
-    for ref, result in zip(refs, results, strict=True):
-        require_no_alias("all_to_all", [("out", result)], [("x", ref)])
+    _require_own("all_to_all", results, refs)
     ends = dict(enumerate(zip(refs, results, strict=True)))
     plan.add("all_to_all", refs[0].dtype, math.prod(shape), ends)
     return results
@@ -376,8 +402,7 @@ def all_to_all_v(
     received = [[table[giver][taker] for giver in range(size)] for taker in range(size)]
     shapes = [(sum(column), *rest) for column in received]
     results = plan.outputs(shapes, refs[0].dtype, out)
-    for ref, result in zip(refs, results, strict=True):
-        require_no_alias("all_to_all_v", [("out", result)], [("x", ref)])
+    _require_own("all_to_all_v", results, refs)
     elements = {
         rank: (
             tuple(count * row for count in table[rank]),
@@ -408,22 +433,32 @@ def send(plan: CollectivePlan, x: GpuRef, to: int, out: GpuRef | None) -> GpuRef
 # --- what they have in common --------------------------------------------------------------
 
 
+def _require_own(op: str, results: Refs, refs: Refs, *, in_place: bool = False) -> None:
+    """Refuse outputs that share memory with their ranks' inputs, unless they are all of them."""
+    for result, ref in zip(results, refs, strict=True):
+        if origin(result.block)[0] is not origin(ref.block)[0] or (in_place and result is ref):
+            continue
+        same = {("out", "x")} if in_place else ()
+        require_no_alias(op, [("out", result)], [("x", ref)], in_place=same)
+
+
 def _reduction(
     dtype: np.dtype[Any], op: str, scale: float | None
 ) -> dict[Literal["reduction", "scale"], Any]:
     """The options of a step that reduces."""
     if op not in REDUCTIONS:
         raise ValueError(f"op must be one of {', '.join(REDUCTIONS)}, not {op!r}")
-    if dtype.name not in REDUCED:
-        raise TypeError(f"reductions take {', '.join(sorted(REDUCED))}, not {dtype.name}")
-    if dtype.name in _COMPLEX and op not in ("sum", "avg"):
+    name = NAMES[dtype]
+    if name not in REDUCED:
+        raise TypeError(f"reductions take {', '.join(sorted(REDUCED))}, not {name}")
+    if name in _COMPLEX and op not in ("sum", "avg"):
         raise TypeError(f"op must be sum or avg for complex numbers, not {op}")
     if scale is not None:
         if op != "sum":
             raise ValueError(f"scale goes with op='sum' only, not {op!r}")
         number = real(scale, "scale", finite=False)
-        if dtype.name in _INTEGERS:
-            raise TypeError(f"scale goes with floating dtypes, not {dtype.name}")
+        if name in _INTEGERS:
+            raise TypeError(f"scale goes with floating dtypes, not {name}")
         scale = number
     return {"reduction": op, "scale": scale}
 

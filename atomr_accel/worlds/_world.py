@@ -305,16 +305,27 @@ class World(Collectives, Service):
         self, plan: Callable[[CollectivePlan], T], sent: Callable[[], object] | None = None
     ) -> T:
         """Plan an op and submit it with nothing awaited in between, and wait for it."""
-        called_in = self._engine.membership.members
+        engine = self._engine
+        called_in = engine.members
         outputs: list[tuple[int, GpuRef]] = []
+        await trio.lowlevel.checkpoint_if_cancelled()  # waiting for the op is the other half
+        term = engine.whole_now()
         while True:
-            term = await self._engine.whole()
-            self._engine.require("the op has not begun", called_in)
+            at_once = term is not None
+            if term is None:
+                term = await engine.whole()
+            engine.require("the op has not begun", called_in)
             made = CollectivePlan(self._cores(), term.at, outputs)
             try:
                 result = plan(made)
             except OutputPending as pending:
                 await self._provide(self._cores(), pending, outputs)
+                term = None
+                continue
+            except Exception:
+                if not at_once:
+                    raise
+                term = None  # a device may just have failed, which the world does not know yet
                 continue
             call = self._submit(term, made)
             if sent is not None:

@@ -98,7 +98,11 @@ class FakeNccl(FakeVendor):
                 method = getattr(self, name, None)
                 if method is not None:
                     return int(method(*plain) or 0)
-                self._local.group.append((name, tuple(plain)))
+                group = getattr(self._local, "group", None)
+                if group is None:  # it is a group of its own
+                    self._local.group = [(name, tuple(plain))]
+                    return self.ncclGroupEnd()
+                group.append((name, tuple(plain)))
                 return 0
 
         return call
@@ -163,7 +167,7 @@ class FakeNccl(FakeVendor):
         self._local.group = []
 
     def ncclGroupEnd(self) -> int:  # noqa: N802
-        calls = self._local.group
+        calls, self._local.group = self._local.group, None
         if not calls:
             return 0
         # The communicator comes right before the stream.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from atomr_accel.libraries.nccl.wire.messages import (
     Shrink,
 )
 
-from ...fakes.nccl import FakeNccl
+from ...fakes.nccl import IN_PROGRESS, FakeNccl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,7 +102,8 @@ class Ranks:
         def run(rank: int) -> None:
             asked = message(rank)
             try:
-                self.lanes[rank].handlers[type(asked)](asked)
+                for each in asked if isinstance(asked, list) else [asked]:
+                    self.lanes[rank].handlers[type(each)](each)
             except LibraryError as error:
                 errors.append(error)
 
@@ -244,6 +247,86 @@ def test_reductions(backend: str, op: str) -> None:
         assert ranks.together(step) == []
         for got in y:
             np.testing.assert_array_equal(got, function(x, axis=0) * (scale or 1))
+
+
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(ops=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), min_size=2, max_size=12))
+def test_ranks_may_be_several_collectives_ahead(backend: str, ops: list[tuple[int, int]]) -> None:
+    """Each rank goes through ops as it comes to them, and what others have not read yet stays."""
+    library: Any = _cuda._library()
+    library.forget()
+    ranks = Ranks(backend, 3)
+    wanted: list[list[float]] = []
+    results = [np.zeros((len(ops), 1)) for _ in range(3)]
+    messages: list[list[Collect]] = [[], [], []]
+    for number, (root, kind) in enumerate(ops):
+        x = [np.array([10.0 * number + rank]) for rank in range(3)]
+        reduces = kind == 0
+        wanted.append([sum(float(part[0]) for part in x) if reduces else float(x[root][0])])
+        for rank, context in enumerate(ranks.contexts):
+            gives = reduces or rank == root
+            step = CollectiveStep(
+                "all_reduce" if reduces else "broadcast",
+                "float64",
+                1,
+                context.address(x[rank]) if gives else 0,
+                context.address(results[rank][number]),
+                root=root,
+                longest=1,
+                at=1 + 2 * number,
+            )
+            messages[rank].append(Collect(7, (step,)))
+    errors = ranks.together(messages.__getitem__)
+    assert errors == []
+    assert [each.tolist() for each in results] == [wanted] * 3
+
+
+def test_rank_that_only_gives_is_done_before_others_come() -> None:
+    ranks = Ranks("cpu", 2)
+    given = [np.array([number]) for number in (1.0, 2.0)]
+    taken = [np.zeros(1), np.zeros(1)]
+
+    def collect(rank: int, number: int) -> None:
+        context = ranks.contexts[rank]
+        source = context.address(given[number]) if rank == 0 else 0
+        target = context.address(taken[number]) if rank == 1 else 0
+        step = CollectiveStep(
+            "send", "float64", 1, source, target, to=1, longest=1, at=1 + 2 * number
+        )
+        ranks.lanes[rank].handlers[Collect](Collect(7, (step,)))
+
+    first = threading.Thread(target=collect, args=(0, 0), daemon=True)
+    first.start()
+    first.join(10)
+    assert not first.is_alive()
+    second = threading.Thread(target=collect, args=(0, 1), daemon=True)
+    second.start()
+    while ranks.aborts[0].handlers[AskBegun](AskBegun(7)) < 3:
+        """Poll until the rank is about to write its slot again."""
+    collect(1, 0)
+    collect(1, 1)
+    second.join(10)
+    assert not second.is_alive()
+    assert [part.tolist() for part in taken] == [[1.0], [2.0]]
+
+
+def test_status_is_polled_without_naps_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    library: Any = FakeNccl()
+    naps: list[float] = []
+    ticks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks) * 100e-6, sleep=naps.append)
+    monkeypatch.setattr(_cuda, "time", clock)
+    communicator = _cuda.CudaCommunicator(library, 0, 1)
+    statuses = iter([IN_PROGRESS] * 4 + [0] + [IN_PROGRESS] * 8 + [0])
+    monkeypatch.setattr(communicator, "status", lambda: next(statuses))
+    communicator.settle("ncclGroupEnd")
+    assert naps == []
+    communicator.settle("ncclGroupEnd")
+    assert naps == [20e-6, 40e-6, 80e-6, 160e-6]
 
 
 def test_wait_for_a_missing_rank_is_released(backend: str) -> None:

@@ -13,6 +13,8 @@ from ..wire.exchange import REDUCING, RankExchange, elements_of_a_round, exchang
 from ..wire.messages import AbortCommunicator, AskBegun, Collect, CollectiveStep, Join
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ....backends.cpu.host.context import CpuContext, CpuStream
     from ..wire.exchange import ExchangePiece
 
@@ -36,6 +38,9 @@ class _CpuCommunicator:
         self.size: Final = size
         self.area: Final = area
         self.begun = 1  # it joins
+        # The ranks that read its slot, and the number that each reaches when it has. To wait for
+        # them before the slot is filled again, and not at once, spares a sleep.
+        self.readers: tuple[Sequence[int], int] = (), 0
 
 
 # The communicators of a context: one lane may be inside a collective while the other aborts it.
@@ -99,6 +104,7 @@ class CpuCollectives:
         target = self._elements(step.target, plan.takes, dtype)
         number = step.at
         for begin in range(0, step.longest, room):
+            area.wait(*joined.readers)
             slot = area.slot(rank, dtype)
             for part, piece in enumerate(plan.gives):
                 count = min(room, piece.length - begin)
@@ -113,7 +119,7 @@ class CpuCollectives:
             number += 1
             area.arrive(rank, number)
             if rank in plan.givers:
-                area.wait(plan.takers, number)
+                joined.readers = plan.takers, number
 
     def _take(
         self,

@@ -1,8 +1,8 @@
 """Collectives on CUDA: one communicator of NCCL for each rank, and calls that never block.
 
-A call of NCCL on such a communicator may return before it is done. Its status is then polled until
-it is. The call may wait for a rank that is gone, so the other lane can abort the communicator
-meanwhile, and the next poll finds that out.
+A call of NCCL on such a communicator may return before it is done, because a thread of the library
+does the rest. Its status is then polled until it is. The call may wait for a rank that is gone, so
+the other lane can abort the communicator meanwhile, and the next poll finds that out.
 """
 
 from __future__ import annotations
@@ -42,10 +42,21 @@ from ._prototypes import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ....backends.cuda.host.context import CudaContext, CudaStream
+
+_EAGER_SECONDS: Final = 500e-6
+"""Time for which a call's status is polled without naps, each of which takes some 70 us at least.
+
+The library needs about as long for a collective whose ranks are connected.
+"""
 
 _NAP_SECONDS: Final = 20e-6
 _LONGEST_NAP: Final = 1e-3
+
+_DIRECT: Final = REDUCING | {"broadcast", "all_gather"}
+"""Collectives that are one call of the library."""
 
 
 @cache
@@ -69,20 +80,22 @@ class CudaCommunicator:
         self.size: Final = size
         self.begun = 1  # it joins
         self._cell = c_void_p()
+        self._status = c_int()
+        self._ask = library.prepare("ncclCommGetAsyncError", self._cell, byref(self._status))
         self._lock = threading.Lock()  # held for as long as a call is inside the library
         self._aborted = False
 
     def join(self, meeting: bytes) -> None:
         """Be there once all others are."""
         found = Id128.from_buffer_copy(meeting)
-        self._call(
+        self.call(
             "ncclCommInitRankConfig", byref(self._cell), self.size, found, self.rank, config()
         )
         self.settle("ncclCommInitRankConfig")
 
     def revoke(self) -> None:
         """Stop the ops under way; the other lane then finds out, and shrinks the communicator."""
-        self._call("ncclCommRevoke", self._cell, 0)
+        self.call("ncclCommRevoke", self._cell, 0)
 
     def shrink(self, parent: CudaCommunicator, excluded: tuple[int, ...]) -> None:
         """Be there once all others are that are left of the parent."""
@@ -99,7 +112,8 @@ class CudaCommunicator:
         """The vendor's handle."""
         return self._cell
 
-    def _call(self, function: str, *args: Any) -> None:
+    def call(self, function: str, *args: Any) -> None:
+        """Call a function about the communicator. It may not be done on return: see ``settle``."""
         with self._lock:
             if self._aborted:
                 raise_aborted()
@@ -107,16 +121,14 @@ class CudaCommunicator:
         if status not in (0, IN_PROGRESS):
             raise self._library.error(function, status)
 
-    def call(self, function: str, *args: Any) -> None:
-        """Call a function whose last argument is the communicator, or the one before a stream."""
-        self._call(function, *args)
-
     def settle(self, function: str) -> None:
         """Wait until the library has finished the call, without its lock."""
+        until = time.perf_counter() + _EAGER_SECONDS
         nap = _NAP_SECONDS
         while (status := self.status()) == IN_PROGRESS:
-            time.sleep(nap)
-            nap = min(2 * nap, _LONGEST_NAP)
+            if time.perf_counter() >= until:
+                time.sleep(nap)
+                nap = min(2 * nap, _LONGEST_NAP)
         if status:
             raise self._library.error(function, status)
 
@@ -127,9 +139,10 @@ class CudaCommunicator:
                 raise_aborted()
             if not self._cell.value:
                 return 0
-            status = c_int()
-            self._library.call("ncclCommGetAsyncError", self._cell, byref(status))
-            return status.value
+            failure = self._ask()
+            if failure:
+                raise self._library.error("ncclCommGetAsyncError", failure)
+            return self._status.value
 
     def abort(self) -> None:
         """End the communicator, with its ops on the device."""
@@ -214,19 +227,27 @@ class CudaCollectives:
             raise_aborted()
         joined.begun += 1
         made: list[c_int] = []
+        steps = [step for step in message.steps if step.longest]
         try:
-            self._library.call("ncclGroupStart")
-            try:
-                for step in message.steps:
-                    if step.longest:
-                        self._queue(joined, step, made)
-            finally:
-                # Also where a call has failed: the group is this thread's, and would go on.
-                joined.call("ncclGroupEnd")
+            if len(steps) == 1 and steps[0].kind in _DIRECT:
+                self._queue(joined, steps[0], made)  # a group of its own
+            else:
+                self._queue_together(joined, steps, made)
             joined.settle("ncclGroupEnd")
         finally:
             for cell in made:
                 joined.call("ncclRedOpDestroy", cell.value, joined.handle)
+
+    def _queue_together(
+        self, joined: CudaCommunicator, steps: Sequence[CollectiveStep], made: list[c_int]
+    ) -> None:
+        self._library.call("ncclGroupStart")
+        try:
+            for step in steps:
+                self._queue(joined, step, made)
+        finally:
+            # Also where a call has failed: the group is this thread's, and would go on.
+            joined.call("ncclGroupEnd")
 
     def _queue(self, joined: CudaCommunicator, step: CollectiveStep, made: list[c_int]) -> None:
         source = self._pointer(step.source) if step.source else 0

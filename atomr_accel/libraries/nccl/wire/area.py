@@ -74,6 +74,7 @@ class Area:
     def __init__(self, memory: np.ndarray[Any, np.dtype[np.uint8]], size: int) -> None:
         begin = _slots_begin(size)
         self._words: Final = memory[: (size + 1) * _STRIDE * 8].view(np.uint64)[::_STRIDE]
+        self._address: Final[int] = self._words.ctypes.data
         self._slots: Final = memory[begin : begin + size * SLOT_BYTES].reshape(size, SLOT_BYTES)
 
     @staticmethod
@@ -124,7 +125,7 @@ class Area:
             time.sleep(_NAP_SECONDS)
             return
         limit = _Timespec(_LOOK_SECONDS, 0)
-        word = self._words[at : at + 1].ctypes.data
+        word = self._address + at * _STRIDE * 8
         seen_half = seen & 0xFFFFFFFF  # the kernel looks at 32 bits
         if _CALL(_FUTEX, word, _FUTEX_WAIT, seen_half, ctypes.byref(limit), None, 0):
             number = ctypes.get_errno()
@@ -133,7 +134,7 @@ class Area:
 
     def _wake(self, at: int) -> None:
         if _CALL is not None:
-            word = self._words[at : at + 1].ctypes.data
+            word = self._address + at * _STRIDE * 8
             _CALL(_FUTEX, word, _FUTEX_WAKE, _EVERYBODY, None, None, 0)
 
 
