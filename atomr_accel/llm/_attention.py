@@ -132,8 +132,9 @@ class PagedAttention:
             )
             return
         parts = batch.empty((numbers,), np.float32)
+        blocks = -(-tiles * kv_heads // tensor.WARPS)
         batch.launch(
-            *(kernels["attend_chunks"], (blocks, kv_heads * chunks), threads, parts, q, k, v),
+            *(kernels["attend_chunks"], (blocks, chunks), threads, parts, q, k, v),
             *(positions, owners, tables, *sizes, chunks, together, scale),
         )
         batch.launch(

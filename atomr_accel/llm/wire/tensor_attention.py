@@ -46,6 +46,7 @@ __device__ __forceinline__ T down(float x) { return __float2bfloat16(x); }
 #define BLOCKS (SIZE / 8)
 #define STEP (2048 / SIZE)  // keys of a step: as many as registers have room for
 #define HALVES (STEP / 8)
+#define WHOLE_PAGES (PAGE % 16 == 0)
 #define EMPTY -1e30f
 
 // Eight numbers, as one load.
@@ -127,6 +128,7 @@ struct Run {
     int inner_low, inner_high;  // keys that all rows of the tile need
     int low[2], high[2];        // those of the lane's two rows
     int pages;
+    long long found;            // the lane's place of 16 keys of the chunk
 
     // Numbers before a key in the cache, or -1 if there are none.
     __device__ __forceinline__ long long place(int key) const {
@@ -134,21 +136,35 @@ struct Run {
         return page < 0 || page >= pages ? -1 : ((long long)page * PAGE + key % PAGE) * stride;
     }
 
-    // Return whether all keys of a step are needed and there, and find 16 at a time then.
-    __device__ __forceinline__ bool find(long long (&places)[STEP / 16], int start) const {
-        bool whole = PAGE % 16 == 0 && start >= first && start + STEP <= last + 1;
+    // Find the chunk's keys, 16 at a time: a lane for each. To look in the table between loads of
+    // keys and values would be to wait for these.
+    __device__ __forceinline__ void find(int chunk) {
+        int key = chunk * CHUNK + threadIdx.x % (CHUNK / 16) * 16;
+        found = WHOLE_PAGES && key <= last ? place(key) : -1;
+    }
+
+    // Return whether all keys of a step are needed and there, and the places of each 16.
+    __device__ __forceinline__ bool look_up(long long (&places)[STEP / 16], int start) const {
+        bool whole = WHOLE_PAGES && start >= first && start + STEP <= last + 1;
 #pragma unroll
         for (int i = 0; i < STEP / 16; i++) {
-            places[i] = whole ? place(start + 16 * i) : -1;
+            places[i] = __shfl_sync(0xffffffffu, found, start % CHUNK / 16 + i);
             whole = whole && places[i] >= 0;
         }
         return whole;
     }
 
+    // The place of a key in a step that is not whole.
+    __device__ __forceinline__ long long place_of(int key, long long sixteen) const {
+        if (key < first || key > last) return -1;
+        if (!WHOLE_PAGES) return place(key);
+        return sixteen < 0 ? -1 : sixteen + key % 16 * stride;
+    }
+
     __device__ __forceinline__ void load_keys(Piece (&keys)[HALVES][KEY_PIECES], int start) const {
         int lane = threadIdx.x % 32;
         long long places[STEP / 16];
-        bool whole = find(places, start);
+        bool whole = look_up(places, start);
         if (whole) {
             const T* from = cache_k + lane / 4 * stride + lane % 4 * 8;
 #pragma unroll
@@ -160,8 +176,7 @@ struct Run {
         }
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
-            int key = start + 8 * half + lane / 4;
-            long long at = key < first || key > last ? -1 : place(key);
+            long long at = place_of(start + 8 * half + lane / 4, places[half / 2]);
 #pragma unroll
             for (int i = 0; i < KEY_PIECES; i++)
                 keys[half][i] = at < 0 ? Piece{} : loaded(cache_k, at, 4 * i + lane % 4);
@@ -174,7 +189,7 @@ struct Run {
     ) const {
         int lane = threadIdx.x % 32;
         long long places[STEP / 16];
-        bool whole = find(places, start);
+        bool whole = look_up(places, start);
         if (whole) {
             const T* from = cache_v + lane % 4 * 2 * stride + lane / 4 * 8;
 #pragma unroll
@@ -192,8 +207,7 @@ struct Run {
         for (int half = 0; half < HALVES; half++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                int key = start + 8 * half + lane % 4 * 2 + i;
-                long long at = key < first || key > last ? -1 : place(key);
+                long long at = place_of(start + 8 * half + lane % 4 * 2 + i, places[half / 2]);
                 if (at >= 0) there |= 1u << (2 * half + i);
 #pragma unroll
                 for (int piece = 0; piece < VALUE_PIECES; piece++)
@@ -207,10 +221,11 @@ struct Run {
 // Compute the part of a chunk. Queries are those of the lane's two rows. Keys and values of a step
 // are loaded as soon as those of the step before have been used.
 __device__ __forceinline__ void compute(
-    Part& part, const Run& run, const Piece (&query)[2][KEY_PIECES], int chunk, float scale
+    Part& part, Run& run, const Piece (&query)[2][KEY_PIECES], int chunk, float scale
 ) {
     int lane = threadIdx.x % 32;
     part.clear();
+    run.find(chunk);
     int start = chunk * CHUNK, end = start + CHUNK;
     if (end > run.last + 1) end = run.last + 1;
     if (start < run.first) start = run.first / STEP * STEP;
@@ -308,8 +323,10 @@ template <bool split> __device__ __forceinline__ void attend_tile(
     int window, int chunks, int together, float scale
 ) {
     int lane = threadIdx.x % 32, heads = kv_heads * GROUP;
-    int kv_head = (int)blockIdx.y % kv_heads;
-    int first_row = ((int)blockIdx.x * WARPS + (int)threadIdx.x / 32) * together;
+    int warp = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32;
+    // Warps of a block read the same keys, or those of heads that lie one after the other.
+    int kv_head = split ? warp % kv_heads : (int)blockIdx.y;
+    int first_row = (split ? warp / kv_heads : warp) * together;
     if (first_row >= rows) return;
     int mine[2];
     long long place[2];  // of the lane's two heads of rows among all of them
@@ -329,7 +346,7 @@ template <bool split> __device__ __forceinline__ void attend_tile(
     for (int row = first_row, next; row < end; row = next) {
         Run run = {cache_k + kv_head * SIZE, cache_v + kv_head * SIZE,
                    tables + (long long)sequences[row] * columns, (long long)kv_heads * SIZE,
-                   0x7fffffff, -1, 0, 0x7fffffff, {0, 0}, {-1, -1}, pages};
+                   0x7fffffff, -1, 0, 0x7fffffff, {0, 0}, {-1, -1}, pages, -1};
         for (next = row; next < end && sequences[next] == sequences[row]; next++) {
             int position = positions[next];
             if (position < 0 || position / PAGE >= columns) {
@@ -353,7 +370,7 @@ template <bool split> __device__ __forceinline__ void attend_tile(
             }
             continue;
         }
-        int chunk = (int)blockIdx.y / kv_heads;
+        int chunk = blockIdx.y;
         if (chunk < run.first / CHUNK || chunk > run.last / CHUNK) continue;
         compute(part, run, query, chunk, scale);
         for (int i = 0; i < 2; i++) {
