@@ -28,7 +28,7 @@ _TENSOR_SIZES: Final = (64, 128)
 _TENSOR_CORES: Final = (8, 0)
 """First compute capability whose tensor cores have the instruction."""
 
-_BUSY: Final = 4096
+_BUSY: Final = 2048
 """Warps that keep a device busy. Where tiles are fewer, each chunk of keys gets a warp."""
 
 _MOST_PARTS: Final = 256 << 20

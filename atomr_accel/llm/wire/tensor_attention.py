@@ -415,7 +415,7 @@ extern "C" __global__ void __launch_bounds__(128) attend_rows(
                        kv_heads, columns, pages, window, 0, together, scale);
 }
 
-extern "C" __global__ void __launch_bounds__(128) attend_chunks(
+extern "C" __global__ void __launch_bounds__(128, SIZE == 64 ? 3 : 2) attend_chunks(
     float* parts, const T* q, const T* cache_k, const T* cache_v, const int* positions,
     const int* sequences, const int* tables, int rows, int kv_heads, int columns, int pages,
     int window, int chunks, int together, float scale
