@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_TILES: Final = {"cpu": 32, "cuda": 64}
+_TILES: Final = {"cpu": 32, "cuda": 256}
 """Rows of a product: always as many, because how a product is summed depends on its shape."""
 
 _CPU_CACHE: Final = 256 << 20
