@@ -246,7 +246,7 @@ class LlamaModel:
         config = folder.config
         if pages is None:
             pages = _default_pages(device, config, page_size, kind)
-        count(pages, "pages")
+        _check_pages(device, config, count(pages, "pages"), page_size, kind)
         attention = await PagedAttention.compile(device, config, kind, pages, page_size)
         positions = min(config.context, pages * page_size)
         weights, digests = await _put_weights(device, folder, kind, positions, progress)
@@ -549,8 +549,8 @@ class LlamaModel:
         cache = self._cache.refs
         if cache is None:
             self._recorded.clear()
-            self._plan.lose()
             cache = await self._cache.make()
+            self._plan.lose()  # it writes a number for each page, which a cache has room for
         return cache
 
 
@@ -646,6 +646,19 @@ def _cache_bytes(config: LlamaConfig, page_size: int, dtype: np.dtype[Any]) -> i
     """Return the bytes of a page: keys and values of all layers."""
     row = 2 * config.layers * config.kv_heads * config.head_size
     return row * page_size * dtype.itemsize
+
+
+def _check_pages(
+    device: Device, config: LlamaConfig, pages: int, page_size: int, dtype: np.dtype[Any]
+) -> None:
+    """Refuse pages that no memory of the device has room for, before anything is made for them."""
+    wanted = _cache_bytes(config, page_size, dtype) * pages
+    if wanted > device.info.total_memory:
+        raise OutOfMemory(
+            f"no room for a cache of {pages} pages, {wanted} bytes, in the "
+            f"{device.info.total_memory} bytes of the device; load it with fewer pages",
+            requested=wanted,
+        )
 
 
 def _default_pages(
