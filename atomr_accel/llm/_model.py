@@ -313,7 +313,6 @@ class LlamaModel:
         """
         if not self.durable:
             raise ValueError("the cache must be durable to recover; load it with durable=True")
-        self._recorded.clear()
         kept = await self._cache.recover(self._plan.filled)
         self._plan.keep(kept)
         return kept
@@ -423,8 +422,12 @@ class LlamaModel:
                 made = self._chosen(recording, x, numbers, inputs)
             kept = self._recorded.keep(shape, _StepRecording(recording, numbers, *made))
         if kept is not None:
-            await device.put(inputs.numbers, out=kept.numbers)
-            await kept.recording.replay()
+            if kept.numbers.is_stale:  # by a fault, which a recording of a durable cache survives
+                numbers = await device.put(inputs.numbers)
+                kept = self._recorded.keep(shape, kept._replace(numbers=numbers))
+            else:
+                await device.put(inputs.numbers, out=kept.numbers)
+            await kept.recording.replay(kept.numbers)
             self._replayed += 1
             tokens = await device.get(kept.tokens)
             return self._found(inputs, tokens, await device.get(kept.logits) if logits else None)
