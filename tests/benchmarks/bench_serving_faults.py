@@ -555,9 +555,10 @@ class FaultBenchmark:
     async def _cause_faults(
         self, end: float, usual: float, storm: Storm, noted: NotedRunner
     ) -> None:
-        """Cause faults until the end, and print of each what it has cost."""
+        """Cause faults until the end, and print the cost of each."""
         await trio.sleep(self.size.first)
         for name in itertools.cycle(("SIGKILL", "device fault")):
+            await self.device.core.ready()
             told = storm.model.statistics()
             fault = StormFault(name, time.perf_counter(), told.kept, told.recomputed)
             if name == "SIGKILL":
