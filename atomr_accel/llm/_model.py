@@ -246,7 +246,7 @@ class LlamaModel:
         config = folder.config
         if pages is None:
             pages = _default_pages(device, config, page_size, kind)
-        count(pages, "pages")
+        _check_pages(device, config, count(pages, "pages"), page_size, kind)
         attention = await PagedAttention.compile(device, config, kind, pages, page_size)
         positions = min(config.context, pages * page_size)
         weights, digests = await _put_weights(device, folder, kind, positions, progress)
@@ -313,7 +313,6 @@ class LlamaModel:
         """
         if not self.durable:
             raise ValueError("the cache must be durable to recover; load it with durable=True")
-        self._recorded.clear()
         kept = await self._cache.recover(self._plan.filled)
         self._plan.keep(kept)
         return kept
@@ -423,8 +422,12 @@ class LlamaModel:
                 made = self._chosen(recording, x, numbers, inputs)
             kept = self._recorded.keep(shape, _StepRecording(recording, numbers, *made))
         if kept is not None:
-            await device.put(inputs.numbers, out=kept.numbers)
-            await kept.recording.replay()
+            if kept.numbers.is_stale:  # by a fault, which a recording of a durable cache survives
+                numbers = await device.put(inputs.numbers)
+                kept = self._recorded.keep(shape, kept._replace(numbers=numbers))
+            else:
+                await device.put(inputs.numbers, out=kept.numbers)
+            await kept.recording.replay(kept.numbers)
             self._replayed += 1
             tokens = await device.get(kept.tokens)
             return self._found(inputs, tokens, await device.get(kept.logits) if logits else None)
@@ -549,8 +552,8 @@ class LlamaModel:
         cache = self._cache.refs
         if cache is None:
             self._recorded.clear()
-            self._plan.lose()
             cache = await self._cache.make()
+            self._plan.lose()  # it writes a number for each page, which a cache has room for
         return cache
 
 
@@ -646,6 +649,19 @@ def _cache_bytes(config: LlamaConfig, page_size: int, dtype: np.dtype[Any]) -> i
     """Return the bytes of a page: keys and values of all layers."""
     row = 2 * config.layers * config.kv_heads * config.head_size
     return row * page_size * dtype.itemsize
+
+
+def _check_pages(
+    device: Device, config: LlamaConfig, pages: int, page_size: int, dtype: np.dtype[Any]
+) -> None:
+    """Refuse pages that no memory of the device has room for, before anything is made for them."""
+    wanted = _cache_bytes(config, page_size, dtype) * pages
+    if wanted > device.info.total_memory:
+        raise OutOfMemory(
+            f"no room for a cache of {pages} pages, {wanted} bytes, in the "
+            f"{device.info.total_memory} bytes of the device; load it with fewer pages",
+            requested=wanted,
+        )
 
 
 def _default_pages(

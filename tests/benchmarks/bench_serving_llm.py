@@ -1,11 +1,11 @@
-"""A language model with random weights, served in this process: speed, and what a fault costs.
+"""A language model with random weights, served in this process: its speed.
 
 The model has the shape of Llama 3.2 1B: 1.24 G parameters in bfloat16. Without a GPU it is a tiny
 one on the CPU backend, which only shows that the program runs. Weights are pieces of one random
 block, written once to a temporary folder.
 
     python tests/benchmarks/bench_serving_llm.py
-    python tests/benchmarks/bench_serving_llm.py --parts decode,faults
+    python tests/benchmarks/bench_serving_llm.py --parts decode,latency
     python tests/benchmarks/bench_serving_llm.py --without-torch
 
 - ``decode``: milliseconds of a step of one token for each sequence, beside the time in which the
@@ -14,10 +14,10 @@ block, written once to a temporary folder.
 - ``throughput``: generated tokens per second of 256 prompts of 256 tokens, beside those of
   transformers' continuous batching.
 - ``latency``: time to the first token, and between tokens, of streams that begin together.
-- ``faults``: all streams run without a fault, then again with SIGKILL of the host in the middle.
 
-Where torch and transformers are installed, they run in a process of their own. A part that fails
-prints its error, and the others go on.
+`bench_serving_faults.py` measures what faults cost. Where torch and transformers are installed,
+they run in a process of their own. A part that fails prints its error, and the others go on; none
+takes more than ``--seconds``.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ import argparse
 import functools
 import itertools
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,7 +56,6 @@ from atomr_accel.llm import (
     load_folder,
     open_language_model,
 )
-from atomr_accel.testing import standby_ready
 
 ON_CUDA: Final = cuda.why_absent() is None
 PAGE: Final = 16
@@ -85,7 +83,6 @@ class ServingSizes:
     prompt: int = 256
     answer: int = 128
     streams: tuple[int, ...] = (1, 32, 256)
-    faults: tuple[int, ...] = (64, 256)
     repeats: int = 30
 
 
@@ -103,7 +100,6 @@ SMALL: Final = ServingSizes(
     prompt=16,
     answer=16,
     streams=(1, 8),
-    faults=(8,),
     repeats=5,
 )
 
@@ -160,14 +156,15 @@ def make_folder(path: Path, size: ServingSizes) -> Path:
         "num_key_value_heads": size.kv_heads,
         "head_dim": size.hidden // size.heads,
         "vocab_size": size.vocabulary,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-5,
         "rope_theta": 500_000.0,
         "tie_word_embeddings": True,
         "hidden_act": "silu",
     }
     (path / "config.json").write_text(json.dumps(config))
-    Tokenizer(models.WordLevel({"a": 0}, "a")).save(str(path / "tokenizer.json"))
+    words = {f"t{token}": token for token in range(size.vocabulary)}
+    Tokenizer(models.WordLevel(words, "t0")).save(str(path / "tokenizer.json"))
     pool = np.random.default_rng(0).standard_normal(POOL, np.float32) * np.float32(0.02)
     numbers = pool.astype(ml_dtypes.bfloat16)
     tensors: dict[str, np.ndarray] = {}
@@ -279,24 +276,30 @@ async def stream_all(
 class ServingBenchmark:
     """Parts of the benchmark on one device and model."""
 
-    def __init__(self, device: Device, model: LlamaModel, size: ServingSizes, folder: Path) -> None:
+    def __init__(self, device: Device, size: ServingSizes, folder: Path) -> None:
         self.device = device
-        self.model = model
         self.size = size
         self.folder = folder
-        self.models = {"same bits in any batch": model}
+        self.models: dict[str, LlamaModel] = {}
         self.torch: dict[str, float | str] = {}
 
-    async def load_others(self) -> None:
-        """Load the same model without the promise of the same bits, and with a durable cache."""
-        others: dict[str, Any] = {
-            "invariant=False": {"invariant": False},
-            "durable=True": {"durable": True},
-        }
-        for name, options in others.items():
-            self.models[name] = await LlamaModel.load(
-                self.device, load_folder(self.folder), pages=self.size.pages, **options
-            )
+    async def load(self, *, others: bool) -> None:
+        """Load the model, and others without the promise of the same bits and durable.
+
+        Args:
+            others: whether to load these others.
+        """
+        wanted: dict[str, dict[str, bool]] = {"same bits in any batch": {}}
+        if others:
+            wanted["invariant=False"] = {"invariant": False}
+            wanted["durable=True"] = {"durable": True}
+        for name, options in wanted.items():
+            self.models[name] = await load_model(self.device, self.folder, self.size, **options)
+
+    @property
+    def model(self) -> LlamaModel:
+        """The model with the defaults."""
+        return self.models["same bits in any batch"]
 
     @functools.cache  # noqa: B019 (one benchmark; a scheduler gives the same tuple each time, too)
     def _pages(self, at: int, each: int) -> tuple[int, ...]:
@@ -411,55 +414,6 @@ class ServingBenchmark:
                 flush=True,
             )
 
-    async def faults(self) -> None:
-        """Streams without a fault, and again with one."""
-        for name, model in self.models.items():
-            if model.invariant:
-                print(f"  {name}", flush=True)
-                for number in self.size.faults:
-                    await self._fault(model, number)
-
-    async def _fault(self, runner: LlamaModel, number: int) -> None:
-        size = self.size
-        async with open_language_model(self.device, runner) as model:
-            whole = await stream_all(model, number, size.prompt, size.answer, temperature=1.0)
-        with trio.fail_after(60):
-            await standby_ready(self.device)
-        killed = [0.0, 0.0]
-
-        async with open_language_model(self.device, runner) as model:
-
-            async def kill(found: Streamed) -> None:
-                await found.halfway.wait()
-                pid = self.device.statistics().host_pid
-                assert pid is not None
-                # The last token of each is computed by the next step.
-                killed[1] = sum(size.prompt + len(each) - 1 for each in found.tokens)
-                killed[0] = time.perf_counter()
-                os.kill(pid, signal.SIGKILL)
-
-            found = await stream_all(
-                model, number, size.prompt, size.answer, temperature=1.0, meanwhile=kill
-            )
-            told = model.statistics()
-        when, cached = killed
-        pauses = found.pauses(when)
-        largest = max(pauses)[0]
-        # A step that was done before the fault may still have its tokens on the way.
-        resumed = min(later for pause, later in pauses if pause > largest / 2)
-        equal = sum(a == b for a, b in zip(found.tokens, whole.tokens, strict=True))
-        print(
-            f"  {number:4} streams: lost {len(found.lost)}, equal {equal} of {number}; "
-            f"SIGKILL to the next token {(resumed - when) * 1e3:.1f} ms, longest pause "
-            f"{largest:.1f} ms, otherwise p50 {np.median(whole.gaps()):.2f} ms; "
-            f"{told.recomputed:,} of {cached:,.0f} cached tokens computed again, "
-            f"{max(0.0, 1 - told.recomputed / cached):.0%} reused; faults {told.faults}, "
-            f"{len(pauses):,} tokens came after it",
-            flush=True,
-        )
-        for error in found.lost[:3]:
-            print(f"       {error}", flush=True)
-
     # --- transformers
 
     def measure_torch(self, parts: list[str]) -> None:
@@ -495,51 +449,75 @@ class ServingBenchmark:
         return f"; transformers {said}"
 
 
-PARTS: Final = ("decode", "prefill", "throughput", "latency", "faults")
+PARTS: Final = ("decode", "prefill", "throughput", "latency")
+
+
+async def load_model(
+    device: Device, folder: Path, size: ServingSizes, **options: Any
+) -> LlamaModel:
+    """Load the model, and print how long it took."""
+    began = time.perf_counter()
+    model = await LlamaModel.load(device, load_folder(folder), pages=size.pages, **options)
+    print(f"loaded in {time.perf_counter() - began:.1f} s: {model.statistics()}", flush=True)
+    return model
+
+
+@asynccontextmanager
+async def open_serving(
+    options: argparse.Namespace,
+) -> AsyncIterator[tuple[Device, ServingSizes, Path]]:
+    """Open the device, and make the folder of the model."""
+    size = ServingSizes() if ON_CUDA else SMALL
+    with tempfile.TemporaryDirectory(dir=options.folder) as place:
+        folder = make_folder(Path(place, "llama"), size)
+        async with open_device(
+            0, backend="cuda" if ON_CUDA else "cpu", standby=Standby(hot=1), max_restarts=100
+        ) as device:
+            yield device, size, folder
+
+
+async def run_parts(benchmark: object, options: argparse.Namespace) -> None:
+    """Run the parts of a benchmark that are wanted, each of them a method."""
+    for part in options.parts.split(","):
+        began = time.perf_counter()
+        print(part, flush=True)
+        try:
+            with trio.fail_after(options.seconds):
+                await getattr(benchmark, part)()
+        except Exception:  # noqa: BLE001 (the others go on)
+            traceback.print_exc(file=sys.stdout)
+        print(f"  ({time.perf_counter() - began:.1f} s)", flush=True)
+
+
+def parsed_options(parser: argparse.ArgumentParser, parts: tuple[str, ...]) -> argparse.Namespace:
+    """Return the options of the command line, with those that both benchmarks have."""
+    parser.add_argument("--parts", default=",".join(parts), help="parts, with commas between them")
+    parser.add_argument("--seconds", type=float, default=45, help="the most of a part")
+    parser.add_argument("--folder", help="where the temporary folder is made")
+    options = parser.parse_args()
+    unknown = [part for part in options.parts.split(",") if part not in parts]
+    if unknown:
+        parser.error(f"--parts must be of {', '.join(parts)}, not {', '.join(unknown)}")
+    return options
 
 
 async def run(options: argparse.Namespace) -> None:
     """Run the parts."""
-    size = ServingSizes() if ON_CUDA else SMALL
     parts = options.parts.split(",")
-    unknown = [part for part in parts if part not in PARTS]
-    if unknown:
-        raise SystemExit(f"--parts must be of {', '.join(PARTS)}, not {', '.join(unknown)}")
-    with tempfile.TemporaryDirectory(dir=options.folder) as place:
-        folder = make_folder(Path(place, "llama"), size)
-        async with open_device(
-            0, backend="cuda" if ON_CUDA else "cpu", standby=Standby(hot=1), max_restarts=30
-        ) as device:
-            began = time.perf_counter()
-            model = await LlamaModel.load(device, load_folder(folder), pages=size.pages)
-            print(
-                f"loaded in {time.perf_counter() - began:.1f} s: {model.statistics()}", flush=True
-            )
-            benchmark = ServingBenchmark(device, model, size, folder)
-            if {"decode", "prefill", "faults"} & set(parts):
-                await benchmark.load_others()
-            torch = ON_CUDA and not options.without_torch
-            if torch and find_spec("torch") and find_spec("transformers"):
-                benchmark.measure_torch(parts)
-            for part in parts:
-                began = time.perf_counter()
-                print(part, flush=True)
-                try:
-                    with trio.fail_after(options.seconds):
-                        await getattr(benchmark, part)()
-                except Exception:  # noqa: BLE001 (the others go on)
-                    traceback.print_exc(file=sys.stdout)
-                print(f"  ({time.perf_counter() - began:.1f} s)", flush=True)
+    async with open_serving(options) as (device, size, folder):
+        benchmark = ServingBenchmark(device, size, folder)
+        await benchmark.load(others=bool({"decode", "prefill"} & set(parts)))
+        torch = ON_CUDA and not options.without_torch
+        if torch and find_spec("torch") and find_spec("transformers"):
+            benchmark.measure_torch(parts)
+        await run_parts(benchmark, options)
 
 
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--parts", default=",".join(PARTS), help="parts, with commas between them")
-    parser.add_argument("--seconds", type=float, default=60, help="the most of a part")
-    parser.add_argument("--folder", help="where the temporary folder is made")
     parser.add_argument("--without-torch", action="store_true", help="leave transformers out")
-    trio.run(run, parser.parse_args())
+    trio.run(run, parsed_options(parser, PARTS))
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ async def test_a_changed_page_loses_the_tokens_on_it_alone(tmp_path: Path) -> No
 
 @cpu_only
 @program
-async def test_recordings_are_made_again_after_a_fault(tmp_path: Path) -> None:
+async def test_recordings_continue_after_a_fault(tmp_path: Path) -> None:
     one = request((1, 2, 3), 12)
     async with opened() as device:
         model = await loaded(device, tmp_path, page_size=16)
@@ -178,9 +178,13 @@ async def test_recordings_are_made_again_after_a_fault(tmp_path: Path) -> None:
             expected = await answer(served, one)
             replayed = model.statistics().replayed
             assert replayed
+            before = [each.recording for each in model._recorded.values()]
             runner.before = faults_at(device, runner.steps + 6)
             assert await answer(served, one) == expected
             assert model.statistics().replayed >= 2 * replayed
+            after = [each.recording for each in model._recorded.values()]
+            assert {*before} <= {*after}
+            assert max(each.statistics().rebuilds for each in before) == 1
             assert served.statistics().recomputed == 0
 
 

@@ -14,7 +14,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned, Device, GpuRefStale
+from atomr_accel import ContextPoisoned, Device, GpuRefStale, OutOfMemory
 from atomr_accel.llm import (
     LanguageModel,
     LlamaModel,
@@ -368,6 +368,16 @@ async def test_wrong_work_is_refused(device: Device) -> None:
         await loaded(device, TinyModel(), dtype=np.int8)
     with pytest.raises(ValueError, match="pages must be"):
         await loaded(device, TinyModel(), pages=0)
+
+
+@on_shared
+async def test_pages_without_room_are_refused_before_anything_is_made(device: Device) -> None:
+    for pages in (device.info.total_memory // 1024 + 1, 10**13, 2**62):
+        with pytest.raises(OutOfMemory, match=f"no room for a cache of {pages} pages") as caught:
+            await loaded(
+                device, TinyModel(), pages=pages, progress=lambda *_: pytest.fail("weights came")
+            )
+        assert caught.value.requested == pages * 4 * 2 * 2 * 16 * 4
 
 
 @on_shared
