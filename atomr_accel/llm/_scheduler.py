@@ -12,8 +12,9 @@ prompts included, and a sequence that was begun comes before those that were not
 A fault takes all of the cache, or some tokens of it. Sequences keep the others, and compute those
 that are lost again, where they were. Of sequences that share a lost page, one does.
 
-A step that fails is done again. If it fails again with the same sequences, halves of it are tried
-by themselves, until one sequence fails alone: it is at fault.
+A step that fails is done again: first with the sequences that have got through their prompts, then
+with the others. If it fails again, halves of it are tried by themselves, until one sequence fails
+alone: it is at fault.
 """
 
 from __future__ import annotations
@@ -471,6 +472,7 @@ class Scheduler:
         if lost:
             self.lose(kept)
         if not any(sequence.strikes > 1 for sequence in group):
+            self._part(group)
             return None
         if len(flight) == 1:
             self._trials.clear()
@@ -550,6 +552,12 @@ class Scheduler:
             self._pool.restore(sequence.pages[at], min(end - first, size), needed)
 
     # --- trials of sequences that may be at fault
+
+    def _part(self, group: list[ScheduledSequence]) -> None:
+        """Try sequences whose prompts are computed first, so that they need not wait for others."""
+        new = [each for each in group if each.reached < each.prompt]
+        if new and len(new) < len(group) and not self._trials:
+            self._trials += [new, [each for each in group if each.reached >= each.prompt]]
 
     def _halve(self, group: list[ScheduledSequence]) -> None:
         half = (len(group) + 1) // 2

@@ -229,6 +229,27 @@ def test_long_prompts_do_not_hold_up_those_that_generate() -> None:
     assert quick.generated == before + 10
 
 
+def test_those_that_generate_do_not_wait_until_a_new_request_is_at_fault() -> None:
+    scheduler, device = Scheduler(pages=1024, page_size=4, context=64), SimulatedDevice(1024, 4)
+    others = [scheduler.submit((1, 2, at), most=8) for at in range(30)]
+    _run(scheduler, device, 3)
+    bad = scheduler.submit((50, 1), most=8)
+    before = [each.generated for each in others]
+    faults: list[int] = []
+    while bad.state is not SequenceState.ENDED:
+        work = scheduler.plan()
+        assert work is not None
+        if any(50 in piece.tokens for piece in work.slices):
+            device.lose()
+            faults.append(len(work.slices))
+            scheduler.failed(lost=True)
+            continue
+        for sequence, state in zip(scheduler.computed(), device.step(work), strict=True):
+            scheduler.append(sequence, following(state))
+    assert faults == [31, 1]
+    assert all(each.generated > number for each, number in zip(others, before, strict=True))
+
+
 @given(st.integers(2, 256), st.data())
 @settings(max_examples=10)
 def test_the_request_at_fault_is_found_within_few_faults(number: int, data: st.DataObject) -> None:
