@@ -424,10 +424,10 @@ class LlamaModel:
             kept = self._recorded.keep(shape, _StepRecording(recording, numbers, *made))
         if kept is not None:
             await device.put(inputs.numbers, out=kept.numbers)
-            await kept.recording.replay()
+            wanted = [kept.tokens, kept.logits][: 1 + logits]
+            arrays = await kept.recording.replay(get=wanted)
             self._replayed += 1
-            tokens = await device.get(kept.tokens)
-            return self._found(inputs, tokens, await device.get(kept.logits) if logits else None)
+            return self._found(inputs, arrays[0], arrays[1] if logits else None)
         async with device.batch() as batch:
             numbers = batch.put(inputs.numbers)
             x = self._forward(batch, cache, numbers, inputs)
