@@ -162,7 +162,7 @@ async def test_no_op_of_others_comes_in_between(device: Device, gate: Gate) -> N
             nursery.start_soon(call)
             await trio.testing.wait_all_tasks_blocked()
         gate.open()
-    assert [values[1:] for values in got] == [[2] * 3, [51] * 3]
+    assert sorted(values[1:] for values in got) == [[2] * 3, [51] * 3]  # tasks run in any order
 
 
 @program

@@ -158,7 +158,7 @@ async def test_what_a_replay_fetches_is_repeated_and_compared(tmp_path: Path) ->
             async with device.record(x, shared=True) as recording:
                 y = recording.evaluate(x * 2)
                 recording.evaluate(x + 1, out=x)
-            with pytest.raises(TypeError, match="^get must be a ref or a sequence of refs"):
+            with pytest.raises(TypeError, match=r"^get must be a ref or a sequence of refs"):
                 await recording.replay(get=3)  # type: ignore[call-overload]
             await device.free(z)
             with pytest.raises(GpuRefStale, match=r"^get\[1\] was freed"):
