@@ -379,8 +379,8 @@ class LlamaModel:
         trace: bool = False,
     ) -> _Computed:
         plan = self._plan
-        use = plan.use(work)
         cache = await self._ready_cache()
+        use = plan.use(work)  # nothing is awaited until the cache is written
         plan.check_filled(use, work)
         inputs = plan.inputs(use, work, choices)
         plan.touch(use, done=False)
