@@ -162,3 +162,45 @@ def test_steps_are_checked_and_numbered_as_one_after_the_other(
             plan.touch(use, done=True)
             plain.write(given_to, done=True)
         assert plan.filled.tolist() == plain.filled
+
+
+def one(sequence: int, start: int, pages: tuple[int, ...], tokens: int = 1) -> StepSlice:
+    return StepSlice(sequence=sequence, tokens=(1,) * tokens, start=start, pages=pages, sample=True)
+
+
+def made(plan: PagedSteps, *slices: StepSlice) -> np.ndarray[Any, Any]:
+    """Return the table of a step that is done."""
+    work = StepWork(slices=slices)
+    use = plan.use(work)
+    plan.check_filled(use, work)
+    inputs = plan.inputs(use, work, None)
+    plan.touch(use, done=True)
+    return inputs.numbers[4 * inputs.total + 5 * inputs.samples :].reshape(-1, inputs.columns)
+
+
+@pytest.mark.parametrize("kept", [None, 2])
+def test_pages_that_are_lost_are_missed_also_by_sequences_that_went_on(kept: int | None) -> None:
+    """Here the next token has a page of its own, so only the ones before it are missing."""
+    plan = PagedSteps(
+        pages=PAGES, page_size=SIZE, vocabulary=10, context=CONTEXT, tile=TILE, fixed=False
+    )
+    pages = (1, 2, 3)
+    made(plan, one(0, 0, pages, 2 * SIZE))
+    made(plan, one(0, 2 * SIZE, pages))
+    if kept is None:
+        plan.lose()
+    else:
+        plan.keep(np.full(PAGES, kept))
+    with pytest.raises(GpuRefStale, match=f"positions before {2 * SIZE} of sequence 0"):
+        made(plan, one(0, 2 * SIZE, pages))
+
+
+def test_rows_that_come_again_have_no_pages_of_those_before_them() -> None:
+    plan = PagedSteps(
+        pages=PAGES, page_size=SIZE, vocabulary=10, context=CONTEXT, tile=TILE, fixed=False
+    )
+    long = one(1, 0, (5, 6, 7), 3 * SIZE)
+    assert made(plan, one(0, 0, (1,)), long).tolist() == [[1, 0, 0, 0], [5, 6, 7, 0]]
+    assert made(plan, one(0, 1, (1,))).tolist() == [[1]]
+    found = made(plan, one(2, 0, (2, 3, 4), 3 * SIZE), one(3, 0, (8,)))
+    assert found.tolist() == [[2, 3, 4, 0], [8, 0, 0, 0]]
