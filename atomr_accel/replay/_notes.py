@@ -730,6 +730,7 @@ def _as_noted(
 def _fetched(name: str, kwargs: dict[str, Any]) -> Sequence[GpuRef]:
     """Return the buffers that a replay fetches; none if they are not buffers."""
     get = kwargs.get("get") if name == "replay" else None
-    refs = [get] if isinstance(get, GpuRef) else get
-    good = isinstance(refs, Sequence) and all(isinstance(each, GpuRef) for each in refs)
-    return refs if good else ()
+    refs: Any = [get] if isinstance(get, GpuRef) else get
+    if isinstance(refs, Sequence) and all(isinstance(each, GpuRef) for each in refs):
+        return refs
+    return ()

@@ -50,16 +50,19 @@ class Plain:
 @st.composite
 def steps(draw: st.DrawFn) -> list[tuple[str, Any]]:
     """Sequences that go on, come, go, change places, share pages, start again and are wrong."""
-    free, found = [*range(PAGES)], []
+    free = [*range(PAGES)]
+    found: list[tuple[str, Any]] = []
     there: dict[int, tuple[int, tuple[int, ...]]] = {}
     for number in range(draw(st.integers(1, 12))):
         event = draw(st.sampled_from(["step"] * 8 + ["lose", "keep", "failed"]))
         if event in ("lose", "keep"):
             found.append((event, draw(st.integers(0, SIZE))))
             continue
-        if len(there) < 4 and draw(st.booleans()):
+        comes: bool = draw(st.booleans())
+        if len(there) < 4 and comes:
             shared: tuple[int, ...] = ()
-            if there and draw(st.booleans()):
+            sharing: bool = draw(st.booleans())
+            if there and sharing:
                 start, pages = draw(st.sampled_from([*there.values()]))
                 shared = pages[: start // SIZE]
             there[number] = len(shared) * SIZE, shared

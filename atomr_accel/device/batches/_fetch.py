@@ -47,7 +47,7 @@ class ReplayFetch:
         if not isinstance(given, Sequence):
             raise TypeError(f"get must be a ref or a sequence of refs, not {type(get).__name__}")
         self._refs: Final[tuple[GpuRef, ...]] = tuple(given)
-        for at, ref in enumerate(self._refs):
+        for at, ref in enumerate(given):
             if not isinstance(ref, GpuRef) or ref.block.memory is not core.memory:
                 raise ref_error(ref, core.memory, self._name(at))
         self._arrays: Final = [room_for(ref) for ref in self._refs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final, overload
 
 import numpy as np
@@ -34,7 +35,7 @@ from ...ops import (
     same_place,
 )
 from ._fetch import ReplayFetch
-from ._life import RecordingLife, RecordingStatistics
+from ._life import RecordingLife
 from ._nodes import ConditionalPart, RecordingCall, names_of, start_in, step_of
 from .collector import CollectingDevice, Collector
 
@@ -68,6 +69,25 @@ _ALIGNMENT: Final = 16
 _numbers: Final = itertools.count(1)
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingStatistics:
+    """A recording at one moment.
+
+    Attributes:
+        ops: the calls that it consists of; other recordings that it calls count once.
+        replays: how often it was replayed so far.
+        in_flight: the replays that are not finished.
+        rebuilds: how often it was prepared again for a new generation.
+        nbytes: bytes of the buffers that it has made.
+    """
+
+    ops: int
+    replays: int
+    in_flight: int
+    rebuilds: int
+    nbytes: int
 
 
 @final
