@@ -719,7 +719,7 @@ def _as_read(
 def _as_noted(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments to record: without the array that ``get`` fills, or what is fetched."""
+    """Return the arguments to record, without arrays that ``get`` fills and buffers to fetch."""
     if name == "get":
         return args[:1], {key: value for key, value in kwargs.items() if key != "out"}
     if _fetched(name, kwargs):

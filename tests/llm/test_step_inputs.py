@@ -17,7 +17,7 @@ PAGES, SIZE, TILE, CONTEXT = 12, 4, 8, 24
 
 
 class Plain:
-    """What `PagedSteps` checks, one page after the other."""
+    """A model of the checks of `PagedSteps`, one page after the other."""
 
     def __init__(self) -> None:
         self.filled = [0] * PAGES

@@ -1,4 +1,4 @@
-"""What replays fetch with ``get=``: content of right after the replay, with its answer."""
+"""Replays with ``get=``: they return the content of right after the replay."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_replay_fetches_what_get_would(
     room: int,
     kind: Callable[[Any], Any],
 ) -> None:
-    """Whether it is small or large, contiguous or not, and however much staging memory is left."""
+    """Buffers are small or large, contiguous or not, with much staging memory left or none."""
     x = await device.zeros((4, 4), np.float32)
     other = await device.put(np.arange(16, dtype=np.float32).reshape(4, 4))
     wide = await device.put(np.ones((4, SMALL // 8), np.float32))

@@ -149,7 +149,7 @@ async def test_buffers_that_a_recording_knows_by_several_refs_are_replaced(tmp_p
 
 @program
 async def test_what_a_replay_fetches_is_repeated_and_compared(tmp_path: Path) -> None:
-    """It is noted as calls of ``get`` right after the replay, also if another task writes then."""
+    """A fetch is noted as a ``get`` right after the replay, also if another task writes then."""
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device:
         large = await device.put(np.ones((2, SMALL // 8)))
