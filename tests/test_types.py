@@ -143,8 +143,11 @@ async def test_in_a_recording_calls_give_their_results_at_once(device: Device) -
         assert_type(recording.using(kernel), Kernel[Collected]).launch(1, 1, a)
         recording.launch(kernel, 1, 1, a)
         assert_type(recording.zeros(3), GpuRef)
-    await recording.replay(a)
+    assert_type(await recording.replay(a), None)
     assert (await device.get(a))[0, 0] == 3
+    array = assert_type(await recording.replay(get=a), np.ndarray[Any, Any])
+    arrays = assert_type(await recording.replay(a, get=[a]), list[np.ndarray[Any, Any]])
+    assert (array[0, 0], arrays[0][0, 0]) == (5, 7)
 
 
 @on_shared

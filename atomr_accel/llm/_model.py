@@ -378,8 +378,8 @@ class LlamaModel:
         trace: bool = False,
     ) -> _Computed:
         plan = self._plan
-        use = plan.use(work)
         cache = await self._ready_cache()
+        use = plan.use(work)  # nothing is awaited until the cache is written
         plan.check_filled(use, work)
         inputs = plan.inputs(use, work, choices)
         plan.touch(use, done=False)
@@ -415,6 +415,7 @@ class LlamaModel:
             self._recorded.clear()
             self._recorded_by = task
         kept = self._recorded.get(shape)
+        rows = int(inputs.sampled.max()) + 1  # those behind them only fill a tile
         if kept is None and self._repeats(shape):
             numbers = await device.put(inputs.numbers)
             async with device.record(numbers) as recording:
@@ -427,15 +428,15 @@ class LlamaModel:
                 kept = self._recorded.keep(shape, kept._replace(numbers=numbers))
             else:
                 await device.put(inputs.numbers, out=kept.numbers)
-            await kept.recording.replay(kept.numbers)
+            wanted = [kept.tokens, kept.logits[:rows]][: 1 + logits]
+            arrays = await kept.recording.replay(kept.numbers, get=wanted)
             self._replayed += 1
-            tokens = await device.get(kept.tokens)
-            return self._found(inputs, tokens, await device.get(kept.logits) if logits else None)
+            return self._found(inputs, arrays[0], arrays[1] if logits else None)
         async with device.batch() as batch:
             numbers = batch.put(inputs.numbers)
             x = self._forward(batch, cache, numbers, inputs)
-            made = self._chosen(batch, x, numbers, inputs)
-            found = [batch.get(each) for each in made[: 1 + logits]]
+            tokens, scores = self._chosen(batch, x, numbers, inputs)
+            found = [batch.get(each) for each in (tokens, scores[:rows])[: 1 + logits]]
         return self._found(inputs, found[0].value, found[1].value if logits else None)
 
     def _found(self, inputs: StepInputs, tokens: Array, logits: Array | None) -> _Computed:

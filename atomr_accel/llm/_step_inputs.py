@@ -8,12 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .._errors import GpuRefStale
+from ._page_rows import Ints, PageRows, spread
 from ._steps import StepChoices
 
 if TYPE_CHECKING:
     from ._steps import StepWork
-
-Ints = npt.NDArray[np.int64]
 
 CHOICE_INTS: Final = 4
 """int32 numbers of a row of `StepChoices`."""
@@ -65,23 +64,25 @@ class StepInputs(NamedTuple):
 
 
 class PageUse(NamedTuple):
-    """Pages that slices read and write, all in one.
+    """Pages that slices read and write.
 
     Attributes:
         starts: first position of each slice.
         lengths: number of tokens of each slice.
-        pages: the pages of each slice up to its end, one slice after the other.
+        tables: the pages of each slice up to its end, and zeros after them.
+        written: the pages that are written.
         owners: the slice of each of these.
-        places: its place among the slice's pages.
-        written: whether the slice writes to it.
+        before: how many positions each of them has before the step.
+        after: how many it has after the step.
     """
 
     starts: Ints
     lengths: Ints
-    pages: npt.NDArray[np.int32]
+    tables: npt.NDArray[np.int32]
+    written: npt.NDArray[np.int32]
     owners: Ints
-    places: Ints
-    written: npt.NDArray[np.bool_]
+    before: Ints
+    after: Ints
 
 
 @final
@@ -98,8 +99,7 @@ class PagedSteps:
         self._tile: Final = tile
         self._fixed: Final = fixed
         self._filled: Final = np.zeros(pages, np.int64)
-        # Sequences of one step are those of the last one, as a rule, and their pages are the same.
-        self._known: dict[int, tuple[tuple[int, ...], npt.NDArray[np.int32]]] = {}
+        self._rows: Final = PageRows(pages)
 
     @property
     def filled(self) -> Ints:
@@ -109,10 +109,12 @@ class PagedSteps:
     def keep(self, kept: Ints) -> None:
         """Take note of the positions of each page that the cache has kept."""
         np.minimum(self._filled, kept, out=self._filled)
+        self._rows.doubt()
 
     def lose(self) -> None:
         """Take note that the cache has lost its content."""
         self._filled[:] = 0
+        self._rows.doubt()
 
     def use(self, work: StepWork) -> PageUse:
         """Check that tokens, positions and pages exist, and that pages are written by one slice."""
@@ -128,57 +130,47 @@ class PagedSteps:
                 f"a slice must have tokens at positions from 0 to {self._context - 1}, not "
                 f"{len(each.tokens)} from {each.start}"
             )
-        counts = -(-(starts + lengths) // size)
-        parts = []
-        known, self._known = self._known, {}
-        for each, count in zip(work.slices, counts.tolist(), strict=True):
-            kept = known.get(each.sequence)
-            if kept is None or kept[0] is not each.pages:
-                kept = each.pages, self._checked_pages(each.pages, count)
-            elif len(each.pages) < count:
-                self._checked_pages(each.pages, count)
-            self._known[each.sequence] = kept
-            parts.append(kept[1][:count])
-        pages = np.concatenate(parts)
-        owners = np.repeat(np.arange(len(counts)), counts)
-        places = np.arange(len(pages)) - np.repeat(np.cumsum(counts) - counts, counts)
-        written = places >= (starts // size)[owners]
-        times = np.bincount(pages[written], minlength=self._pages)
-        bad = times[pages] != written
-        if bad.any():
+        rows = self._rows
+        read = starts // size
+        used = (starts + lengths + (size - 1)) // size
+        rows.update(work.slices, read, used)
+        tables = rows.table[: len(starts), : int(used.max())].copy()
+        owners, places = spread(used - read)
+        places += read[owners]
+        written = tables[owners, places]
+        ordered = np.sort(written)
+        bad = ordered[1:][ordered[1:] == ordered[:-1]]
+        if not len(bad):
+            bad = written[rows.read_among(written)]
+        if len(bad):
             raise ValueError(
-                f"page {pages[int(bad.argmax())]} must not be written by a slice, and used by "
-                "another or twice"
+                f"page {bad[0]} must not be written by a slice, and used by another or twice"
             )
-        return PageUse(starts, lengths, pages, owners, places, written)
-
-    def _checked_pages(self, pages: tuple[int, ...], count: int) -> npt.NDArray[np.int32]:
-        made = np.array(pages, np.int64)
-        if len(made) < count or (made < 0).any() or (made >= self._pages).any():
-            raise ValueError(
-                f"a slice that ends in its page {count} must have {count} pages from 0 to "
-                f"{self._pages - 1}, not {pages}"
-            )
-        return made.astype(np.int32)
+        firsts = places * size
+        before = np.maximum(starts[owners] - firsts, 0)
+        after = np.minimum((starts + lengths)[owners] - firsts, size)
+        return PageUse(starts, lengths, tables, written, owners, before, after)
 
     def check_filled(self, use: PageUse, work: StepWork) -> None:
         """Check that the cache has all positions before the slices."""
-        size = self._page_size
-        before = np.minimum(use.starts[use.owners] - use.places * size, size)
-        missing = self._filled[use.pages] < before
-        if missing.any():
-            each = work.slices[int(use.owners[int(missing.argmax())])]
+        rows = self._rows
+        missing = use.owners[self._filled[use.written] < use.before]
+        if not rows.proven:
+            owners, pages = rows.unproven()
+            missing = np.append(missing, owners[self._filled[pages] < self._page_size])
+        if len(missing):
+            each = work.slices[int(missing.min())]
             raise GpuRefStale(
                 f"positions before {each.start} of sequence {each.sequence} must be in the "
                 "cache; compute the sequence from its beginning"
             )
+        rows.prove()
 
     def touch(self, use: PageUse, *, done: bool) -> None:
         """Note pages that are written: they have the content before a step, or the one after it."""
-        ends = use.starts + use.lengths if done else use.starts
-        left = ends[use.owners] - use.places * self._page_size
-        filled = np.clip(left, 0, self._page_size)
-        self._filled[use.pages[use.written]] = filled[use.written]
+        self._filled[use.written] = use.after if done else use.before
+        if self._rows.read_among(use.written).any():  # another step has begun meanwhile
+            self._rows.doubt()
 
     def inputs(self, use: PageUse, work: StepWork, choices: StepChoices | None) -> StepInputs:
         """Return the numbers of a step.
@@ -189,32 +181,32 @@ class PagedSteps:
             choices: for each row of logits, how to choose its token; None for the largest logits.
         """
         slices, lengths, size = work.slices, use.lengths, self._page_size
-        owners = np.repeat(np.arange(len(slices)), lengths)
-        firsts = np.cumsum(lengths) - lengths
-        positions = np.arange(len(owners)) + (use.starts - firsts)[owners]
-        columns = 1 << int(use.places.max()).bit_length()  # few sizes, so few recordings
-        sequences = 1 << (len(slices) - 1).bit_length()
-        tables = np.zeros((sequences, columns), np.int32)
-        tables[use.owners, use.places] = use.pages
+        owners, offsets = spread(lengths)
+        positions = use.starts[owners] + offsets
+        pages, inside = np.divmod(positions, size)
+        number, used = use.tables.shape
+        columns = 1 << (used - 1).bit_length()  # few sizes, so few recordings
+        sequences = 1 << (number - 1).bit_length()
         total, places = self._placed(positions)
-        rows = np.zeros((4, total), np.int32)
+        wanted = np.array([each.every for each in slices])[owners]
+        wanted[lengths.cumsum() - 1] |= [each.sample for each in slices]
+        ends = np.flatnonzero(wanted)
+        samples, sampled = self._placed(positions[ends])
+        before = 4 * total + samples + CHOICE_INTS * samples
+        numbers = np.zeros(before + sequences * columns, np.int32)
+        rows = numbers[: 4 * total].reshape(4, total)
         rows[1:3] = -1
         rows[0, places] = self._tokens(work)
         rows[1, places] = positions
-        rows[2, places] = tables[owners, positions // size] * size + positions % size
+        rows[2, places] = use.tables[owners, pages] * np.int64(size) + inside
         rows[3, places] = owners
-        wanted = np.array([each.every for each in slices])[owners]
-        wanted[firsts + lengths - 1] |= [each.sample for each in slices]
-        ends = np.flatnonzero(wanted)
-        samples, sampled = self._placed(positions[ends])
-        chosen = np.zeros(samples, np.int32)
-        chosen[sampled] = places[ends]
-        kinds = np.zeros((samples, CHOICE_INTS // 2), np.float64)
+        numbers[4 * total :][sampled] = places[ends]
         if choices is not None:
-            kinds[sampled] = choices
-        numbers = [rows.ravel(), chosen, kinds.ravel().view(np.int32), tables.ravel()]
-        single = len(owners) == len(slices)
-        return StepInputs(np.concatenate(numbers), total, samples, columns, single, places, sampled)
+            kinds = numbers[4 * total + samples : before].view(np.float64)
+            kinds.reshape(samples, CHOICE_INTS // 2)[sampled] = choices
+        numbers[before:].reshape(sequences, columns)[:number, :used] = use.tables
+        single = len(owners) == number
+        return StepInputs(numbers, total, samples, columns, single, places, sampled)
 
     def _tokens(self, work: StepWork) -> Ints:
         tokens = np.array([token for each in work.slices for token in each.tokens], np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
@@ -28,13 +29,14 @@ from ._entries import (
     DoneEntry,
     DroppedEntry,
     HandleValue,
+    Items,
     OutputEntry,
     Outside,
 )
 from ._writer import SMALL, WaitingEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
 
     from ..device.batches.collector import Collector
     from ..device.core import DeviceCore
@@ -74,8 +76,8 @@ class _Note:
     """A call that is being recorded."""
 
     __slots__ = (
-        *("args", "arrays", "given", "kwargs", "collector", "large", "method", "number", "owner"),
-        *("seen", "state", "submission", "target"),
+        *("args", "arrays", "collector", "fetches", "given", "kwargs", "large", "method"),
+        *("number", "owner", "seen", "state", "submission", "target"),
     )
 
     def __init__(self, method: str, owner: Any, collector: int) -> None:
@@ -92,6 +94,7 @@ class _Note:
         self.submission: Submission[Any] | None = None
         self.seen: set[str] = set()  # outputs that were copied
         self.large: WaitingEntry | None = None  # what looks at memory of the program
+        self.fetches: list[_Note] = []  # what a replay fetches: each a `get` right after it
 
 
 class _RecordedBuffer(NamedTuple):
@@ -239,7 +242,7 @@ class Notes:
         name = method.__name__
         args, kwargs = _as_read(name, args, kwargs)
         note = await self._begin(name, owner, *_as_noted(name, args, kwargs))
-        if note is None:
+        if note is None or not await self._begin_fetches(note, _fetched(name, kwargs)):
             return await method(owner, *args, **kwargs)
         self._inside[task] = note, [*task.child_nurseries]
         try:
@@ -249,9 +252,13 @@ class Notes:
             raise
         finally:
             del self._inside[task]
-        self._done(note, result)
-        if note.large is not None:
-            await self._writer.written(note.large)  # then the arrays are the caller's again
+        self._done(note, None if note.fetches else result)
+        arrays: Any = [result] if isinstance(result, np.ndarray) else result
+        for at, fetch in enumerate(note.fetches):
+            self._done(fetch, arrays[at])
+        for each in (note, *note.fetches):
+            if each.large is not None:
+                await self._writer.written(each.large)  # then the arrays are the caller's again
         return result
 
     def submitted(self) -> None:
@@ -388,6 +395,15 @@ class Notes:
                     self._bring(ref, self._numbers.add_block(block), room)
         return self._described(name, facade, args, kwargs, None) if self._notes_calls() else None
 
+    async def _begin_fetches(self, note: _Note, refs: Iterable[GpuRef]) -> bool:
+        """Begin the notes of what a replay fetches; return False if the journal has ended."""
+        for ref in refs:
+            fetch = await self._begin("get", note.owner.made_on, (ref,), {})
+            if fetch is None:
+                return False
+            note.fetches.append(fetch)
+        return True
+
     def _described(
         self, name: str, facade: Any, args: Any, kwargs: dict[str, Any], collector: object
     ) -> _Note:
@@ -509,6 +525,8 @@ class Notes:
         self._noted(note, WaitingEntry(entry, tuple(note.arrays)))
         if self._results and note.submission is not None:
             self._copy_outputs(note, note.submission.result)
+        for fetch in note.fetches:
+            self._place(fetch)
 
     def _copy_outputs(self, note: _Note, result: Any) -> None:
         """Copy the outputs of a call, before a later op can overwrite them."""
@@ -516,7 +534,7 @@ class Notes:
             return
         submission = note.submission
         # Ops that were submitted since may write there as well.
-        late = self.position != note.number
+        late = self.position != note.number + len(note.fetches)
         if not (late and submission is None):
             written = None if submission is None else {each.base for each in submission.writes}
             for where, ref in note.given:
@@ -609,6 +627,11 @@ class Notes:
     def _failed(self, note: _Note, error: BaseException, *, body: bool = False) -> None:
         if not self.open:
             return
+        if note.fetches and not note.number:  # refused, perhaps because of what it should fetch
+            note.kwargs["get"] = Items("list", tuple(each.args[0] for each in note.fetches))
+            note.fetches.clear()
+        for fetch in note.fetches:
+            self._add(DoneEntry(fetch.number, "cancelled"))
         if isinstance(error, Exception):
             self._place(note)
             described = type(error).__name__, message_of(error)
@@ -696,7 +719,18 @@ def _as_read(
 def _as_noted(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments to record: without the array that ``get`` fills."""
-    if name != "get":
-        return args, kwargs
-    return args[:1], {key: value for key, value in kwargs.items() if key != "out"}
+    """Return the arguments to record, without arrays that ``get`` fills and buffers to fetch."""
+    if name == "get":
+        return args[:1], {key: value for key, value in kwargs.items() if key != "out"}
+    if _fetched(name, kwargs):
+        return args, {key: value for key, value in kwargs.items() if key != "get"}
+    return args, kwargs
+
+
+def _fetched(name: str, kwargs: dict[str, Any]) -> Sequence[GpuRef]:
+    """Return the buffers that a replay fetches; none if they are not buffers."""
+    get = kwargs.get("get") if name == "replay" else None
+    refs: Any = [get] if isinstance(get, GpuRef) else get
+    if isinstance(refs, Sequence) and all(isinstance(each, GpuRef) for each in refs):
+        return refs
+    return ()

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from atomr_accel import CompileOptions, ContextPoisoned, GpuRefSealed, GpuRefStale
+from atomr_accel.device.data.transfer import SMALL
 from atomr_accel.replay import (
     Compared,
     Deviation,
@@ -144,6 +145,45 @@ async def test_buffers_that_a_recording_knows_by_several_refs_are_replaced(tmp_p
             await device.get(y)
         report = await replay_journal(path, device)
     assert report.same, report
+
+
+@program
+async def test_what_a_replay_fetches_is_repeated_and_compared(tmp_path: Path) -> None:
+    """A fetch is noted as a ``get`` right after the replay, also if another task writes then."""
+    path = tmp_path / "journal"
+    async with opened(isolation="thread") as device:
+        large = await device.put(np.ones((2, SMALL // 8)))
+        async with open_journal(device, path, contents=True, results=True):
+            x, z = await device.put(np.ones((2, 2))), await device.put(np.full((2, 2), 3.0))
+            async with device.record(x, shared=True) as recording:
+                y = recording.evaluate(x * 2)
+                recording.evaluate(x + 1, out=x)
+            with pytest.raises(TypeError, match=r"^get must be a ref or a sequence of refs"):
+                await recording.replay(get=3)  # type: ignore[call-overload]
+            await device.free(z)
+            with pytest.raises(GpuRefStale, match=r"^get\[1\] was freed"):
+                await recording.replay(get=[y, z])
+            found = await recording.replay(get=[y, x.T, large])
+            assert [each.flat[0] for each in found] == [2, 2, 1]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: recording.replay(get=y))
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(device.fill, x, 50.0)
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await recording.replay(get=y)
+            assert (await recording.replay(get=y))[0, 0] == 100
+        lines = await read_journal(path)
+        report = await replay_journal(path, device)
+    assert report.same, report
+    assert report.compared >= 10
+    told = [line.partition(" ")[2].partition(" raised")[0] for line in lines[6:]]
+    assert told == [
+        *("#3.replay(get=3)", "device.free(#2)", "#3.replay(get=[#4, #2])"),
+        *("#3.replay()", "device.get(#4)", "device.get(#1[2x2 at 0])", "device.get(#6)"),
+        *("#3.replay()", "device.get(#4)", "device.fill(#1, 50.0) -> #1"),
+        *("#3.replay()", "device.get(#4)"),
+    ]
 
 
 @pytest.mark.slow

@@ -6,14 +6,14 @@ import itertools
 import math
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, final, overload
 
 import numpy as np
 import trio
 
 from ..._errors import ContextPoisoned, DeviceLost, Unsupported
 from ...actors.blocks import EntersAsync, enters
-from ...arrays import GpuRef, ref_error, sealed_error, span
+from ...arrays import GpuRef, ref_error, sealed_error
 from ...lanes import uninterrupted
 from ...libraries.nvrtc.lanes import KERNELS
 from ...libraries.recordings.wire.messages import (
@@ -22,7 +22,6 @@ from ...libraries.recordings.wire.messages import (
     Kind,
     PrepareRecording,
     RecordingStep,
-    Replay,
     Section,
 )
 from ...memory import Block, Epoch, LateAddress, part_of
@@ -35,12 +34,13 @@ from ...ops import (
     require_writable,
     same_place,
 )
-from ...wire import encode
-from ._nodes import ConditionalPart, RecordingCall, names_of
+from ._fetch import ReplayFetch
+from ._life import RecordingLife
+from ._nodes import ConditionalPart, RecordingCall, names_of, start_in, step_of
 from .collector import CollectingDevice, Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from ...actors import ActorRef
@@ -91,26 +91,6 @@ class RecordingStatistics:
 
 
 @final
-class _RecordingLife:
-    """A recording in one generation.
-
-    Attributes:
-        awaited: the epoch of its results until they have content.
-        replays: how many were begun and have not failed.
-    """
-
-    __slots__ = ("awaited", "replays")
-
-    def __init__(self, generation: int) -> None:
-        self.awaited: Final = Epoch(
-            generation,
-            "it is a result of a recording, which executes nothing; await the recording's "
-            "replay() first",
-        )
-        self.replays = 0
-
-
-@final
 @uninterrupted
 class Recording(EntersAsync, Collector):
     """Collects ops inside ``async with device.record() as recording:``, to be replayed.
@@ -154,7 +134,7 @@ class Recording(EntersAsync, Collector):
         self._particular = False  # whether anything was checked that depends on where it begins
         self._made: dict[Block, int] = {}
         self._provided = 0
-        self._life = _RecordingLife(0)
+        self._life = RecordingLife(0)
         self._ops = self._nbytes = self._replays = self._in_flight = self._lives = 0
         self._place: tuple[ActorRef, AtEnd] | None = None
         self._written: set[Block] = set()
@@ -310,7 +290,7 @@ class Recording(EntersAsync, Collector):
         A buffer that replaces an input on replay so replaces its views, too.
         """
         for stand_in in self._stand_ins.get(argument.block.base, ()):
-            start = _start(argument, self.inputs_bound[stand_in])
+            start = start_in(argument, self.inputs_bound[stand_in])
             if start is not None:
                 at = start + self._pads[stand_in]
                 return argument.on_block(part_of(stand_in, at) if at else stand_in)
@@ -327,7 +307,7 @@ class Recording(EntersAsync, Collector):
         stand_in.stands_for = block.base, block.offset - pad
         others = self._stand_ins.setdefault(block.base, [])
         for other in others[:]:
-            start = _start(self.inputs_bound[other], argument)
+            start = start_in(self.inputs_bound[other], argument)
             if start is not None:  # a view that was taken before it
                 others.remove(other)
                 del self.inputs_bound[other]
@@ -502,21 +482,55 @@ class Recording(EntersAsync, Collector):
 
     # --- replaying ------------------------------------------------------------------------
 
+    @overload
+    async def replay(
+        self,
+        *inputs: GpuRef,
+        replace: Mapping[GpuRef, GpuRef] | None = ...,
+        get: None = ...,
+    ) -> None: ...
+    @overload
+    async def replay(
+        self,
+        *inputs: GpuRef,
+        replace: Mapping[GpuRef, GpuRef] | None = ...,
+        get: GpuRef,
+    ) -> np.ndarray[Any, Any]: ...
+    @overload
+    async def replay(
+        self,
+        *inputs: GpuRef,
+        replace: Mapping[GpuRef, GpuRef] | None = ...,
+        get: Sequence[GpuRef],
+    ) -> list[np.ndarray[Any, Any]]: ...
     @recorded_call
-    async def replay(self, *inputs: GpuRef, replace: Mapping[GpuRef, GpuRef] | None = None) -> None:
+    async def replay(
+        self,
+        *inputs: GpuRef,
+        replace: Mapping[GpuRef, GpuRef] | None = None,
+        get: GpuRef | Sequence[GpuRef] | None = None,
+    ) -> np.ndarray[Any, Any] | list[np.ndarray[Any, Any]] | None:
         """Execute the recording and wait until it has finished.
 
         Args:
             *inputs: replacements of the inputs of ``device.record``, in order.
             replace: further replacements, by the buffers that they replace, read or written.
+            get: a ref or a sequence of refs to fetch after the replay. Contiguous ones of up to
+                512 KiB come with its answer, which saves the round trip of a ``device.get``, and no
+                other op comes in between.
+
+        Returns:
+            None without ``get``; else a new array for its ref, or a list of arrays.
 
         Raises:
             ValueError: a buffer has another shape or device, inputs are too many, or several
                 buffers replace one. Also if a view is less aligned than the buffer that it
                 replaces, up to 16 bytes, unless only kernels of the program's own were recorded.
+            GpuRefStale: a buffer is stale.
             RuntimeError: another task has replayed it, or a recording that it calls, and it was not
                 recorded with ``shared=True``. Also if another recording makes a buffer and was not
-                replayed.
+                replayed, or if ``get`` is given in the block of a batch.
+            OutOfMemory: no room for the arrays of ``get``.
             Unsupported: it has a conditional part, which the driver does not support.
         """
         self._check_entered()
@@ -524,6 +538,9 @@ class Recording(EntersAsync, Collector):
             raise RuntimeError("replay a recording after its block, not inside it")
         if self._spoilt:
             raise RuntimeError("the block of this recording raised; record another")
+        if get is not None and self.core.open_batches:
+            self.core.refuse_in_batch("get")
+        fetch = ReplayFetch(self.core, get)
         bound = self._bind(inputs, replace)
         parts = (self, *self.called)
         while True:
@@ -552,6 +569,8 @@ class Recording(EntersAsync, Collector):
         for part in parts:
             writes += part._made
             addresses.append(part._provided)
+        if get is not None:
+            fetch.check({block for part in parts for block in part._made if block in part._written})
         writes.append(self._keep())  # keeps what the host does with the recording in order
         binding = (self.memory.epoch, *addresses)
         if binding != self._sent:
@@ -563,13 +582,13 @@ class Recording(EntersAsync, Collector):
                 self.core.standby.note_recording(self._number, self)
         record_op = self._recorded
         assert record_op is not None
-        replay = self.core.submit(port, "recording.replay", Replay(self._number), reads, writes)
+        replay = fetch.submit(port, self._number, reads, writes)
         if self.core.instruments.active:
             self.core.instruments("op_replays", replay, self._number)
         lives = [part._begin_replay(task) for part in parts]
         self._in_flight += 1
         try:
-            await replay.wait()
+            await fetch.wait(replay)
             self._replays += 1
         except BaseException as error:
             if isinstance(error, Exception) or not replay.sent:  # else it is carried out
@@ -585,6 +604,7 @@ class Recording(EntersAsync, Collector):
             raise record_op.error from error.__cause__
         finally:
             self._in_flight -= 1
+        return None if get is None else await fetch.finish(self.made_on)
 
     def _keep(self) -> Kept:
         if self._kept is None or self._kept.epoch is not self.memory.epoch:
@@ -669,7 +689,7 @@ class Recording(EntersAsync, Collector):
             stand_in.address = ref.addressable_block.address + -self._pads[stand_in]
         for part, (whole, start) in reversed(self._inside.items()):
             part.address = whole.address + start
-        prepare = [_step(op) for op in self._prepare]
+        prepare = [step_of(op) for op in self._prepare]
         nodes = self._encode_nodes(self._nodes, prepare)
         return tuple(prepare), nodes
 
@@ -687,7 +707,7 @@ class Recording(EntersAsync, Collector):
                 address, nbytes = node.flag.block.address, node.flag.nbytes
                 encoded.append(Section(node.kind, inner, address, nbytes))
             else:
-                encoded.append(_step(node))
+                encoded.append(step_of(node))
         return tuple(encoded)
 
     def _unprepared(self) -> Block | None:
@@ -708,7 +728,7 @@ class Recording(EntersAsync, Collector):
             f"and hold a trio.Lock from replay() until the results are read or copied"
         )
 
-    def _begin_replay(self, task: trio.lowlevel.Task) -> _RecordingLife:
+    def _begin_replay(self, task: trio.lowlevel.Task) -> RecordingLife:
         """Give the recording's results content for ops after the replay."""
         if self._task is None and self._made and not self._shared:
             self._task, self._task_name = weakref.ref(task), task.name
@@ -718,7 +738,7 @@ class Recording(EntersAsync, Collector):
             self._move(life.awaited, self.memory.epoch)
         return life
 
-    def _replay_failed(self, life: _RecordingLife) -> None:
+    def _replay_failed(self, life: RecordingLife) -> None:
         """Take content from the recording's results, unless another replay has written them."""
         life.replays -= 1
         if not life.replays and life is self._life:
@@ -735,7 +755,7 @@ class Recording(EntersAsync, Collector):
         while True:
             await self.core.ready()
             if self._life.awaited.generation != self.memory.generation:
-                self._life = _RecordingLife(self.memory.generation)
+                self._life = RecordingLife(self.memory.generation)
                 self._lives += 1
             block = self._unprepared()
             if block is None:
@@ -758,21 +778,3 @@ class Recording(EntersAsync, Collector):
                 self._provided += 1
             else:
                 await self.core.growth.grow(self._made[block])
-
-
-def _start(part: GpuRef, whole: GpuRef) -> int | None:
-    """Return the offset of ``part`` in ``whole`` in bytes, or None if it is not inside."""
-    start = part.block.offset - whole.block.offset
-    if part.block.base is not whole.block.base:
-        return None
-    if whole.own_strides is not None:  # the memory between its elements is not its own
-        return start if same_place(part, whole) else None
-    low, high = span(part.shape, part.strides, part.dtype.itemsize)
-    if not 0 <= start + low <= start + high <= whole.nbytes:
-        return None
-    return start
-
-
-def _step(op: CollectedOp) -> RecordingStep:
-    executor, name, message = op
-    return RecordingStep(executor, name, encode(message, name))

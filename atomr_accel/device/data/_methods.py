@@ -113,7 +113,8 @@ class MemoryMethods(Arrays[Awaited]):
                 return await self.copy(await self.put(host), out)
             await core.ready()
             await upload(core, host, out, new=False, wait=out.durable)
-            await core.durables.proven(out.block)
+            if out.durable:
+                await core.durables.proven(out.block)
             return out
         while True:
             ref = None

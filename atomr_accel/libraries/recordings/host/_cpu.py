@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Final, final
 
+from ....backends.cpu.host.memory import CpuMemory
+from ....wire import Copy
 from ....wire.blackbox import CURRENT, NODE
 from ..wire.messages import Describe, ForgetRecording, PrepareRecording, Replay
 from ._steps import BoundStep, RecordingExecutors
@@ -24,6 +26,7 @@ class CpuRecordings:
     def __init__(self, context: CpuContext, stream: CpuStream) -> None:
         self._context: Final = context
         self._steps: Final = RecordingExecutors(context, stream)
+        self._copy: Final = CpuMemory(context, stream).handlers[Copy]
         self._recordings: dict[int, list[Bound]] = {}
         self.handlers: Final = {
             PrepareRecording: self._record,
@@ -45,6 +48,8 @@ class CpuRecordings:
     def _replay(self, message: Replay) -> None:
         self._context.check()
         self._execute(self._recordings[message.recording], CURRENT.words)
+        for each in message.copies:
+            self._copy(each)
 
     def _execute(self, nodes: list[Bound], record: memoryview) -> None:
         for node in nodes:

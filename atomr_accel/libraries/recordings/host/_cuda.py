@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from ....backends.cuda.host.driver import check, driver
+from ....backends.cuda.host.memory import CudaMemory
+from ....wire import Copy
 from ..wire.messages import Describe, ForgetRecording, PrepareRecording, Replay
 from ._graph import GraphMaker, conditional
 from ._steps import RecordingExecutors
@@ -39,6 +41,7 @@ class CudaRecordings:
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._stream: Final = stream
+        self._copy: Final = CudaMemory(context, stream).handlers[Copy]
         self._captured: Final = context.capture_stream()
         self._steps: Final = RecordingExecutors(context, self._captured)
         self._graphs: Final = GraphMaker(context, self._captured)
@@ -112,6 +115,8 @@ class CudaRecordings:
     def _replay(self, message: Replay) -> None:
         recording = self._recordings[message.recording]
         check("cuGraphLaunch", driver.cuGraphLaunch(recording.executable, self._stream.handle))
+        for each in message.copies:
+            self._copy(each)
 
     def _forget(self, message: ForgetRecording) -> None:
         recording = self._recordings.pop(message.recording, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from ....wire import Address, Message
+from ....wire import Address, Copy, Message
 
 Kind = Literal["call", "when", "loop"]
 
@@ -58,11 +58,22 @@ class PrepareRecording(Message, frozen=True):
 
 
 class Replay(Message, frozen=True):
-    """Execute a recording."""
+    """Execute a recording, and then copies of its results.
+
+    Attributes:
+        recording: its number.
+        copies: copies to the program's memory.
+    """
 
     unchecked: ClassVar[bool] = True
 
     recording: int
+    copies: tuple[Copy, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it copies."""
+        return sum(each.nbytes for each in self.copies)
 
 
 class ForgetRecording(Message, frozen=True):
