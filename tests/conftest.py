@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from . import seeds
-from .harness import BACKEND, ON_CUDA, Gate, Shared
+from .harness import BACKEND, ON_CUDA, Gate, Shared, program
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -126,10 +127,31 @@ def pytest_runtest_makereport(
     return report
 
 
+OF_PYTEST_TRIO = {"device", "nursery", "mock_clock", "autojump_clock"}
+"""Its fixtures, and those that need it, apart from async functions."""
+
+
+def _needs_pytest_trio(item: pytest.Function) -> bool:
+    fixtures = [each.func for some in item._fixtureinfo.name2fixturedefs.values() for each in some]
+    return not OF_PYTEST_TRIO.isdisjoint(item.fixturenames) or any(
+        inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in fixtures
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-trio takes all async tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Count tests of the contract as tests of the GPU if they run on one."""
+    """Run async tests by trio, and not for ever; count those of the contract as of the GPU on one.
+
+    Tests with async fixtures are run by pytest-trio.
+    """
     here = Path(__file__).parent
     for item in items:
+        if (
+            isinstance(item, pytest.Function)
+            and inspect.iscoroutinefunction(item.obj)
+            and not _needs_pytest_trio(item)
+        ):
+            item.obj = program(item.obj)
         if ON_CUDA and any(
             item.path.is_relative_to(here / part)
             for part in ("contract", "ordering", "transfers", "interop", "memory")

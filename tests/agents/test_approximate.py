@@ -20,7 +20,7 @@ from atomr_accel.agents._store import VectorRows
 from atomr_accel.agents._vector_search import VectorSearcher
 from atomr_accel.testing import kill_host, poison
 
-from ..harness import BACKEND, on_shared, opened, program, sized
+from ..harness import BACKEND, on_shared, opened, sized
 from .vectors import DIMENSION, check_found, index_at, similarities
 
 if TYPE_CHECKING:
@@ -199,7 +199,6 @@ async def test_lists_are_trained_again_when_there_is_much_more(
 
 
 @pytest.mark.slow
-@program
 async def test_lists_come_back_after_a_fault(tmp_path: Path) -> None:
     rows = clustered(6, 800)
     async with (
@@ -258,7 +257,6 @@ async def test_bad_options_of_approximate_search(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: type(way).__name__)
-@program
 async def test_faults_during_approximate_searches(tmp_path: Path, way: Any) -> None:
     faults = sized(4, 50)
     rows = clustered(9, 1500 + 40 * faults)

@@ -25,7 +25,7 @@ from atomr_accel.agents import (
 from atomr_accel.patterns import Closed
 from atomr_accel.testing import kill_host, poison
 
-from ..harness import on_shared, opened, program, sized
+from ..harness import on_shared, opened, sized
 from ..histories import History, linearizable
 from ..seeds import draw
 
@@ -213,7 +213,6 @@ def step(state: int, action: tuple[str, int]) -> tuple[Any, int]:
 
 
 @pytest.mark.slow
-@program
 async def test_histories_with_faults_are_linearizable() -> None:
     chance = random.Random(draw())
     rounds = sized(4, 120)

@@ -530,7 +530,6 @@ async def test_a_chain_of_device_nodes_is_one_recording_and_one_step(device: Dev
 
 
 @pytest.mark.slow
-@program
 async def test_device_nodes_survive_faults() -> None:
     async with (
         opened(max_restarts=20) as device,

@@ -31,7 +31,7 @@ from atomr_accel.agents import (
 )
 from atomr_accel.patterns import Closed
 
-from ..harness import Shared, on_shared, opened, program, refused, sized
+from ..harness import Shared, on_shared, opened, refused, sized
 from .vectors import DIMENSION, check_found, check_reopened, index_at, inserted_under_faults
 
 if TYPE_CHECKING:
@@ -368,7 +368,6 @@ async def test_a_full_disk_loses_nothing_that_was_acknowledged(
 
 
 @pytest.mark.slow
-@program
 async def test_faults_lose_no_vector_and_no_answer(tmp_path: Path) -> None:
     faults = sized(6, 50)
     async with opened(max_restarts=10 * faults) as device:

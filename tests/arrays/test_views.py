@@ -17,7 +17,7 @@ from atomr_accel.memory.map import Slab
 from atomr_accel.ops import overlap, require_no_alias, same_place
 from atomr_accel.testing import poison
 
-from ..harness import on_shared, opened, program, same_bits
+from ..harness import on_shared, opened, same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -352,7 +352,6 @@ async def test_sealing_a_part_seals_the_whole(device: Device) -> None:
         await device.unseal(plain)
 
 
-@program
 async def test_a_rebuild_makes_views_stale_unless_they_are_sealed() -> None:
     async with opened() as device:
         plain = (await device.put(np.arange(10)))[3:]
@@ -363,7 +362,6 @@ async def test_a_rebuild_makes_views_stale_unless_they_are_sealed() -> None:
         assert same_bits(await device.get(sealed), np.arange(3, 10))
 
 
-@program
 async def test_a_kernel_sees_a_part(isolation: Isolation) -> None:
     def double(cells: Any, n: int) -> None:
         cells[:n] *= 2

@@ -16,7 +16,7 @@ from atomr_accel.wire import SLAB_SHIFT, StickyFault, StreamPlan
 
 from ..fakes.driver import installed, memory
 from ..fakes.gpu import GRANULARITY, MEMORY, FakeGpu
-from ..harness import cpu_only, program
+from ..harness import cpu_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,6 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.mark.parametrize("completion", ["polled", "blocking", "hybrid", "callback"])
-@program
 async def test_a_device_from_opening_to_closing(gpu: FakeGpu, completion: Any) -> None:
     async with open_device(0, backend="cuda", isolation="thread", completion=completion) as device:
         assert (device.info.name, device.info.compute_capability) == ("Fake", (9, 0))

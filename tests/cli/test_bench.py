@@ -20,8 +20,6 @@ from atomr_accel.cli.host import _rivals
 from atomr_accel.cli.host._rivals import THREADS
 from atomr_accel.lanes.threads import with_threads
 
-from ..harness import program
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -161,7 +159,6 @@ def test_rivals_do_all_but_faults() -> None:
             assert rival.prepared(name, 8)() is not None
 
 
-@program
 async def test_a_return_is_measured_to_the_next_product() -> None:
     killed = []
     (measurement,) = (m for m in MEASUREMENTS if m.name == "return")

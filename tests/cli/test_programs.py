@@ -19,8 +19,6 @@ from atomr_accel.cli import _dashboard
 from atomr_accel.cli._errors import Refusal
 from atomr_accel.cli._programs import run_beside
 
-from ..harness import program
-
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
@@ -139,7 +137,6 @@ def test_ctrl_c_is_not_the_scripts_to_hide(tmp_path: Path) -> None:
         run(script(tmp_path, "raise KeyboardInterrupt"))
 
 
-@program
 async def test_program_runs_next_to_a_system_inside_it() -> None:
     """The guest can use the system, is closed before it, and sees errors of the block."""
     steps: list[Any] = []

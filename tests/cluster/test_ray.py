@@ -282,7 +282,6 @@ def test_nodes_that_end_all_the_time_fail_the_block(ray: FakeRay, play: Play) ->
         assert len(ray.processes) == 3
 
 
-@program
 async def test_answers_come_from_threads_and_outlive_whoever_waits() -> None:
     good, bad, late = Future[int](), Future[int](), Future[int]()
     threading.Thread(target=good.set_result, args=[3]).start()

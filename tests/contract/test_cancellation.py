@@ -24,7 +24,6 @@ from ..harness import (
     cancelled_at,
     on_shared,
     opened,
-    program,
     same_bits,
     settled,
     used_by,
@@ -137,7 +136,6 @@ async def test_a_caller_may_be_cancelled_at_any_step(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
-@program
 async def test_the_first_call_on_a_device_may_be_cancelled_too(
     call: Callable[[Device, GpuRef], Awaitable[None]],
 ) -> None:
@@ -154,7 +152,6 @@ async def test_the_first_call_on_a_device_may_be_cancelled_too(
             break
 
 
-@program
 async def test_many_cancelled_callers_at_once(isolation: Isolation) -> None:
     async with opened(isolation=isolation) as device:
         sealed = await device.put(EYE, sealed=True)
@@ -169,7 +166,6 @@ async def test_many_cancelled_callers_at_once(isolation: Isolation) -> None:
         assert used_by(device) == used
 
 
-@program
 async def test_memory_that_a_kernel_may_still_write_is_not_reused(
     gate: Gate, isolation: Isolation
 ) -> None:
@@ -200,7 +196,6 @@ async def test_memory_that_a_kernel_may_still_write_is_not_reused(
         assert used_by(device) < used
 
 
-@program
 async def test_a_deadline_is_kept_while_a_kernel_runs(gate: Gate, isolation: Isolation) -> None:
     async with opened(isolation=isolation) as device:
         hold = await gate.kernel(device)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from atomr_accel import CompileError, GpuRefSealed, GpuRefStale, LibraryError, Unsupported
 from atomr_accel._dtypes import DTYPES
 
-from ..harness import cpu_only, needs_nvrtc, on_shared, opened, program, same_bits
+from ..harness import cpu_only, needs_nvrtc, on_shared, opened, same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -518,7 +518,6 @@ async def test_a_twin_sees_sealed_buffers_as_read_only(device: Device) -> None:
 
 
 @cpu_only
-@program
 async def test_a_kernel_belongs_to_its_device(isolation: Isolation) -> None:
     async with opened(isolation=isolation) as one, opened(isolation=isolation) as other:
         kernel = await one.nvrtc.compile(AXPY, "axpy", cpu=axpy)

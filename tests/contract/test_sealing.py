@@ -25,7 +25,6 @@ from ..harness import (
     interrupted_at,
     on_shared,
     opened,
-    program,
     same_bits,
     settled,
 )
@@ -118,7 +117,6 @@ async def test_sealing_and_filling_many_at_once(device: Device) -> None:
         assert np.array_equal(await device.get(ref), np.full(i * 97, i))
 
 
-@program
 async def test_an_op_in_flight_is_sealed_in(gate: Gate, isolation: Isolation) -> None:
     """Sealing comes after the ops submitted before it, and before later ones."""
     async with opened(isolation=isolation) as device:
@@ -136,7 +134,6 @@ async def test_an_op_in_flight_is_sealed_in(gate: Gate, isolation: Isolation) ->
         assert (await device.get(cells)).tolist() == [1, 0, 0, 0]
 
 
-@program
 async def test_sealing_that_was_given_up_leaves_a_plain_buffer(
     gate: Gate, isolation: Isolation
 ) -> None:
@@ -160,7 +157,6 @@ async def test_sealing_that_was_given_up_leaves_a_plain_buffer(
         assert (await device.get(cells)).tolist() == [2, 0, 0, 0]
 
 
-@program
 async def test_a_buffer_freed_while_it_is_sealed_stays_freed(
     gate: Gate, isolation: Isolation
 ) -> None:
@@ -187,7 +183,6 @@ async def test_a_buffer_freed_while_it_is_sealed_stays_freed(
         assert device.statistics().memory.used == 0
 
 
-@program
 async def test_a_write_that_waits_for_a_seal_to_fail_is_not_lost(
     tmp_path: Path, isolation: Isolation
 ) -> None:
@@ -219,7 +214,6 @@ async def test_a_write_that_waits_for_a_seal_to_fail_is_not_lost(
         gate.close()
 
 
-@program
 async def test_writers_are_refused_while_a_seal_waits_for_another(
     gate: Gate, isolation: Isolation
 ) -> None:
@@ -252,7 +246,6 @@ async def test_writers_are_refused_while_a_seal_waits_for_another(
 @pytest.mark.slow
 @cpu_only
 @pytest.mark.parametrize("cancelled", [False, True])
-@program
 async def test_interrupted_seal_waits_for_its_host_to_end(
     cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

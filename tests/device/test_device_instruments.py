@@ -14,7 +14,7 @@ from atomr_accel import ContextPoisoned, DeviceInstrument, DeviceLost, OutOfMemo
 from atomr_accel.lanes import UNWATCHED, Op
 from atomr_accel.testing import poison
 from atomr_accel.wire import WITHDRAWN
-from tests.harness import opened, program
+from tests.harness import opened
 
 if TYPE_CHECKING:
     from atomr_accel import (
@@ -441,7 +441,6 @@ async def test_a_timed_instrument_that_fails_as_an_op_is_submitted_upsets_no_ord
         assert not any(any(port.reports) for port in device.core.ports.values())
 
 
-@program
 async def test_the_core_lists_what_libraries_and_instruments_may_use() -> None:
     async with opened(isolation="thread") as device:
         listed = dir(device.core)

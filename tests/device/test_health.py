@@ -16,14 +16,13 @@ import trio.testing
 from atomr_accel import DeviceLost, OutOfMemory
 from atomr_accel.testing import hang, kill_host, poison
 
-from ..harness import cpu_only, opened, program
+from ..harness import cpu_only, opened
 
 if TYPE_CHECKING:
     from atomr_accel import Device
 
 
 @cpu_only
-@program
 async def test_a_device_at_work_is_not_asked_and_an_idle_one_is() -> None:
     async with opened(isolation="thread", standby=None) as device:
 
@@ -49,7 +48,6 @@ async def test_a_device_at_work_is_not_asked_and_an_idle_one_is() -> None:
 
 
 @cpu_only
-@program
 async def test_checks_share_one_op_and_a_cancelled_one_harms_no_other() -> None:
     async with opened(isolation="thread", standby=None) as device, trio.open_nursery() as nursery:
         before = device.core._sequence
@@ -72,7 +70,6 @@ async def test_checks_share_one_op_and_a_cancelled_one_harms_no_other() -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_a_device_that_is_rebuilt_is_live_and_not_ready() -> None:
     async with opened(standby=None) as device:
         await kill_host(device)
@@ -85,7 +82,6 @@ async def test_a_device_that_is_rebuilt_is_live_and_not_ready() -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_a_lost_device_is_not_live() -> None:
     with pytest.raises(DeviceLost):
         async with opened(isolation="thread") as device:
@@ -100,7 +96,6 @@ async def test_a_lost_device_is_not_live() -> None:
 
 
 @cpu_only
-@program
 async def test_a_closed_device_is_not_live() -> None:
     async with opened(isolation="thread") as device:
         pass
@@ -108,7 +103,6 @@ async def test_a_closed_device_is_not_live() -> None:
 
 
 @cpu_only
-@program
 async def test_short_memory_and_errors_of_cells_degrade() -> None:
     async with opened(isolation="thread", standby=None, memory_limit=4 << 20) as device:
         with pytest.raises(OutOfMemory):
@@ -123,7 +117,6 @@ async def test_short_memory_and_errors_of_cells_degrade() -> None:
 
 
 @cpu_only
-@program
 async def test_nvml_tells_of_ecc_errors() -> None:
     ecc = SimpleNamespace(uncorrected=2, remapping_pending=True, remapping_failed=False)
     memory = SimpleNamespace(used=99, total=100, free=1)
@@ -143,7 +136,6 @@ async def test_nvml_tells_of_ecc_errors() -> None:
 
 @pytest.mark.parametrize("within", [0, -1, float("nan"), "1", True])
 @cpu_only
-@program
 async def test_wrong_times_are_refused(within: object) -> None:
     async with opened(isolation="thread") as device:
         with pytest.raises((TypeError, ValueError), match="within"):
@@ -152,7 +144,6 @@ async def test_wrong_times_are_refused(within: object) -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_shortage_of_memory_fails_only_its_request() -> None:
     """Next to requests that share the device with it."""
 
@@ -172,7 +163,6 @@ async def test_shortage_of_memory_fails_only_its_request() -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_a_device_that_hangs_is_not_ready_in_its_lane() -> None:
     """Other lanes answer, so it is ready; ``op_deadline`` ends the op."""
     async with opened(standby=None) as device, trio.open_nursery() as nursery:

@@ -13,7 +13,7 @@ import trio.testing
 from atomr_accel import ContextPoisoned, GpuRefStale, open_device
 from atomr_accel.testing import kill_host
 
-from ..harness import Gate, cpu_only, opened, program
+from ..harness import Gate, cpu_only, opened
 from .faulty import aborts, exits, reads_nowhere
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     ("function", "status"),
     [(exits, 3), (aborts, -signal.SIGABRT), (reads_nowhere, -signal.SIGSEGV)],
 )
-@program
 async def test_a_function_that_ends_its_host_is_named(
     gate: Gate, function: Callable[[object], None], status: int, busy: bool
 ) -> None:
@@ -55,7 +54,6 @@ async def test_a_function_that_ends_its_host_is_named(
 
 
 @cpu_only
-@program
 async def test_a_host_that_ends_without_ops_was_idle() -> None:
     async with opened() as device:
         await device.get(await device.zeros(4))

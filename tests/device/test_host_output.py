@@ -20,7 +20,7 @@ import trio
 from atomr_accel import ContextPoisoned
 from atomr_accel.testing import poison
 from atomr_accel.wire import StickyFault
-from tests.harness import cpu_only, opened, program
+from tests.harness import cpu_only, opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +79,6 @@ def write(*texts: tuple[int, bytes]) -> None:
 
 
 @cpu_only
-@program
 async def test_host_output_arrives_before_the_fault(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
         await device.run(write, (1, b"a line\nhalf "), (2, b"a warning\n"))
@@ -101,7 +100,6 @@ def failing() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_kernel_output_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
         await launched(device, "printing")
@@ -112,7 +110,6 @@ async def test_kernel_output_is_logged(caplog: pytest.LogCaptureFixture) -> None
 
 
 @pytest.mark.slow
-@program
 async def test_a_fault_says_what_the_assert_says(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
         with pytest.raises(ContextPoisoned) as caught:
@@ -141,7 +138,6 @@ def abort() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_the_last_words_of_a_host(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
         with pytest.raises(ContextPoisoned, match="SIGABRT") as caught:
@@ -159,7 +155,6 @@ def shouting(lines: int) -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_full_pipe_is_read(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device, trio.open_nursery() as nursery:
         nursery.start_soon(device.run, shouting, 10_000)
@@ -175,7 +170,6 @@ def shell(command: str) -> None:
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_function_output_goes_to_the_program(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,7 +180,6 @@ async def test_function_output_goes_to_the_program(
     assert of_kernels(caplog, logging.WARNING) == ["and its errors"]
 
 
-@program
 async def test_thread_isolation_has_the_programs_descriptors(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,7 @@ import trio
 import atomr_accel
 
 from .. import seeds
-from ..harness import ROOT, opened, program, settled, sized, used_by
+from ..harness import ROOT, opened, settled, sized, used_by
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -92,7 +92,6 @@ CALLS: Final[dict[str, Call]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@program
 async def test_ctrl_c_at_any_line_leaves_the_device_whole(call: Call) -> None:
     async with opened(isolation="process") as device:
         x = await device.put(np.ones((8, 8), np.float32))

@@ -27,7 +27,7 @@ from atomr_accel import (
 from atomr_accel.testing import hang, kill_host, poison
 
 from .. import seeds
-from ..harness import Gate, cpu_only, opened, program, sized
+from ..harness import Gate, cpu_only, opened, sized
 from .faulty import DEATHS, TELLING, exits, is_harmless, is_killed, is_sticky
 
 if TYPE_CHECKING:
@@ -109,7 +109,6 @@ async def busy(device: Device) -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_the_right_op_is_named_every_time() -> None:
     """Whatever ends the host, and wherever, next to other ops."""
     chance = seeds.rng()
@@ -140,7 +139,6 @@ async def test_the_right_op_is_named_every_time() -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_a_kernel_that_ends_its_host_is_named_beside_a_function(gate: Gate) -> None:
     """A function came before it, runs for longer, and is innocent."""
     async with opened() as device:
@@ -170,7 +168,6 @@ def _waits(path: str, _x: object) -> None:
 
 
 @cpu_only
-@program
 async def test_a_report_has_op_task_request_buffers_and_the_ops_before() -> None:
     with pytest.raises(DeviceLost):
         async with opened(isolation="thread", max_restarts=OFTEN) as device:
@@ -208,7 +205,6 @@ async def test_a_report_has_op_task_request_buffers_and_the_ops_before() -> None
 
 
 @cpu_only
-@program
 async def test_a_fault_in_a_recording_names_the_op_in_threads() -> None:
     with pytest.raises(DeviceLost) as info:
         async with opened(isolation="thread") as device:
@@ -227,7 +223,6 @@ async def test_a_fault_in_a_recording_names_the_op_in_threads() -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_a_fault_is_in_the_log_as_json(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
         with caplog.at_level(logging.WARNING, "atomr_accel"):
@@ -240,7 +235,6 @@ async def test_a_fault_is_in_the_log_as_json(caplog: pytest.LogCaptureFixture) -
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_a_host_that_is_killed_while_idle_has_no_op() -> None:
     async with opened() as device:
         await device.get(await device.zeros(4))
@@ -254,7 +248,6 @@ async def test_a_host_that_is_killed_while_idle_has_no_op() -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_a_child_that_a_function_forks_is_not_the_host() -> None:
     """Its end says nothing about the host, which is killed later by something else."""
     async with opened() as device:
@@ -279,7 +272,6 @@ def _forks(_x: object) -> int:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_a_hang_fails_only_the_request_that_hangs() -> None:
     """The others went down with it, and are repeated."""
     calls = 0

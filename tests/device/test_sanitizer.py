@@ -14,7 +14,7 @@ from atomr_accel import ContextPoisoned
 from atomr_accel.device import _open
 from atomr_accel.lanes import Sanitizer
 from atomr_accel.testing import poison
-from tests.harness import cpu_only, opened, program
+from tests.harness import cpu_only, opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,6 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @cpu_only
 @pytest.mark.slow
 @pytest.mark.usefixtures("tool")
-@program
 async def test_a_fault_names_kernel_and_line(caplog: pytest.LogCaptureFixture) -> None:
     async with opened(sanitizer="memcheck") as device:
         children = device.statistics().host_pid
@@ -77,7 +76,6 @@ async def test_a_fault_names_kernel_and_line(caplog: pytest.LogCaptureFixture) -
 @cpu_only
 @pytest.mark.slow
 @pytest.mark.usefixtures("tool")
-@program
 async def test_sanitizer_leaves_no_process_of_its_group() -> None:
     async with opened(sanitizer="racecheck") as device:
         group = device.statistics().host_pid
@@ -98,7 +96,6 @@ def sleeping() -> None:
 
 
 @cpu_only
-@program
 async def test_python_functions_have_none() -> None:
     async with opened(sanitizer="memcheck") as device:
         with pytest.raises(ContextPoisoned, match="CUDA_ERROR_ILLEGAL_ADDRESS"):

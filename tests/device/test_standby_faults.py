@@ -16,7 +16,7 @@ from atomr_accel.device.contexts import context as _context
 from atomr_accel.device.standby import _keeper, _spare
 from atomr_accel.lanes import start_host
 from atomr_accel.testing import kill_host, poison
-from tests.harness import AT_ONCE, cpu_only, descriptors, opened, program, settled, used_by
+from tests.harness import AT_ONCE, cpu_only, descriptors, opened, settled, used_by
 
 from .. import seeds
 from .in_host import add, take
@@ -143,7 +143,6 @@ async def _kill_standby(device: Device) -> None:
 
 
 @pytest.mark.parametrize(("number", "kept"), [(0, 1), (1, 1), (1, 2)])
-@program
 async def test_faults_lose_and_change_no_results(
     hosts: list[HostHandle], number: int, kept: int
 ) -> None:

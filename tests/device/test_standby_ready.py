@@ -8,12 +8,11 @@ import trio
 
 from atomr_accel import Standby
 from atomr_accel.device.standby import _spare
-from tests.harness import cpu_only, opened, program
+from tests.harness import cpu_only, opened
 
 pytestmark = [cpu_only, pytest.mark.slow]
 
 
-@program
 async def test_one_that_captures_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = trio.Event(), trio.Event()
 

@@ -14,7 +14,7 @@ import pytest
 from atomr_accel import LibraryMissing, Unsupported
 from atomr_accel.testing import poison
 
-from ..harness import BACKEND, ROOT, opened, program
+from ..harness import BACKEND, ROOT, opened
 from . import worker
 from .__main__ import calls_of, libraries
 from .cases import choose, close, garbage, same, shape, values, viewed
@@ -38,7 +38,6 @@ async def outcome(
     return await run_case(device, "made_up", 7)
 
 
-@program
 async def test_an_outcome_says_what_a_case_came_to() -> None:
     def ending(how: str | Exception | None) -> Callable[[Any, Any], Awaitable[str | None]]:
         async def check(device: Device, random: np.random.Generator) -> str | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from atomr_accel import ContextPoisoned, GpuRefStale, Unsupported
 from atomr_accel.testing import kill_host, poison
 
-from ..harness import cpu_only, on_shared, opened, program
+from ..harness import cpu_only, on_shared, opened
 from .scribbling import scribble
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ async def write(device: Device, pages: Any, slots: list[int], *, replays: bool =
 @pytest.mark.parametrize(
     ("replays", "dtype"), [(False, "float32"), (True, ml_dtypes.bfloat16)], ids=["batch", "replay"]
 )
-@program
 async def test_rows_of_ops_that_have_returned_survive(replays: bool, dtype: Any) -> None:
     async with opened() as device:
         pages = await made(device, dtype)
@@ -86,7 +85,6 @@ async def test_pages_keep_what_comes_before_the_first_row_that_is_not_proven(
     assert (await pages.recover(filled)).tolist() == expected
 
 
-@program
 async def test_rows_of_a_block_in_which_an_op_fails_are_not_proven() -> None:
     async with opened() as device:
         pages = await made(device)

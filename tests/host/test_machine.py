@@ -11,7 +11,7 @@ from atomr_accel import open_device
 from atomr_accel.host import machine as _machine
 from atomr_accel.wire import PcieLink
 
-from ..harness import cpu_only, program
+from ..harness import cpu_only
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +83,6 @@ def where() -> list[set[int]]:
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_all_threads_of_a_host_are_bound_and_none_of_the_program() -> None:
     before = os.sched_getaffinity(0)
     core = max(before)

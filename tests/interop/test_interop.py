@@ -37,7 +37,6 @@ from ..harness import (
     descriptors,
     on_shared,
     opened,
-    program,
     same_bits,
     used_by,
 )
@@ -173,7 +172,6 @@ async def test_a_refused_array_is_given_back(device: Device) -> None:
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_exports_outlive_faults_and_the_device() -> None:
     before = descriptors()
     async with opened(max_restarts=9) as device:
@@ -299,7 +297,6 @@ def _fill_when_let(x: np.ndarray[Any, Any]) -> None:
 
 
 @cpu_only
-@program
 async def test_adopted_memory_outlives_a_fault_until_its_lanes_have_ended() -> None:
     """Threads go on after a fault of their context, and write to what their ops were given."""
     _begun.clear()
@@ -330,7 +327,6 @@ async def test_adopted_memory_outlives_a_fault_until_its_lanes_have_ended() -> N
 
 
 @cpu_only
-@program
 async def test_under_thread_isolation_memory_is_shared() -> None:
     async with open_device(backend="cpu", isolation="thread") as device:
         array = np.arange(10.0)
@@ -348,7 +344,6 @@ async def test_under_thread_isolation_memory_is_shared() -> None:
         assert device.statistics().memory.used < used
 
 
-@program
 async def test_adopting_with_no_room() -> None:
     async with open_device(backend="cpu", isolation="thread", memory_limit=4 << 20) as device:
         fixed = np.zeros(8 << 20, np.uint8)
@@ -361,7 +356,6 @@ async def test_adopting_with_no_room() -> None:
 @pytest.mark.slow
 @cpu_only
 @pytest.mark.parametrize("blow", [poison, kill_host])
-@program
 async def test_a_fault_in_the_middle_of_exports_and_adoptions(blow: Any) -> None:
     before = descriptors()
     async with opened(max_restarts=9) as device:
@@ -455,7 +449,6 @@ async def test_refs_themselves_say_how_to_be_read(device: Device) -> None:
 
 
 @cpu_only
-@program
 async def test_memory_stays_mapped_while_an_array_is_copied_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -167,7 +167,6 @@ def new_memory() -> MemoryMap:
     return memory
 
 
-@program
 async def test_every_kind_of_answer() -> None:
     async with running() as host:
         results: dict[str, object] = {}
@@ -198,7 +197,6 @@ async def test_every_kind_of_answer() -> None:
         assert (statistics.in_flight, statistics.queued) == (0, 0)
 
 
-@program
 async def test_a_fault_ends_the_port_and_names_a_suspect() -> None:
     host = Host(1)
     async with trio.open_nursery() as nursery:
@@ -213,7 +211,6 @@ async def test_a_fault_ends_the_port_and_names_a_suspect() -> None:
     await host.ends[0].aclose()
 
 
-@program
 async def test_answers_that_are_still_in_the_socket_are_taken_at_the_end() -> None:
     """Answers of several times the size that is received at once."""
     host = Host(1)
@@ -276,7 +273,6 @@ def test_frames_that_come_in_pieces_are_no_fault() -> None:
     jumping(main)
 
 
-@program
 async def test_answers_to_what_was_given_up_are_ignored() -> None:
     async with running(2) as host:
         op = host.submit(0)
@@ -289,7 +285,6 @@ async def test_answers_to_what_was_given_up_are_ignored() -> None:
         assert host.in_flight == {}
 
 
-@program
 async def test_a_cancelled_caller_leaves_at_once_and_its_memory_later() -> None:
     memory = new_memory()
     async with running() as host:
@@ -310,7 +305,6 @@ async def test_a_cancelled_caller_leaves_at_once_and_its_memory_later() -> None:
         assert memory.statistics().used == 0
 
 
-@program
 async def test_unsent_op_is_withdrawn_but_keeps_its_place() -> None:
     async with running() as host:
         ops = [host.submit(0) for _ in range(WINDOW + 3)]
@@ -334,7 +328,6 @@ async def test_unsent_op_is_withdrawn_but_keeps_its_place() -> None:
         ]
 
 
-@program
 async def test_a_writer_waits_for_what_the_writer_before_it_does_not() -> None:
     memory = new_memory()
     async with running() as host:
@@ -351,7 +344,6 @@ async def test_a_writer_waits_for_what_the_writer_before_it_does_not() -> None:
         await last.wait()
 
 
-@program
 async def test_unencodable_op_fails_alone_and_keeps_its_place() -> None:
     memory = new_memory()
     async with running() as host:
@@ -374,7 +366,6 @@ async def test_unencodable_op_fails_alone_and_keeps_its_place() -> None:
             await odd.wait()
 
 
-@program
 async def test_a_template_goes_along_once_and_never_with_what_was_not_sent() -> None:
     encoded = msgspec.Raw(encoder.encode(Note(PLACE)))
     template, like = [MessageTemplate(3, encoded) for _ in range(2)]
@@ -404,7 +395,6 @@ async def test_a_template_goes_along_once_and_never_with_what_was_not_sent() -> 
             await ops[3].wait()
 
 
-@program
 async def test_a_template_goes_along_beside_what_may_be_large() -> None:
     template = MessageTemplate(3, msgspec.Raw(encoder.encode(Note(PLACE))))
     async with running() as host:
@@ -421,7 +411,6 @@ async def test_a_template_goes_along_beside_what_may_be_large() -> None:
         await ops[-1].wait()
 
 
-@program
 async def test_numbers_of_more_than_64_bits_are_an_error_that_names_the_op() -> None:
     async with running() as host:
         odd = host.submit(0, Note(2**70))
@@ -435,7 +424,6 @@ async def test_numbers_of_more_than_64_bits_are_an_error_that_names_the_op() -> 
 
 
 @pytest.mark.parametrize("size", [1 << 18, 1 << 22])
-@program
 async def test_a_message_larger_than_the_socket_arrives(size: int) -> None:
     async with running() as host:
         op = host.submit(0, Note("x" * size))
@@ -445,7 +433,6 @@ async def test_a_message_larger_than_the_socket_arrives(size: int) -> None:
         await op.wait()
 
 
-@program
 async def test_answers_make_room_also_while_nobody_awaits() -> None:
     async with running() as host:
         (port,) = host.ports
@@ -467,7 +454,6 @@ async def test_answers_make_room_also_while_nobody_awaits() -> None:
         assert (found.completed, found.queued) == (30, 20)
 
 
-@program
 async def test_answers_that_come_while_a_turn_ends_are_seen_at_once() -> None:
     async with running() as host:
         (port,) = host.ports
@@ -490,7 +476,6 @@ async def test_answers_that_come_while_a_turn_ends_are_seen_at_once() -> None:
 
 
 @pytest.mark.parametrize("low_latency", [True], indirect=True)
-@program
 async def test_a_turn_begins_only_some_of_many_tasks_that_may_go_on() -> None:
     steps: list[int] = []
 
@@ -528,7 +513,6 @@ async def test_a_turn_begins_only_some_of_many_tasks_that_may_go_on() -> None:
         assert len(steps) < WINDOW
 
 
-@program
 async def test_callers_of_a_lane_that_has_ended_go_on_in_turns_too() -> None:
     async with running() as host:
         ops = [host.submit(0) for _ in range(200)]
@@ -558,7 +542,6 @@ async def test_callers_of_a_lane_that_has_ended_go_on_in_turns_too() -> None:
         assert ops[0].error is ops[0].error is not None
 
 
-@program
 async def test_a_port_that_ends_takes_no_answer_before_its_ops_have_theirs() -> None:
     async with running() as host:
         ops = [host.submit(0) for _ in range(1000)]
@@ -575,7 +558,6 @@ async def test_a_port_that_ends_takes_no_answer_before_its_ops_have_theirs() -> 
         assert [str(op.error) for op in ops] == [op.name for op in ops]
 
 
-@program
 async def test_a_port_that_was_told_to_end_fails_what_is_submitted() -> None:
     async with running() as host:
         block = new_block(new_memory())
@@ -588,7 +570,6 @@ async def test_a_port_that_was_told_to_end_fails_what_is_submitted() -> None:
         assert host.ports[0].load == 0
 
 
-@program
 async def test_gate_releases_some_of_thousands_per_turn() -> None:
     gate = StaggeredEvent()
     turns: list[int] = []
@@ -629,7 +610,6 @@ async def test_gate_releases_some_of_thousands_per_turn() -> None:
     assert max(after - before for before, after in itertools.pairwise(turns)) <= 64
 
 
-@program
 async def test_ops_of_many_tasks_share_a_frame() -> None:
     async with running() as host:
         async with trio.open_nursery() as nursery:
@@ -651,7 +631,6 @@ class TurnCounter(trio.abc.Instrument):
 
 
 @pytest.mark.parametrize("low_latency", [True], indirect=True)
-@program
 async def test_an_answer_and_what_follows_it_take_one_turn() -> None:
     async with running() as host:
         first = host.submit(0)
@@ -678,7 +657,6 @@ async def test_an_answer_and_what_follows_it_take_one_turn() -> None:
 
 
 @pytest.mark.parametrize("when", ["receiving", "sending"])
-@program
 async def test_failure_between_turns_is_raised(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(1)
 
@@ -701,14 +679,12 @@ async def test_failure_between_turns_is_raised(when: str, monkeypatch: pytest.Mo
     await host.ends[0].aclose()
 
 
-@program
 async def test_ports_leave_nothing_behind() -> None:
     async with running(3):
         assert (_of_run.get() is not None) is Host.low_latency
     assert _of_run.get() is None
 
 
-@program
 async def test_the_end_of_the_socket_ends_the_port() -> None:
     async with running() as host:
         for _ in range(5):
@@ -717,7 +693,6 @@ async def test_the_end_of_the_socket_ends_the_port() -> None:
 
 
 @pytest.mark.parametrize("deadline", [1.0])
-@program
 async def test_only_the_head_of_a_lane_is_overdue(deadline: float) -> None:
     async with running(2) as host:
         memory = new_memory()

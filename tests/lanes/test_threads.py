@@ -9,7 +9,7 @@ import pytest
 
 from atomr_accel.lanes.threads import openblas_threads, usable_cores, with_threads
 
-from ..harness import opened, program
+from ..harness import opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,6 @@ def threads_of_host() -> str | None:
     return os.environ.get("OPENBLAS_NUM_THREADS")
 
 
-@program
 async def test_a_host_starts_with_its_number_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -76,7 +76,6 @@ async def goes_wrong(most: int) -> bool:
 
 
 @pytest.mark.parametrize("missing", ["nothing", "dependencies", "follow"])
-@program
 async def test_missing_dependency_is_detected(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
@@ -128,7 +127,6 @@ def test_small_products_go_together(sizes: list[int], chained: list[bool]) -> No
 
 
 @pytest.mark.parametrize("strategy", ["shared", "per_actor", "pooled", "single"])
-@program
 async def test_grouped_ops_keep_order_over_several_streams(strategy: Any) -> None:
     with behind.backend() as world:
         before = world.opened - world.closed  # of other devices
@@ -147,7 +145,6 @@ async def test_grouped_ops_keep_order_over_several_streams(strategy: Any) -> Non
         assert world.opened - world.closed == before  # each of them once
 
 
-@program
 async def test_a_program_with_very_many_descriptors() -> None:
     """``select`` takes none above 1023."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

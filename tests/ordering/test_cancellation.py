@@ -12,7 +12,7 @@ import trio.testing
 from atomr_accel import ContextPoisoned, GpuRefStale, Unsupported
 from atomr_accel.testing import kill_host
 
-from ..harness import cancelled_at, interrupted_at, on_shared, opened, program, settled, used_by
+from ..harness import cancelled_at, interrupted_at, on_shared, opened, settled, used_by
 from .programs import ADD, add, adder
 
 if TYPE_CHECKING:
@@ -160,7 +160,6 @@ async def test_cancelled_while_its_lanes_are_busy(device: Device, gate: Gate, na
 
 
 @pytest.mark.slow
-@program
 async def test_the_host_dies_at_every_checkpoint() -> None:
     """The awaited result is there, but its generation has ended when the task gets it."""
     async with opened(isolation="process", max_restarts=1000) as device:

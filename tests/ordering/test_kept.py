@@ -29,7 +29,7 @@ from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import Elapsed, encoder
 
-from ..harness import on_shared, opened, program, settled
+from ..harness import on_shared, opened, settled
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -365,7 +365,6 @@ async def test_much_that_goes_at_once_does_not_hold_up_the_next_op(device: Devic
     await told(device)
 
 
-@program
 async def test_objects_of_a_dead_host_are_forgotten() -> None:
     async with opened(isolation="process") as device:
         kernel = await device.nvrtc.compile(SOURCE, "nothing", cpu=nothing)

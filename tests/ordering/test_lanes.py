@@ -25,7 +25,7 @@ from atomr_accel.testing import lane_delays, poison
 from atomr_accel.wire import Fill
 
 from ..fakes.lanes import new_record
-from ..harness import ON_CUDA, on_shared, opened, program, settled
+from ..harness import ON_CUDA, on_shared, opened, settled
 from .programs import ADD, KINDS, Run, add, adder
 from .running import compiled
 
@@ -124,7 +124,6 @@ async def test_unencodable_op_fails_and_keeps_its_place(device: Device) -> None:
 # --- fairness ------------------------------------------------------------------------------
 
 
-@program
 async def test_a_slow_compiler_delays_only_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = importlib.import_module(
         f"atomr_accel.libraries.nvrtc.host._{'cuda' if ON_CUDA else 'cpu'}"
@@ -203,7 +202,6 @@ def hanging_for_ever(_x: object) -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_hung_kernel_is_told_and_survived() -> None:
     async with opened(isolation="process", op_deadline=1.0) as device:
         sealed = await device.put(np.eye(2, dtype=np.float32), sealed=True)
@@ -243,7 +241,6 @@ async def test_a_hung_kernel_is_told_and_survived() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("completion", ["hybrid", "polled", "blocking", "callback"])
-@program
 async def test_long_queues_are_no_hung_ops(completion: Any) -> None:
     """Only the op at the head counts, and only from when it got there."""
     async with opened(isolation="process", op_deadline=0.3, completion=completion) as device:
@@ -288,7 +285,6 @@ STRATEGIES: Final[list[dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("options", STRATEGIES, ids=repr)
-@program
 async def test_all_strategies_give_the_same_results(options: dict[str, Any]) -> None:
     with lane_delays(100):
         async with opened(isolation="process", **options) as device:
@@ -299,7 +295,6 @@ async def test_all_strategies_give_the_same_results(options: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("completion", ["polled", "blocking", "hybrid", "callback"])
-@program
 async def test_all_completion_strategies_see_faults(completion: Any) -> None:
     async with opened(isolation="process", completion=completion) as device:
         sealed = await device.put(np.eye(2, dtype=np.float32), sealed=True)
@@ -320,7 +315,6 @@ async def test_all_completion_strategies_see_faults(completion: Any) -> None:
     ],
     ids=repr,
 )
-@program
 async def test_options_that_are_none(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         async with opened(**options):

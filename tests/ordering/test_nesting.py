@@ -174,7 +174,6 @@ def test_the_same_as_graphs(tree: Tree, seeds: list[int]) -> None:
 
 
 @pytest.mark.parametrize("fake", [pytest.param(True, marks=cpu_only), False])
-@program
 async def test_parameters_change_in_place_where_no_flag_decides(fake: bool) -> None:
     with graphs() if fake else nullcontext() as driver:
         async with opened(isolation="thread") as device:
@@ -194,7 +193,6 @@ async def test_parameters_change_in_place_where_no_flag_decides(fake: bool) -> N
 
 
 @cpu_only
-@program
 async def test_a_driver_without_conditional_nodes() -> None:
     with graphs(driver_version=12020) as driver:
         async with opened(isolation="thread") as device:
@@ -295,7 +293,6 @@ async def test_results_of_a_recording_that_is_called(device: Device) -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_after_a_rebuild_called_recordings_are_made_anew() -> None:
     async with opened(isolation="process", max_restarts=10) as device:
         x = await device.put(np.full((2, 2), 2, np.float32), sealed=True)
@@ -401,7 +398,6 @@ async def test_sections_refuse_invalid_nesting(device: Device) -> None:
     assert (await device.get(x)).tolist() == [1] * 4  # what was refused is not there
 
 
-@program
 async def test_a_recording_of_another_device() -> None:
     async with opened(isolation="thread") as one, opened(isolation="thread") as other:
         async with one.record() as inner:
@@ -412,7 +408,6 @@ async def test_a_recording_of_another_device() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_loop_that_never_ends_is_an_op_that_hangs() -> None:
     async with opened(isolation="process", op_deadline=0.5, max_restarts=10) as device:
         kernel = await actor(device)

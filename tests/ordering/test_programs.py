@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atomr_accel.lanes import Op
 from atomr_accel.testing import lane_delays
 
-from ..harness import opened, program, sized
+from ..harness import opened, sized
 from .programs import KINDS, Run
 from .running import Delayed, compiled, programs
 
@@ -66,7 +66,6 @@ def without_dependencies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Op, "dependencies", nothing)
 
 
-@program
 async def test_without_dependencies_the_model_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the tests above would prove nothing."""
     without_dependencies(monkeypatch)

@@ -26,7 +26,6 @@ from atomr_accel.patterns import (
     open_fair_share,
 )
 
-from ..harness import program
 from .worlds import LONG, Clients, Doubler, Log, on_mock_clock, open_clients
 
 if TYPE_CHECKING:
@@ -618,7 +617,6 @@ def test_options_are_checked_at_once(options: dict[str, Any], said: str) -> None
         open_batcher(Doubler(), **{"max_size": 8, **options})
 
 
-@program
 async def test_another_thread_is_told_how_to_ask() -> None:
     async with (
         open_batcher(Doubler(seconds=0), max_size=1) as batcher,
@@ -643,7 +641,6 @@ async def test_another_thread_is_told_how_to_ask() -> None:
 
 @pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
 @pytest.mark.parametrize("nested", [False, True], ids=["thread", "its own trio"])
-@program
 async def test_tuning_from_another_thread_changes_nothing(nested: bool, used: bool) -> None:
     async with (
         open_batcher(Doubler(seconds=0), max_size=2) as batcher,
@@ -709,7 +706,6 @@ async def test_few_empty_buckets_are_kept() -> None:
         assert len(batcher._buckets) <= 257
 
 
-@program
 async def test_asking_from_a_partial_is_fine() -> None:
     async def scale(factor: int, items: list[int]) -> list[int]:
         await trio.lowlevel.checkpoint()

@@ -11,7 +11,7 @@ import trio
 
 from atomr_accel.patterns import open_batcher, open_fair_share, open_hot_swap, open_replica_pool
 
-from ..harness import cancelled_at, program
+from ..harness import cancelled_at
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -40,7 +40,6 @@ OPENERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
-@program
 async def test_opening_ends_wherever_it_is_cancelled(opener: Callable[[], Any]) -> None:
     async def block() -> None:
         async with opener():

@@ -14,7 +14,7 @@ from atomr_accel.actors import Backoff
 from atomr_accel.patterns import open_replica_pool
 from atomr_accel.testing import kill_host, poison
 
-from ..harness import BACKEND, SECOND, cpu_only, opened, program
+from ..harness import BACKEND, SECOND, cpu_only, opened
 
 if TYPE_CHECKING:
     from atomr_accel import Device
@@ -58,7 +58,6 @@ class Devices:
 
 # A fault of a GPU would end what other tests do in this process, too.
 @pytest.mark.parametrize("isolation", ["process", pytest.param("thread", marks=cpu_only)])
-@program
 async def test_faults_cost_no_request(isolation: str) -> None:
     devices = Devices(isolation=isolation, max_restarts=10 if isolation == "process" else 0)
 

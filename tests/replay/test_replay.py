@@ -40,7 +40,7 @@ from atomr_accel.testing import kill_host
 
 from ..durable.programs import CHANGED
 from ..durable.scribbling import scribble
-from ..harness import cpu_only, on_shared, opened, program, same_bits, sized
+from ..harness import cpu_only, on_shared, opened, same_bits, sized
 from ..ordering.programs import FAULTS, KINDS, SOURCE, Run, mix
 from .ops import OPS
 from .programs import SOURCE as PLAIN
@@ -105,7 +105,6 @@ async def test_frees_and_seals_during_deferred_calls_are_repeated(
         assert report.same, (report, *await read_journal(path))
 
 
-@program
 async def test_a_buffer_that_is_freed_under_calls_of_a_batch_is_kept_for_them(
     tmp_path: Path,
 ) -> None:
@@ -128,7 +127,6 @@ async def test_a_buffer_that_is_freed_under_calls_of_a_batch_is_kept_for_them(
     assert not report.skipped
 
 
-@program
 async def test_buffers_that_a_recording_knows_by_several_refs_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device:
@@ -148,7 +146,6 @@ async def test_buffers_that_a_recording_knows_by_several_refs_are_replaced(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "few", "steps"), [(Random, 10, 25), (Wide, 3, 18)])
-@program
 async def test_random_programs_are_replayed_bit_for_bit(
     kind: type[Random | Wide], few: int, steps: int, tmp_path: Path
 ) -> None:
@@ -165,7 +162,6 @@ async def test_random_programs_are_replayed_bit_for_bit(
             path.unlink()
 
 
-@program
 @pytest.mark.parametrize("at", range(4))
 async def test_every_op_of_the_table_is_replayed(at: int, tmp_path: Path) -> None:
     path = tmp_path / "journal"
@@ -181,7 +177,6 @@ async def test_every_op_of_the_table_is_replayed(at: int, tmp_path: Path) -> Non
         assert report.compared == sum(len(each.outputs) for each in recorded.calls)
 
 
-@program
 async def test_sparse_matrices_in_the_host_are_made_again(tmp_path: Path) -> None:
     path = tmp_path / "sparse.journal"
     matrix = scipy.sparse.csr_array(np.array([[4.0, 1, 0], [1, 3, 0], [0, 0, 2]]))
@@ -203,7 +198,6 @@ async def test_sparse_matrices_in_the_host_are_made_again(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@program
 async def test_programs_of_many_tasks_are_replayed_in_the_order_of_the_program(
     tmp_path: Path,
 ) -> None:
@@ -223,7 +217,6 @@ async def test_programs_of_many_tasks_are_replayed_in_the_order_of_the_program(
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_programs_with_faults_are_replayed(tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_restarts": 1000, "standby": None}
     async with opened(**options) as one, opened(**options) as other:
@@ -239,7 +232,6 @@ async def test_programs_with_faults_are_replayed(tmp_path: Path) -> None:
             assert report.differences == [], (seed, report)
 
 
-@program
 async def test_modules_structs_and_variables_are_replayed(tmp_path: Path) -> None:
     class Line(ctypes.Structure):
         _fields_ = (("slope", ctypes.c_float), ("offset", ctypes.c_float))
@@ -278,7 +270,6 @@ async def test_modules_structs_and_variables_are_replayed(tmp_path: Path) -> Non
     assert report.complete
 
 
-@program
 async def test_the_state_after_each_call_can_be_had(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device, open_journal(device, path, contents=True):
@@ -327,7 +318,6 @@ async def record_three(path: Path, **options: Any) -> None:
         await device.get(await device.evaluate(x + 1))
 
 
-@program
 async def test_functions_that_nothing_calls_are_refused(tmp_path: Path) -> None:
     """A misspelt name would otherwise test the recorded function."""
     path = tmp_path / "journal"
@@ -338,7 +328,6 @@ async def test_functions_that_nothing_calls_are_refused(tmp_path: Path) -> None:
         await again(path, functions={"duobled": doubled_wrongly})
 
 
-@program
 async def test_a_bug_in_one_op_is_named_with_the_element_and_by_how_much(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     await record_three(path, contents=True, results=True)
@@ -353,7 +342,6 @@ async def test_a_bug_in_one_op_is_named_with_the_element_and_by_how_much(tmp_pat
     assert not report.same
 
 
-@program
 async def test_without_results_the_first_thing_that_is_fetched_tells(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     await record_three(path, contents=True)
@@ -366,7 +354,6 @@ async def test_without_results_the_first_thing_that_is_fetched_tells(tmp_path: P
     assert not (await again(path, functions={"doubled": doubled_wrongly}, tolerance=exact)).same
 
 
-@program
 async def test_without_contents_inputs_come_from_elsewhere_and_hashes_are_compared(
     tmp_path: Path,
 ) -> None:
@@ -384,7 +371,6 @@ async def test_without_contents_inputs_come_from_elsewhere_and_hashes_are_compar
     assert wrong.differences[0].deviation is None
 
 
-@program
 async def test_a_tolerance_is_a_number_or_numbers_by_dtypes(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device:
@@ -405,7 +391,6 @@ async def test_a_tolerance_is_a_number_or_numbers_by_dtypes(tmp_path: Path) -> N
                 await state_at(path, number, device)  # type: ignore[arg-type]
 
 
-@program
 async def test_different_error_is_a_difference(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 
@@ -418,7 +403,6 @@ async def test_different_error_is_a_difference(tmp_path: Path) -> None:
     assert "raised LookupError: not found" in str(report)
 
 
-@program
 async def test_a_function_whose_source_has_changed_is_not_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,7 +414,6 @@ async def test_a_function_whose_source_has_changed_is_not_called(
     assert "its source has changed" in report.skipped[0].reason
 
 
-@program
 async def test_a_function_without_a_name_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     step = 3
@@ -450,7 +433,6 @@ async def test_a_function_without_a_name_is_asked_for(tmp_path: Path) -> None:
 
 
 @cpu_only
-@program
 async def test_buffers_lost_to_a_fault_are_lost_in_the_replay(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened() as device, open_journal(device, path, contents=True):
@@ -466,7 +448,6 @@ async def test_buffers_lost_to_a_fault_are_lost_in_the_replay(tmp_path: Path) ->
 
 
 @cpu_only
-@program
 async def test_durable_buffers_are_made_and_lost_again(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened() as device:
@@ -507,7 +488,6 @@ async def test_durable_buffers_are_made_and_lost_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_results_of_unknown_inputs_are_unknown(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device:
@@ -524,7 +504,6 @@ async def test_results_of_unknown_inputs_are_unknown(tmp_path: Path) -> None:
     assert report.differences == [], report
 
 
-@program
 @pytest.mark.parametrize(
     ("wrong", "error"), [(False, KeyError), (True, TypeError)], ids=["its own", "of a call"]
 )
@@ -548,7 +527,6 @@ async def test_error_of_a_batch_block_is_no_difference(
 
 
 @cpu_only
-@program
 async def test_call_that_ended_well_next_to_a_fault_ends_well_again(tmp_path: Path) -> None:
     path, pipe = tmp_path / "journal", tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -576,7 +554,6 @@ async def test_call_that_ended_well_next_to_a_fault_ends_well_again(tmp_path: Pa
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_a_batch_that_went_down_with_a_call_before_it_goes_down_again(tmp_path: Path) -> None:
     path, pipe = tmp_path / "journal", tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -689,7 +666,6 @@ def test_how_much_of_what_is_allowed_a_difference_takes() -> None:
     assert share([], [], 0.0) == 0
 
 
-@program
 async def test_views_are_told_by_where_they_lie() -> None:
     async with opened(isolation="thread") as device:
         x = await device.put(np.arange(12, dtype=np.float32).reshape(3, 4))
@@ -701,7 +677,6 @@ async def test_views_are_told_by_where_they_lie() -> None:
                 view_of(x, (3, 4), np.float32, offset, strides)
 
 
-@program
 async def test_a_transfer_has_its_place_where_it_is_submitted(tmp_path: Path) -> None:
     """A task that the caller has started submits nothing before it."""
     path = tmp_path / "journal"

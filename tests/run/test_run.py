@@ -26,7 +26,6 @@ from ..harness import (
     cpu_only,
     on_shared,
     opened,
-    program,
     same_bits,
     settled,
 )
@@ -191,7 +190,6 @@ async def test_calls_take_their_place_among_ops(device: Device) -> None:
     assert (await device.get(y) == 64).all()
 
 
-@program
 async def test_lanes_run_side_by_side(gate: Gate, isolation: Isolation) -> None:
     path = str(gate.path)
 
@@ -216,7 +214,6 @@ async def test_lanes_run_side_by_side(gate: Gate, isolation: Isolation) -> None:
         gate.open()
 
 
-@program
 async def test_an_answer_does_not_wait_for_the_next_call(gate: Gate, isolation: Isolation) -> None:
     path = str(gate.path)
 
@@ -264,7 +261,6 @@ def counting() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 @pytest.mark.slow
-@program
 async def test_a_lane_keeps_its_state_and_makes_it_anew(isolation: Isolation) -> None:
     make, call = counting()
     async with opened(isolation=isolation, max_restarts=9) as device:
@@ -379,7 +375,6 @@ async def test_a_state_that_cannot_be_made_fails_its_calls_until_it_can(device: 
     assert await device.run(use, lane="broken", init=lambda: 5) == 5
 
 
-@program
 async def test_state_of_a_buffer_that_did_not_survive() -> None:
     make, call = counting()
     async with opened() as device:
@@ -540,7 +535,6 @@ def dropping() -> Any:
     return drop
 
 
-@program
 async def test_an_error_passes_while_a_function_drops_arrays() -> None:
     """The host is a process: it crashed where this went wrong."""
     async with opened(isolation="process") as device:
@@ -610,7 +604,6 @@ trio.run(main)
 """
 
 
-@program
 async def test_a_function_that_ends_its_host() -> None:
     async with opened() as device:
         with pytest.raises(ContextPoisoned, match="exit code 7"):
@@ -619,7 +612,6 @@ async def test_a_function_that_ends_its_host() -> None:
         assert device.generation == 2
 
 
-@program
 async def test_the_call_that_ends_its_host_is_named_not_the_initializer() -> None:
     async with opened() as device:
         with pytest.raises(ContextPoisoned) as info:
@@ -627,7 +619,6 @@ async def test_the_call_that_ends_its_host_is_named_not_the_initializer() -> Non
         assert info.value.op == "run end_with"
 
 
-@program
 async def test_a_fault_inside_is_a_fault_of_the_context() -> None:
     async with opened() as device:
         x = await device.put(np.ones(3))

@@ -21,7 +21,7 @@ from atomr_accel.telemetry._recorder import Recorder
 from atomr_accel.testing import poison
 from atomr_accel.wire.activity import ActivityRecord
 from tests.fakes import cupti
-from tests.harness import opened, program
+from tests.harness import opened
 from tests.telemetry.timelines import read
 
 if TYPE_CHECKING:
@@ -152,7 +152,6 @@ async def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
                 pass
 
 
-@program
 async def test_devices_without_cupti() -> None:
     async with opened(backend="cpu") as device:
         with pytest.raises(Unsupported, match="no executor for backend 'cpu'"):

@@ -21,7 +21,7 @@ from atomr_accel import LibraryMissing
 from atomr_accel.patterns import CircuitBreaker
 from atomr_accel.telemetry import METRICS, Metrics, export_to_opentelemetry
 
-from ..harness import cpu_only, opened, program
+from ..harness import cpu_only, opened
 
 otel = pytest.importorskip("opentelemetry.sdk.metrics")
 export = pytest.importorskip("opentelemetry.sdk.metrics.export")
@@ -53,7 +53,6 @@ def provided(reader: Any) -> Iterator[Any]:
 
 
 @cpu_only
-@program
 async def test_a_reader_sees_what_was_counted() -> None:
     metrics = Metrics()
     reader = export.InMemoryMetricReader()
@@ -86,7 +85,6 @@ async def test_a_reader_sees_what_was_counted() -> None:
     assert units["atomr_accel.ops"] == "1"
 
 
-@program
 async def test_a_reader_in_trios_own_thread_waits_for_nothing() -> None:
     metrics = Metrics()
     reader = export.InMemoryMetricReader()
@@ -109,7 +107,6 @@ def push_to(endpoint: str) -> Any:
     return export.PeriodicExportingMetricReader(exporter, export_interval_millis=float("inf"))
 
 
-@program
 async def test_exporter_sends_spans_and_metrics() -> None:
     service = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
     requests: list[Any] = []
@@ -155,7 +152,6 @@ COLLECTOR = next(filter(shutil.which, ("otelcol", "otelcol-contrib")), None)
 @cpu_only
 @pytest.mark.slow
 @pytest.mark.skipif(COLLECTOR is None, reason="the OpenTelemetry collector is not installed")
-@program
 async def test_a_collector_takes_it(tmp_path: Path) -> None:
     with closing(socket.socket()) as sock:
         sock.bind(("127.0.0.1", 0))

@@ -24,7 +24,6 @@ from ..harness import (
     Tensor,
     descriptors,
     opened,
-    program,
     same_bits,
     settled,
     used_by,
@@ -83,7 +82,6 @@ def nothing_is_held(device: Device) -> bool:
     [*((call, False) for call in CALLS), ("put", True), ("get", True)],
 )
 @pytest.mark.parametrize("blow", ["fault", "kill"])
-@program
 async def test_a_fault_in_the_middle(gate: Gate, call: str, blow: str, page_locked: bool) -> None:
     content = noise(MOVED if call in ("put", "get") else NBYTES)
     async with opened(pinned_limit=content.nbytes + (1 << 20), max_restarts=9) as device:
@@ -138,7 +136,6 @@ async def test_a_fault_in_the_middle(gate: Gate, call: str, blow: str, page_lock
 
 @pytest.mark.slow
 @pytest.mark.parametrize("blow", ["fault", "kill"])
-@program
 async def test_a_fault_while_an_array_is_adopted(gate: Gate, blow: str) -> None:
     content = noise(MOVED)
     async with opened(max_restarts=9) as device:
@@ -189,7 +186,6 @@ async def works(device: Device, sealed: GpuRef, content: Array) -> None:
         await device.get(again)
 
 
-@program
 async def test_ended_transfer_is_not_kept_alive() -> None:
     """The transfer's array is freed too, without a garbage collection."""
 

@@ -29,7 +29,6 @@ from ..harness import (
     cpu_only,
     descriptors,
     opened,
-    program,
     same_bits,
     settled,
 )
@@ -74,7 +73,6 @@ class Thing:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@program
 async def test_a_worker_thread_that_has_not_gone_on_holds_nothing(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +190,6 @@ async def cycle(device: Device, times: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [400, pytest.param(10_000, marks=IN_FULL)])
-@program
 async def test_cycles_of_put_get_and_free_leave_nothing(isolation: Isolation, times: int) -> None:
     async with opened(isolation=isolation) as device:
         await cycle(device, 100)

@@ -70,7 +70,6 @@ async def test_memory_is_used_again_once_the_last_view_is_gone(device: Device) -
     assert len(addresses) == 2  # in turns with that of the block before
 
 
-@program
 async def test_held_arrays_delay_no_caller() -> None:
     """The name after ``as`` lives on after its block, as it does in this loop."""
     async with opened(pinned_limit=4 * MIB) as device:
@@ -85,7 +84,6 @@ async def test_held_arrays_delay_no_caller() -> None:
         assert [set(array) for array in kept] == [{0}, {1}, {2}, {3}]
 
 
-@program
 async def test_array_held_beyond_its_device_stays_mapped() -> None:
     async with AsyncExitStack() as stack:
         device = await stack.enter_async_context(opened(pinned_limit=4 * MIB))
@@ -100,7 +98,6 @@ async def test_array_held_beyond_its_device_stays_mapped() -> None:
     assert descriptors() <= before
 
 
-@program
 async def test_arrays_of_before_a_fault_are_nobody_elses_either() -> None:
     async with opened(max_restarts=9) as device:
         async with device.pinned.array(MIB, np.uint8) as old:
@@ -202,7 +199,6 @@ async def test_waiting_callers_get_returned_memory_in_order(sizes: list[int]) ->
     pool.close(DeviceLost("of the test"))
 
 
-@program
 async def test_waiting_caller_learns_of_the_end_of_the_device() -> None:
     async with open_system("demo") as system:
         device = await system.spawn_device(0, backend=BACKEND, pinned_limit=MIB)
@@ -223,7 +219,6 @@ async def test_waiting_caller_learns_of_the_end_of_the_device() -> None:
         assert "it was stopped" in str(told[0])
 
 
-@program
 async def test_puts_that_wait_when_the_device_ends_are_told() -> None:
     async with open_system("demo") as system:
         device = await system.spawn_device(0, backend=BACKEND)

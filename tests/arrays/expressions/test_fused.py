@@ -12,7 +12,7 @@ from atomr_accel import GpuRefStale
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
 
-from ...harness import on_shared, opened, program
+from ...harness import on_shared, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +145,6 @@ async def test_unknown_function_is_called_each_time(device: Device) -> None:
         assert len(calls) == count
 
 
-@program
 async def test_captured_object_is_looked_up_again_once_it_is_gone() -> None:
     async with opened() as device:
         x = await device.put(np.full(3, 2.0))

@@ -15,7 +15,7 @@ from atomr_accel.wire import Peer, StreamPlan
 
 from ...fakes.driver import installed
 from ...fakes.gpu import FakeGpu
-from ...harness import cpu_only, program
+from ...harness import cpu_only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +65,6 @@ def test_topology_is_printed_as_a_table_and_drawn() -> None:
 
 
 @cpu_only
-@program
 async def test_devices_of_the_cpu_reach_each_other_and_can_be_measured() -> None:
     settings: Any = {"backend": "cpu", "isolation": "thread"}
     async with open_devices(range(2), **settings) as devices:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from atomr_accel import GpuRefSealed, Unsupported
 from atomr_accel.libraries.array.choosing import MOST_INDICES
 
-from ...harness import on_shared, opened, program
+from ...harness import on_shared, opened
 from ..conformance import MARKS
 from .calls import FILLED, LAYOUTS, NUMBERS, SEEDS, fetched, put, same, sample
 
@@ -404,7 +404,6 @@ async def test_indexing_refuses_invalid_arguments(device: Device) -> None:
         await array.setitem(sealed, i, 1)
 
 
-@program
 async def test_a_deterministic_device_writes_in_order() -> None:
     async with opened(deterministic=True, isolation="thread") as device:
         x = await device.zeros(2)

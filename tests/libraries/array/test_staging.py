@@ -15,7 +15,7 @@ from atomr_accel.memory import NotContiguous
 from atomr_accel.testing import poison
 from atomr_accel.wire.copies import CopyStrided
 
-from ...harness import ON_CUDA, cancelled_at, on_shared, opened, program, same_bits
+from ...harness import ON_CUDA, cancelled_at, on_shared, opened, same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -187,7 +187,6 @@ async def test_views_are_freed_and_sealed_with_their_buffer(device: Device) -> N
         await device.blas.nrm2(view)
 
 
-@program
 async def test_a_rebuild_and_what_is_left_after_it() -> None:
     async with opened() as device:
         host, x = await filled(device, 4, 6)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ...harness import opened, program
+from ...harness import opened
 from ..conformance import on_cuda
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ CALLS: dict[str, Call] = {
 
 
 @pytest.mark.skipif(on_cuda(), reason="cuBLAS does not say whether it reads them")
-@program
 async def test_unread_triangle_may_hold_anything() -> None:
     async with opened(isolation="thread") as device:
         for name, call in CALLS.items():

@@ -18,7 +18,6 @@ from atomr_accel.libraries.cub.wire.messages import BuildCub, RunCub
 from atomr_accel.wire import StickyFault
 
 from ...fakes import cub as fakes
-from ...harness import program
 from ..conformance import on_cuda
 from ..host_kernels import needs_compiler
 
@@ -206,7 +205,6 @@ def counted(name: str, got: list[Array]) -> list[Array]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-@program
 async def test_both_executors_give_the_same(
     name: str, linker: fakes.Linker, request: pytest.FixtureRequest
 ) -> None:

@@ -12,7 +12,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from examples.onnx_engine import in_int8, resnet50
 
-from ...harness import opened, program
+from ...harness import opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,6 @@ def _alone(model: Any, pictures: Any) -> Any:
     return session.run(None, {"pictures": pictures})[0]
 
 
-@program
 async def test_results_are_those_of_onnxruntime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...harness import opened, program
+from ...harness import opened
 from ..array.calls import Count
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ CALLS: dict[str, tuple[Callable[..., Any], list[str]]] = {
 }
 
 
-@program
 async def test_how_many_messages_calls_take() -> None:
     count = Count()
     async with opened(instruments=[count]) as device:

@@ -23,7 +23,7 @@ from atomr_accel.libraries.nvrtc.structures import structure
 from atomr_accel.libraries.nvrtc.wire.messages import Compile, KernelEntry, LinkImage, LinkInput
 from atomr_accel.testing import poison
 
-from ...harness import cpu_only, needs_nvrtc, on_shared, opened, program
+from ...harness import cpu_only, needs_nvrtc, on_shared, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -296,7 +296,6 @@ def count(x: Any) -> None:
 
 
 @cpu_only
-@program
 async def test_modules_are_unloaded_once_nobody_has_their_variables() -> None:
     source = 'extern "C" __global__ void {}(int* x) {{}}'
     async with opened() as device:
@@ -326,7 +325,6 @@ async def test_recordings_see_the_same_variables(device: Device) -> None:
     assert await device.get(counter) == 5
 
 
-@program
 async def test_after_a_rebuild_a_module_is_as_it_was_at_first() -> None:
     async with opened() as device:
         module = await compiled(device)
@@ -561,7 +559,6 @@ OF_LINE: Final[dict[str, Any]] = {"slope": "f4", "steps": "i4", "offset": "f8"}
         (None, {"nobody": np.zeros(5, "f4")}, "nobody"),
     ],
 )
-@program
 async def test_struct_of_another_layout_does_not_compile(
     structs: Any, variables: Any, said: str | None
 ) -> None:
@@ -577,7 +574,6 @@ async def test_struct_of_another_layout_does_not_compile(
 
 @pytest.mark.headers
 @pytest.mark.usefixtures("nvrtc")
-@program
 async def test_macros_of_a_source_are_no_matter_to_what_is_asserted() -> None:
     source = """
         #define T float

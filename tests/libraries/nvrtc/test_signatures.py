@@ -14,7 +14,7 @@ from atomr_accel.libraries.nvrtc.host import _cpu, _program
 from atomr_accel.libraries.nvrtc.signature import Parameter, read_signature
 from atomr_accel.libraries.nvrtc.wire.messages import Compile, LinkImage
 
-from ...harness import cpu_only, opened, program
+from ...harness import cpu_only, opened
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,7 +153,6 @@ def scale(grid: Any, block: Any, x: Any, y: Any, line: Any, a: Any = 1) -> None:
 
 
 @cpu_only
-@program
 async def test_kernels_without_a_compiler_read_sealed_buffers_and_write_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -30,7 +30,7 @@ from atomr_accel.libraries.nvrtc.wire.messages import (
 )
 from atomr_accel.testing import poison
 from tests.fakes.driver import FakeDriver, installed
-from tests.harness import cpu_only, needs_nvrtc, on_shared, opened, program
+from tests.harness import cpu_only, needs_nvrtc, on_shared, opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -278,7 +278,6 @@ async def test_recordings_with_textures(device: Device) -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_fault_leaves_stale_textures() -> None:
     async with opened() as device:
         sampled, _, _ = await kernels(device)

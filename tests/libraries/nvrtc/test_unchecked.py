@@ -15,7 +15,7 @@ from atomr_accel.libraries.nvrtc import _facade
 from atomr_accel.libraries.nvrtc.host import _cpu
 from atomr_accel.testing import FAULTS
 
-from ...harness import cpu_only, opened, program
+from ...harness import cpu_only, opened
 
 if TYPE_CHECKING:
     import pytest
@@ -31,7 +31,6 @@ def twin(grid: object, block: object, x: np.ndarray) -> None:
 
 
 @cpu_only
-@program
 async def test_unchecked_source_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -111,7 +111,6 @@ async def test_matrices_of_padded_rows_are_multiplied_as_they_are(device: Device
 
 
 @pytest.mark.slow
-@program
 async def test_an_index_out_of_bounds_is_a_fault() -> None:
     bad = MATRIX.copy()
     bad.indices[0] = 1 << 30
@@ -329,7 +328,6 @@ async def test_an_actor_is_asked(device: Device) -> None:
     np.testing.assert_array_equal(await device.get(y), MATRIX @ np.ones(3))
 
 
-@program
 async def test_a_deterministic_device_refuses_what_depends_on_time() -> None:
     async with opened(isolation="thread", deterministic=True) as device:
         a = await device.sparse.put(MATRIX)

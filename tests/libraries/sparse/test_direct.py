@@ -11,7 +11,7 @@ import scipy.sparse
 from atomr_accel import GpuRefStale, LinAlgError, Unsupported
 from atomr_accel.testing import poison
 
-from ...harness import opened, program
+from ...harness import opened
 from ..conformance import MARKS, conform, installed, on_cuda
 from .direct_rows import DIRECT, MATRIX
 
@@ -141,7 +141,6 @@ async def test_places_that_are_there_twice_are_told(device: Device) -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_factors_are_gone_after_a_rebuild() -> None:
     async with opened(isolation="process") as device:
         a = await device.sparse.put(MATRIX, sealed=True)

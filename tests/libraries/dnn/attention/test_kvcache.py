@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from atomr_accel import GpuRefStale, OutOfMemory, Unsupported
 from atomr_accel.testing import poison
 
-from ....harness import ON_CUDA, on_shared, opened, program
+from ....harness import ON_CUDA, on_shared, opened
 from ...conformance import MARKS, Near, compare, dtype_of
 from ..rows.attention import Mask, attention
 
@@ -278,7 +278,6 @@ async def test_its_calls_are_awaited_inside_a_batch_too(device: Device) -> None:
     assert cache.length(sequence) == 3
 
 
-@program
 async def test_a_rebuild_makes_a_cache_stale() -> None:
     async with opened(isolation="process") as device:
         cache = await device.dnn.kv_cache(4, PAGE, HEADS, SIZE, dtype=HALF)
