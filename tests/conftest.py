@@ -8,20 +8,17 @@ import inspect
 import os
 import re
 import signal
+from collections.abc import Generator, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from atomr_accel.lanes import Isolation
+
 from . import seeds
 from .harness import BACKEND, ON_CUDA, Gate, Shared, program
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from atomr_accel.lanes import Isolation
 
 PLUGIN = "atomr_accel.testing.pytest_plugin"
 

@@ -15,27 +15,22 @@ import resource
 import signal
 import tempfile
 import threading
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import open_device
+from atomr_accel import Device, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.backends import cuda
 from atomr_accel.testing._faults import simulate
 from atomr_accel.testing.garbage import collect_garbage
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterator
-    from contextlib import AbstractAsyncContextManager
-
-    from atomr_accel import Device
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from contextvars import ContextVar, copy_context
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -19,9 +20,6 @@ from atomr_accel.actors import (
 )
 from atomr_accel.actors.context import stays
 from atomr_accel.actors.messages import side_by_side
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 user: ContextVar[str] = ContextVar("user", default="nobody")
 place = stays(ContextVar("place", default="home"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from atomr_accel import Device
 from atomr_accel.actors import open_actor_system
 from atomr_accel.agents import GetEmbedding, open_embedding_cache
 from atomr_accel.patterns import Closed
 from atomr_accel.testing import poison
 
 from ..harness import on_shared, opened, refused
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 
 class Alike:

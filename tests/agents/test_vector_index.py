@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from trio.testing import wait_all_tasks_blocked
 
+from atomr_accel import Device
 from atomr_accel.actors import Call, open_actor_system
 from atomr_accel.agents import (
     DeleteVectors,
@@ -33,11 +35,6 @@ from atomr_accel.patterns import Closed
 
 from ..harness import Shared, on_shared, opened, refused, sized
 from .vectors import DIMENSION, check_found, check_reopened, index_at, inserted_under_faults
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from atomr_accel import Device
 
 
 def drawn(seed: int, n: int, dtype: Any = np.float32) -> NDArray[Any]:

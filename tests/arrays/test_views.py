@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,22 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atomr_accel import GpuRefSealed, GpuRefStale
+from atomr_accel import Device, GpuRefSealed, GpuRefStale
 from atomr_accel.arrays._ref import GpuRef
+from atomr_accel.lanes import Isolation
 from atomr_accel.memory import MemoryMap
 from atomr_accel.memory.map import Slab
 from atomr_accel.ops import overlap, require_no_alias, same_place
 from atomr_accel.testing import poison
 
+from ..array_samples import Array
 from ..harness import on_shared, opened, same_bits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
-
-    from ..array_samples import Array
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,6 @@ from atomr_accel.wire import SLAB_SHIFT, StickyFault, StreamPlan
 from ..fakes.driver import installed, memory
 from ..fakes.gpu import GRANULARITY, MEMORY, FakeGpu
 from ..harness import cpu_only
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = cpu_only
 

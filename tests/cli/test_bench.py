@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
 import trio
 
-from atomr_accel import open_device
+from atomr_accel import Device, open_device
 from atomr_accel._install import install_command
 from atomr_accel.cli import _bench, _children
 from atomr_accel.cli._bench import MEASUREMENTS
@@ -20,12 +20,7 @@ from atomr_accel.cli.host import _rivals
 from atomr_accel.cli.host._rivals import THREADS
 from atomr_accel.lanes.threads import with_threads
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
-
-    from .commands import Commands
+from .commands import Commands
 
 QUICKLY = ("--backend", "cpu", "--isolation", "thread", "--quick", "--repeats", "1")
 

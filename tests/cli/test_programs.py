@@ -6,26 +6,23 @@ import os
 import socket
 import sys
 from argparse import Namespace
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from atomr_accel import open_system
 from atomr_accel._install import install_command
+from atomr_accel.actors import ActorSystem
 from atomr_accel.actors.system import beside_systems
 from atomr_accel.cli import _dashboard
 from atomr_accel.cli._errors import Refusal
 from atomr_accel.cli._programs import run_beside
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from atomr_accel.actors import ActorSystem
-
-    from .commands import Commands
+from .commands import Commands
 
 SCRIPT = """
 import sys

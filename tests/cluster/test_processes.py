@@ -6,7 +6,8 @@ import signal
 import sqlite3
 import subprocess
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -21,9 +22,6 @@ from tests.harness import program, sized, stop_process
 
 from .processes import Clients, running
 from .simulated import PROGRAM
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.slow

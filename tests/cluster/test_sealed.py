@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,9 +21,6 @@ from tests.harness import BACKEND, used_by
 
 from ..harness import refused
 from .simulated import Network
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 SETTINGS = ClusterSettings(shards=2, lease=60.0, heartbeat=0.02, silence=5.0)
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import GpuRef, LinAlgError, open_device, open_system
+from atomr_accel import Device, GpuRef, LinAlgError, open_device, open_system
 from atomr_accel._calling import clarify
 from atomr_accel.patterns import open_pipeline, open_replica_pool
 
 from ..harness import BACKEND, opened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 DIM = "got an unexpected keyword argument 'dim'; write axis="
 NOWHERE = "fetch the arrays first: host = await device.get(x)"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
@@ -14,7 +15,8 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import open_device
+from atomr_accel import Device, GpuRef, open_device
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing.garbage import collect_garbage
 
 from ..array_samples import random_bits
@@ -28,12 +30,6 @@ from ..harness import (
     settled,
     used_by,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.lanes import Isolation
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -8,27 +8,23 @@ import re
 import sys
 import threading
 import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import open_device
+from atomr_accel import Device, GpuRef, open_device
 from atomr_accel.actors.blocks import opens
 from atomr_accel.actors.nursery import PlainNursery
+from atomr_accel.device.batches.batch import Batch
 from atomr_accel.patterns import open_batcher, open_fair_share
 from atomr_accel.replay import open_journal
 from atomr_accel.telemetry import Metrics
 
 from ..harness import cpu_only, on_shared, opened
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.device.batches.batch import Batch
 
 SOURCE = 'extern "C" __global__ void twice(double *x) {}'
 PACKAGES = ("", ".actors", ".dashboard", ".patterns", ".replay", ".telemetry", ".worlds")

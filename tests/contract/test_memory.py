@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRef, GpuRefStale, OutOfMemory
+from atomr_accel import Device, GpuRef, GpuRefStale, OutOfMemory
 from atomr_accel.backends.cpu.host import context as cpu_context
-from atomr_accel.lanes import STAGING_BYTES
+from atomr_accel.lanes import STAGING_BYTES, Isolation
 
 from ..harness import (
     Gate,
@@ -26,12 +27,6 @@ from ..harness import (
     settled,
     used_by,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
 
 MIB: Final = 1 << 20
 SLAB: Final = 64 * MIB

@@ -6,20 +6,16 @@ import copy
 import pickle
 import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse
 
-from atomr_accel import DeviceLost, DeviceUnavailable, GpuRefStale, open_device
+from atomr_accel import Device, DeviceLost, DeviceUnavailable, GpuRefStale, open_device
 
 from ..harness import BACKEND, opened
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from atomr_accel import Device
 
 
 @pytest.fixture

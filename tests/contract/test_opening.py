@@ -6,7 +6,8 @@ import dataclasses
 import os
 import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,10 @@ import trio
 
 from atomr_accel import CpuFallbackWarning, DeviceLost, DeviceUnavailable, open_device
 from atomr_accel.backends import cpu, cuda
+from atomr_accel.lanes import Isolation
 from atomr_accel.wire import DeviceInfo
 
 from ..harness import BACKEND, ON_CUDA, cpu_only, opened
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel.lanes import Isolation
 
 no_gpu = pytest.mark.skipif(cuda.why_absent() is None, reason="there is a GPU here")
 

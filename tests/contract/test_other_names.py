@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pydoc
 import re
+from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,6 @@ from atomr_accel.arrays.expressions import Expression
 from atomr_accel.libraries.registry import catalogue
 
 from ..harness import ROOT, cpu_only, opened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Attempt = tuple["Callable[[Any, Any], object]", str]
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, KernelHung, Standby, Unsupported
+from atomr_accel import (
+    ContextPoisoned,
+    Device,
+    DeviceLost,
+    GpuRef,
+    GpuRefStale,
+    KernelHung,
+    Standby,
+    Unsupported,
+)
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import FAULTS, hang, kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
@@ -26,11 +36,6 @@ from ..harness import (
     sized,
     used_by,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
 
 OFTEN: Final = 10**6
 """More restarts than any test needs."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,12 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
-from atomr_accel.lanes import CHUNK, HostHandle, Op
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefSealed, GpuRefStale
+from atomr_accel.lanes import CHUNK, HostHandle, Isolation, Op
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..array_samples import arrays, random_bits
+from ..array_samples import Array, arrays, random_bits
 from ..harness import (
     Gate,
     cancelled_at,
@@ -28,14 +29,6 @@ from ..harness import (
     same_bits,
     settled,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.lanes import Isolation
-
-    from ..array_samples import Array
 
 
 @given(array=arrays(), before=st.booleans())

@@ -6,7 +6,8 @@ import random
 import re
 from contextlib import AsyncExitStack, suppress
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -17,9 +18,6 @@ from atomr_accel.dashboard import _connections, open_dashboard
 from atomr_accel.telemetry.host_header import is_here
 
 from .client import ask, looking, place
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PUBLIC = {"/": "index.html", "/style.css": "style.css", "/page.js": "page.js"}
 SECRET = ("/state", "/events", "/nothing", "//state", "/state/", "/../state", "/%2e/style.css")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,9 +22,6 @@ from atomr_accel.testing import poison
 from ..fakes.nvml import FakeGpu, FakeNvml
 from ..harness import AT_ONCE, BACKEND, opened, refused
 from .client import ask, looking, place
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ import trio.testing
 from atomr_accel import Standby, open_system
 from atomr_accel.actors import (
     Actor,
+    ActorRef,
     ActorRestarted,
+    ActorTree,
     Backoff,
     Call,
     GetStatistics,
@@ -33,12 +37,6 @@ from atomr_accel.worlds._engine import Engine
 
 from ..harness import AT_ONCE, cpu_only
 from .standbys import standby_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from atomr_accel.actors import ActorRef, ActorTree
 
 pytestmark = [cpu_only, pytest.mark.slow]
 

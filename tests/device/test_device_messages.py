@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from atomr_accel import ContextPoisoned, GpuRefStale, open_system
-from atomr_accel.actors import ActorStopped, Instrument, Message, UnhandledMessage
+from atomr_accel import ContextPoisoned, Device, GpuRefStale, open_system
+from atomr_accel.actors import ActorRef, ActorStopped, Instrument, Message, UnhandledMessage
 from atomr_accel.testing import poison
 from tests.harness import BACKEND, SECOND, on_shared, opened, sized
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.actors import ActorRef
 
 
 @on_shared

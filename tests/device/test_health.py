@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,13 +12,10 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from atomr_accel import DeviceLost, OutOfMemory
+from atomr_accel import Device, DeviceLost, OutOfMemory
 from atomr_accel.testing import hang, kill_host, poison
 
 from ..harness import cpu_only, opened
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 
 @cpu_only

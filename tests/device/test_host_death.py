@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,9 +15,6 @@ from atomr_accel.testing import kill_host
 
 from ..harness import Gate, cpu_only, opened
 from .faulty import aborts, exits, reads_nowhere
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @cpu_only

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import trio
 
 from atomr_accel import (
     ContextPoisoned,
+    Device,
     DeviceLost,
     DeviceUnavailable,
     GpuRefStale,
@@ -29,7 +31,7 @@ from atomr_accel import (
 from atomr_accel.actors import Backoff
 from atomr_accel.device.contexts import context as _context
 from atomr_accel.device.standby import _keeper, _spare
-from atomr_accel.lanes import HostHandle, _spawn, start_host
+from atomr_accel.lanes import HostHandle, Isolation, _spawn, start_host
 from atomr_accel.testing import kill_host, poison
 from tests import seeds
 from tests.harness import (
@@ -43,12 +45,6 @@ from tests.harness import (
 )
 
 from .standbys import EYE, OFTEN, open_a_lane, works
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
 
 pytestmark = cpu_only
 

@@ -11,21 +11,17 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned
+from atomr_accel import ContextPoisoned, Device
 from atomr_accel.testing import poison
 from atomr_accel.wire import StickyFault
 from tests.harness import cpu_only, opened
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
 
 LOGGER: Final = "atomr_accel.kernels"
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import trio
 
 from atomr_accel import ContextPoisoned, OutOfMemory, Unsupported
 from atomr_accel.backends.cpu.host.context import CpuContext
+from atomr_accel.device._settings import StreamStrategy
 from atomr_accel.lanes import HostHandle, start_host
 from atomr_accel.ops import LaneSpec
 from atomr_accel.testing import kill_host
@@ -17,12 +20,6 @@ from atomr_accel.wire import Fault, LanesOpened, Open, OpenLanes
 from tests.harness import cpu_only, descriptors, opened
 
 from .standbys import OFTEN, open_a_lane, works
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from atomr_accel.device._settings import StreamStrategy
 
 pytestmark = cpu_only
 

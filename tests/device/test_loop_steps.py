@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, DeviceLost
+from atomr_accel import ContextPoisoned, Device, DeviceLost, GpuRef
 from atomr_accel.device import _failures, _lifecycle
 from atomr_accel.device.contexts import context as _context
 from atomr_accel.memory import Block, MemoryMap
 from atomr_accel.memory._allocator import ALIGNMENT
 
 from ..harness import cpu_only, opened, stop_process, used_by
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device, GpuRef
 
 pytestmark = cpu_only
 

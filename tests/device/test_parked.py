@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 import trio.lowlevel
 
-from atomr_accel import DeviceInstrument, Standby, StandbyWarning, Unsupported
+from atomr_accel import Device, DeviceInstrument, Standby, StandbyWarning, Unsupported
 from atomr_accel.backends import cpu
 from atomr_accel.device.standby import _parking, _spare
 from atomr_accel.testing import kill_host, poison, standby_ready
@@ -22,11 +23,6 @@ from atomr_accel.testing import kill_host, poison, standby_ready
 from ..harness import AT_ONCE, ON_CUDA, sized
 from .in_host import load
 from .standbys import EYE, answer, hot, open_a_lane, standby_of, works
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from atomr_accel import Device
 
 PARKERS: Final = "tests.device.parkers"
 

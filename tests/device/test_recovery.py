@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,14 +11,12 @@ import trio
 import trio.testing
 
 from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, Standby
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import FAULTS, kill_host, poison
 from atomr_accel.testing._faults import sleep_for_ever, source_of
 from tests.harness import cpu_only, no_descriptors, opened, same_bits
 
 from .. import seeds
-
-if TYPE_CHECKING:
-    from atomr_accel.lanes import Isolation
 
 
 @pytest.mark.parametrize("kind", FAULTS)

@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ import trio.testing
 
 from atomr_accel import (
     ContextPoisoned,
+    Device,
     DeviceLost,
     FaultReport,
     GpuRefStale,
@@ -29,9 +30,6 @@ from atomr_accel.testing import hang, kill_host, poison
 from .. import seeds
 from ..harness import Gate, cpu_only, opened, sized
 from .faulty import DEATHS, TELLING, exits, is_harmless, is_killed, is_sticky
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 OFTEN: Final = 10**6
 

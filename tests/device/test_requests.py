@@ -5,15 +5,16 @@ from __future__ import annotations
 import gc
 import logging
 import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import GpuRef, GpuRefStale, open_system
+from atomr_accel import Device, GpuRef, GpuRefStale, open_system
 from atomr_accel.actors import Actor, Backoff, Directive, Message, Strategy, Supervision, handler
 from atomr_accel.libraries.blas.checks import LANE
 from atomr_accel.libraries.nccl.lanes import ABORTS, COLLECTIVES
@@ -21,11 +22,6 @@ from atomr_accel.libraries.registry import catalogue
 from atomr_accel.ops import Preparer, Request, Submission, perform
 from atomr_accel.testing.garbage import collect_garbage
 from tests.harness import BACKEND, SECOND, cpu_only, on_shared, opened, settled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from atomr_accel import Device
 
 EYE = np.eye(2, dtype=np.float32)
 KERNEL = 'extern "C" __global__ void nothing() {}'

@@ -5,22 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 import trio
 
 from atomr_accel import ContextPoisoned
+from atomr_accel.backends import Backend
 from atomr_accel.device import _open
-from atomr_accel.lanes import Sanitizer
+from atomr_accel.lanes import Sanitizer, SanitizerTool
 from atomr_accel.testing import poison
 from tests.harness import cpu_only, opened
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel.backends import Backend
-    from atomr_accel.lanes import SanitizerTool
 
 TOOL: Final = """#!{python}
 import subprocess, sys

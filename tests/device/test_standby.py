@@ -7,23 +7,35 @@ import functools
 import os
 import time
 import warnings
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import DeviceLost, GpuRefStale, OutOfMemory, Standby, StandbyWarning, Unsupported
+from atomr_accel import (
+    Device,
+    DeviceLost,
+    GpuRef,
+    GpuRefStale,
+    OutOfMemory,
+    Standby,
+    StandbyWarning,
+    Unsupported,
+)
 from atomr_accel.actors import Backoff
 from atomr_accel.device import _open
 from atomr_accel.device._growth import SlabGrowth
 from atomr_accel.device.contexts import context as _context
 from atomr_accel.device.contexts._prepared import PreparedHost
+from atomr_accel.device.core import DeviceCore
 from atomr_accel.device.standby import _budget, _spare
-from atomr_accel.lanes import HostDied, HostHandle, start_host
+from atomr_accel.device.standby._keeper import StandbyKeeper
+from atomr_accel.lanes import HostDied, HostHandle, Isolation, start_host
 from atomr_accel.testing import kill_host, poison, standby_ready
 from atomr_accel.testing.garbage import collect_garbage
 from tests.harness import cpu_only, descriptors, opened
@@ -38,14 +50,6 @@ from .in_host import (
     load_slowly,
 )
 from .standbys import EYE, OFTEN, answer, hot, standby_of, works
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.device.core import DeviceCore
-    from atomr_accel.device.standby._keeper import StandbyKeeper
-    from atomr_accel.lanes import HostHandle, Isolation
 
 pytestmark = [  # each starts hosts, and most several
     cpu_only,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -13,16 +13,14 @@ from atomr_accel import Standby
 from atomr_accel.actors import Backoff
 from atomr_accel.device.contexts import context as _context
 from atomr_accel.device.contexts._prepared import PreparedHost
+from atomr_accel.device.core import DeviceCore
 from atomr_accel.device.standby import _keeper, _spare
+from atomr_accel.device.standby._keeper import StandbyKeeper
 from atomr_accel.lanes import HostHandle, start_host
 from atomr_accel.testing import kill_host
 from tests.harness import cpu_only, no_descriptors, opened
 
 from .standbys import OFTEN, hot, open_a_lane, standby_of, works
-
-if TYPE_CHECKING:
-    from atomr_accel.device.core import DeviceCore
-    from atomr_accel.device.standby._keeper import StandbyKeeper
 
 pytestmark = [cpu_only, pytest.mark.slow, pytest.mark.usefixtures("patient", "at_once")]
 

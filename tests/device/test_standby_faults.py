@@ -5,28 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, GpuRefStale, Standby
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale, Standby
+from atomr_accel.device.batches.record import Recording
 from atomr_accel.device.contexts import context as _context
 from atomr_accel.device.standby import _keeper, _spare
-from atomr_accel.lanes import start_host
+from atomr_accel.lanes import HostHandle, Isolation, start_host
 from atomr_accel.testing import kill_host, poison
 from tests.harness import AT_ONCE, cpu_only, descriptors, opened, settled, used_by
 
 from .. import seeds
 from .in_host import add, take
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.device.batches.record import Recording
-    from atomr_accel.lanes import HostHandle, Isolation
 
 pytestmark = [cpu_only, pytest.mark.slow]
 

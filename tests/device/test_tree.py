@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, Device, DeviceLost, GpuRef, GpuRefStale, open_system
+from atomr_accel import (
+    ContextPoisoned,
+    Device,
+    DeviceLost,
+    GpuRef,
+    GpuRefStale,
+    System,
+    open_system,
+)
 from atomr_accel.actors import (
     Actor,
     ActorRef,
     ActorStopped,
+    ActorTree,
     Backoff,
     ChildState,
     Directive,
@@ -35,16 +44,12 @@ from atomr_accel.actors import (
     handler,
     open_actor_system,
 )
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
 from tests.harness import BACKEND, cpu_only, opened
 
-if TYPE_CHECKING:
-    from atomr_accel import System
-    from atomr_accel.actors import ActorTree
-    from atomr_accel.lanes import Isolation
-
-    from ..harness import Gate
+from ..harness import Gate
 
 AT_ONCE = Backoff(initial=0.0, base=0.0)
 EYE = np.eye(4)

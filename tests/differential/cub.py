@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import numpy as np
+
+from atomr_accel import Device
 
 from .cases import (
     COMPLEX,
@@ -17,11 +20,6 @@ from .cases import (
     same,
     values,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

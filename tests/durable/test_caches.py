@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, GpuRefStale, Unsupported
+from atomr_accel import ContextPoisoned, Device, GpuRefStale, Unsupported
 from atomr_accel.testing import kill_host, poison
 
 from ..harness import cpu_only, opened, sized
@@ -18,9 +18,6 @@ from ..seeds import draw
 from .caches import COLUMNS, HEADS, PAGE, SIZE, ModelledCache, rows_of
 from .scribbling import Scribbler, scribble
 from .withdrawing import Withdrawer
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 ROW = HEADS * SIZE * 2
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, Standby, Unsupported
+from atomr_accel import (
+    ContextPoisoned,
+    Device,
+    DeviceLost,
+    GpuRef,
+    GpuRefStale,
+    Standby,
+    Unsupported,
+)
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.wire import CHUNK_BYTES
 
@@ -19,11 +28,6 @@ from ..seeds import draw
 from .programs import CHANGED, IN_FLIGHT, Program, run_together
 from .scribbling import Scribbler, scribble
 from .withdrawing import Withdrawer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device, GpuRef
 
 FLOATS = CHUNK_BYTES // 4
 """Elements of float32 that one digest covers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned, GpuRefStale, Unsupported
+from atomr_accel import ContextPoisoned, Device, GpuRefStale, Unsupported
 from atomr_accel.testing import kill_host, poison
 
 from ..harness import cpu_only, on_shared, opened
 from .scribbling import scribble
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 PAGES, PAGE, LAYERS = 5, 4, 2
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefStale, open_devices
+from atomr_accel import Device, GpuRefStale, open_devices
 from atomr_accel.device import Snapshot
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.wire import CHUNK_BYTES
@@ -17,11 +18,6 @@ from atomr_accel.wire import CHUNK_BYTES
 from ..harness import AT_ONCE, BACKEND, cpu_only, on_shared, opened, program
 from .programs import CHANGED
 from .scribbling import scribble
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
 
 FLOATS = CHUNK_BYTES // 4
 

@@ -9,23 +9,20 @@ CPU backend.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.libraries.dnn.host._cpu import FUNCTIONS, interpret
 from atomr_accel.libraries.dnn.host._prototypes import DATA_TYPES
 from atomr_accel.libraries.dnn.wire._nodes import NODES, REDUCTIONS
 
 from .cublas import FakeContext
 from .lapack import memory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from atomr_accel import ContextPoisoned, GpuRefStale
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
 
 from ..harness import opened, same_bits, settled, used_by
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel.lanes import Isolation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,6 @@ from atomr_accel.host import machine as _machine
 from atomr_accel.wire import PcieLink
 
 from ..harness import cpu_only
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CARD = "0000:17:00.0"
 

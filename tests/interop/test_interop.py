@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from hypothesis import given
 
 from atomr_accel import (
     ContextPoisoned,
+    Device,
     DeviceLost,
+    GpuRef,
     GpuRefSealed,
     GpuRefStale,
     OutOfMemory,
@@ -27,7 +30,7 @@ from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import SLAB_SHIFT
 from atomr_accel.wire.interop import CUDA, DeviceArray, _borrow_capsule, borrow
 
-from ..array_samples import LAYOUTS, arrays, layouts
+from ..array_samples import LAYOUTS, Array, arrays, layouts
 from ..dropping import DROPS, REFUSED, failures
 from ..forked import in_child
 from ..harness import (
@@ -40,13 +43,6 @@ from ..harness import (
     same_bits,
     used_by,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device, GpuRef
-
-    from ..array_samples import Array
 
 _begun, _let = threading.Event(), threading.Event()
 """Events of a function that waits in the middle of its work, in a host that is a thread."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import trio
 
 from atomr_accel.lanes._host_output import output_pipes
 from tests.harness import descriptors, no_descriptors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LOGGER = "atomr_accel.kernels"
 

@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ import trio
 import trio.testing
 
 from atomr_accel.backends.cpu.host.context import CpuContext
-from atomr_accel.lanes import HostDied, HostHandle, _spawn, _spawner, start_host
+from atomr_accel.lanes import HostDied, HostHandle, Isolation, _spawn, _spawner, start_host
 from atomr_accel.wire import (
     AskFree,
     ControlRequest,
@@ -35,11 +36,6 @@ from atomr_accel.wire import (
 from atomr_accel.wire.channel import receive, send
 from atomr_accel.wire.control import Done
 from tests.harness import SECONDS, descriptors, no_descriptors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from atomr_accel.lanes import Isolation
 
 
 class Silent:

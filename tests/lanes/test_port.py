@@ -7,7 +7,8 @@ import itertools
 import os
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, ClassVar, Final
 
 import msgspec
 import pytest
@@ -33,9 +34,6 @@ from atomr_accel.wire import (
 from atomr_accel.wire.failures import pack_exception
 
 from ..harness import program
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 WINDOW: Final = 1024
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import pytest
@@ -12,12 +13,7 @@ import trio.testing
 
 from atomr_accel.lanes import _loop_flusher, _switch_interval
 
-from ..harness import opened
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..harness import Gate
+from ..harness import Gate, opened
 
 USUAL: Final = 5000
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from atomr_accel.lanes.threads import openblas_threads, usable_cores, with_threads
 
 from ..harness import opened
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 QUOTAS = {"max 100000": 6, "150000 100000": 2, "20000 100000": 1, "800000 100000": 6, "": 6}
 

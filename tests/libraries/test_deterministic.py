@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from atomr_accel import open_device
+from atomr_accel.device import Device
 from atomr_accel.libraries.blas.facade import LANE
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.wire._graph import DnnGraph, encode
 
 from ..fakes import cudnn as fake_cudnn
 from ..fakes.cublas import FakeCudaBlas, FakeKernels, FakeLibrary
+from ..fakes.driver import FakeDriver
 from .conformance import on_cuda
 from .dnn.host.offers import graphs_of, offer
 from .dnn.rows import attention as attention_rows
 from .dnn.rows import ops as dnn_rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel.device import Device
-
-    from ..fakes.driver import FakeDriver
 
 not_on_cuda = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import OutOfMemory, open_device
+from atomr_accel import Device, GpuRef, OutOfMemory, open_device
 from atomr_accel.memory import SLICE, MemoryMap
 from atomr_accel.memory.map import SLAB_BYTES, Slab
 
 from ..harness import cancelled_at, descriptors, on_shared, opened, settled, used_by
-
-if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef
 
 MIB = 1 << 20
 

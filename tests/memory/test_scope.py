@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import GpuRefStale
+from atomr_accel import Device, GpuRef, GpuRefStale
 from atomr_accel.memory._scope import MemoryScope
 from atomr_accel.testing import poison
 
 from ..harness import interrupted_at, on_shared, opened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device, GpuRef
 
 
 @on_shared

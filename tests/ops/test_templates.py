@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +15,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefSealed, GpuRefStale, SparseRef
 from atomr_accel.libraries.blas.checks import LANE
 from atomr_accel.ops import CallTemplate, Request, Submission, UndeclaredAddress, signature
 from atomr_accel.ops._templates import CallTemplates
@@ -23,11 +24,6 @@ from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import Message
 
 from ..harness import cpu_only, on_shared, opened, used_by
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device, GpuRef, SparseRef
 
 SIDE = 4
 

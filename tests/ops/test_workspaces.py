@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.memory import round_size
+from atomr_accel import Device
+from atomr_accel.memory import Block, round_size
 from atomr_accel.ops import TOGETHER, Workspaces
 from atomr_accel.testing import poison
 
 from ..harness import on_shared, opened
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.memory import Block
 
 WAYS, SMALL = 3, 4096
 

@@ -8,8 +8,9 @@ import itertools
 import select
 import sys
 import weakref
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import cloudpickle
 import numpy as np
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from atomr_accel import (
     ContextPoisoned,
+    Device,
     DeviceLost,
     GpuRef,
     GpuRefSealed,
@@ -28,6 +30,7 @@ from atomr_accel import (
     Unsupported,
     open_system,
 )
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import FAULTS, simulate, source_of
 from atomr_accel.testing.garbage import collect_garbage
@@ -36,6 +39,7 @@ from ..harness import (
     AT_ONCE,
     BACKEND,
     ON_CUDA,
+    Gate,
     cancelled_at,
     needs_nvrtc,
     on_shared,
@@ -44,14 +48,6 @@ from ..harness import (
     used_by,
 )
 from .programs import ADD, REFUSED, SIDE, SOURCE, add, adder, launched, mix
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
-
-    from ..harness import Gate
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,6 @@ from ..fakes import behind
 from ..harness import cpu_only, opened, program, sized
 from .programs import KINDS, Array, Run
 from .running import Delayed, compiled, programs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 pytestmark = cpu_only
 

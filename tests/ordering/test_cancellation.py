@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, GpuRefStale, Unsupported
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale, Unsupported
+from atomr_accel.libraries.nvrtc.kernel import Kernel
+from atomr_accel.ops import Awaited
 from atomr_accel.testing import kill_host
 
-from ..harness import cancelled_at, interrupted_at, on_shared, opened, settled, used_by
+from ..harness import Gate, cancelled_at, interrupted_at, on_shared, opened, settled, used_by
 from .programs import ADD, add, adder
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.libraries.nvrtc.kernel import Kernel
-    from atomr_accel.ops import Awaited
-
-    from ..harness import Gate
 
 LARGE = 1 << 18
 """Elements of an array that takes more than one step to move."""

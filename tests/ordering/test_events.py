@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, EventStale
+from atomr_accel import ContextPoisoned, Device, EventStale
 from atomr_accel.testing import kill_host
 
-from ..harness import cancelled_at, on_shared, opened, settled
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-
-    from ..harness import Gate
+from ..harness import Gate, cancelled_at, on_shared, opened, settled
 
 
 @on_shared

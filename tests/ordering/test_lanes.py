@@ -8,7 +8,8 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
@@ -16,26 +17,19 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, KernelHung
+from atomr_accel import ContextPoisoned, Device, KernelHung
 from atomr_accel.host._lane import Lane
 from atomr_accel.host._launcher import Launcher
 from atomr_accel.host.completion import BlockingCompletion
+from atomr_accel.lanes import LaneStatistics
 from atomr_accel.memory import LateAddress
 from atomr_accel.testing import lane_delays, poison
 from atomr_accel.wire import Fill
 
 from ..fakes.lanes import new_record
-from ..harness import ON_CUDA, on_shared, opened, settled
+from ..harness import ON_CUDA, Gate, on_shared, opened, settled
 from .programs import ADD, KINDS, Run, add, adder
 from .running import compiled
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import LaneStatistics
-
-    from ..harness import Gate
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 

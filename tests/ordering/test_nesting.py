@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
@@ -12,18 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefSealed, GpuRefStale, KernelHung, Unsupported
+from atomr_accel import Device, GpuRefSealed, GpuRefStale, KernelHung, Unsupported
 from atomr_accel.executors.device_code import read_kernels
+from atomr_accel.libraries.nvrtc.kernel import Kernel
+from atomr_accel.ops import Awaited
 from atomr_accel.testing import poison
 
 from ..fakes.graphs import graphs
 from ..harness import ON_CUDA, cpu_only, on_shared, opened, program, settled, used_by
 from .programs import adder
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.libraries.nvrtc.kernel import Kernel
-    from atomr_accel.ops import Awaited
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +15,6 @@ from atomr_accel.testing import lane_delays
 from ..harness import opened, sized
 from .programs import KINDS, Run
 from .running import Delayed, compiled, programs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
@@ -27,9 +28,6 @@ from atomr_accel.patterns import (
 )
 
 from .worlds import LONG, Clients, Doubler, Log, on_mock_clock, open_clients
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @on_mock_clock

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, GpuRefStale
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale
 from atomr_accel.actors import Call, GetStatistics, open_actor_system
 from atomr_accel.patterns import (
     Closed,
@@ -27,13 +28,7 @@ from atomr_accel.testing import poison
 from .. import seeds
 from ..harness import BACKEND, SECOND, Gate, opened
 from . import moe_model
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from atomr_accel import Device, GpuRef
-
-    from .moe_model import Array
+from .moe_model import Array
 
 if BACKEND == "cuda":
     pytestmark = pytest.mark.gpu

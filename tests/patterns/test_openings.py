@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -12,9 +13,6 @@ import trio
 from atomr_accel.patterns import open_batcher, open_fair_share, open_hot_swap, open_replica_pool
 
 from ..harness import cancelled_at
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
 
 
 @asynccontextmanager

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
+from atomr_accel import Device
 from atomr_accel.actors import Backoff
 from atomr_accel.patterns import open_replica_pool
 from atomr_accel.testing import kill_host, poison
 
 from ..harness import BACKEND, SECOND, cpu_only, opened
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = [pytest.mark.slow, *([pytest.mark.gpu] if BACKEND == "cuda" else [])]
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import Any, ParamSpec
 
 import trio
 import trio.testing
 
 from atomr_accel import ContextPoisoned
 from atomr_accel.patterns import Batcher, Observer, open_batcher
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 P = ParamSpec("P")
 

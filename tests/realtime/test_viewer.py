@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel.realtime import Simulation, open_fluid, open_viewer
+from atomr_accel import Device
+from atomr_accel.realtime import Fluid, Simulation, open_fluid, open_viewer
 from atomr_accel.testing import poison
 
 from ..harness import opened as opened_device
 from .sockets import connected
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.realtime import Fluid
 
 SOURCE = np.zeros((8, 12))
 SOURCE[2:4, 4:8] = 20

@@ -12,10 +12,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -46,9 +47,6 @@ from atomr_accel.replay._writer import JournalWriter, WaitingEntry
 from ..harness import ROOT, cancelled_at, cpu_only, interrupted_at, opened, settled
 from ..seeds import draw
 from .programs import SOURCE, gelu, scaled
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
 
 
 def rows(path: Path) -> list[bytes]:

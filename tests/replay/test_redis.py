@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -22,9 +22,6 @@ from atomr_accel.replay import (
 
 from ..harness import cancelled_at, opened
 from .servers import redis_server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 coredis = pytest.importorskip("coredis")
 pytestmark = pytest.mark.filterwarnings("default")  # coredis has some of its own

@@ -9,7 +9,7 @@ import random
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from atomr_accel import CompileOptions, ContextPoisoned, GpuRefSealed, GpuRefStale
+from atomr_accel import CompileOptions, ContextPoisoned, Device, GpuRef, GpuRefSealed, GpuRefStale
 from atomr_accel.replay import (
     Compared,
     Deviation,
@@ -45,9 +45,6 @@ from ..ordering.programs import FAULTS, KINDS, SOURCE, Run, mix
 from .ops import OPS
 from .programs import SOURCE as PLAIN
 from .programs import Random, Wide, array_of, dies, dies_when_told, drawn, scaled, shifted
-
-if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef
 
 
 async def again(path: Path, **options: Any) -> Report:

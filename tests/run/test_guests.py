@@ -6,7 +6,8 @@ import importlib.util
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
@@ -15,9 +16,6 @@ from atomr_accel.testing import poison
 from tests.harness import ON_CUDA, cpu_only, opened
 
 from . import guests
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TRITON: Final = all(importlib.util.find_spec(name) for name in ("triton", "torch"))
 

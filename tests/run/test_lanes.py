@@ -6,9 +6,10 @@ import os
 import socket
 import stat
 import struct
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,17 +17,12 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, DeviceLost, KernelHung, open_system
+from atomr_accel import ContextPoisoned, Device, DeviceLost, KernelHung, open_system
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host
 from atomr_accel.wire import Failure
 
 from ..harness import BACKEND, Gate, cancelled_at, cpu_only, on_shared, opened, settled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
 
 pytestmark = cpu_only
 

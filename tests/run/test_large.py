@@ -6,7 +6,7 @@ import pickle
 import threading
 import tracemalloc
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -14,15 +14,12 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned
+from atomr_accel import ContextPoisoned, Device
+from atomr_accel.lanes import Isolation
 from atomr_accel.libraries.run.wire.pickling import INLINE, PickleTooLarge, TakesLong, dumps, loads
 from atomr_accel.testing import kill_host
 
 from ..harness import Gate, cpu_only, on_shared, opened, settled
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
 
 pytestmark = cpu_only
 

@@ -7,19 +7,22 @@ import subprocess
 import sys
 import time
 from collections import UserList
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 from hypothesis import given
 
-from atomr_accel import ContextPoisoned, GpuRef, GpuRefStale, RemoteError, traceparent
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale, RemoteError, traceparent
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import simulate
 
-from ..array_samples import arrays
+from ..array_samples import Array, arrays
 from ..harness import (
     Gate,
     cancelled_at,
@@ -29,15 +32,6 @@ from ..harness import (
     same_bits,
     settled,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
-
-    from ..array_samples import Array
 
 pytestmark = cpu_only  # functions here take NumPy arrays; those for a GPU are in test_gpu.py
 

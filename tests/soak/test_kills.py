@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
+from atomr_accel import Device
+
 from ..harness import BACKEND, ROOT
 from .kills import soak
-
-if TYPE_CHECKING:
-    import random
-
-    from atomr_accel import Device
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ import logging
 import random
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from prometheus_client.openmetrics.parser import (
 
 from atomr_accel import (
     ContextPoisoned,
+    Device,
     DeviceLost,
     FinishedOps,
     OutOfMemory,
@@ -38,11 +40,6 @@ from ..fakes.nvml import FakeGpu, FakeNvml
 from ..harness import cpu_only, opened, settled, sized
 from ..seeds import draw
 from .scraping import Seen, exposition, samples
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from atomr_accel import Device
 
 
 def test_the_catalogue_is_in_order() -> None:

@@ -10,10 +10,10 @@ import math
 import random
 import sys
 import threading
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -45,9 +45,6 @@ from atomr_accel.testing import poison
 from ..fakes.nvml import FakeGpu, FakeNvml
 from ..harness import cpu_only, opened
 from ..seeds import draw
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 NEVER = math.inf
 

@@ -11,8 +11,10 @@ import socket
 import subprocess
 import sys
 import urllib.parse
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h11
 import numpy as np
@@ -36,10 +38,6 @@ from atomr_accel.telemetry import (
 from ..harness import cpu_only, opened
 from ..seeds import draw
 from .scraping import samples
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

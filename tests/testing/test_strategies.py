@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,9 +33,6 @@ from atomr_accel.testing.strategies import (
 )
 
 from ..harness import BACKEND
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 AT_ONCE = Backoff(initial=0.0, base=0.0)
 

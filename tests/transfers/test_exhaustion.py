@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import resource
 import threading
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import AccelError, OutOfMemory
+from atomr_accel import AccelError, Device, OutOfMemory
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 
@@ -30,12 +32,6 @@ from ..harness import (
     sized,
     used_by,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
 
 pytestmark = cpu_only
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Awaitable, Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, GpuRefStale
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale
 from atomr_accel.device.data.transfer import in_chunks
 from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..array_samples import random_bits
+from ..array_samples import Array, random_bits
 from ..harness import (
     ON_CUDA,
     Gate,
@@ -28,13 +29,6 @@ from ..harness import (
     settled,
     used_by,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
-
-    from ..array_samples import Array
 
 NBYTES: Final = 64 << 20 if ON_CUDA else 20 << 20
 MOVED: Final = 1 << 30 if ON_CUDA else NBYTES

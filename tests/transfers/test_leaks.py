@@ -9,16 +9,19 @@ import gc
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import outcome
 import pytest
 import trio
 
+from atomr_accel import Device
 from atomr_accel.device.data.transfer import in_worker
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 
@@ -32,12 +35,6 @@ from ..harness import (
     same_bits,
     settled,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
 
 IN_FULL: Final = [
     pytest.mark.slow,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,16 +12,12 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefStale, OutOfMemory, Unsupported
+from atomr_accel import Device, GpuRefStale, OutOfMemory, Unsupported
 from atomr_accel.device.data._managed import Advice, Attachment, Place
 from atomr_accel.testing import poison
 from atomr_accel.wire import CreateManaged, UnmapSlabs
 
 from ..harness import cpu_only, on_shared, opened, same_bits
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 DTYPES = st.sampled_from([np.dtype(name) for name in ("u1", "i2", "f4", "f8", "c16")])

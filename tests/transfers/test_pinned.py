@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from atomr_accel import DeviceLost, open_system
-from atomr_accel.lanes import PinnedPool
+from atomr_accel import Device, DeviceLost, open_system
+from atomr_accel.lanes import Piece, PinnedPool
 from atomr_accel.testing import kill_host
 
 from ..harness import BACKEND, descriptors, on_shared, opened, program, same_bits
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.lanes import Piece
 
 MIB = 1 << 20
 BYTE = np.dtype(np.uint8)

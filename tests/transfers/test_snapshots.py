@@ -6,15 +6,16 @@ import fcntl
 import random
 import re
 import threading
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, GpuRefStale, Snapshot, Unsupported
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale, Snapshot, Unsupported
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.device.contexts._reaper import Reaper
 from atomr_accel.device.data import _snapshot, _snapshot_file
@@ -35,11 +36,6 @@ from ..harness import (
     settled,
     used_by,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device, GpuRef
 
 SHAPES = [(), (3,), (0, 4), (2, 3, 5), (1000,)]
 

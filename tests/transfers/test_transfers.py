@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,22 +15,14 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale
+from atomr_accel import ContextPoisoned, Device, DeviceLost, GpuRefStale
 from atomr_accel.device.data._progress import TransferStatistics
 from atomr_accel.device.data.transfer import SMALL
-from atomr_accel.lanes import CHUNK, PinnedPool
+from atomr_accel.lanes import CHUNK, Piece, PinnedPool
 from atomr_accel.testing import kill_host, poison
 
-from ..array_samples import noise
+from ..array_samples import Array, noise
 from ..harness import Gate, cancelled_at, on_shared, opened, same_bits, settled, used_by
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Piece
-
-    from ..array_samples import Array
 
 SIZES = [SMALL, SMALL + 1, CHUNK + 1, 5 * CHUNK + 4097]
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from atomr_accel import GpuRefStale
+from atomr_accel import Device, GpuRefStale
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
 
 from ...harness import on_shared, opened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 
 class Pair(NamedTuple):

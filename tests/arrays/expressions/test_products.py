@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -10,15 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from atomr_accel import Device
 from atomr_accel.arrays.expressions import sum_of_products
 from atomr_accel.ops import CallTemplate
 
 from ...harness import on_shared, opened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 Array = np.ndarray[Any, Any]
 

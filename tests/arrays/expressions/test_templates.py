@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from atomr_accel import Device
 from atomr_accel.arrays.expressions import apart, joined
 from atomr_accel.ops import CallTemplate
 
 from ...harness import on_shared, opened
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 NUMBERS = (1.5, 2.0, 0.0, -0.0, -3, float("nan"), float("-inf"), 1e300, 7, 4.0, True)
 

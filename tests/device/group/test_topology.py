@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import permutations
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -16,9 +17,6 @@ from atomr_accel.wire import Peer, StreamPlan
 from ...fakes.driver import installed
 from ...fakes.gpu import FakeGpu
 from ...harness import cpu_only
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def topology(count: int, kinds: Mapping[tuple[int, int], str]) -> Topology:

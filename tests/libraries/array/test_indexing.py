@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefSealed, Unsupported
+from atomr_accel import Device, GpuRefSealed, Unsupported
 from atomr_accel.libraries.array.choosing import MOST_INDICES
 
 from ...harness import on_shared, opened
 from ..conformance import MARKS
 from .calls import FILLED, LAYOUTS, NUMBERS, SEEDS, fetched, put, same, sample
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import Unsupported
-from atomr_accel.libraries.array._quantiles import _METHODS, _place
+from atomr_accel import Device, Unsupported
+from atomr_accel.libraries.array._quantiles import _METHODS, Method, _place
 
 from ...harness import on_shared, opened
 from ..conformance import MARKS
@@ -30,10 +30,6 @@ from .calls import (
     same,
     sample,
 )
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.libraries.array._quantiles import Method
 
 pytestmark = MARKS
 

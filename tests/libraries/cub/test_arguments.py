@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -14,9 +15,6 @@ from atomr_accel.testing._faults import poison
 from ...harness import AT_ONCE, ON_CUDA, cpu_only, on_shared
 from ..conformance import MARKS, dtype_of
 from ..refusals import refuses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = MARKS
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from atomr_accel import (
     ContextPoisoned,
+    Device,
     GpuRefStale,
     LibraryError,
     LibraryMissing,
@@ -30,11 +32,6 @@ from atomr_accel.testing.garbage import collect_garbage
 from ...harness import opened
 from ..conformance import on_cuda
 from .models import linear, model, nonzero
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
 
 
 def _without_provider() -> bool:

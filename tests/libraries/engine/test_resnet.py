@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,9 +14,6 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from examples.onnx_engine import in_int8, resnet50
 
 from ...harness import opened
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WIDTH, PIXELS = 4, 32
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import cmath
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.signal
+
+from atomr_accel import Device
 
 from ... import seeds
 from ..conformance import (
@@ -23,9 +25,6 @@ from ..conformance import (
     put_strided,
 )
 from ..refusals import refuses
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

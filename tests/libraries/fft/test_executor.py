@@ -7,7 +7,8 @@ what this cannot show is only what cuFFT itself does with them.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,15 +24,11 @@ from atomr_accel.libraries.fft.wire._messages import ForgetPlan, Hook, Prepare, 
 from atomr_accel.libraries.fft.wire._plan import Move, plan
 
 from ... import seeds
+from ...fakes.driver import FakeDriver
 from ..conformance import dtype_of
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from .machine import reference, sample
 from .stand_in import STREAM, StandIn, executor, room
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ...fakes.driver import FakeDriver
 
 
 def cases() -> list[tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:

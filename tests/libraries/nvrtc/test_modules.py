@@ -6,15 +6,16 @@ import contextlib
 import ctypes
 import gc
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from atomr_accel import CompileError, GpuRefStale, LibraryMissing, Unsupported
+from atomr_accel import CompileError, Device, GpuRefStale, LibraryMissing, Unsupported
 from atomr_accel.executors import compiler as _compiler
 from atomr_accel.libraries.nvrtc._options import CompileOptions
 from atomr_accel.libraries.nvrtc.host import _program
@@ -24,11 +25,6 @@ from atomr_accel.libraries.nvrtc.wire.messages import Compile, KernelEntry, Link
 from atomr_accel.testing import poison
 
 from ...harness import cpu_only, needs_nvrtc, on_shared, opened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from atomr_accel import Device
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 

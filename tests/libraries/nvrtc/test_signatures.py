@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
@@ -15,9 +16,6 @@ from atomr_accel.libraries.nvrtc.signature import Parameter, read_signature
 from atomr_accel.libraries.nvrtc.wire.messages import Compile, LinkImage
 
 from ...harness import cpu_only, opened
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 

@@ -5,14 +5,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from atomr_accel import (
+    Device,
     GpuRefStale,
     LibraryError,
     Surface,
@@ -31,11 +33,6 @@ from atomr_accel.libraries.nvrtc.wire.messages import (
 from atomr_accel.testing import poison
 from tests.fakes.driver import FakeDriver, installed
 from tests.harness import cpu_only, needs_nvrtc, on_shared, opened
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from atomr_accel import Device
 
 LINEAR: Final = {"filter": "linear"}
 

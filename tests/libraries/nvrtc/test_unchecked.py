@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 import atomr_accel.testing
 from atomr_accel import LibraryMissing
@@ -16,9 +16,6 @@ from atomr_accel.libraries.nvrtc.host import _cpu
 from atomr_accel.testing import FAULTS
 
 from ...harness import cpu_only, opened
-
-if TYPE_CHECKING:
-    import pytest
 
 SOURCE = 'extern "C" __global__ void nonsense(float *x) { this is no CUDA }'
 

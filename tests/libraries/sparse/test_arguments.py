@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +11,11 @@ import scipy.sparse as scipy_sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale, SparseRef, Unsupported
+from atomr_accel import ContextPoisoned, Device, GpuRefSealed, GpuRefStale, SparseRef, Unsupported
 from atomr_accel.libraries.sparse.host._cpu import taken_as
 
 from ...harness import opened, program
 from ..conformance import MARKS, on_cuda
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

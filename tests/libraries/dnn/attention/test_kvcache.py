@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +11,12 @@ import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefStale, OutOfMemory, Unsupported
+from atomr_accel import Device, GpuRefStale, OutOfMemory, Unsupported
 from atomr_accel.testing import poison
 
 from ....harness import ON_CUDA, on_shared, opened
 from ...conformance import MARKS, Near, compare, dtype_of
 from ..rows.attention import Mask, attention
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

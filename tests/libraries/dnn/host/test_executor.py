@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryError, Unsupported
+from atomr_accel import Device, LibraryError, Unsupported
 from atomr_accel.executors.disk_cache import DiskCache
 from atomr_accel.libraries.dnn.graph._run import LANE, PLANNER
 from atomr_accel.libraries.dnn.host import _lowering
+from atomr_accel.libraries.dnn.wire._graph import DnnGraph
 from atomr_accel.wire.recent import Recent
 
 from .... import seeds
 from ....differential import graphs
 from ....fakes import cudnn as fake_cudnn
 from ....fakes.cudnn import FakeCudaDnn, FakeFrontend, FakeLibrary, FakeOwn
+from ....fakes.driver import FakeDriver
 from ...conformance import conform, on_cuda
 from ..rows.ops import OPERATIONS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
-    from atomr_accel.libraries.dnn.wire._graph import DnnGraph
-
-    from ....fakes.driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 

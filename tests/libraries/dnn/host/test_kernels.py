@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.executors.device_code import C_TYPES
+from atomr_accel.executors.device_code import C_TYPES, CudaSource
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._rewrite import cut
 from atomr_accel.libraries.dnn.host.fallback import (
@@ -34,11 +35,6 @@ from atomr_accel.libraries.dnn.wire._nodes import NODES, REDUCTIONS, wider
 
 from ...host_kernels import compile_kernels, needs_compiler, on_host
 from .graph_memory import addresses_of, compare, filled
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from atomr_accel.executors.device_code import CudaSource
 
 Array = np.ndarray[Any, Any]
 

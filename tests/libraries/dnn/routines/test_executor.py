@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryError, Unsupported
+from atomr_accel import Device, LibraryError, Unsupported
 from atomr_accel.libraries.dnn.graph._run import LANE, PLANNER
 
 from ....fakes import cudnn as fake_cudnn
 from ....fakes.cudnn import FakeCudaDnn, FakeFrontend, FakeOwn
 from ....fakes.cudnn_routines import FakeRoutines
+from ....fakes.driver import FakeDriver
 from ...conformance import conform, on_cuda
 from ..rows.rnn import OPERATIONS as NETWORKS
 from ..rows.routines import OPERATIONS as ROUTINES
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
-
-    from ....fakes.driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
