@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from atomr_accel.lanes import Isolation
 
 from . import seeds
-from .harness import BACKEND, ON_CUDA, Gate, Shared, program
+from .harness import BACKEND, ON_CUDA, Gate, Shared, on_mock_clock, program
 
 PLUGIN = "atomr_accel.testing.pytest_plugin"
 
@@ -128,6 +128,9 @@ OF_PYTEST_TRIO = {"device", "nursery", "mock_clock", "autojump_clock"}
 """Its fixtures, and those that need it, apart from async functions."""
 
 
+CLOCKS = {"real": program, "mock": on_mock_clock}
+
+
 def _needs_pytest_trio(item: pytest.Function) -> bool:
     fixtures = [each.func for some in item._fixtureinfo.name2fixturedefs.values() for each in some]
     return not OF_PYTEST_TRIO.isdisjoint(item.fixturenames) or any(
@@ -148,7 +151,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             and inspect.iscoroutinefunction(item.obj)
             and not _needs_pytest_trio(item)
         ):
-            item.obj = program(item.obj)
+            clock = item.get_closest_marker("clock")
+            item.obj = CLOCKS[clock.args[0] if clock else "real"](item.obj)
         if ON_CUDA and any(
             item.path.is_relative_to(here / part)
             for part in ("contract", "ordering", "transfers", "interop", "memory")

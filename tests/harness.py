@@ -101,6 +101,30 @@ def program(function: Callable[P, Awaitable[None]]) -> Callable[P, None]:
     return test
 
 
+LONG: Final = 1e6
+"""Seconds of a mock clock after which a program hangs: when it jumps they take no time."""
+
+
+def on_mock_clock(function: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """Make a test of an async function: run by trio, whose clock jumps when all wait."""
+
+    @functools.wraps(function)
+    def test(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_on_mock_clock(partial(function, *args, **kwargs))
+
+    return test
+
+
+def run_on_mock_clock(function: Callable[[], Awaitable[None]]) -> None:
+    """Run an async function by trio, whose clock jumps when all wait."""
+
+    async def main() -> None:
+        with trio.fail_after(LONG):
+            await function()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
 async def refused(
     error: type[BaseException] | tuple[type[BaseException], ...],
     match: str | None,

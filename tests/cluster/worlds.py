@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -14,14 +14,6 @@ from atomr_accel.cluster import Cluster, ClusterSettings, MemoryStore, open_clus
 from .simulated import Add, Fail, Log, Network, Read
 
 SETTINGS = ClusterSettings(lease=4.0, shards=8, heartbeat=0.5, silence=1.5)
-
-
-def simulated(function: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    def test() -> None:
-        trio.run(function, clock=trio.testing.MockClock(autojump_threshold=0))
-
-    test.__name__ = function.__name__
-    return test
 
 
 class World:

@@ -20,16 +20,7 @@ from atomr_accel.lanes import Isolation
 from atomr_accel.testing.garbage import collect_garbage
 
 from ..array_samples import random_bits
-from ..harness import (
-    BACKEND,
-    Gate,
-    cancelled_at,
-    on_shared,
-    opened,
-    same_bits,
-    settled,
-    used_by,
-)
+from ..harness import BACKEND, Gate, cancelled_at, on_shared, opened, same_bits, settled, used_by
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -18,6 +18,8 @@ from atomr_accel.lanes import Sanitizer, SanitizerTool
 from atomr_accel.testing import poison
 from tests.harness import cpu_only, opened
 
+pytestmark = cpu_only
+
 TOOL: Final = """#!{python}
 import subprocess, sys
 words = sys.argv[1:]
@@ -47,7 +49,6 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(script)
 
 
-@cpu_only
 @pytest.mark.slow
 @pytest.mark.usefixtures("tool")
 async def test_a_fault_names_kernel_and_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -69,7 +70,6 @@ async def test_a_fault_names_kernel_and_line(caplog: pytest.LogCaptureFixture) -
     assert said.count("========= ERROR SUMMARY: 1 error") == 2  # of the second, as it was closed
 
 
-@cpu_only
 @pytest.mark.slow
 @pytest.mark.usefixtures("tool")
 async def test_sanitizer_leaves_no_process_of_its_group() -> None:
@@ -91,7 +91,6 @@ def sleeping() -> None:
     time.sleep(60)
 
 
-@cpu_only
 async def test_python_functions_have_none() -> None:
     async with opened(sanitizer="memcheck") as device:
         with pytest.raises(ContextPoisoned, match="CUDA_ERROR_ILLEGAL_ADDRESS"):

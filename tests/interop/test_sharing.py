@@ -20,16 +20,7 @@ from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import shared_fd
 
-from ..harness import (
-    ROOT,
-    SECOND,
-    cpu_only,
-    descriptors,
-    on_shared,
-    opened,
-    same_bits,
-    used_by,
-)
+from ..harness import ROOT, SECOND, cpu_only, descriptors, on_shared, opened, same_bits, used_by
 
 STRANGER = """if True:
     import fcntl, mmap, os, socket, sys, trio, numpy as np

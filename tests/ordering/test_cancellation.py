@@ -17,6 +17,8 @@ from atomr_accel.testing import kill_host
 from ..harness import Gate, cancelled_at, interrupted_at, on_shared, opened, settled, used_by
 from .programs import ADD, add, adder
 
+pytestmark = pytest.mark.slow
+
 LARGE = 1 << 18
 """Elements of an array that takes more than one step to move."""
 
@@ -113,7 +115,6 @@ class Calls:
 NAMES = [name for name in vars(Calls) if not name.startswith("_") and name not in ("of", "check")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @on_shared
 async def test_cancelled_at_every_checkpoint(device: Device, name: str) -> None:
@@ -129,7 +130,6 @@ async def test_cancelled_at_every_checkpoint(device: Device, name: str) -> None:
     assert step > 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @on_shared
 async def test_cancelled_while_its_lanes_are_busy(device: Device, gate: Gate, name: str) -> None:
@@ -152,7 +152,6 @@ async def test_cancelled_while_its_lanes_are_busy(device: Device, gate: Gate, na
     assert used_by(device) <= used
 
 
-@pytest.mark.slow
 async def test_the_host_dies_at_every_checkpoint() -> None:
     """The awaited result is there, but its generation has ended when the task gets it."""
     async with opened(isolation="process", max_restarts=1000) as device:

@@ -19,8 +19,8 @@ from atomr_accel.patterns import (
     open_cascade,
 )
 
-from ..harness import refused
-from .worlds import on_mock_clock, poisoned
+from ..harness import on_mock_clock, refused
+from .worlds import poisoned
 
 
 class Bad(Exception):

@@ -17,10 +17,11 @@ from tests.harness import ON_CUDA, cpu_only, opened
 
 from . import guests
 
+pytestmark = pytest.mark.slow
+
 TRITON: Final = all(importlib.util.find_spec(name) for name in ("triton", "torch"))
 
 
-@pytest.mark.slow
 @cpu_only
 async def test_a_kernel_is_made_again_after_a_fault() -> None:
     async with opened() as device:
@@ -53,7 +54,6 @@ trio.run(main)
 """
 
 
-@pytest.mark.slow
 @cpu_only
 def test_a_kernel_in_the_init_of_a_script_has_a_source(tmp_path: Path) -> None:
     """Triton and others compile the source of a function, wherever it was pickled."""
@@ -67,7 +67,6 @@ def test_a_kernel_in_the_init_of_a_script_has_a_source(tmp_path: Path) -> None:
     assert "# of a script" in found.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not TRITON, reason="Triton, with PyTorch, is not installed")
 async def test_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     if not ON_CUDA:

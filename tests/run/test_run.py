@@ -23,15 +23,7 @@ from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import simulate
 
 from ..array_samples import Array, arrays
-from ..harness import (
-    Gate,
-    cancelled_at,
-    cpu_only,
-    on_shared,
-    opened,
-    same_bits,
-    settled,
-)
+from ..harness import Gate, cancelled_at, cpu_only, on_shared, opened, same_bits, settled
 
 pytestmark = cpu_only  # functions here take NumPy arrays; those for a GPU are in test_gpu.py
 

@@ -22,16 +22,7 @@ from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..harness import (
-    cpu_only,
-    leaves,
-    no_descriptors,
-    opened,
-    same_bits,
-    settled,
-    sized,
-    used_by,
-)
+from ..harness import cpu_only, leaves, no_descriptors, opened, same_bits, settled, sized, used_by
 
 pytestmark = cpu_only
 

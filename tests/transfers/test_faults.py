@@ -19,16 +19,7 @@ from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 
 from ..array_samples import Array, random_bits
-from ..harness import (
-    ON_CUDA,
-    Gate,
-    Tensor,
-    descriptors,
-    opened,
-    same_bits,
-    settled,
-    used_by,
-)
+from ..harness import ON_CUDA, Gate, Tensor, descriptors, opened, same_bits, settled, used_by
 
 NBYTES: Final = 64 << 20 if ON_CUDA else 20 << 20
 MOVED: Final = 1 << 30 if ON_CUDA else NBYTES

@@ -25,16 +25,7 @@ from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..harness import (
-    FULL,
-    ON_CUDA,
-    SECONDS,
-    cpu_only,
-    descriptors,
-    opened,
-    same_bits,
-    settled,
-)
+from ..harness import FULL, ON_CUDA, SECONDS, cpu_only, descriptors, opened, same_bits, settled
 
 IN_FULL: Final = [
     pytest.mark.slow,

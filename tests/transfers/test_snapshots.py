@@ -26,16 +26,7 @@ from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import UnmapSlabs
 
 from ..array_samples import random_bits
-from ..harness import (
-    SECOND,
-    Gate,
-    cancelled_at,
-    descriptors,
-    opened,
-    same_bits,
-    settled,
-    used_by,
-)
+from ..harness import SECOND, Gate, cancelled_at, descriptors, opened, same_bits, settled, used_by
 
 SHAPES = [(), (3,), (0, 4), (2, 3, 5), (1000,)]
 

@@ -30,6 +30,8 @@ from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from .machine import reference, sample
 from .stand_in import STREAM, StandIn, executor, room
 
+pytestmark = needs_compiler
+
 
 def cases() -> list[tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
     return [
@@ -74,7 +76,6 @@ def library(monkeypatch: pytest.MonkeyPatch, compiled: Any) -> StandIn:
     return stand_in
 
 
-@needs_compiler
 def test_transforms(library: StandIn) -> None:
     fft = executor()
     rng = seeds.rng()
@@ -110,7 +111,6 @@ def test_transforms(library: StandIn) -> None:
         library.work.clear()
 
 
-@needs_compiler
 def test_a_plan_that_was_dropped_is_made_again(library: StandIn) -> None:
     fft = executor()
     call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
@@ -127,7 +127,6 @@ def test_a_plan_that_was_dropped_is_made_again(library: StandIn) -> None:
     assert len(library.layouts) == 1
 
 
-@needs_compiler
 def test_callbacks_are_linked_before_the_plan_is_made(
     library: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +165,6 @@ def test_callbacks_are_linked_before_the_plan_is_made(
     fft.close()
 
 
-@needs_compiler
 def test_a_plan_stays_as_long_as_a_graph_has_it(library: StandIn) -> None:
     kept: list[Any] = []
     fft = executor(kept)
@@ -187,7 +185,6 @@ def test_a_plan_stays_as_long_as_a_graph_has_it(library: StandIn) -> None:
     assert left == [2, 2, 1, 0]
 
 
-@needs_compiler
 def test_a_plan_whose_work_area_is_not_known_has_its_own(
     library: StandIn, driver: FakeDriver
 ) -> None:
@@ -206,7 +203,6 @@ def test_a_plan_whose_work_area_is_not_known_has_its_own(
     assert not driver.held
 
 
-@needs_compiler
 @pytest.mark.parametrize(("status", "error"), [(8, LibraryError), (16, Unsupported)])
 def test_a_plan_that_fails_leaves_no_handle(
     library: StandIn, status: int, error: type[Exception]
@@ -224,7 +220,6 @@ def test_a_plan_that_fails_leaves_no_handle(
     assert not library.layouts
 
 
-@needs_compiler
 def test_a_transform_that_fails_is_an_error(library: StandIn) -> None:
     kind = type(library.functions["cufftXtExec"])
     library.functions["cufftXtExec"] = kind(lambda *_: 6)

@@ -13,14 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from atomr_accel import (
-    Device,
-    GpuRefStale,
-    LibraryError,
-    Surface,
-    Texture,
-    Unsupported,
-)
+from atomr_accel import Device, GpuRefStale, LibraryError, Surface, Texture, Unsupported
 from atomr_accel.libraries.nvrtc.wire.messages import (
     CopyArray,
     FreeArray,
