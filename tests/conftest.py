@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from atomr_accel.lanes import Isolation
 
 from . import seeds
+from .fakes.driver import FakeDriver, installed
 from .harness import BACKEND, ON_CUDA, Gate, Shared, on_mock_clock, program
 
 PLUGIN = "atomr_accel.testing.pytest_plugin"
@@ -224,3 +225,10 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     """A kernel that waits; see ``Gate``."""
     with contextlib.closing(Gate(tmp_path)) as gate:
         yield gate
+
+
+@pytest.fixture
+def driver() -> Iterator[FakeDriver]:
+    """A driver on the host's memory, which executors for CUDA call."""
+    with installed(FakeDriver()) as fake:
+        yield fake

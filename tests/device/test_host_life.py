@@ -44,7 +44,7 @@ from tests.harness import (
     stop_process,
 )
 
-from .standbys import EYE, OFTEN, open_a_lane, works
+from .standbys import EYE, OFTEN, open_a_lane, standby_of, works
 
 pytestmark = cpu_only
 
@@ -226,8 +226,7 @@ async def test_a_host_that_is_stopped_as_it_starts_can_be_cancelled(
 async def test_a_stopped_standby_is_not_taken() -> None:
     async with opened(standby=Standby(warm=1)) as device:
         await works(device)
-        standby = device.core.standby
-        assert standby is not None
+        standby = standby_of(device)
         await standby.wait_ready()
         stop(standby.hosts[0])
         await kill_host(device)
@@ -237,8 +236,7 @@ async def test_a_stopped_standby_is_not_taken() -> None:
 @pytest.mark.usefixtures("brief")
 async def test_a_standby_that_is_stopped_as_it_loads_holds_nobody_up() -> None:
     async with opened(standby=Standby(warm=1)) as device:
-        standby = device.core.standby
-        assert standby is not None
+        standby = standby_of(device)
         await standby.wait_ready()
         stop(standby.hosts[0])
         await works(device)  # it is to load what that uses, too
@@ -290,8 +288,7 @@ async def test_a_standby_that_cannot_start_is_tried_again(
 
     monkeypatch.setattr(_spare, "start_host", failing(failures))
     async with opened(standby=Standby(warm=1), max_restarts=1) as device:
-        assert device.core.standby is not None
-        await device.core.standby.wait_ready()
+        await standby_of(device).wait_ready()
         await poison(device)
         await works(device)
     assert caplog.text.count("no standby host") == 3
@@ -301,8 +298,7 @@ async def test_a_standby_that_cannot_start_is_tried_again(
 @pytest.mark.usefixtures("retried")
 async def test_a_standby_that_ends_is_replaced() -> None:
     async with opened(standby=Standby(warm=1)) as device:
-        standby = device.core.standby
-        assert standby is not None
+        standby = standby_of(device)
         await standby.wait_ready()
         standby.hosts[0].kill()
         while standby.ready:

@@ -17,6 +17,7 @@ from atomr_accel.testing._faults import sleep_for_ever, source_of
 from tests.harness import cpu_only, no_descriptors, opened, same_bits
 
 from .. import seeds
+from .standbys import standby_of
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -122,8 +123,7 @@ async def test_a_fault_in_a_thread_is_final() -> None:
 @pytest.mark.slow
 async def test_the_standby_takes_over() -> None:
     async with opened(standby=Standby(warm=1), max_restarts=3) as device:
-        standby = device.core.standby
-        assert standby is not None
+        standby = standby_of(device)
         for generation in (2, 3):
             await standby.wait_ready()
             found = device.statistics().standby

@@ -22,6 +22,7 @@ from tests.harness import AT_ONCE, cpu_only, descriptors, opened, settled, used_
 
 from .. import seeds
 from .in_host import add, take
+from .standbys import standby_of
 
 pytestmark = [cpu_only, pytest.mark.slow]
 
@@ -130,8 +131,7 @@ class _Program:
 
 
 async def _kill_standby(device: Device) -> None:
-    standby = device.core.standby
-    assert standby is not None
+    standby = standby_of(device)
     await trio.lowlevel.checkpoint()
     for host in standby.hosts:
         host.kill()
@@ -157,8 +157,7 @@ async def test_faults_lose_and_change_no_results(
     doomed = doomed.tolist()
     wanted = Standby(hot=kept, warm_up=warm_up if number % 2 else None)
     async with opened(standby=wanted, max_restarts=OFTEN) as device:
-        standby = device.core.standby
-        assert standby is not None
+        standby = standby_of(device)
         ours = _Program(device, rng)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ours.run)

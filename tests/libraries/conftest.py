@@ -11,17 +11,9 @@ from atomr_accel.device.core import DeviceCore
 from atomr_accel.lanes import Isolation
 from atomr_accel.wire import Message, filled_fields
 
-from ..fakes.driver import FakeDriver, installed
 from .conformance import pytest_terminal_summary
 
 __all__ = ["pytest_terminal_summary"]
-
-
-@pytest.fixture
-def driver() -> Iterator[FakeDriver]:
-    """A driver on the host's memory, which executors for CUDA call."""
-    with installed(FakeDriver()) as fake:
-        yield fake
 
 
 @pytest.fixture(scope="session", autouse=True)

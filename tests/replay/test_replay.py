@@ -194,6 +194,15 @@ async def test_sparse_matrices_in_the_host_are_made_again(tmp_path: Path) -> Non
     assert report.same, str(report)
 
 
+async def replays(one: Device, other: Device, path: Path, ops: list[tuple[str, int]]) -> None:
+    """A program on one device is the same on the other, by its journal."""
+    async with open_journal(one, path, contents=True, results=True):
+        kernel = await one.nvrtc.compile(SOURCE, "mix", cpu=mix)
+        await Run(one, kernel).run(ops)
+    report = await replay_journal(path, other)
+    assert report.differences == [], (path, report)
+
+
 @pytest.mark.slow
 async def test_programs_of_many_tasks_are_replayed_in_the_order_of_the_program(
     tmp_path: Path,
@@ -204,11 +213,7 @@ async def test_programs_of_many_tasks_are_replayed_in_the_order_of_the_program(
             rng = random.Random(seed)
             ops = [(rng.choice(KINDS), rng.randrange(2**16)) for _ in range(rng.randrange(1, 60))]
             path = tmp_path / f"{seed}.journal"
-            async with open_journal(one, path, contents=True, results=True):
-                kernel = await one.nvrtc.compile(SOURCE, "mix", cpu=mix)
-                await Run(one, kernel).run(ops)
-            report = await replay_journal(path, other)
-            assert report.differences == [], (seed, report)
+            await replays(one, other, path, ops)
             path.unlink()
 
 
@@ -221,12 +226,7 @@ async def test_programs_with_faults_are_replayed(tmp_path: Path) -> None:
             rng = random.Random(seed)
             ops = [(rng.choice(KINDS), rng.randrange(2**16)) for _ in range(rng.randrange(1, 30))]
             ops.insert(rng.randrange(len(ops) + 1), (rng.choice(FAULTS), 0))
-            path = tmp_path / f"{seed}.journal"
-            async with open_journal(one, path, contents=True, results=True):
-                kernel = await one.nvrtc.compile(SOURCE, "mix", cpu=mix)
-                await Run(one, kernel).run(ops)
-            report = await replay_journal(path, other)
-            assert report.differences == [], (seed, report)
+            await replays(one, other, tmp_path / f"{seed}.journal", ops)
 
 
 async def test_modules_structs_and_variables_are_replayed(tmp_path: Path) -> None:
