@@ -10,14 +10,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from atomr_accel.actors import (
-    Actor,
-    Mailbox,
-    Message,
-    Overflow,
-    handler,
-    open_actor_system,
-)
+from atomr_accel.actors import Actor, Mailbox, Message, Overflow, handler, open_actor_system
 from atomr_accel.actors.context import stays
 from atomr_accel.actors.messages import side_by_side
 

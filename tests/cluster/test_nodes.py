@@ -12,14 +12,7 @@ import trio
 import trustme
 from trio.testing import wait_all_tasks_blocked
 
-from atomr_accel.actors import (
-    Actor,
-    ActorStopped,
-    Message,
-    NameTaken,
-    NoSuchActor,
-    handler,
-)
+from atomr_accel.actors import Actor, ActorStopped, Message, NameTaken, NoSuchActor, handler
 from atomr_accel.cluster import (
     Cluster,
     ClusterSettings,

@@ -12,11 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from atomr_accel.cluster import (
-    Credentials,
-    make_certificates,
-    open_sqlite_store,
-)
+from atomr_accel.cluster import Credentials, make_certificates, open_sqlite_store
 from tests import seeds
 from tests.harness import program, sized, stop_process
 

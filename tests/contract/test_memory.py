@@ -17,16 +17,7 @@ from atomr_accel import Device, GpuRef, GpuRefStale, OutOfMemory
 from atomr_accel.backends.cpu.host import context as cpu_context
 from atomr_accel.lanes import STAGING_BYTES, Isolation
 
-from ..harness import (
-    Gate,
-    cancelled_at,
-    cpu_only,
-    on_shared,
-    opened,
-    program,
-    settled,
-    used_by,
-)
+from ..harness import Gate, cancelled_at, cpu_only, on_shared, opened, program, settled, used_by
 
 MIB: Final = 1 << 20
 SLAB: Final = 64 * MIB

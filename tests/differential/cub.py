@@ -10,16 +10,7 @@ import numpy as np
 
 from atomr_accel import Device
 
-from .cases import (
-    COMPLEX,
-    FLOATS,
-    INTEGERS,
-    Case,
-    chance,
-    choose,
-    same,
-    values,
-)
+from .cases import COMPLEX, FLOATS, INTEGERS, Case, chance, choose, same, values
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

@@ -10,19 +10,7 @@ import numpy as np
 from atomr_accel import Device
 
 from ..libraries.conformance import wide
-from .cases import (
-    FLOATS,
-    INTEGERS,
-    REAL,
-    Case,
-    axis,
-    chance,
-    checked,
-    choose,
-    same,
-    shape,
-    values,
-)
+from .cases import FLOATS, INTEGERS, REAL, Case, axis, chance, checked, choose, same, shape, values
 
 Random = np.random.Generator
 ORDERED: Final = ("bool", *INTEGERS, *FLOATS)

@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned
 from atomr_accel.actors import Backoff, Overflow
-from atomr_accel.patterns import (
-    Closed,
-    Dropped,
-    Overloaded,
-    Retry,
-    WrongResults,
-    open_batcher,
-)
+from atomr_accel.patterns import Closed, Dropped, Overloaded, Retry, WrongResults, open_batcher
 
 from ..harness import run_on_mock_clock
 from .worlds import FaultyDevice, Log

@@ -11,13 +11,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.patterns import (
-    CascadeStage,
-    CircuitOpen,
-    Closed,
-    open_batcher,
-    open_cascade,
-)
+from atomr_accel.patterns import CascadeStage, CircuitOpen, Closed, open_batcher, open_cascade
 
 from ..harness import on_mock_clock, refused
 from .worlds import poisoned

@@ -14,14 +14,7 @@ from hypothesis import find, given, settings
 from hypothesis.errors import NoSuchExample
 from hypothesis.stateful import run_state_machine_as_test
 
-from atomr_accel import (
-    Blocking,
-    Device,
-    GpuRefStale,
-    LibraryMissing,
-    open_blocking,
-    open_system,
-)
+from atomr_accel import Blocking, Device, GpuRefStale, LibraryMissing, open_blocking, open_system
 from atomr_accel.actors import Backoff, Directive, Intensity, Supervision
 from atomr_accel.testing.strategies import (
     DeviceMachine,

@@ -9,14 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import (
-    CandidateState,
-    DeviceLost,
-    Devices,
-    DeviceUnavailable,
-    Hints,
-    open_devices,
-)
+from atomr_accel import CandidateState, DeviceLost, Devices, DeviceUnavailable, Hints, open_devices
 from atomr_accel.actors import Directive
 from atomr_accel.testing import kill_host, poison
 

@@ -11,14 +11,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import (
-    CandidateState,
-    DeviceLost,
-    GetTopology,
-    Hints,
-    OutOfMemory,
-    open_devices,
-)
+from atomr_accel import CandidateState, DeviceLost, GetTopology, Hints, OutOfMemory, open_devices
 from atomr_accel.actors import ActorRestarted, GetStatistics
 from atomr_accel.device.group._placement import Placement
 from atomr_accel.patterns import LeastLoaded

@@ -13,17 +13,7 @@ import scipy.signal
 from atomr_accel import Device
 
 from ... import seeds
-from ..conformance import (
-    MARKS,
-    Array,
-    Case,
-    Near,
-    Operation,
-    Sample,
-    conform,
-    product,
-    put_strided,
-)
+from ..conformance import MARKS, Array, Case, Near, Operation, Sample, conform, product, put_strided
 from ..refusals import refuses
 
 pytestmark = MARKS

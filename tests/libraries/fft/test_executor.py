@@ -16,9 +16,7 @@ import pytest
 from atomr_accel import LibraryError, Unsupported
 from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.fft._arguments import FAMILIES, resolve
-from atomr_accel.libraries.fft.host._prototypes import (
-    PROTOTYPES,
-)
+from atomr_accel.libraries.fft.host._prototypes import PROTOTYPES
 from atomr_accel.libraries.fft.host._source import ELEMENTS, SOURCE, move_name
 from atomr_accel.libraries.fft.wire._messages import ForgetPlan, Hook, Prepare, RunTransform
 from atomr_accel.libraries.fft.wire._plan import Move, plan

@@ -13,11 +13,7 @@ from atomr_accel.libraries.fft._arguments import FAMILIES, resolve
 from atomr_accel.libraries.fft._cache import FftPlanCache
 from atomr_accel.libraries.fft.wire import _plan
 from atomr_accel.libraries.fft.wire._messages import FftSpec
-from atomr_accel.libraries.fft.wire._plan import (
-    CufftRun,
-    Move,
-    plan,
-)
+from atomr_accel.libraries.fft.wire._plan import CufftRun, Move, plan
 
 from ... import seeds
 from .machine import Machine, reference, sample

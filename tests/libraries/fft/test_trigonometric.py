@@ -13,17 +13,7 @@ import scipy.fft
 from atomr_accel import Device, GpuRefSealed
 
 from ... import seeds
-from ..conformance import (
-    MARKS,
-    Array,
-    Case,
-    Near,
-    Operation,
-    Sample,
-    conform,
-    product,
-    put_strided,
-)
+from ..conformance import MARKS, Array, Case, Near, Operation, Sample, conform, product, put_strided
 from ..refusals import refuses
 
 pytestmark = MARKS

@@ -16,12 +16,7 @@ from atomr_accel.libraries.linalg.host._sizes import WorkspaceSizes
 
 from ... import seeds
 from ...fakes.cublas import FakeContext, FakeLibrary
-from ...fakes.cusolver import (
-    FakeCudaSolver,
-    FakeKernels,
-    FakeSolverLibrary,
-    array_on_the_cpu,
-)
+from ...fakes.cusolver import FakeCudaSolver, FakeKernels, FakeSolverLibrary, array_on_the_cpu
 from ...fakes.driver import FakeDriver
 from ...fakes.lapack import integers, memory
 from ..conformance import conform, on_cuda

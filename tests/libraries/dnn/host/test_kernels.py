@@ -14,18 +14,10 @@ from hypothesis import strategies as st
 from atomr_accel.executors.device_code import C_TYPES, CudaSource
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._rewrite import cut
-from atomr_accel.libraries.dnn.host.fallback import (
-    _convs as _own_convs,
-)
-from atomr_accel.libraries.dnn.host.fallback import (
-    _nodes as _own_nodes,
-)
-from atomr_accel.libraries.dnn.host.fallback import (
-    _norms as _own_norms,
-)
-from atomr_accel.libraries.dnn.host.fallback import (
-    _products as _own_products,
-)
+from atomr_accel.libraries.dnn.host.fallback import _convs as _own_convs
+from atomr_accel.libraries.dnn.host.fallback import _nodes as _own_nodes
+from atomr_accel.libraries.dnn.host.fallback import _norms as _own_norms
+from atomr_accel.libraries.dnn.host.fallback import _products as _own_products
 from atomr_accel.libraries.dnn.host.fallback._fallback import launches
 from atomr_accel.libraries.dnn.host.fallback._launch import THREADS
 from atomr_accel.libraries.dnn.host.fallback._nodes import pointwise_name, reduction_name
