@@ -11,9 +11,8 @@ import trio.testing
 
 from atomr_accel.cluster import MemoryStore, StoreLease, _store, open_cluster
 from atomr_accel.cluster._region import Region
-from tests.harness import sized
+from tests.harness import on_mock_clock, sized
 
-from ..patterns.worlds import on_mock_clock
 from .histories import SETTINGS, Event, History, simulate
 from .simulated import Add, Log, Network, NodeStore, Read
 

@@ -28,8 +28,7 @@ from atomr_accel.dashboard._feed import Feed
 from atomr_accel.dashboard._history import EVENTS, LONGEST, Ring, described
 from atomr_accel.dashboard._state import SystemObserver
 
-from ..harness import sized
-from ..patterns.worlds import on_mock_clock
+from ..harness import on_mock_clock, sized
 from .client import merged
 
 

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import FrameType
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 
 import atomr_accel
+from atomr_accel import Device, GpuRef
 
 from .. import seeds
 from ..harness import ROOT, opened, settled, sized, used_by
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from types import FrameType
-
-    from atomr_accel import Device, GpuRef
-
-    Call = Callable[[Device, GpuRef], Awaitable[object]]
+Call = Callable[[Device, GpuRef], Awaitable[object]]
 
 PACKAGE: Final = str(Path(atomr_accel.__file__).parent)
 

@@ -12,6 +12,10 @@ import trio.testing
 from atomr_accel import ContextPoisoned
 from atomr_accel.patterns import Batcher, Observer, open_batcher
 
+from .. import harness
+
+on_mock_clock, run = harness.on_mock_clock, harness.run_on_mock_clock  # for tests/worlds
+
 
 def poisoned() -> ContextPoisoned:
     """Return the error that every call on a device raises after a fault."""

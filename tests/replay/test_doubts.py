@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
 
+from atomr_accel import Device, GpuRef
+from atomr_accel.device.batches.record import Recording
 from atomr_accel.replay import Report, content_hash, open_journal, replay_journal
 from atomr_accel.replay._reading import reading
 
 from ..harness import opened
 from .programs import SOURCE, added, scaled, shifted, shifted_by
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.device.batches.record import Recording
-
-    Step = Callable[[Device, GpuRef, GpuRef], Awaitable[GpuRef | None]]
+Step = Callable[[Device, GpuRef, GpuRef], Awaitable[GpuRef | None]]
 
 
 class Thing:
