@@ -12,11 +12,9 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 PACKAGE = Path(__file__).resolve().parents[1] / "atomr_accel"
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import os
 import re
 import signal
+from collections.abc import Generator, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from atomr_accel.lanes import Isolation
+
 from . import seeds
-from .harness import BACKEND, ON_CUDA, Gate, Shared
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from atomr_accel.lanes import Isolation
+from .fakes.driver import FakeDriver, installed
+from .harness import BACKEND, ON_CUDA, Gate, Shared, on_mock_clock, program
 
 PLUGIN = "atomr_accel.testing.pytest_plugin"
 
@@ -126,10 +125,35 @@ def pytest_runtest_makereport(
     return report
 
 
+OF_PYTEST_TRIO = {"device", "nursery", "mock_clock", "autojump_clock"}
+"""Its fixtures, and those that need it, apart from async functions."""
+
+
+CLOCKS = {"real": program, "mock": on_mock_clock}
+
+
+def _needs_pytest_trio(item: pytest.Function) -> bool:
+    fixtures = [each.func for some in item._fixtureinfo.name2fixturedefs.values() for each in some]
+    return not OF_PYTEST_TRIO.isdisjoint(item.fixturenames) or any(
+        inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in fixtures
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-trio takes all async tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Count tests of the contract as tests of the GPU if they run on one."""
+    """Run async tests by trio, and not for ever; count those of the contract as of the GPU on one.
+
+    Tests with async fixtures are run by pytest-trio.
+    """
     here = Path(__file__).parent
     for item in items:
+        if (
+            isinstance(item, pytest.Function)
+            and inspect.iscoroutinefunction(item.obj)
+            and not _needs_pytest_trio(item)
+        ):
+            clock = item.get_closest_marker("clock")
+            item.obj = CLOCKS[clock.args[0] if clock else "real"](item.obj)
         if ON_CUDA and any(
             item.path.is_relative_to(here / part)
             for part in ("contract", "ordering", "transfers", "interop", "memory")
@@ -201,3 +225,10 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     """A kernel that waits; see ``Gate``."""
     with contextlib.closing(Gate(tmp_path)) as gate:
         yield gate
+
+
+@pytest.fixture
+def driver() -> Iterator[FakeDriver]:
+    """A driver on the host's memory, which executors for CUDA call."""
+    with installed(FakeDriver()) as fake:
+        yield fake

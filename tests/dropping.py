@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import reduce
 from operator import index
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from atomr_accel.wire.interop import borrow
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    Take = Callable[[Any], Any]
+Take = Callable[[Any], Any]
 
 TAKES: Final[dict[str, Take]] = {
     "capsule": lambda array: array.__dlpack__(),

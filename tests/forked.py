@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import traceback
 import warnings
-from typing import TYPE_CHECKING, NoReturn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import NoReturn
 
 
 def in_child(function: Callable[[], object]) -> None:

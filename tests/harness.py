@@ -15,27 +15,22 @@ import resource
 import signal
 import tempfile
 import threading
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import open_device
+from atomr_accel import Device, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.backends import cuda
 from atomr_accel.testing._faults import simulate
 from atomr_accel.testing.garbage import collect_garbage
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterator
-    from contextlib import AbstractAsyncContextManager
-
-    from atomr_accel import Device
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,6 +99,30 @@ def program(function: Callable[P, Awaitable[None]]) -> Callable[P, None]:
         trio.run(_in_time, partial(function, *args, **kwargs))
 
     return test
+
+
+LONG: Final = 1e6
+"""Seconds of a mock clock after which a program hangs: when it jumps they take no time."""
+
+
+def on_mock_clock(function: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """Make a test of an async function: run by trio, whose clock jumps when all wait."""
+
+    @functools.wraps(function)
+    def test(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_on_mock_clock(partial(function, *args, **kwargs))
+
+    return test
+
+
+def run_on_mock_clock(function: Callable[[], Awaitable[None]]) -> None:
+    """Run an async function by trio, whose clock jumps when all wait."""
+
+    async def main() -> None:
+        with trio.fail_after(LONG):
+            await function()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 async def refused(

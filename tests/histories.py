@@ -16,12 +16,10 @@ hashable. For a model of many keys, check the operations of each key for themsel
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from typing import Any, Final
 
 UNKNOWN: Final = object()
 """Result of an operation whose outcome is unknown."""

@@ -8,19 +8,15 @@ Python imports them first. Everything else is the program's.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from grimp import build_graph
+from grimp import ImportGraph, build_graph
 from importlinter import Contract, ContractCheck, fields, output
 from importlinter.application import contract_utils
 
 from .attribute_contracts import private_reads
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from grimp import ImportGraph
 
 MAY_IMPORT = {
     "host": {"host", "wire", "base"},

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from .attribute_contracts import outside_reads, private_reads
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 THINGS = """
 class Thing:

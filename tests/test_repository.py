@@ -17,20 +17,16 @@ import tarfile
 import tomllib
 import zipfile
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from atomr_accel import open_device
-
-from .harness import program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "atomr_accel"
@@ -486,7 +482,6 @@ def test_importing_loads_no_vendor_library() -> None:
     assert run(program) == "set()\n"
 
 
-@program
 async def test_a_host_loads_its_own_half_only() -> None:
     """Every rebuild waits for what a host imports."""
     async with open_device(0, backend="cpu") as device:
@@ -503,7 +498,6 @@ async def test_a_host_loads_its_own_half_only() -> None:
     assert {name for name in ours if part_of(name) in programs or "_facade" in name} == set()
 
 
-@program
 async def test_a_host_loads_scipy_for_what_needs_it_only() -> None:
     """SciPy's import takes as long as all other imports of the host."""
     async with open_device(0, backend="cpu", isolation="process") as device:

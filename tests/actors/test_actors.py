@@ -7,7 +7,7 @@ import logging
 import pickle
 import signal
 from collections import Counter as Tally
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import Any, assert_type
 
 import pytest
 import trio
@@ -52,10 +52,6 @@ from .counter import (
     Unknown,
     quick,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 # --- messages ----------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,6 @@ from atomr_accel.actors import (
 )
 
 from .counter import Counter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 async def run(*, task_status: Any) -> None:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from contextvars import ContextVar, copy_context
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from atomr_accel.actors import (
-    Actor,
-    Mailbox,
-    Message,
-    Overflow,
-    handler,
-    open_actor_system,
-)
+from atomr_accel.actors import Actor, Mailbox, Message, Overflow, handler, open_actor_system
 from atomr_accel.actors.context import stays
 from atomr_accel.actors.messages import side_by_side
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 user: ContextVar[str] = ContextVar("user", default="nobody")
 place = stays(ContextVar("place", default="home"))

@@ -37,7 +37,6 @@ from atomr_accel.actors._supervision import (
     SupervisionMachine,
 )
 
-from ..harness import program
 from .counter import Boom, Counter, Fail, Hang, Minor, quick
 from .supervisions import FAULTS, SUPERVISIONS, Restart, nothing, specs
 
@@ -68,7 +67,6 @@ class Front(Counter):
 
 
 @pytest.mark.parametrize("name", ["a", "g/a"])
-@program
 async def test_a_failure_its_asker_has_handled_stays_inside(schedule: None, name: str) -> None:
     async with open_actor_system("demo") as system:
         group = await system.spawn(Group, name="g")
@@ -106,7 +104,6 @@ def test_escalated_actor_leaves_all_the_same(schedule: None, below: bool) -> Non
         trio.run(main)
 
 
-@program
 async def test_parent_contains_the_failure_that_it_restarts_from(schedule: None) -> None:
     async with open_actor_system("demo") as system:
         group = await system.spawn(Group, supervision=Supervision(intensity=Intensity(restarts=0)))
@@ -128,7 +125,6 @@ def test_one_failure_too_many_leaves_all_the_same(schedule: None) -> None:
         trio.run(main)
 
 
-@program
 async def test_a_first_start_that_fails_is_its_spawners_also_at_the_end(schedule: None) -> None:
     class Broken(Counter):
         async def started(self) -> None:

@@ -11,7 +11,6 @@ import trio
 import trio.testing
 
 from atomr_accel import open_system
-from tests.harness import program
 
 
 @pytest.mark.parametrize(
@@ -24,7 +23,6 @@ from tests.harness import program
         (ValueError("a mistake"), 1),
     ],
 )
-@program
 async def test_a_forked_child_ends_where_it_leaves_the_block_of_a_system(
     error: BaseException | None, code: int
 ) -> None:

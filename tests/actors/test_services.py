@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -29,9 +30,6 @@ from atomr_accel.actors import (
     serving,
 )
 from atomr_accel.actors.part import place
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Shout(Message[str]):

@@ -63,8 +63,7 @@ from atomr_accel.actors._supervision import (
     Wake,
 )
 
-from ..harness import sized
-from ..patterns.worlds import on_mock_clock
+from ..harness import on_mock_clock, sized
 from .counter import Boom
 from .supervisions import (
     FAULTS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -10,9 +10,6 @@ import trio
 from atomr_accel.actors import ActorRef, ActorSystem, open_actor_system
 
 from .counter import Add, Counter, Get
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 
 @pytest.mark.parametrize(

@@ -29,16 +29,7 @@ from atomr_accel.actors import (
     open_actor_system,
 )
 
-from .counter import (
-    Add,
-    Boom,
-    Counter,
-    Fail,
-    Get,
-    Hang,
-    Quit,
-    quick,
-)
+from .counter import Add, Boom, Counter, Fail, Get, Hang, Quit, quick
 
 
 class Parent(Counter):

@@ -11,15 +11,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from atomr_accel.agents._store import VectorChange, VectorStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DIMENSION = 64
 State = dict[int, tuple[bytes, str | None]]

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from atomr_accel import Unsupported
+from atomr_accel import Device, Unsupported
 from atomr_accel.actors import open_actor_system
-from atomr_accel.agents import InvertedLists, NeighborGraph, SearchVectors, open_vector_index
+from atomr_accel.agents import (
+    InvertedLists,
+    NeighborGraph,
+    SearchVectors,
+    VectorIndex,
+    open_vector_index,
+)
 from atomr_accel.agents._inverted import windows_of
 from atomr_accel.agents._store import VectorRows
 from atomr_accel.agents._vector_search import VectorSearcher
 from atomr_accel.testing import kill_host, poison
 
-from ..harness import BACKEND, on_shared, opened, program, sized
+from ..harness import BACKEND, on_shared, opened, sized
 from .vectors import DIMENSION, check_found, index_at, similarities
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from atomr_accel import Device
-    from atomr_accel.agents import VectorIndex
 
 LISTS = InvertedLists(lists=16, probes=4, seed=3)
 GRAPH = NeighborGraph(probes=32)
@@ -199,7 +199,6 @@ async def test_lists_are_trained_again_when_there_is_much_more(
 
 
 @pytest.mark.slow
-@program
 async def test_lists_come_back_after_a_fault(tmp_path: Path) -> None:
     rows = clustered(6, 800)
     async with (
@@ -258,7 +257,6 @@ async def test_bad_options_of_approximate_search(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: type(way).__name__)
-@program
 async def test_faults_during_approximate_searches(tmp_path: Path, way: Any) -> None:
     faults = sized(4, 50)
     rows = clustered(9, 1500 + 40 * faults)

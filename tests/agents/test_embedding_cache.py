@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from atomr_accel import Device
 from atomr_accel.actors import open_actor_system
 from atomr_accel.agents import GetEmbedding, open_embedding_cache
 from atomr_accel.patterns import Closed
 from atomr_accel.testing import poison
 
-from ..harness import on_shared, opened, program, refused
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
+from ..harness import on_shared, opened, refused
 
 
 class Alike:
@@ -80,7 +78,6 @@ def test_answers_are_those_of_keys_and_room_is_kept(
     trio.run(run)
 
 
-@program
 async def test_what_is_asked_for_often_outlives_a_scan() -> None:
     embed = Embedding()
     async with open_embedding_cache(embed, size=100) as cache:
@@ -92,7 +89,6 @@ async def test_what_is_asked_for_often_outlives_a_scan() -> None:
         assert len(cache) == 100
 
 
-@program
 async def test_a_key_is_computed_once_while_any_caller_waits() -> None:
     go, begun, ended = trio.Event(), [], []
 
@@ -136,7 +132,6 @@ async def test_a_key_is_computed_once_while_any_caller_waits() -> None:
             found[0][0] = 2
 
 
-@program
 async def test_errors_reach_all_that_wait_and_nothing_is_kept() -> None:
     calls = 0
 
@@ -156,7 +151,6 @@ async def test_errors_reach_all_that_wait_and_nothing_is_kept() -> None:
         assert cache.statistics().failed == 1
 
 
-@program
 async def test_what_is_forgotten_while_it_is_computed_is_not_kept() -> None:
     go = trio.Event()
 
@@ -205,7 +199,6 @@ async def test_values_on_the_device_are_freed_when_they_go(device: Device) -> No
 
 
 @pytest.mark.slow
-@program
 async def test_values_that_a_fault_took_are_computed_again() -> None:
     embed = Embedding()
     async with opened() as device, open_embedding_cache(embed, size=8, device=device) as cache:
@@ -218,7 +211,6 @@ async def test_values_that_a_fault_took_are_computed_again() -> None:
         assert cache.statistics().stale == 1
 
 
-@program
 async def test_a_cache_is_an_actor() -> None:
     async with (
         open_actor_system("s") as system,
@@ -229,7 +221,6 @@ async def test_a_cache_is_an_actor() -> None:
         await cache(1)
 
 
-@program
 async def test_bad_arguments_are_refused() -> None:
     async def text(_: str) -> Any:
         await trio.lowlevel.checkpoint()
@@ -251,7 +242,6 @@ async def test_bad_arguments_are_refused() -> None:
             await cache("x")
 
 
-@program
 async def test_a_buffer_of_another_device_is_refused() -> None:
     async with opened() as one, opened() as other:
 

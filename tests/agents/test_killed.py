@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ..harness import BACKEND, ROOT, opened, program, sized
+from ..harness import BACKEND, ROOT, opened, sized
 from .vectors import index_at
 
 HERE = Path(__file__).parent
@@ -55,7 +55,6 @@ def test_killed_writers_lose_nothing_that_was_acknowledged(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@program
 async def test_a_killed_program_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     for kill in range(sized(1, 5)):
         folder = tmp_path / str(kill)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atomr_accel import Device
 from atomr_accel.actors import open_actor_system
 from atomr_accel.agents import (
     AddDocument,
@@ -22,6 +25,7 @@ from atomr_accel.agents import (
     FilesInUse,
     NameUnknown,
     SearchDocuments,
+    VectorIndex,
     open_rag,
     open_vector_index,
 )
@@ -29,13 +33,6 @@ from atomr_accel.agents._passages import cut
 from atomr_accel.patterns import Closed
 
 from ..harness import on_shared, refused
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from contextlib import AbstractAsyncContextManager
-
-    from atomr_accel import Device
-    from atomr_accel.agents import VectorIndex
 
 DIMENSION = 64
 TEXTS = {

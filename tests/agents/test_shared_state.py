@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
+from atomr_accel import ContextPoisoned, Device, GpuRefSealed, GpuRefStale
 from atomr_accel.actors import Actor, Call, Message, handler, open_actor_system
 from atomr_accel.agents import (
     AcquireState,
@@ -25,12 +25,9 @@ from atomr_accel.agents import (
 from atomr_accel.patterns import Closed
 from atomr_accel.testing import kill_host, poison
 
-from ..harness import on_shared, opened, program, sized
+from ..harness import on_shared, opened, sized
 from ..histories import History, linearizable
 from ..seeds import draw
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 
 @on_shared
@@ -213,7 +210,6 @@ def step(state: int, action: tuple[str, int]) -> tuple[Any, int]:
 
 
 @pytest.mark.slow
-@program
 async def test_histories_with_faults_are_linearizable() -> None:
     chance = random.Random(draw())
     rounds = sized(4, 120)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import sqlite3
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from atomr_accel import Device
 from atomr_accel.actors import Call, open_actor_system
 from atomr_accel.agents import (
     END,
@@ -36,11 +38,6 @@ from atomr_accel.patterns import Closed, Retry
 from atomr_accel.testing import poison
 
 from ..harness import on_shared, opened, program, refused, sized
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
 
 
 @dataclass(frozen=True)
@@ -530,7 +527,6 @@ async def test_a_chain_of_device_nodes_is_one_recording_and_one_step(device: Dev
 
 
 @pytest.mark.slow
-@program
 async def test_device_nodes_survive_faults() -> None:
     async with (
         opened(max_restarts=20) as device,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,9 +17,6 @@ from atomr_accel.agents._passages import PassageTable
 from atomr_accel.agents._payloads import PayloadTable, as_filter
 from atomr_accel.agents._tables import CheckedTables
 from atomr_accel.patterns import Closed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STEPS = [SavedStep(number, b"state %d" % number, ["next"]) for number in range(6)]
 TEXTS = [(10 * number, f"sentence {number} of several") for number in range(6)]

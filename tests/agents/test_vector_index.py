@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from trio.testing import wait_all_tasks_blocked
 
+from atomr_accel import Device
 from atomr_accel.actors import Call, open_actor_system
 from atomr_accel.agents import (
     DeleteVectors,
@@ -31,13 +33,8 @@ from atomr_accel.agents import (
 )
 from atomr_accel.patterns import Closed
 
-from ..harness import Shared, on_shared, opened, program, refused, sized
+from ..harness import Shared, on_shared, opened, refused, sized
 from .vectors import DIMENSION, check_found, check_reopened, index_at, inserted_under_faults
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from atomr_accel import Device
 
 
 def drawn(seed: int, n: int, dtype: Any = np.float32) -> NDArray[Any]:
@@ -368,7 +365,6 @@ async def test_a_full_disk_loses_nothing_that_was_acknowledged(
 
 
 @pytest.mark.slow
-@program
 async def test_faults_lose_no_vector_and_no_answer(tmp_path: Path) -> None:
     faults = sized(6, 50)
     async with opened(max_restarts=10 * faults) as device:

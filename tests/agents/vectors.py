@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import trio
+from numpy.typing import NDArray
 
-from atomr_accel.agents import open_vector_index
+from atomr_accel import Device
+from atomr_accel.agents import VectorIndex, open_vector_index
 from atomr_accel.testing import kill_host, poison
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from atomr_accel import Device
-    from atomr_accel.agents import VectorIndex
 
 DIMENSION = 8
 

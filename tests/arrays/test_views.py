@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,22 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atomr_accel import GpuRefSealed, GpuRefStale
+from atomr_accel import Device, GpuRefSealed, GpuRefStale
 from atomr_accel.arrays._ref import GpuRef
+from atomr_accel.lanes import Isolation
 from atomr_accel.memory import MemoryMap
 from atomr_accel.memory.map import Slab
 from atomr_accel.ops import overlap, require_no_alias, same_place
 from atomr_accel.testing import poison
 
-from ..harness import on_shared, opened, program, same_bits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
-
-    from ..array_samples import Array
+from ..array_samples import Array
+from ..harness import on_shared, opened, same_bits
 
 shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
 
@@ -352,7 +347,6 @@ async def test_sealing_a_part_seals_the_whole(device: Device) -> None:
         await device.unseal(plain)
 
 
-@program
 async def test_a_rebuild_makes_views_stale_unless_they_are_sealed() -> None:
     async with opened() as device:
         plain = (await device.put(np.arange(10)))[3:]
@@ -363,7 +357,6 @@ async def test_a_rebuild_makes_views_stale_unless_they_are_sealed() -> None:
         assert same_bits(await device.get(sealed), np.arange(3, 10))
 
 
-@program
 async def test_a_kernel_sees_a_part(isolation: Isolation) -> None:
     def double(cells: Any, n: int) -> None:
         cells[:n] *= 2

@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +16,11 @@ from atomr_accel import AccelError, DeviceUnavailable, Unsupported, open_device
 from atomr_accel.backends import Backend, Capabilities
 from atomr_accel.backends.registry import BUILT_IN, GROUP, find_backend
 from atomr_accel.device.interop._exports import _DeviceMappings
+from atomr_accel.lanes import Isolation
 from atomr_accel.ops import LaneSpec
 
 from ..harness import ROOT
 from ..harness import program as running
-
-if TYPE_CHECKING:
-    from atomr_accel.lanes import Isolation
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +17,7 @@ from atomr_accel.wire import SLAB_SHIFT, StickyFault, StreamPlan
 
 from ..fakes.driver import installed, memory
 from ..fakes.gpu import GRANULARITY, MEMORY, FakeGpu
-from ..harness import cpu_only, program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from ..harness import cpu_only
 
 pytestmark = cpu_only
 
@@ -34,7 +32,6 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.mark.parametrize("completion", ["polled", "blocking", "hybrid", "callback"])
-@program
 async def test_a_device_from_opening_to_closing(gpu: FakeGpu, completion: Any) -> None:
     async with open_device(0, backend="cuda", isolation="thread", completion=completion) as device:
         assert (device.info.name, device.info.compute_capability) == ("Fake", (9, 0))

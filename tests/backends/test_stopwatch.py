@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from atomr_accel.backends.cuda.host.driver import NOT_READY, driver
 from atomr_accel.backends.cuda.host.stopwatch import CudaStopwatch, DeviceClock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Timeline:

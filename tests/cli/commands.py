@@ -6,18 +6,15 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from atomr_accel.cli._documents import DriverPart, GpuPart, decoded
+import pytest
+
+from atomr_accel.cli._documents import Document, DriverPart, GpuPart, decoded
 from atomr_accel.cli._main import main
 from atomr_accel.cli._vendor import VendorAnswer
 
 from ..harness import ROOT
-
-if TYPE_CHECKING:
-    import pytest
-
-    from atomr_accel.cli._documents import Document
 
 NO_DRIVER = VendorAnswer(DriverPart(version=None, cuda=None, problem="no NVIDIA driver"), [], {})
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
 import trio
 
-from atomr_accel import open_device
+from atomr_accel import Device, open_device
 from atomr_accel._install import install_command
 from atomr_accel.cli import _bench, _children
 from atomr_accel.cli._bench import MEASUREMENTS
@@ -20,14 +20,7 @@ from atomr_accel.cli.host import _rivals
 from atomr_accel.cli.host._rivals import THREADS
 from atomr_accel.lanes.threads import with_threads
 
-from ..harness import program
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
-
-    from .commands import Commands
+from .commands import Commands
 
 QUICKLY = ("--backend", "cpu", "--isolation", "thread", "--quick", "--repeats", "1")
 
@@ -161,7 +154,6 @@ def test_rivals_do_all_but_faults() -> None:
             assert rival.prepared(name, 8)() is not None
 
 
-@program
 async def test_a_return_is_measured_to_the_next_product() -> None:
     killed = []
     (measurement,) = (m for m in MEASUREMENTS if m.name == "return")

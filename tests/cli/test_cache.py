@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tracemalloc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,9 +13,7 @@ from atomr_accel.cli import _cache
 from atomr_accel.executors.disk_cache import DiskCache
 
 from ..harness import ROOT
-
-if TYPE_CHECKING:
-    from .commands import Commands
+from .commands import Commands
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +14,7 @@ from atomr_accel.cli._documents import DriverPart, FindingPart
 from atomr_accel.cli._machine import Machine
 from atomr_accel.cli._vendor import VendorAnswer
 
-from .commands import NO_DRIVER, with_gpus
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .commands import Commands
+from .commands import NO_DRIVER, Commands, with_gpus
 
 NAMES = ("RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_MEMLOCK", "RLIMIT_AS")
 NO_LIMITS = dict.fromkeys(NAMES, (_machine.UNLIMITED, _machine.UNLIMITED))

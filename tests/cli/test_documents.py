@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,9 +20,6 @@ from atomr_accel.cli._documents import (
 )
 
 from ..harness import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PAGE = (ROOT / "docs" / "how-to" / "command-line.md").read_text(encoding="utf-8")
 SHAPES = [

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from atomr_accel import FaultReport, ReportedOp
 from atomr_accel.telemetry import JsonFormatter
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .commands import Commands
+from .commands import Commands
 
 
 def report(name: str) -> FaultReport:

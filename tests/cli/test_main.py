@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tomllib
 from importlib import import_module
+from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -22,12 +22,7 @@ from atomr_accel.cli._documents import DOCUMENTS
 from atomr_accel.cli._main import main
 
 from ..harness import ROOT
-from .commands import in_a_process
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .commands import Commands
+from .commands import Commands, in_a_process
 
 NAMES = [each.name for each in COMMANDS]
 

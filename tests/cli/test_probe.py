@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,13 +26,7 @@ from atomr_accel.libraries.registry import catalogue
 from atomr_accel.ops import LibraryCheck
 
 from ..harness import ROOT, cpu_only
-from .commands import NO_DRIVER, with_gpus
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from .commands import Commands
+from .commands import NO_DRIVER, Commands, with_gpus
 
 ON_CPU = ("--backend", "cpu", "--isolation", "thread")
 

@@ -6,28 +6,23 @@ import os
 import socket
 import sys
 from argparse import Namespace
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from atomr_accel import open_system
 from atomr_accel._install import install_command
+from atomr_accel.actors import ActorSystem
 from atomr_accel.actors.system import beside_systems
 from atomr_accel.cli import _dashboard
 from atomr_accel.cli._errors import Refusal
 from atomr_accel.cli._programs import run_beside
 
-from ..harness import program
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from atomr_accel.actors import ActorSystem
-
-    from .commands import Commands
+from .commands import Commands
 
 SCRIPT = """
 import sys
@@ -139,7 +134,6 @@ def test_ctrl_c_is_not_the_scripts_to_hide(tmp_path: Path) -> None:
         run(script(tmp_path, "raise KeyboardInterrupt"))
 
 
-@program
 async def test_program_runs_next_to_a_system_inside_it() -> None:
     """The guest can use the system, is closed before it, and sees errors of the block."""
     steps: list[Any] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,8 +13,7 @@ import trio.testing
 from atomr_accel.cli import _stress
 from atomr_accel.cli._stress import EventTally, judged
 
-if TYPE_CHECKING:
-    from .commands import Commands
+from .commands import Commands
 
 ALONE = ("--backend", "cpu", "--isolation", "thread", "--no-faults", "--seconds", "0.2")
 

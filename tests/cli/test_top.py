@@ -10,10 +10,12 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial, reduce
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,12 +28,7 @@ from atomr_accel.telemetry.nvml_library import NvmlLibrary
 
 from ..fakes.nvml import FakeGpu, FakeNvml
 from ..harness import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from .commands import Commands
+from .commands import Commands
 
 STATE = {
     "at": 1.0,

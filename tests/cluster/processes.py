@@ -7,9 +7,9 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -18,9 +18,6 @@ from atomr_accel.cluster import Cluster, ConnectionLost, StoreUnavailable
 from tests.harness import ROOT
 
 from .simulated import Add, Log, Read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KEYS = [f"log {number}" for number in range(12)]
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from atomr_accel.cli._main import main
 from atomr_accel.cluster import Credentials, make_certificates
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_certificates_fit_their_authority_and_keys_are_private(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import trio
 
 from atomr_accel import GpuRefStale, Unsupported, open_device
 from atomr_accel.cluster import ClusterSettings, MemoryStore, RemoteBuffer, open_cluster
-from tests.harness import BACKEND, program, used_by
+from tests.harness import BACKEND, used_by
 
 from ..harness import refused
 from .simulated import Network
@@ -27,7 +27,6 @@ def node(name: str, store: MemoryStore, network: Network, **options: Any) -> Any
     )
 
 
-@program
 async def test_a_device_of_another_node_computes() -> None:
     async with trio.open_nursery() as nursery, open_device(0, backend=BACKEND) as device:
         store, network = MemoryStore(), Network(nursery)
@@ -68,7 +67,6 @@ async def test_a_device_of_another_node_computes() -> None:
         nursery.cancel_scope.cancel()
 
 
-@program
 async def test_buffers_are_freed_with_their_connection() -> None:
     async with trio.open_nursery() as nursery, open_device(0, backend=BACKEND) as device:
         store, network = MemoryStore(), Network(nursery)

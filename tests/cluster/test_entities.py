@@ -14,10 +14,11 @@ from trio.testing import wait_all_tasks_blocked
 from atomr_accel.cluster import Cluster, ConnectionLost, Entity
 
 from .simulated import Add, Fail, Log, Read
-from .worlds import SETTINGS, simulated, world
+from .worlds import SETTINGS, world
+
+pytestmark = pytest.mark.clock("mock")
 
 
-@simulated
 async def test_one_node_has_all_entities() -> None:
     async with world() as here, here.node("a") as a:
         assert [await a.entity(Log, "x").ask(Add(number)) for number in (5, 6)] == [1, 2]
@@ -29,7 +30,6 @@ async def test_one_node_has_all_entities() -> None:
         assert await a.entity(Log, "x").ask(Read()) == [5, 6]
 
 
-@simulated
 async def test_entities_are_reached_from_all_nodes_and_move_on_leaving() -> None:
     async with world() as here, here.node("a") as a:
         for number in range(20):
@@ -49,7 +49,6 @@ async def test_entities_are_reached_from_all_nodes_and_move_on_leaving() -> None
         assert a.statistics().dropped == 0
 
 
-@simulated
 async def test_a_killed_node_is_replaced_when_its_leases_expire() -> None:
     async with world() as here, here.node("a") as a, trio.open_nursery() as nursery:
         b: list[Cluster] = []
@@ -74,7 +73,6 @@ async def test_a_killed_node_is_replaced_when_its_leases_expire() -> None:
         assert trio.current_time() - began < SETTINGS.lease * 1.3
 
 
-@simulated
 async def test_a_failure_of_one_message_is_not_that_of_the_next() -> None:
     """A conflict ends the instance while others wait for it."""
     async with world() as here, here.node("a") as a:
@@ -93,7 +91,6 @@ async def test_a_failure_of_one_message_is_not_that_of_the_next() -> None:
         assert sorted(places) == [2, 3, 4, 5]
 
 
-@simulated
 async def test_a_lease_that_is_lost_while_an_instance_stops_is_not_acted_upon() -> None:
     async with world() as here, here.node("a") as a:
         assert await a.entity(Log, "x").ask(Add(1)) == 1
@@ -128,7 +125,6 @@ class Passing(Log):
     passivate_after = 1.0
 
 
-@simulated
 async def test_singletons_and_remembered_entities_run_without_being_asked() -> None:
     options = {"entities": [Remembered], "singletons": [Ticker]}
     async with world() as here:
@@ -143,7 +139,6 @@ async def test_singletons_and_remembered_entities_run_without_being_asked() -> N
             assert await b.singleton(Ticker).ask(Add(4)) == 1
 
 
-@simulated
 async def test_a_node_that_fails_is_started_again_and_hands_over() -> None:
     async def fail() -> None:
         raise RuntimeError("failed as asked")
@@ -161,7 +156,6 @@ async def test_a_node_that_fails_is_started_again_and_hands_over() -> None:
         assert await a.entity(Log, "x").ask(Read()) == [1, 2]
 
 
-@simulated
 async def test_a_shard_is_handed_over_once() -> None:
     async with world() as here, here.node("a") as a:
         region = a._region
@@ -172,7 +166,6 @@ async def test_a_shard_is_handed_over_once() -> None:
         assert a.statistics().handed == 8
 
 
-@simulated
 async def test_idle_entities_are_passivated_and_come_back() -> None:
     async with world() as here, here.node("a", entities=[Passing]) as a:
         assert await a.entity(Passing, "x").ask(Add(1)) == 1
@@ -182,7 +175,6 @@ async def test_idle_entities_are_passivated_and_come_back() -> None:
         assert await a.entity(Passing, "x").ask(Read()) == [1]
 
 
-@simulated
 async def test_told_messages_arrive_and_lost_ones_are_counted() -> None:
     async with world() as here, here.node("a") as a, here.node("b") as b:
         await b.wait_for(2)

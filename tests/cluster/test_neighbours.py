@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -15,9 +15,6 @@ from atomr_accel.cluster import EpochOver, MemoryStore
 from atomr_accel.cluster._neighbours import Neighbours
 from atomr_accel.cluster._processes import is_neighbour, own_process, process_ended
 from tests.harness import ROOT, program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SCRIPT = """
 from atomr_accel.cluster._processes import own_process

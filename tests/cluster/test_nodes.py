@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trustme
 from trio.testing import wait_all_tasks_blocked
 
-from atomr_accel.actors import (
-    Actor,
-    ActorStopped,
-    Message,
-    NameTaken,
-    NoSuchActor,
-    handler,
-)
+from atomr_accel.actors import Actor, ActorStopped, Message, NameTaken, NoSuchActor, handler
 from atomr_accel.cluster import (
     Cluster,
     ClusterSettings,
@@ -33,10 +28,6 @@ from atomr_accel.cluster import (
 from tests.harness import program
 
 from .simulated import Add, Fail, Read
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 
 class Hold(Message[int]):

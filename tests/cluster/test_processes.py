@@ -6,24 +6,18 @@ import signal
 import sqlite3
 import subprocess
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
-from atomr_accel.cluster import (
-    Credentials,
-    make_certificates,
-    open_sqlite_store,
-)
+from atomr_accel.cluster import Credentials, make_certificates, open_sqlite_store
 from tests import seeds
 from tests.harness import program, sized, stop_process
 
 from .processes import Clients, running
 from .simulated import PROGRAM
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.slow

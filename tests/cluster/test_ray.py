@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -33,11 +35,7 @@ from .processes import KEYS, listener_on, until_alive
 from .simulated import Add, Log, NodeStore, Read
 from .worlds import SETTINGS, World, world
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    Play = Callable[[Callable[["Stage"], Awaitable[None]]], None]
+Play = Callable[[Callable[["Stage"], Awaitable[None]]], None]
 
 WORDS = "tests.cluster.simulated:PROGRAM"
 
@@ -282,7 +280,6 @@ def test_nodes_that_end_all_the_time_fail_the_block(ray: FakeRay, play: Play) ->
         assert len(ray.processes) == 3
 
 
-@program
 async def test_answers_come_from_threads_and_outlive_whoever_waits() -> None:
     good, bad, late = Future[int](), Future[int](), Future[int]()
     threading.Thread(target=good.set_result, args=[3]).start()

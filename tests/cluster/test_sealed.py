@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,13 +17,10 @@ from atomr_accel import Device, OutOfMemory, open_device
 from atomr_accel.cluster import Cluster, ClusterSettings, MemoryStore, open_cluster
 from atomr_accel.cluster._sealed import CHUNK, SealedListing
 from tests import seeds
-from tests.harness import BACKEND, program, used_by
+from tests.harness import BACKEND, used_by
 
 from ..harness import refused
 from .simulated import Network
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 SETTINGS = ClusterSettings(shards=2, lease=60.0, heartbeat=0.02, silence=5.0)
 
@@ -72,7 +70,6 @@ async def world() -> AsyncIterator[World]:
         nursery.cancel_scope.cancel()
 
 
-@program
 async def test_buffers_come_from_any_node_that_has_them() -> None:
     async with world() as here, here.nodes("a", "b", "c") as (a, b, c):
         device = here.device
@@ -107,7 +104,6 @@ ARRAYS: list[Any] = [
 ]
 
 
-@program
 async def test_buffers_keep_their_shape_and_dtype() -> None:
     async with world() as here, here.nodes("a", "b") as (a, b):
         digests = set()
@@ -121,7 +117,6 @@ async def test_buffers_keep_their_shape_and_dtype() -> None:
         assert len(digests) == len(ARRAYS)
 
 
-@program
 async def test_what_a_node_forges_is_fetched_from_another() -> None:
     async with world() as here, here.nodes("a", "b", "c") as (a, b, c):
         device, chance = here.device, seeds.draw()
@@ -154,7 +149,6 @@ async def test_what_a_node_forges_is_fetched_from_another() -> None:
             await c.fetch(digest, device)
 
 
-@program
 async def test_a_node_that_is_lost_is_replaced_by_another() -> None:
     async with world() as here, here.nodes("a", "b", "c") as (a, b, c):
         device = here.device
@@ -173,7 +167,6 @@ async def test_a_node_that_is_lost_is_replaced_by_another() -> None:
         np.testing.assert_array_equal(await device.get(await c.fetch(digest, device)), x)
 
 
-@program
 async def test_bad_arguments_of_sealed_buffers_are_refused() -> None:
     async with world() as here, here.nodes("a", "b") as (a, _b):
         device = here.device
@@ -191,7 +184,6 @@ async def test_bad_arguments_of_sealed_buffers_are_refused() -> None:
             await a.fetch("0" * 64, "cpu:0")  # type: ignore[arg-type]
 
 
-@program
 async def test_devices_of_other_nodes_fetch_and_offer() -> None:
     async with world() as here, here.nodes("a", "b", "c") as (a, b, _c):
         used = used_by(here.device)
@@ -211,7 +203,6 @@ async def test_devices_of_other_nodes_fetch_and_offer() -> None:
                     await device.withdraw(digest)
 
 
-@program
 async def test_own_devices_are_used_as_those_of_others() -> None:
     async with world() as here, here.nodes("a") as (a,):
         used = used_by(here.device)
@@ -222,7 +213,6 @@ async def test_own_devices_are_used_as_those_of_others() -> None:
         assert used_by(here.device) == used
 
 
-@program
 async def test_work_goes_to_the_device_with_the_least_of_it() -> None:
     async with world() as here, here.nodes("a", "b", "c", devices=2) as (a, _b, _c):
         async with (
@@ -252,7 +242,6 @@ async def test_work_goes_to_the_device_with_the_least_of_it() -> None:
         assert len(taken) == 8
 
 
-@program
 async def test_devices_of_nodes_that_leave_get_no_work_and_those_of_new_ones_do() -> None:
     async with world() as here, here.nodes("a", devices=0) as (a,), a.open_devices() as devices:
         placed: list[str] = []
@@ -272,7 +261,6 @@ async def test_devices_of_nodes_that_leave_get_no_work_and_those_of_new_ones_do(
         assert placed == ["b/0", "c/0"]
 
 
-@program
 async def test_work_without_room_and_bad_arguments_are_refused() -> None:
     async with world() as here, here.nodes("a", "b") as (a, _b):
         async with a.open_devices() as devices:

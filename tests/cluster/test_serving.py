@@ -14,7 +14,9 @@ from atomr_accel.cluster import Cluster, ConnectionLost
 from atomr_accel.patterns import open_fair_share
 
 from .simulated import Add, Read
-from .worlds import simulated, world
+from .worlds import world
+
+pytestmark = pytest.mark.clock("mock")
 
 ERRORS: list[Exception] = []
 """Errors that the next messages end with."""
@@ -55,7 +57,6 @@ async def replica(cluster: Cluster, system: Any) -> Doubler:
     return (await replicas(cluster, system))[0]
 
 
-@simulated
 async def test_replicas_of_all_nodes_share_the_messages() -> None:
     async with (
         world() as here,
@@ -85,7 +86,6 @@ async def test_replicas_of_all_nodes_share_the_messages() -> None:
         assert all(len(each.asked) >= 3 for each in ones)
 
 
-@simulated
 async def test_a_rolling_restart_fails_no_message() -> None:
     async with world() as here, open_actor_system("test") as system, here.node("client") as client:
         answered = restarts = 0
@@ -121,7 +121,6 @@ async def test_a_rolling_restart_fails_no_message() -> None:
         assert answered > 300
 
 
-@simulated
 async def test_a_node_that_leaves_answers_what_it_was_asked() -> None:
     async with world() as here, open_actor_system("test") as system, here.node("a") as a:
         leave = trio.Event()
@@ -151,7 +150,6 @@ async def test_a_node_that_leaves_answers_what_it_was_asked() -> None:
         assert answers == [8]
 
 
-@simulated
 async def test_faults_and_lost_connections_are_asked_elsewhere_if_they_may() -> None:
     async with (
         world() as here,
@@ -201,7 +199,6 @@ async def test_faults_and_lost_connections_are_asked_elsewhere_if_they_may() -> 
                     assert isinstance(outcome[0], ConnectionLost)
 
 
-@simulated
 async def test_turns_are_shared_out_over_nodes_by_weight() -> None:
     async with (
         world() as here,
@@ -236,7 +233,6 @@ async def test_turns_are_shared_out_over_nodes_by_weight() -> None:
         assert share.statistics().serving == 0
 
 
-@simulated
 async def test_turns_of_nodes_that_cancel_or_are_lost_come_back() -> None:
     async with world() as here, open_fair_share(capacity=1) as share, here.node("a") as a:
         a.publish_share("gpus", share)
@@ -266,7 +262,6 @@ async def test_turns_of_nodes_that_cancel_or_are_lost_come_back() -> None:
         assert share.statistics().serving == 0
 
 
-@simulated
 async def test_another_node_gives_out_turns_when_one_is_gone() -> None:
     async with (
         world() as here,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -10,14 +11,10 @@ import trio.testing
 
 from atomr_accel.cluster import MemoryStore, StoreLease, _store, open_cluster
 from atomr_accel.cluster._region import Region
-from tests.harness import sized
+from tests.harness import on_mock_clock, sized
 
-from ..patterns.worlds import on_mock_clock
 from .histories import SETTINGS, Event, History, simulate
 from .simulated import Add, Log, Network, NodeStore, Read
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 # In 210 somebody asks when the last task of a node that fails has ended.

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import trio
 import trio.testing
 
-from atomr_accel.cluster import ClusterSettings, MemoryStore, open_cluster
+from atomr_accel.cluster import Cluster, ClusterSettings, MemoryStore, open_cluster
 
 from .simulated import Add, Fail, Log, Network, Read
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
-
-    from atomr_accel.cluster import Cluster
-
 SETTINGS = ClusterSettings(lease=4.0, shards=8, heartbeat=0.5, silence=1.5)
-
-
-def simulated(function: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    def test() -> None:
-        trio.run(function, clock=trio.testing.MockClock(autojump_threshold=0))
-
-    test.__name__ = function.__name__
-    return test
 
 
 class World:

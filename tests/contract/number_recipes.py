@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import trio
 import trio.testing
 
 import atomr_accel
-from atomr_accel import DeviceUnavailable, actors, patterns, solvers, telemetry, testing, worlds
+from atomr_accel import (
+    Device,
+    DeviceUnavailable,
+    GpuRef,
+    actors,
+    patterns,
+    solvers,
+    telemetry,
+    testing,
+    worlds,
+)
 from atomr_accel.dashboard import open_dashboard
 from atomr_accel.replay import open_journal, replay_journal, state_at
 from atomr_accel.telemetry import serve_prometheus
 
 from ..harness import BACKEND, opened
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from atomr_accel import Device, GpuRef
 
 
 class Bench:

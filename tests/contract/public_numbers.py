@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from atomr_accel.actors.util import NoPublicConstructor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 PACKAGES: Final = (
     "atomr_accel", "atomr_accel.actors", "atomr_accel.arrays", "atomr_accel.arrays.expressions",

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import GpuRef, LinAlgError, open_device, open_system
+from atomr_accel import Device, GpuRef, LinAlgError, open_device, open_system
 from atomr_accel._calling import clarify
 from atomr_accel.patterns import open_pipeline, open_replica_pool
 
-from ..harness import BACKEND, opened, program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
+from ..harness import BACKEND, opened
 
 DIM = "got an unexpected keyword argument 'dim'; write axis="
 NOWHERE = "fetch the arrays first: host = await device.get(x)"
@@ -119,7 +115,6 @@ MISTAKES: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("call", "kind", "said"), MISTAKES.values(), ids=MISTAKES)
-@program
 async def test_a_mistake_is_told_with_what_to_write(
     call: Callable[[Any, Any], Any], kind: type[Exception], said: str
 ) -> None:
@@ -131,7 +126,6 @@ async def test_a_mistake_is_told_with_what_to_write(
         assert said in str(info.value)
 
 
-@program
 async def test_functions_of_numpy_are_not_said_to_be_where_they_are_not() -> None:
     async with opened(isolation="thread") as device:
         x = await device.put(np.eye(2))
@@ -168,13 +162,11 @@ def test_something_unopened_is_told_to_be_opened(
     assert said in str(info.value)
 
 
-@program
 async def test_something_unopened_is_not_awaited() -> None:
     with pytest.raises(TypeError, match=r"async with open_device\(\.\.\.\)"):
         await open_device()  # type: ignore[misc]
 
 
-@program
 async def test_a_stage_is_told_to_be_async() -> None:
     not_async: Any = abs
     async with open_pipeline(not_async) as pipeline:
@@ -182,7 +174,6 @@ async def test_a_stage_is_told_to_be_async() -> None:
             await pipeline(1)
 
 
-@program
 async def test_a_pool_is_told_how_a_factory_of_a_function_is_written() -> None:
     async def double(x: int) -> int:
         await trio.lowlevel.checkpoint()
@@ -200,7 +191,6 @@ async def test_a_pool_is_told_how_a_factory_of_a_function_is_written() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2**20, 2**21 - 1])
-@program
 async def test_a_limit_that_holds_no_slab_is_refused(limit: int) -> None:
     with pytest.raises(
         ValueError, match="memory_limit must be a whole number of at least 2097152, not"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
@@ -14,27 +15,12 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import open_device
+from atomr_accel import Device, GpuRef, open_device
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing.garbage import collect_garbage
 
 from ..array_samples import random_bits
-from ..harness import (
-    BACKEND,
-    Gate,
-    cancelled_at,
-    on_shared,
-    opened,
-    program,
-    same_bits,
-    settled,
-    used_by,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.lanes import Isolation
+from ..harness import BACKEND, Gate, cancelled_at, on_shared, opened, same_bits, settled, used_by
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -137,7 +123,6 @@ async def test_a_caller_may_be_cancelled_at_any_step(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
-@program
 async def test_the_first_call_on_a_device_may_be_cancelled_too(
     call: Callable[[Device, GpuRef], Awaitable[None]],
 ) -> None:
@@ -154,7 +139,6 @@ async def test_the_first_call_on_a_device_may_be_cancelled_too(
             break
 
 
-@program
 async def test_many_cancelled_callers_at_once(isolation: Isolation) -> None:
     async with opened(isolation=isolation) as device:
         sealed = await device.put(EYE, sealed=True)
@@ -169,7 +153,6 @@ async def test_many_cancelled_callers_at_once(isolation: Isolation) -> None:
         assert used_by(device) == used
 
 
-@program
 async def test_memory_that_a_kernel_may_still_write_is_not_reused(
     gate: Gate, isolation: Isolation
 ) -> None:
@@ -200,7 +183,6 @@ async def test_memory_that_a_kernel_may_still_write_is_not_reused(
         assert used_by(device) < used
 
 
-@program
 async def test_a_deadline_is_kept_while_a_kernel_runs(gate: Gate, isolation: Isolation) -> None:
     async with opened(isolation=isolation) as device:
         hold = await gate.kernel(device)

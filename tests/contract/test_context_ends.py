@@ -44,9 +44,10 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -55,8 +56,10 @@ import trio.testing
 
 from atomr_accel import (
     ContextPoisoned,
+    Device,
     DeviceLost,
     EventStale,
+    GpuRef,
     GpuRefStale,
     WorldBroken,
     open_system,
@@ -73,20 +76,15 @@ from atomr_accel.actors import (
     decide_by_type,
     handler,
 )
+from atomr_accel.device import System
+from atomr_accel.libraries.nvrtc.kernel import Kernel
 from atomr_accel.testing._faults import simulate, source_of
 from atomr_accel.worlds import open_world
 
 from ..harness import AT_ONCE, BACKEND, SECONDS, Stepped, settled, sized
 from ..seeds import rng
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.device import System
-    from atomr_accel.libraries.nvrtc.kernel import Kernel
-
-    Action = Callable[[Device, System], Awaitable[Callable[[], Awaitable[None]]]]
+Action = Callable[[Device, System], Awaitable[Callable[[], Awaitable[None]]]]
 
 EYE: Final = np.eye(8, dtype=np.float32)
 LARGE: Final = np.arange(1 << 18, dtype=np.float32)

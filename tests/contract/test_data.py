@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,20 +15,12 @@ import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRef, GpuRefStale, OutOfMemory
+from atomr_accel import Device, GpuRef, GpuRefStale, OutOfMemory
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.lanes import CHUNK
 
-from ..array_samples import LAYOUTS, arrays, dtypes, layouts, random_bits, shapes
+from ..array_samples import LAYOUTS, Array, arrays, dtypes, layouts, random_bits, shapes
 from ..harness import on_shared, same_bits, settled
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
-
-    from ..array_samples import Array
-
 
 # --- there and back ------------------------------------------------------------------------
 

@@ -8,27 +8,23 @@ import re
 import sys
 import threading
 import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import open_device
+from atomr_accel import Device, GpuRef, open_device
 from atomr_accel.actors.blocks import opens
 from atomr_accel.actors.nursery import PlainNursery
+from atomr_accel.device.batches.batch import Batch
 from atomr_accel.patterns import open_batcher, open_fair_share
 from atomr_accel.replay import open_journal
 from atomr_accel.telemetry import Metrics
 
-from ..harness import cpu_only, on_shared, opened, program
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.device.batches.batch import Batch
+from ..harness import cpu_only, on_shared, opened
 
 SOURCE = 'extern "C" __global__ void twice(double *x) {}'
 PACKAGES = ("", ".actors", ".dashboard", ".patterns", ".replay", ".telemetry", ".worlds")
@@ -332,7 +328,6 @@ UNPICKLED: dict[str, tuple[Any, tuple[Any, ...], str]] = {
 
 @pytest.mark.parametrize(("function", "args", "said"), UNPICKLED.values(), ids=UNPICKLED)
 @cpu_only
-@program
 async def test_function_that_does_not_pickle_names_the_variable(
     function: Any, args: tuple[Any, ...], said: str
 ) -> None:
@@ -367,7 +362,6 @@ def test_there_are_functions_that_open() -> None:
     assert len(functions_that_open()) > 10
 
 
-@program
 async def test_block_that_is_not_entered_warns_in_its_line() -> None:
     async with opened(isolation="thread") as device:
         for make, line in (
@@ -380,7 +374,6 @@ async def test_block_that_is_not_entered_warns_in_its_line() -> None:
             assert caught[0].filename == __file__
 
 
-@program
 async def test_an_entered_block_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -414,7 +407,6 @@ async def test_missing_attribute_has_pythons_own_suggestion(
 
 @pytest.mark.parametrize("places", [1, 2])
 @pytest.mark.parametrize("nested", [False, True], ids=["itself", "in a task"])
-@program
 async def test_batcher_that_asks_itself_raises(nested: bool, places: int) -> None:
     async def ask_own(items: list[int]) -> list[int]:
         if not nested:
@@ -430,7 +422,6 @@ async def test_batcher_that_asks_itself_raises(nested: bool, places: int) -> Non
                 await batcher(3)
 
 
-@program
 async def test_batcher_may_be_asked_by_a_task_that_its_function_leaves_behind() -> None:
     answers: list[int] = []
 
@@ -448,7 +439,6 @@ async def test_batcher_may_be_asked_by_a_task_that_its_function_leaves_behind() 
     assert answers == [0, 1, 2]
 
 
-@program
 async def test_other_tasks_and_devices_get_while_a_batch_is_open() -> None:
     async with opened(isolation="thread") as device, opened(isolation="thread") as other:
         x, y = await device.put(np.eye(2)), await other.put(np.eye(2))
@@ -470,7 +460,6 @@ async def test_other_tasks_and_devices_get_while_a_batch_is_open() -> None:
         np.testing.assert_array_equal(await device.get(product), np.eye(2))
 
 
-@program
 async def test_ops_that_are_awaited_later_are_not_forgotten() -> None:
     async with opened(isolation="thread") as device:
         x = await device.put(np.eye(2))

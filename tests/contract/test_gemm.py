@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefSealed
+from atomr_accel import Device, GpuRefSealed
 from atomr_accel._dtypes import DTYPES
 
+from ..array_samples import Array
 from ..harness import on_shared, same_bits
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-
-    from ..array_samples import Array
 
 # Name, and the epsilons of what is stored and of what is summed up in.
 PRECISION: Final = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
@@ -11,16 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import CompileError, GpuRefSealed, GpuRefStale, LibraryError, Unsupported
+from atomr_accel import CompileError, Device, GpuRefSealed, GpuRefStale, LibraryError, Unsupported
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.lanes import Isolation
 
-from ..harness import cpu_only, needs_nvrtc, on_shared, opened, program, same_bits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
+from ..harness import cpu_only, needs_nvrtc, on_shared, opened, same_bits
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 
@@ -518,7 +514,6 @@ async def test_a_twin_sees_sealed_buffers_as_read_only(device: Device) -> None:
 
 
 @cpu_only
-@program
 async def test_a_kernel_belongs_to_its_device(isolation: Isolation) -> None:
     async with opened(isolation=isolation) as one, opened(isolation=isolation) as other:
         kernel = await one.nvrtc.compile(AXPY, "axpy", cpu=axpy)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pytest
@@ -12,26 +13,11 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRef, GpuRefStale, OutOfMemory
+from atomr_accel import Device, GpuRef, GpuRefStale, OutOfMemory
 from atomr_accel.backends.cpu.host import context as cpu_context
-from atomr_accel.lanes import STAGING_BYTES
+from atomr_accel.lanes import STAGING_BYTES, Isolation
 
-from ..harness import (
-    Gate,
-    cancelled_at,
-    cpu_only,
-    on_shared,
-    opened,
-    program,
-    settled,
-    used_by,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
+from ..harness import Gate, cancelled_at, cpu_only, on_shared, opened, program, settled, used_by
 
 MIB: Final = 1 << 20
 SLAB: Final = 64 * MIB
@@ -84,7 +70,6 @@ def mapped_slabs() -> int:
 
 @cpu_only
 @pytest.mark.usefixtures("little_memory")
-@program
 async def test_freed_memory_serves_any_size_again() -> None:
     before = mapped_slabs()  # of a device that tests share
     async with opened(isolation="thread") as device:
@@ -101,7 +86,6 @@ async def test_freed_memory_serves_any_size_again() -> None:
 
 @cpu_only
 @pytest.mark.usefixtures("little_memory")
-@program
 async def test_running_out_disturbs_nobody_else() -> None:
     async with opened(isolation="thread") as device:
         done = []
@@ -128,7 +112,6 @@ async def test_running_out_disturbs_nobody_else() -> None:
 
 @cpu_only
 @pytest.mark.usefixtures("little_memory")
-@program
 async def test_results_and_seals_run_out_of_memory_too() -> None:
     async with opened(isolation="thread") as device:
         a = await device.put(np.zeros((4200, 1), np.float32))
@@ -149,7 +132,6 @@ async def test_results_and_seals_run_out_of_memory_too() -> None:
 
 @cpu_only
 @pytest.mark.usefixtures("little_memory")
-@program
 async def test_memory_under_a_running_kernel_is_not_given_away(gate: Gate) -> None:
     async with opened(isolation="thread") as device:
         hold = await gate.kernel(device)
@@ -167,7 +149,6 @@ async def test_memory_under_a_running_kernel_is_not_given_away(gate: Gate) -> No
 
 @cpu_only
 @pytest.mark.usefixtures("little_memory")
-@program
 async def test_cancelled_requests_leave_no_slab_behind() -> None:
     before = mapped_slabs()
     async with opened(isolation="thread") as device:
@@ -263,7 +244,6 @@ async def test_failed_allocations_lose_nothing(life: list[tuple[str, int, int]])
         assert used_by(device) == 0
 
 
-@program
 async def test_memory_comes_back_after_errors(isolation: Isolation) -> None:
     async with opened(isolation=isolation) as device:
         a = await device.put(np.zeros((2, 3)))

@@ -6,20 +6,16 @@ import copy
 import pickle
 import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse
 
-from atomr_accel import DeviceLost, DeviceUnavailable, GpuRefStale, open_device
+from atomr_accel import Device, DeviceLost, DeviceUnavailable, GpuRefStale, open_device
 
-from ..harness import BACKEND, opened, program
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from atomr_accel import Device
+from ..harness import BACKEND, opened
 
 
 @pytest.fixture
@@ -47,7 +43,6 @@ FORGOTTEN: dict[str, Callable[[Device, Any], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("call", FORGOTTEN.values(), ids=FORGOTTEN)
-@program
 async def test_a_forgotten_await(call: Callable[[Device, Any], Awaitable[Any]]) -> None:
     async with opened(isolation="thread") as device:
         with pytest.raises(TypeError, match=r"coroutine: did you forget `await` before put\(") as e:
@@ -55,14 +50,12 @@ async def test_a_forgotten_await(call: Callable[[Device, Any], Awaitable[Any]]) 
         assert "put it on the device" not in str(e.value)
 
 
-@program
 async def test_a_forgotten_await_is_said_once(no_other_warning: None) -> None:
     async with opened(isolation="thread") as device:
         with pytest.raises(TypeError, match="did you forget"):
             await device.get(device.put(np.eye(2)))  # type: ignore[arg-type]
 
 
-@program
 async def test_put_error_names_the_parameter() -> None:
     async with opened(isolation="thread") as device:
         x = await device.put(np.eye(2))
@@ -85,7 +78,6 @@ async def test_put_error_names_the_parameter() -> None:
 @pytest.mark.parametrize(
     "wrong", [5, 1.5, "a", np.int8, [], object()], ids=lambda wrong: type(wrong).__name__
 )
-@program
 async def test_a_buffer_of_another_type_raises_a_type_error(wrong: Any) -> None:
     async with opened(isolation="thread") as device:
         x = await device.put(np.ones((2, 4), np.float32))
@@ -110,7 +102,6 @@ async def test_a_buffer_of_another_type_raises_a_type_error(wrong: Any) -> None:
                 await put(matrix)
 
 
-@program
 async def test_two_devices_of_one_index_have_two_names() -> None:
     async with opened(isolation="thread") as one, opened(isolation="thread") as two:
         assert one.name != two.name
@@ -134,7 +125,6 @@ async def test_two_devices_of_one_index_have_two_names() -> None:
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["plain", "sealed"])
-@program
 async def test_a_ref_of_a_closed_device_says_so(sealed: bool) -> None:
     async with opened(isolation="thread") as closed:
         x = await closed.put(np.eye(2), sealed=sealed)
@@ -157,7 +147,6 @@ async def test_a_ref_of_a_closed_device_says_so(sealed: bool) -> None:
 @pytest.mark.parametrize(
     "copied", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"]
 )
-@program
 async def test_a_ref_says_what_to_do_instead_of_copying_it(copied: Callable[[Any], Any]) -> None:
     async with opened(isolation="thread") as device:
         for thing in (await device.put(np.eye(2)), [{"x": await device.put(np.eye(2))}]):
@@ -169,14 +158,12 @@ async def test_a_ref_says_what_to_do_instead_of_copying_it(copied: Callable[[Any
                 assert f"await {way}" in str(info.value)
 
 
-@program
 async def test_closed_is_said() -> None:
     async with open_device(0, backend=BACKEND, isolation="thread") as device:
         assert not device.closed
     assert device.closed
 
 
-@program
 async def test_ref_memory_attributes_are_read_only() -> None:
     async with opened() as device:
         ref = await device.put(np.zeros(64))
@@ -190,7 +177,6 @@ async def test_ref_memory_attributes_are_read_only() -> None:
         assert ref.nbytes == 512
 
 
-@program
 async def test_a_recording_that_was_not_entered_says_so() -> None:
     async with opened() as device:
         x = await device.put(np.eye(4, dtype=np.float32))

@@ -8,7 +8,8 @@ from contextlib import AsyncExitStack
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -17,9 +18,6 @@ import trio
 from ..harness import SECONDS
 from .number_recipes import CONTAINERS, EXCLUDED, NO_PARAMETERS, RECIPES, Bench
 from .public_numbers import PublicCallable, public_callables
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NO_NUMBERS: Final = (True, False, np.True_, "1", 1j, np.array([2, 3]), Decimal(1))
 

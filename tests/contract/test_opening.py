@@ -6,7 +6,8 @@ import dataclasses
 import os
 import re
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,19 +15,14 @@ import trio
 
 from atomr_accel import CpuFallbackWarning, DeviceLost, DeviceUnavailable, open_device
 from atomr_accel.backends import cpu, cuda
+from atomr_accel.lanes import Isolation
 from atomr_accel.wire import DeviceInfo
 
-from ..harness import BACKEND, ON_CUDA, cpu_only, opened, program
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel.lanes import Isolation
+from ..harness import BACKEND, ON_CUDA, cpu_only, opened
 
 no_gpu = pytest.mark.skipif(cuda.why_absent() is None, reason="there is a GPU here")
 
 
-@program
 async def test_a_device_says_what_it_is(isolation: Isolation) -> None:
     async with opened(isolation=isolation) as device:
         assert re.fullmatch(rf"{BACKEND}:0( \(\d+\))?", device.name)
@@ -47,7 +43,6 @@ async def test_a_device_says_what_it_is(isolation: Isolation) -> None:
             assert statistics.host_pid is None
 
 
-@program
 async def test_after_the_block_nothing_works_and_nothing_hangs(isolation: Isolation) -> None:
     async with opened(isolation=isolation) as device:
         plain = await device.put(np.eye(2))
@@ -76,7 +71,6 @@ async def test_after_the_block_nothing_works_and_nothing_hangs(isolation: Isolat
     assert device.statistics().state == "lost"
 
 
-@program
 async def test_leaving_the_block_reports_waiting_calls(isolation: Isolation) -> None:
     """Tasks outside the block may still be using the device."""
     told = []
@@ -102,14 +96,12 @@ async def test_leaving_the_block_reports_waiting_calls(isolation: Isolation) -> 
 
 
 @pytest.mark.parametrize("index", [-1, 7777] if ON_CUDA else [-1])
-@program
 async def test_a_device_that_is_not_there(isolation: Isolation, index: int) -> None:
     with pytest.raises(DeviceUnavailable, match=rf"there is no .*device {index}"):
         async with open_device(index, backend=BACKEND, isolation=isolation):
             pytest.fail("opened")
 
 
-@program
 async def test_an_unknown_backend_and_isolation() -> None:
     with pytest.raises(DeviceUnavailable, match=r"no backend 'tpu'; expected one of 'auto', 'c"):
         async with open_device(0, backend="tpu"):
@@ -120,7 +112,6 @@ async def test_an_unknown_backend_and_isolation() -> None:
 
 
 @no_gpu
-@program
 async def test_insisting_on_a_gpu_without_one() -> None:
     with pytest.raises(DeviceUnavailable, match=r"cuda:0 cannot be opened: .*/dev/nvidiactl"):
         async with open_device(0, backend="cuda"):
@@ -128,7 +119,6 @@ async def test_insisting_on_a_gpu_without_one() -> None:
 
 
 @no_gpu
-@program
 async def test_auto_falls_back_to_the_cpu_and_says_so() -> None:
     with pytest.warns(
         CpuFallbackWarning, match=r"running on the CPU: .*no NVIDIA driver"
@@ -160,7 +150,6 @@ def contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @cpu_only
-@program
 async def test_a_driver_without_a_device_falls_back_too(
     monkeypatch: pytest.MonkeyPatch, contexts: str, isolation: Isolation
 ) -> None:
@@ -175,7 +164,6 @@ async def test_a_driver_without_a_device_falls_back_too(
 
 
 @cpu_only
-@program
 async def test_a_host_that_dies_as_it_starts(
     monkeypatch: pytest.MonkeyPatch, contexts: str
 ) -> None:
@@ -186,7 +174,6 @@ async def test_a_host_that_dies_as_it_starts(
             pytest.fail("opened")
 
 
-@program
 async def test_an_error_in_the_block_leaves_it_as_it_is(isolation: Isolation) -> None:
     error = KeyError("mine")
     with pytest.raises(KeyError) as info:
@@ -195,7 +182,6 @@ async def test_an_error_in_the_block_leaves_it_as_it_is(isolation: Isolation) ->
     assert info.value is error
 
 
-@program
 async def test_a_cancelled_block_is_left(isolation: Isolation) -> None:
     with trio.CancelScope() as scope:
         async with opened(isolation=isolation) as device:
@@ -205,7 +191,6 @@ async def test_a_cancelled_block_is_left(isolation: Isolation) -> None:
     assert scope.cancelled_caught
 
 
-@program
 async def test_devices_of_one_program_are_apart(isolation: Isolation) -> None:
     async with opened(isolation=isolation) as one, opened(isolation=isolation) as other:
         assert one.name != other.name
@@ -226,7 +211,6 @@ async def test_devices_of_one_program_are_apart(isolation: Isolation) -> None:
         assert np.array_equal(await other.get(b), np.eye(2))
 
 
-@program
 async def test_opening_again_and_again(isolation: Isolation) -> None:
     for _ in range(3):
         async with opened(isolation=isolation) as device:
@@ -234,7 +218,6 @@ async def test_opening_again_and_again(isolation: Isolation) -> None:
 
 
 @cpu_only
-@program
 async def test_no_warning_where_the_backend_was_asked_for() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

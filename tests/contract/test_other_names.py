@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pydoc
 import re
+from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +17,7 @@ from atomr_accel._other_names import PACKAGE, SYSTEM, WRITE, HasOtherNames, is_o
 from atomr_accel.arrays.expressions import Expression
 from atomr_accel.libraries.registry import catalogue
 
-from ..harness import ROOT, cpu_only, opened, program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ..harness import ROOT, cpu_only, opened
 
 Attempt = tuple["Callable[[Any, Any], object]", str]
 
@@ -57,7 +55,6 @@ ATTEMPTS: dict[str, Attempt] = {
 
 
 @cpu_only
-@program
 async def test_missing_attribute_has_an_error_that_says_what_to_write() -> None:
     async with opened(isolation="thread") as device:
         x = await device.put(np.ones((2, 2)))
@@ -71,7 +68,6 @@ async def test_missing_attribute_has_an_error_that_says_what_to_write() -> None:
 
 
 @cpu_only
-@program
 async def test_code_to_write_names_attributes_that_exist() -> None:
     async with opened(isolation="thread") as device:
         x = await device.put(np.ones((2, 2)))
@@ -89,7 +85,6 @@ async def test_code_to_write_names_attributes_that_exist() -> None:
 
 
 @cpu_only
-@program
 async def test_names_of_others_are_in_help_but_not_in_dir() -> None:
     async with opened(isolation="thread") as device:
         x = await device.put(np.ones(2))
@@ -134,7 +129,6 @@ def test_the_page_has_the_names_of_the_toolkits_package() -> None:
 
 
 @cpu_only
-@program
 async def test_refs_have_numpys_methods_or_say_what_to_write() -> None:
     async with opened(isolation="thread") as device:
         x = await device.put(np.ones((2, 2)))

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, KernelHung, Standby, Unsupported
+from atomr_accel import (
+    ContextPoisoned,
+    Device,
+    DeviceLost,
+    GpuRef,
+    GpuRefStale,
+    KernelHung,
+    Standby,
+    Unsupported,
+)
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import FAULTS, hang, kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
@@ -21,17 +31,11 @@ from ..harness import (
     cpu_only,
     interrupted_at,
     opened,
-    program,
     same_bits,
     settled,
     sized,
     used_by,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
 
 OFTEN: Final = 10**6
 """More restarts than any test needs."""
@@ -46,7 +50,6 @@ async def works(device: Device) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@program
 async def test_every_kind_of_fault_is_survived(fault: Any) -> None:
     async with opened() as device:
         a = await device.put(EYE)
@@ -65,7 +68,6 @@ async def test_every_kind_of_fault_is_survived(fault: Any) -> None:
         await works(device)
 
 
-@program
 async def test_a_killed_host_is_survived(gate: Gate) -> None:
     async with opened() as device:
         hold = await gate.kernel(device)
@@ -87,7 +89,6 @@ async def test_a_killed_host_is_survived(gate: Gate) -> None:
         await works(device)
 
 
-@program
 async def test_everything_in_flight_has_the_same_cause(gate: Gate) -> None:
     async with opened() as device:
         hold = await gate.kernel(device)
@@ -143,7 +144,6 @@ async def test_everything_in_flight_has_the_same_cause(gate: Gate) -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_watchers_see_every_generation() -> None:
     async with opened(max_restarts=OFTEN) as device:
         async with device.watch_generation() as one, device.watch_generation() as other:
@@ -159,7 +159,6 @@ async def test_watchers_see_every_generation() -> None:
             assert await anext(late) == 6
 
 
-@program
 async def test_a_watcher_that_went_away_does_not_matter() -> None:
     async with opened(max_restarts=OFTEN) as device, device.watch_generation() as changes:
         closing: Any = changes
@@ -170,7 +169,6 @@ async def test_a_watcher_that_went_away_does_not_matter() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_sealed_buffers_survive_bit_for_bit() -> None:
     arrays = [
         random_bits((size,), np.dtype(np.uint8), size)
@@ -195,7 +193,6 @@ async def test_sealed_buffers_survive_bit_for_bit() -> None:
         assert startup.remapped_bytes >= sum(array.nbytes for array in arrays)
 
 
-@program
 async def test_unfinished_seal_leaves_a_stale_ref() -> None:
     async with opened() as device:
         ref = await device.put(EYE)
@@ -207,7 +204,6 @@ async def test_unfinished_seal_leaves_a_stale_ref() -> None:
         assert "stale" in repr(ref)
 
 
-@program
 async def test_stale_refs_are_refused_everywhere() -> None:
     source = 'extern "C" __global__ void touch(float* x) { x[0] = 1; }'
 
@@ -237,7 +233,6 @@ async def test_stale_refs_are_refused_everywhere() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_memory_of_a_dead_generation_is_returned() -> None:
     async with opened(max_restarts=OFTEN) as device:
         for _ in range(3):
@@ -253,7 +248,6 @@ async def test_memory_of_a_dead_generation_is_returned() -> None:
         assert device.statistics().memory.slabs <= 1
 
 
-@program
 async def test_calls_made_during_a_rebuild_wait_for_it() -> None:
     async with opened() as device:
         sealed = await device.put(EYE, sealed=True)
@@ -294,7 +288,6 @@ async def test_calls_made_during_a_rebuild_wait_for_it() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_standby_takes_over() -> None:
     async with opened(standby=Standby(warm=1), max_restarts=OFTEN) as device:
         sealed = await device.put(EYE, sealed=True)
@@ -306,7 +299,6 @@ async def test_a_standby_takes_over() -> None:
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_a_standby_that_dies_is_no_loss() -> None:
     async with opened(standby=Standby(warm=1), max_restarts=OFTEN) as device:
         standby = device.core.standby
@@ -319,7 +311,6 @@ async def test_a_standby_that_dies_is_no_loss() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_faults_beyond_the_intensity_lose_the_device() -> None:
     left = []
     with pytest.raises(DeviceLost, match="more often than its restart intensity allows") as info:
@@ -341,7 +332,6 @@ async def test_faults_beyond_the_intensity_lose_the_device() -> None:
 
 
 @cpu_only
-@program
 async def test_a_fault_is_final_in_threads() -> None:
     told = []
     with pytest.raises(DeviceLost, match='isolation="process" survives it') as info:
@@ -354,7 +344,6 @@ async def test_a_fault_is_final_in_threads() -> None:
 
 
 @cpu_only
-@program
 async def test_threads_cannot_be_killed_or_hung() -> None:
     async with opened(isolation="thread") as device:
         for cause in (kill_host, hang):
@@ -364,7 +353,6 @@ async def test_threads_cannot_be_killed_or_hung() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_hung_op_is_ended_by_its_deadline() -> None:
     async with opened(op_deadline=1.0, max_restarts=OFTEN) as device:
         sealed = await device.put(EYE, sealed=True)
@@ -378,7 +366,6 @@ async def test_a_hung_op_is_ended_by_its_deadline() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_restart_waits_as_the_backoff_says() -> None:
     backoff = Backoff(initial=0.0, base=0.05, factor=2.0, maximum=0.1)
     async with opened(backoff=backoff, max_restarts=OFTEN) as device:
@@ -458,7 +445,6 @@ CALLS: Final = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
-@program
 async def test_the_host_may_die_between_any_two_steps(name: str) -> None:
     """Either the call comes out right, or it says that the context or the buffer is gone."""
     call, content = CALLS[name]

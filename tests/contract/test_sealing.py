@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,12 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
-from atomr_accel.lanes import CHUNK, HostHandle, Op
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefSealed, GpuRefStale
+from atomr_accel.lanes import CHUNK, HostHandle, Isolation, Op
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..array_samples import arrays, random_bits
+from ..array_samples import Array, arrays, random_bits
 from ..harness import (
     Gate,
     cancelled_at,
@@ -25,18 +26,9 @@ from ..harness import (
     interrupted_at,
     on_shared,
     opened,
-    program,
     same_bits,
     settled,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.lanes import Isolation
-
-    from ..array_samples import Array
 
 
 @given(array=arrays(), before=st.booleans())
@@ -118,7 +110,6 @@ async def test_sealing_and_filling_many_at_once(device: Device) -> None:
         assert np.array_equal(await device.get(ref), np.full(i * 97, i))
 
 
-@program
 async def test_an_op_in_flight_is_sealed_in(gate: Gate, isolation: Isolation) -> None:
     """Sealing comes after the ops submitted before it, and before later ones."""
     async with opened(isolation=isolation) as device:
@@ -136,7 +127,6 @@ async def test_an_op_in_flight_is_sealed_in(gate: Gate, isolation: Isolation) ->
         assert (await device.get(cells)).tolist() == [1, 0, 0, 0]
 
 
-@program
 async def test_sealing_that_was_given_up_leaves_a_plain_buffer(
     gate: Gate, isolation: Isolation
 ) -> None:
@@ -160,7 +150,6 @@ async def test_sealing_that_was_given_up_leaves_a_plain_buffer(
         assert (await device.get(cells)).tolist() == [2, 0, 0, 0]
 
 
-@program
 async def test_a_buffer_freed_while_it_is_sealed_stays_freed(
     gate: Gate, isolation: Isolation
 ) -> None:
@@ -187,7 +176,6 @@ async def test_a_buffer_freed_while_it_is_sealed_stays_freed(
         assert device.statistics().memory.used == 0
 
 
-@program
 async def test_a_write_that_waits_for_a_seal_to_fail_is_not_lost(
     tmp_path: Path, isolation: Isolation
 ) -> None:
@@ -219,7 +207,6 @@ async def test_a_write_that_waits_for_a_seal_to_fail_is_not_lost(
         gate.close()
 
 
-@program
 async def test_writers_are_refused_while_a_seal_waits_for_another(
     gate: Gate, isolation: Isolation
 ) -> None:
@@ -252,7 +239,6 @@ async def test_writers_are_refused_while_a_seal_waits_for_another(
 @pytest.mark.slow
 @cpu_only
 @pytest.mark.parametrize("cancelled", [False, True])
-@program
 async def test_interrupted_seal_waits_for_its_host_to_end(
     cancelled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

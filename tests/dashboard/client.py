@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from atomr_accel.dashboard import Dashboard
+from atomr_accel.dashboard import Dashboard
 
 
 @dataclass

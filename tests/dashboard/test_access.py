@@ -6,7 +6,8 @@ import random
 import re
 from contextlib import AsyncExitStack, suppress
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -16,11 +17,7 @@ from atomr_accel.actors import Actor, open_actor_system
 from atomr_accel.dashboard import _connections, open_dashboard
 from atomr_accel.telemetry.host_header import is_here
 
-from ..harness import program
 from .client import ask, looking, place
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PUBLIC = {"/": "index.html", "/style.css": "style.css", "/page.js": "page.js"}
 SECRET = ("/state", "/events", "/nothing", "//state", "/state/", "/../state", "/%2e/style.css")
@@ -33,7 +30,6 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-@program
 async def test_only_who_has_the_token_is_told_anything() -> None:
     async with open_actor_system("s") as system, open_dashboard(system) as page:
         assert len(page.token) >= 32
@@ -56,7 +52,6 @@ async def test_only_who_has_the_token_is_told_anything() -> None:
         assert (await ask(page, "/nothing", token=page.token)).status == 404
 
 
-@program
 async def test_two_dashboards_do_not_share_a_token() -> None:
     async with (
         open_actor_system("s") as system,
@@ -66,7 +61,6 @@ async def test_two_dashboards_do_not_share_a_token() -> None:
         assert (await ask(two, "/state", token=one.token)).status == 401
 
 
-@program
 async def test_the_page_itself_is_no_secret() -> None:
     async with open_actor_system("s") as system, open_dashboard(system) as page:
         for path, name in PUBLIC.items():
@@ -75,14 +69,12 @@ async def test_the_page_itself_is_no_secret() -> None:
             assert answer.body == (files("atomr_accel.dashboard") / "page" / name).read_bytes()
 
 
-@program
 async def test_the_token_is_where_browsers_keep_it_to_themselves() -> None:
     async with open_actor_system("s") as system, open_dashboard(system) as page:
         assert page.url == f"{page.address}#{page.token}"
         assert page.token not in repr(page)
 
 
-@program
 async def test_dashboard_changes_nothing() -> None:
     async with open_actor_system("s") as system, open_dashboard(system) as page:
         for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "HEAD"):
@@ -92,7 +84,6 @@ async def test_dashboard_changes_nothing() -> None:
                 assert answer.headers["allow"] == "GET"
 
 
-@program
 async def test_all_answers_tell_browsers_to_keep_them_to_themselves() -> None:
     async with open_actor_system("s") as system, open_dashboard(system) as page:
         for path, token, host in (
@@ -116,7 +107,6 @@ async def test_all_answers_tell_browsers_to_keep_them_to_themselves() -> None:
             assert "set-cookie" not in headers
 
 
-@program
 async def test_a_name_that_may_lead_anywhere_is_refused() -> None:
     async with (
         open_actor_system("s") as system,
@@ -157,7 +147,6 @@ def test_dashboard_url_leads_to_the_page(hosts: list[str], here: bool) -> None:
     assert is_here(hosts, frozenset({"a.b"})) == here
 
 
-@program
 async def test_other_machines_are_let_in_only_if_somebody_says_so() -> None:
     async with open_actor_system("s") as system:
         for host in ("0.0.0.0", "::", "192.0.2.1"):
@@ -173,7 +162,6 @@ async def test_other_machines_are_let_in_only_if_somebody_says_so() -> None:
             assert (await ask(page, "/")).status == 200
 
 
-@program
 async def test_a_port_that_is_taken_is_an_error_of_the_caller() -> None:
     async with open_actor_system("s") as system, open_dashboard(system) as page:
         port = int(page.address.rstrip("/").rpartition(":")[2])
@@ -182,7 +170,6 @@ async def test_a_port_that_is_taken_is_an_error_of_the_caller() -> None:
                 pass
 
 
-@program
 async def test_no_more_than_some_look_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atomr_accel.dashboard._feed.MOST_LOOKERS", 2)
     async with open_actor_system("s") as system, open_dashboard(system) as page:
@@ -197,7 +184,6 @@ async def test_no_more_than_some_look_at_a_time(monkeypatch: pytest.MonkeyPatch)
             await trio.sleep(0.01)
 
 
-@program
 async def test_simultaneous_connections_keep_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atomr_accel.dashboard._feed.MOST_LOOKERS", 3)
     said: list[str] = []
@@ -231,7 +217,6 @@ def test_the_page_has_nothing_from_elsewhere() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_whatever_is_sent_the_program_and_the_page_go_on() -> None:
     chance = random.Random(1)
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -270,7 +255,6 @@ async def test_whatever_is_sent_the_program_and_the_page_go_on() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_server_that_fails_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -289,7 +273,6 @@ async def test_a_server_that_fails_is_started_again(
     assert page.token not in caplog.text
 
 
-@program
 async def test_a_connection_that_fails_is_the_only_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -329,7 +312,6 @@ BEGUN = {
 
 @pytest.mark.parametrize("sent", BEGUN.values(), ids=BEGUN)
 @pytest.mark.slow
-@program
 async def test_connections_without_the_token_give_way(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
@@ -353,7 +335,6 @@ async def test_connections_without_the_token_give_way(
         await looker.until(lambda state: "seen" in str(state))
 
 
-@program
 async def test_busy_connection_does_not_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_connections, "MOST_CONNECTIONS", 2)
     async with (
@@ -371,7 +352,6 @@ async def test_busy_connection_does_not_give_way(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("path", ["/", "/state", "/events"])
-@program
 async def test_a_query_that_is_too_long_is_not_read(path: str) -> None:
     async with open_actor_system("s") as system, open_dashboard(system) as page:
         for query, status in (("a=1&" * 10_000, 414), ("a" * 2000, 414), ("a=1&" * 10, 200)):

@@ -5,28 +5,22 @@ Pictures are kept in ``.pictures`` at the root, for a look at them.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import open_system
+from atomr_accel import Device, open_system
 from atomr_accel.actors import Actor, Message, handler
-from atomr_accel.dashboard import open_dashboard
+from atomr_accel.dashboard import Dashboard, open_dashboard
 from atomr_accel.patterns import open_batcher
 from atomr_accel.testing import poison
 
 from ..harness import AT_ONCE, BACKEND, ROOT
 from .browser import PROGRAM, Browser, open_browser
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
-
-    from atomr_accel import Device
-    from atomr_accel.dashboard import Dashboard
 
 pytestmark = [
     pytest.mark.slow,

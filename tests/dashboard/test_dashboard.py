@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,11 +20,8 @@ from atomr_accel.telemetry import open_nvml
 from atomr_accel.testing import poison
 
 from ..fakes.nvml import FakeGpu, FakeNvml
-from ..harness import AT_ONCE, BACKEND, opened, program, refused
+from ..harness import AT_ONCE, BACKEND, opened, refused
 from .client import ask, looking, place
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +35,6 @@ def kinds(state: dict[str, Any], path: str = "/device-0") -> list[str]:
     return [event["kind"] for event in state["events"].values() if event["path"] == path]
 
 
-@program
 async def test_a_fault_is_shown_and_so_is_the_rebuild() -> None:
     async with opened() as device, open_dashboard(device.system) as page, looking(page) as looker:
         await looker.until(lambda state: state["devices"]["/device-0"]["state"] == "ready")
@@ -53,7 +50,6 @@ async def test_a_fault_is_shown_and_so_is_the_rebuild() -> None:
         assert looker.state["actors"]["/device-0"]["generation"] == 2
 
 
-@program
 async def test_page_shows_events_from_before_it_was_opened() -> None:
     async with opened() as device, open_dashboard(device.system) as page:
         await poison(device)
@@ -62,7 +58,6 @@ async def test_page_shows_events_from_before_it_was_opened() -> None:
         assert kinds(state) == ["fault", "ready"]
 
 
-@program
 async def test_dashboard_reports_the_statistics() -> None:
     async with opened() as device, open_dashboard(device.system) as page:
         x = await device.put(np.ones((64, 64)))
@@ -86,7 +81,6 @@ async def test_dashboard_reports_the_statistics() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_curves_count_every_op_once() -> None:
     async with opened() as device, open_dashboard(device.system) as page:
         async with looking(page) as looker:
@@ -107,7 +101,6 @@ async def test_curves_count_every_op_once() -> None:
     "name",
     ["<img src=x onerror=alert(1)>", "data: {}\n\nevent: end", "__proto__", "\ud800", "\x00"],
 )
-@program
 async def test_names_are_told_as_they_are(name: str) -> None:
     async with open_system(name) as system, open_dashboard(system) as page, looking(page) as looker:
         await system.spawn(Actor, name=name)
@@ -115,7 +108,6 @@ async def test_names_are_told_as_they_are(name: str) -> None:
         assert looker.state["system"]["name"] == name
 
 
-@program
 async def test_page_shows_driver_readings_next_to_their_device() -> None:
     gpu, other = FakeGpu(), FakeGpu(uuid="GPU-other")
     fake = FakeNvml(gpu, other)
@@ -139,7 +131,6 @@ async def test_page_shows_driver_readings_next_to_their_device() -> None:
             assert "page fault" in looker.state["events"]["1"]["text"]
 
 
-@program
 async def test_devices_come_and_go() -> None:
     async with open_system("s") as system, open_dashboard(system) as page, looking(page) as looker:
         await looker.until(lambda state: state["devices"] == {})
@@ -149,7 +140,6 @@ async def test_devices_come_and_go() -> None:
         await looker.until(lambda state: state["devices"] == {})
 
 
-@program
 async def test_pages_are_told_of_the_end() -> None:
     async with open_system("s") as system:
         async with open_dashboard(system) as page:
@@ -163,7 +153,6 @@ async def test_pages_are_told_of_the_end() -> None:
         await stream.__aexit__(None, None, None)
 
 
-@program
 async def test_errors_leave_the_block_as_they_are() -> None:
     async with open_system("s") as system:
         with pytest.raises(ValueError, match=r"^mine$"):
@@ -176,7 +165,6 @@ async def test_errors_leave_the_block_as_they_are() -> None:
         assert scope.cancelled_caught
 
 
-@program
 async def test_a_device_alone_is_shown_as_well() -> None:
     async with open_device(0, backend=BACKEND) as device, open_dashboard(device.system) as page:
         state = json.loads((await ask(page, "/state", token=page.token)).body)
@@ -184,7 +172,6 @@ async def test_a_device_alone_is_shown_as_well() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_stalled_client_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atomr_accel.dashboard.site._STUCK_MS", 300)
     async with open_system("s") as system:
@@ -203,14 +190,12 @@ async def test_stalled_client_does_not_delay_the_end(monkeypatch: pytest.MonkeyP
             assert await trio.to_thread.run_sync(stuck.recv, 100)
 
 
-@program
 async def test_without_a_server_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hypercorn.config", None)
     async with open_system("s") as system:
         await refused(LibraryMissing, r"pip install .*\[dashboard\]", open_dashboard, system)
 
 
-@program
 async def test_only_a_system_has_a_page() -> None:
     async with opened() as device:
         await refused(TypeError, "ActorSystem", open_dashboard, device)

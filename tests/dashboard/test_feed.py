@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from atomr_accel.actors import (
     Actor,
     ActorSystem,
+    ActorTree,
     Intensity,
     Message,
     Supervision,
@@ -26,14 +28,8 @@ from atomr_accel.dashboard._feed import Feed
 from atomr_accel.dashboard._history import EVENTS, LONGEST, Ring, described
 from atomr_accel.dashboard._state import SystemObserver
 
-from ..harness import sized
-from ..patterns.worlds import on_mock_clock
+from ..harness import on_mock_clock, sized
 from .client import merged
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from atomr_accel.actors import ActorTree
 
 
 class Fail(Message[None]):

@@ -15,7 +15,6 @@ from atomr_accel.actors import open_actor_system
 from atomr_accel.dashboard import RunningDashboard, open_dashboard, running
 from atomr_accel.dashboard._running import announced, folder, started_at
 
-from ..harness import program
 from .client import ask
 
 
@@ -36,7 +35,6 @@ def mine(**changes: object) -> RunningDashboard:
     return msgspec.structs.replace(dashboard, **changes)
 
 
-@program
 async def test_running_dashboard_is_found_while_it_is_open() -> None:
     async with open_actor_system("s") as system:
         assert running() == []
@@ -49,7 +47,6 @@ async def test_running_dashboard_is_found_while_it_is_open() -> None:
         assert running() == []
 
 
-@program
 async def test_running_dashboard_works_without_registration() -> None:
     async with open_actor_system("s") as system, open_dashboard(system, announce=False):
         assert running() == []
@@ -107,7 +104,6 @@ def test_a_folder_that_others_can_write_to_is_refused() -> None:
         running()
 
 
-@program
 async def test_a_page_is_served_where_there_is_no_place_for_its_file(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 
-from atomr_accel import Standby
+from atomr_accel import Device, Standby
+from atomr_accel.device.standby._keeper import StandbyKeeper
 from tests.harness import opened
 
 from .in_host import multiply
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
-    from atomr_accel.device.standby._keeper import StandbyKeeper
 
 EYE: Final = np.eye(3)
 OFTEN: Final = 10**6

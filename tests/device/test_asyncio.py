@@ -7,8 +7,9 @@ import contextlib
 import math
 import re
 import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
@@ -19,9 +20,6 @@ from atomr_accel.actors import Actor, ActorSystem, Message, handler, open_actor_
 from atomr_accel.testing import kill_host
 
 from ..harness import BACKEND, SECONDS, opened, refused
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
 
 
 def in_asyncio(function: Callable[..., Awaitable[None]]) -> Callable[..., None]:

@@ -9,10 +9,12 @@ import signal
 import sys
 import threading
 import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, assert_type
+from types import FrameType
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
@@ -35,10 +37,6 @@ from atomr_accel.device.portal.portal import FutureEnd, PortalCall
 from atomr_accel.testing import poison
 
 from ..harness import AT_ONCE, BACKEND, SECONDS, cpu_only, opened
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from types import FrameType
 
 
 @contextmanager

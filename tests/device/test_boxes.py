@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ import trio.testing
 from atomr_accel import Standby, open_system
 from atomr_accel.actors import (
     Actor,
+    ActorRef,
     ActorRestarted,
+    ActorTree,
     Backoff,
     Call,
     GetStatistics,
@@ -31,14 +35,8 @@ from atomr_accel.testing import poison
 from atomr_accel.worlds import open_world
 from atomr_accel.worlds._engine import Engine
 
-from ..harness import AT_ONCE, cpu_only, program
+from ..harness import AT_ONCE, cpu_only
 from .standbys import standby_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from atomr_accel.actors import ActorRef, ActorTree
 
 pytestmark = [cpu_only, pytest.mark.slow]
 
@@ -84,7 +82,6 @@ def fails_once(function: Callable[..., Any], failed: trio.Event) -> Callable[...
     return failing
 
 
-@program
 async def test_whichever_box_fails_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +220,6 @@ class Crashing(Actor):
         raise KeyError("as asked")
 
 
-@program
 async def test_what_is_restarted_with_its_siblings_loses_nothing(tmp_path: Path) -> None:
     all_at_once = Supervision(strategy=Strategy.ONE_FOR_ALL, backoff=Backoff(initial=0.0, base=0.0))
     async with open_system("group", supervision=all_at_once) as system:

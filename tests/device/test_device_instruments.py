@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, DeviceInstrument, DeviceLost, OutOfMemory, open_system
-from atomr_accel.lanes import UNWATCHED, Op
+from atomr_accel import (
+    ContextPoisoned,
+    Device,
+    DeviceInstrument,
+    DeviceLost,
+    FinishedOps,
+    GpuRef,
+    OpTimes,
+    OutOfMemory,
+    WatchedDevice,
+    WatchedOp,
+    WatchedTransfer,
+    open_system,
+)
+from atomr_accel.lanes import UNWATCHED, Op, Outcome, Phases
 from atomr_accel.testing import poison
 from atomr_accel.wire import WITHDRAWN
-from tests.harness import opened, program
-
-if TYPE_CHECKING:
-    from atomr_accel import (
-        Device,
-        FinishedOps,
-        GpuRef,
-        OpTimes,
-        WatchedDevice,
-        WatchedOp,
-        WatchedTransfer,
-    )
-    from atomr_accel.lanes import Outcome, Phases
-
+from tests.harness import opened
 
 SLACK = 50_000
 """Nanoseconds by which a device's clock may seem to be off the host's."""
@@ -441,7 +441,6 @@ async def test_a_timed_instrument_that_fails_as_an_op_is_submitted_upsets_no_ord
         assert not any(any(port.reports) for port in device.core.ports.values())
 
 
-@program
 async def test_the_core_lists_what_libraries_and_instruments_may_use() -> None:
     async with opened(isolation="thread") as device:
         listed = dir(device.core)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from atomr_accel import ContextPoisoned, GpuRefStale, open_system
-from atomr_accel.actors import ActorStopped, Instrument, Message, UnhandledMessage
+from atomr_accel import ContextPoisoned, Device, GpuRefStale, open_system
+from atomr_accel.actors import ActorRef, ActorStopped, Instrument, Message, UnhandledMessage
 from atomr_accel.testing import poison
-from tests.harness import BACKEND, SECOND, on_shared, opened, program, sized
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.actors import ActorRef
+from tests.harness import BACKEND, SECOND, on_shared, opened, sized
 
 
 @on_shared
@@ -98,7 +94,6 @@ class _Letters(Instrument):
         self.letters.append((ref.path, message, reason))
 
 
-@program
 async def test_a_told_message_that_fails_is_a_dead_letter() -> None:
     letters = _Letters()
     async with opened(instruments=[letters]) as device:
@@ -119,7 +114,6 @@ class _Other(Message[None]):
     pass
 
 
-@program
 async def test_what_a_device_cannot_answer_is_refused_before_it_is_sent() -> None:
     async with open_system("app") as system:
         one = await system.spawn_device(0, backend=BACKEND, name="one")
@@ -145,7 +139,6 @@ async def test_a_message_is_not_awaited(device: Device) -> None:
         await message
 
 
-@program
 async def test_messages_wait_during_a_rebuild() -> None:
     async with opened() as device:
         weights = await device.put(np.eye(2, dtype=np.float32), sealed=True)
@@ -155,7 +148,6 @@ async def test_messages_wait_during_a_rebuild() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_every_message_has_one_answer_under_faults() -> None:
     messages, clients = sized(1200, 10_000), 20
     chance = random.Random(7)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,17 +12,14 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from atomr_accel import DeviceLost, OutOfMemory
+from atomr_accel import Device, DeviceLost, OutOfMemory
 from atomr_accel.testing import hang, kill_host, poison
 
-from ..harness import cpu_only, opened, program
+from ..harness import cpu_only, opened
 
-if TYPE_CHECKING:
-    from atomr_accel import Device
+pytestmark = cpu_only
 
 
-@cpu_only
-@program
 async def test_a_device_at_work_is_not_asked_and_an_idle_one_is() -> None:
     async with opened(isolation="thread", standby=None) as device:
 
@@ -48,8 +44,6 @@ async def test_a_device_at_work_is_not_asked_and_an_idle_one_is() -> None:
         assert (await device.health(within=1e-9)).reasons[0].startswith("no op has finished")
 
 
-@cpu_only
-@program
 async def test_checks_share_one_op_and_a_cancelled_one_harms_no_other() -> None:
     async with opened(isolation="thread", standby=None) as device, trio.open_nursery() as nursery:
         before = device.core._sequence
@@ -70,9 +64,7 @@ async def test_checks_share_one_op_and_a_cancelled_one_harms_no_other() -> None:
         assert device.core._sequence <= before + 2
 
 
-@cpu_only
 @pytest.mark.slow
-@program
 async def test_a_device_that_is_rebuilt_is_live_and_not_ready() -> None:
     async with opened(standby=None) as device:
         await kill_host(device)
@@ -83,9 +75,7 @@ async def test_a_device_that_is_rebuilt_is_live_and_not_ready() -> None:
         assert (await device.health()).ready
 
 
-@cpu_only
 @pytest.mark.slow
-@program
 async def test_a_lost_device_is_not_live() -> None:
     with pytest.raises(DeviceLost):
         async with opened(isolation="thread") as device:
@@ -99,16 +89,12 @@ async def test_a_lost_device_is_not_live() -> None:
             await device.put(1.0)
 
 
-@cpu_only
-@program
 async def test_a_closed_device_is_not_live() -> None:
     async with opened(isolation="thread") as device:
         pass
     assert not (await device.health()).live
 
 
-@cpu_only
-@program
 async def test_short_memory_and_errors_of_cells_degrade() -> None:
     async with opened(isolation="thread", standby=None, memory_limit=4 << 20) as device:
         with pytest.raises(OutOfMemory):
@@ -122,8 +108,6 @@ async def test_short_memory_and_errors_of_cells_degrade() -> None:
         assert kept is not None
 
 
-@cpu_only
-@program
 async def test_nvml_tells_of_ecc_errors() -> None:
     ecc = SimpleNamespace(uncorrected=2, remapping_pending=True, remapping_failed=False)
     memory = SimpleNamespace(used=99, total=100, free=1)
@@ -142,17 +126,13 @@ async def test_nvml_tells_of_ecc_errors() -> None:
 
 
 @pytest.mark.parametrize("within", [0, -1, float("nan"), "1", True])
-@cpu_only
-@program
 async def test_wrong_times_are_refused(within: object) -> None:
     async with opened(isolation="thread") as device:
         with pytest.raises((TypeError, ValueError), match="within"):
             await device.health(within=within)  # type: ignore[arg-type]
 
 
-@cpu_only
 @pytest.mark.slow
-@program
 async def test_shortage_of_memory_fails_only_its_request() -> None:
     """Next to requests that share the device with it."""
 
@@ -170,9 +150,7 @@ async def test_shortage_of_memory_fails_only_its_request() -> None:
         assert device.generation == 1
 
 
-@cpu_only
 @pytest.mark.slow
-@program
 async def test_a_device_that_hangs_is_not_ready_in_its_lane() -> None:
     """Other lanes answer, so it is ready; ``op_deadline`` ends the op."""
     async with opened(standby=None) as device, trio.open_nursery() as nursery:
@@ -200,7 +178,6 @@ LOSES: str = """if True:
 """
 
 
-@cpu_only
 @pytest.mark.slow
 def test_a_program_whose_device_is_lost_ends_with_an_error() -> None:
     """Also if all its tasks wait for something else."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,11 +13,8 @@ import trio.testing
 from atomr_accel import ContextPoisoned, GpuRefStale, open_device
 from atomr_accel.testing import kill_host
 
-from ..harness import Gate, cpu_only, opened, program
+from ..harness import Gate, cpu_only, opened
 from .faulty import aborts, exits, reads_nowhere
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @cpu_only
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
     ("function", "status"),
     [(exits, 3), (aborts, -signal.SIGABRT), (reads_nowhere, -signal.SIGSEGV)],
 )
-@program
 async def test_a_function_that_ends_its_host_is_named(
     gate: Gate, function: Callable[[object], None], status: int, busy: bool
 ) -> None:
@@ -55,7 +51,6 @@ async def test_a_function_that_ends_its_host_is_named(
 
 
 @cpu_only
-@program
 async def test_a_host_that_ends_without_ops_was_idle() -> None:
     async with opened() as device:
         await device.get(await device.zeros(4))

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import trio
 
 from atomr_accel import (
     ContextPoisoned,
+    Device,
     DeviceLost,
     DeviceUnavailable,
     GpuRefStale,
@@ -29,7 +31,7 @@ from atomr_accel import (
 from atomr_accel.actors import Backoff
 from atomr_accel.device.contexts import context as _context
 from atomr_accel.device.standby import _keeper, _spare
-from atomr_accel.lanes import HostHandle, _spawn, start_host
+from atomr_accel.lanes import HostHandle, Isolation, _spawn, start_host
 from atomr_accel.testing import kill_host, poison
 from tests import seeds
 from tests.harness import (
@@ -38,18 +40,11 @@ from tests.harness import (
     descriptors,
     no_descriptors,
     opened,
-    program,
     sized,
     stop_process,
 )
 
-from .standbys import EYE, OFTEN, open_a_lane, works
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
+from .standbys import EYE, OFTEN, open_a_lane, standby_of, works
 
 pytestmark = cpu_only
 
@@ -91,7 +86,6 @@ def failing(failures: list[Any]) -> Callable[..., Awaitable[HostHandle]]:
 # --- what is started ---------------------------------------------------------------------
 
 
-@program
 async def test_host_executes_no_file_of_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +99,6 @@ async def test_host_executes_no_file_of_the_current_directory(
     assert not (tmp_path / "executed").exists()
 
 
-@program
 async def test_a_host_finds_what_the_program_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +110,6 @@ async def test_a_host_finds_what_the_program_finds(
         assert await device.run(of_this_program.answer) == 42
 
 
-@program
 async def test_host_ignores_the_path_entries_that_python_ignores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -128,7 +120,6 @@ async def test_host_ignores_the_path_entries_that_python_ignores(
         await works(device)
 
 
-@program
 async def test_opening_and_recovery_need_no_worker_thread_of_trios() -> None:
     """Programs use them up: each task that calls into the loop from a thread holds one."""
     limiter = trio.to_thread.current_default_thread_limiter()
@@ -182,7 +173,6 @@ async def nothing(device: Device) -> None:
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("call", [grow, open_a_lane, nothing])
-@program
 async def test_a_stopped_host_holds_nobody_up(call: Callable[[Device], Awaitable[None]]) -> None:
     async with opened() as device:
         await device.put(EYE)
@@ -192,7 +182,6 @@ async def test_a_stopped_host_holds_nobody_up(call: Callable[[Device], Awaitable
 
 
 @pytest.mark.usefixtures("brief")
-@program
 async def test_a_host_that_never_answers_costs_one_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as device:
         await device.put(EYE)
@@ -210,7 +199,6 @@ async def test_a_host_that_never_answers_costs_one_restart(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("brief")
-@program
 async def test_a_host_that_is_stopped_as_it_starts_can_be_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -235,12 +223,10 @@ async def test_a_host_that_is_stopped_as_it_starts_can_be_cancelled(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief")
-@program
 async def test_a_stopped_standby_is_not_taken() -> None:
     async with opened(standby=Standby(warm=1)) as device:
         await works(device)
-        standby = device.core.standby
-        assert standby is not None
+        standby = standby_of(device)
         await standby.wait_ready()
         stop(standby.hosts[0])
         await kill_host(device)
@@ -248,17 +234,14 @@ async def test_a_stopped_standby_is_not_taken() -> None:
 
 
 @pytest.mark.usefixtures("brief")
-@program
 async def test_a_standby_that_is_stopped_as_it_loads_holds_nobody_up() -> None:
     async with opened(standby=Standby(warm=1)) as device:
-        standby = device.core.standby
-        assert standby is not None
+        standby = standby_of(device)
         await standby.wait_ready()
         stop(standby.hosts[0])
         await works(device)  # it is to load what that uses, too
 
 
-@program
 async def test_a_process_forked_in_a_host_does_not_hide_its_end() -> None:
     """The forked process holds copies of the host's sockets, so they do not report the end."""
 
@@ -298,7 +281,6 @@ def retried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("retried")
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
-@program
 async def test_a_standby_that_cannot_start_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -306,8 +288,7 @@ async def test_a_standby_that_cannot_start_is_tried_again(
 
     monkeypatch.setattr(_spare, "start_host", failing(failures))
     async with opened(standby=Standby(warm=1), max_restarts=1) as device:
-        assert device.core.standby is not None
-        await device.core.standby.wait_ready()
+        await standby_of(device).wait_ready()
         await poison(device)
         await works(device)
     assert caplog.text.count("no standby host") == 3
@@ -315,11 +296,9 @@ async def test_a_standby_that_cannot_start_is_tried_again(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("retried")
-@program
 async def test_a_standby_that_ends_is_replaced() -> None:
     async with opened(standby=Standby(warm=1)) as device:
-        standby = device.core.standby
-        assert standby is not None
+        standby = standby_of(device)
         await standby.wait_ready()
         standby.hosts[0].kill()
         while standby.ready:
@@ -330,7 +309,6 @@ async def test_a_standby_that_ends_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
-@program
 async def test_a_rebuild_for_which_there_is_no_room_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -344,7 +322,6 @@ async def test_a_rebuild_for_which_there_is_no_room_is_tried_again(
 
 
 @pytest.mark.parametrize("starts", [9, 10])
-@program
 async def test_a_device_whose_context_does_not_start_ten_times_in_a_row_is_lost(
     monkeypatch: pytest.MonkeyPatch, starts: int
 ) -> None:
@@ -361,7 +338,6 @@ async def test_a_device_whose_context_does_not_start_ten_times_in_a_row_is_lost(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("standby", [None, Standby(warm=1)])
-@program
 async def test_faults_that_follow_each_other_are_survived_and_waited_for(standby: Any) -> None:
     async with opened(backoff=None, standby=standby) as device:
         cell = device.ref._cell
@@ -383,7 +359,6 @@ async def test_faults_that_follow_each_other_are_survived_and_waited_for(standby
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])
-@program
 async def test_a_loss_as_the_last_thing_leaves_the_block(isolation: Isolation) -> None:
     with pytest.raises(DeviceLost) as info:
         async with opened(isolation=isolation, max_restarts=0) as device:
@@ -391,13 +366,11 @@ async def test_a_loss_as_the_last_thing_leaves_the_block(isolation: Isolation) -
     assert isinstance(info.value.__cause__, ContextPoisoned)
 
 
-@program
 async def test_a_fault_as_the_last_thing_that_could_be_mended_does_not() -> None:
     async with opened(max_restarts=1) as device:
         await poison(device)
 
 
-@program
 async def test_a_loss_says_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     async def odd(isolation: Isolation, *_: object) -> HostHandle:
         await trio.lowlevel.checkpoint()
@@ -411,7 +384,6 @@ async def test_a_loss_says_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
             await works(device)
 
 
-@program
 async def test_refs_say_that_their_device_was_closed_or_lost() -> None:
     async with opened() as device:
         ref = await device.put(EYE)
@@ -428,7 +400,6 @@ async def test_refs_say_that_their_device_was_closed_or_lost() -> None:
 # --- other threads -----------------------------------------------------------------------
 
 
-@program
 async def test_use_from_another_threads_loop_is_refused_at_once(isolation: Isolation) -> None:
     async with opened(isolation=isolation) as device:
         x = await device.put(EYE)
@@ -508,7 +479,6 @@ async def _cancelled_at(step: int, *, fault: bool, **options: Any) -> bool:
         pytest.param("process", Standby(warm=1), True, sized(55, 23), marks=pytest.mark.slow),
     ],
 )
-@program
 async def test_cancelled_anywhere_it_leaves_nothing(
     others: set[int], isolation: Isolation, standby: Standby | None, fault: bool, stride: int
 ) -> None:
@@ -525,7 +495,6 @@ async def test_cancelled_anywhere_it_leaves_nothing(
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 3, 5, 8, 13])
-@program
 async def test_out_of_descriptors_opening_says_so(isolation: Isolation, left: int) -> None:
     before = descriptors()
     told: OSError | OutOfMemory | None = None
@@ -543,7 +512,6 @@ async def test_out_of_descriptors_opening_says_so(isolation: Isolation, left: in
 
 
 @pytest.mark.parametrize("left", [0, 1, 2, 3, 5, 8])
-@program
 async def test_out_of_descriptors_for_a_while_a_device_recovers(left: int) -> None:
     before = descriptors()
     async with opened(
@@ -600,7 +568,6 @@ trio.run(main)
 
 
 @pytest.mark.slow
-@program
 async def test_no_host_outlives_its_program() -> None:
     """The host ends even if a child of the program holds its sockets, or if it keeps the GIL."""
     process = started(OUTLIVED)
@@ -643,7 +610,6 @@ trio.run(main)
 
 
 @pytest.mark.slow
-@program
 async def test_an_interrupt_while_opening_is_nothing_else() -> None:
     process = started(INTERRUPTED)
     output, errors = await trio.to_thread.run_sync(process.communicate)

@@ -11,21 +11,17 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned
+from atomr_accel import ContextPoisoned, Device
 from atomr_accel.testing import poison
 from atomr_accel.wire import StickyFault
-from tests.harness import cpu_only, opened, program
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
+from tests.harness import cpu_only, opened
 
 LOGGER: Final = "atomr_accel.kernels"
 
@@ -79,7 +75,6 @@ def write(*texts: tuple[int, bytes]) -> None:
 
 
 @cpu_only
-@program
 async def test_host_output_arrives_before_the_fault(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
         await device.run(write, (1, b"a line\nhalf "), (2, b"a warning\n"))
@@ -101,7 +96,6 @@ def failing() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_kernel_output_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
         await launched(device, "printing")
@@ -112,7 +106,6 @@ async def test_kernel_output_is_logged(caplog: pytest.LogCaptureFixture) -> None
 
 
 @pytest.mark.slow
-@program
 async def test_a_fault_says_what_the_assert_says(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
         with pytest.raises(ContextPoisoned) as caught:
@@ -141,7 +134,6 @@ def abort() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_the_last_words_of_a_host(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
         with pytest.raises(ContextPoisoned, match="SIGABRT") as caught:
@@ -159,7 +151,6 @@ def shouting(lines: int) -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_full_pipe_is_read(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device, trio.open_nursery() as nursery:
         nursery.start_soon(device.run, shouting, 10_000)
@@ -175,7 +166,6 @@ def shell(command: str) -> None:
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_function_output_goes_to_the_program(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,7 +176,6 @@ async def test_function_output_goes_to_the_program(
     assert of_kernels(caplog, logging.WARNING) == ["and its errors"]
 
 
-@program
 async def test_thread_isolation_has_the_programs_descriptors(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import FrameType
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 
 import atomr_accel
+from atomr_accel import Device, GpuRef
 
 from .. import seeds
-from ..harness import ROOT, opened, program, settled, sized, used_by
+from ..harness import ROOT, opened, settled, sized, used_by
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from types import FrameType
-
-    from atomr_accel import Device, GpuRef
-
-    Call = Callable[[Device, GpuRef], Awaitable[object]]
+Call = Callable[[Device, GpuRef], Awaitable[object]]
 
 PACKAGE: Final = str(Path(atomr_accel.__file__).parent)
 
@@ -92,7 +89,6 @@ CALLS: Final[dict[str, Call]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@program
 async def test_ctrl_c_at_any_line_leaves_the_device_whole(call: Call) -> None:
     async with opened(isolation="process") as device:
         x = await device.put(np.ones((8, 8), np.float32))

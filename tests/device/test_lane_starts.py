@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import trio
 
 from atomr_accel import ContextPoisoned, OutOfMemory, Unsupported
 from atomr_accel.backends.cpu.host.context import CpuContext
+from atomr_accel.device._settings import StreamStrategy
 from atomr_accel.lanes import HostHandle, start_host
 from atomr_accel.ops import LaneSpec
 from atomr_accel.testing import kill_host
 from atomr_accel.wire import Fault, LanesOpened, Open, OpenLanes
-from tests.harness import cpu_only, descriptors, opened, program
+from tests.harness import cpu_only, descriptors, opened
 
 from .standbys import OFTEN, open_a_lane, works
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from atomr_accel.device._settings import StreamStrategy
 
 pytestmark = cpu_only
 
@@ -84,7 +81,6 @@ def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], La
     return lambda name: LaneSpec(name, {"cpu": f"lanes_for_tests:{name}"})
 
 
-@program
 async def test_a_lane_that_ends_its_host_does_not_cost_the_device(
     lanes: Callable[[str], LaneSpec],
 ) -> None:
@@ -113,7 +109,6 @@ async def test_a_lane_that_ends_its_host_does_not_cost_the_device(
 
 
 @pytest.mark.parametrize("streams", ["per_actor", "single"])  # threads of their own, or one
-@program
 async def test_lane_start_during_a_fault_raises_the_fault(
     lanes: Callable[[str], LaneSpec], streams: StreamStrategy
 ) -> None:
@@ -125,7 +120,6 @@ async def test_lane_start_during_a_fault_raises_the_fault(
         assert device.generation == 2
 
 
-@program
 async def test_hosts_killed_while_a_lane_starts_do_not_count_against_it() -> None:
     async with opened(max_restarts=OFTEN) as device:
         core = device.core
@@ -145,7 +139,6 @@ async def test_hosts_killed_while_a_lane_starts_do_not_count_against_it() -> Non
 
 
 @pytest.mark.parametrize("kind", [Open, OpenLanes])
-@program
 async def test_a_start_waits_for_the_memory_of_killed_hosts(
     monkeypatch: pytest.MonkeyPatch, kind: type
 ) -> None:
@@ -175,7 +168,6 @@ async def test_a_start_waits_for_the_memory_of_killed_hosts(
         assert last not in device.core.reaper.terminating
 
 
-@program
 async def test_a_lane_without_memory_after_that_is_out_of_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -194,7 +186,6 @@ async def test_a_lane_without_memory_after_that_is_out_of_memory(
             await open_a_lane(device)
 
 
-@program
 async def test_without_staging_memory_there_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOMEM, "nothing can be locked")
@@ -207,7 +198,6 @@ async def test_without_staging_memory_there_is_no_device(monkeypatch: pytest.Mon
     assert descriptors() == before
 
 
-@program
 async def test_a_host_that_tells_of_other_lanes_than_it_was_asked_for_is_killed() -> None:
     async with opened(max_restarts=OFTEN) as device:
         context = await device.core.ready()
@@ -228,7 +218,6 @@ async def test_a_host_that_tells_of_other_lanes_than_it_was_asked_for_is_killed(
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", ["per_actor", "single"])  # threads of their own, or one
 @pytest.mark.parametrize("name", ["AbortsLater", "FailsLater", "FaultsLater"])
-@program
 async def test_a_rebuild_goes_on_without_a_lane_that_does_not_start(
     lanes: Callable[[str], LaneSpec], name: str, streams: StreamStrategy
 ) -> None:
@@ -245,7 +234,6 @@ async def test_a_rebuild_goes_on_without_a_lane_that_does_not_start(
 
 
 @pytest.mark.parametrize("streams", ["per_actor", "single"])
-@program
 async def test_a_rebuild_starts_lanes_side_by_side(
     lanes: Callable[[str], LaneSpec], streams: StreamStrategy
 ) -> None:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, DeviceLost
+from atomr_accel import ContextPoisoned, Device, DeviceLost, GpuRef
 from atomr_accel.device import _failures, _lifecycle
 from atomr_accel.device.contexts import context as _context
 from atomr_accel.memory import Block, MemoryMap
 from atomr_accel.memory._allocator import ALIGNMENT
 
-from ..harness import cpu_only, opened, program, stop_process, used_by
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device, GpuRef
+from ..harness import cpu_only, opened, stop_process, used_by
 
 pytestmark = cpu_only
 
@@ -96,7 +92,6 @@ async def filled(device: Device) -> tuple[GpuRef, int]:
     return ref, stop(device)
 
 
-@program
 async def test_a_host_that_dies_with_thousands_of_ops_in_flight() -> None:
     answers = 0
 
@@ -124,7 +119,6 @@ async def test_a_host_that_dies_with_thousands_of_ops_in_flight() -> None:
         assert not in_flight
 
 
-@program
 async def test_a_batch_of_thousands_that_a_fault_takes_down(errors: list[str]) -> None:
     async with opened() as device:
         ref, pid = await filled(device)
@@ -140,7 +134,6 @@ async def test_a_batch_of_thousands_that_a_fault_takes_down(errors: list[str]) -
         assert errors == ["blas.gemm"]  # whose errors nobody sees are not made
 
 
-@program
 async def test_a_batch_of_thousands_that_fails_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     freed = 0
     free = MemoryMap.free
@@ -162,7 +155,6 @@ async def test_a_batch_of_thousands_that_fails_by_itself(monkeypatch: pytest.Mon
         assert used_by(device) == 0
 
 
-@program
 async def test_a_block_that_is_left_with_thousands_of_ops_in_flight() -> None:
     lost = 0
 
@@ -188,7 +180,6 @@ async def test_a_block_that_is_left_with_thousands_of_ops_in_flight() -> None:
     assert 0 < steps.most <= MOST
 
 
-@program
 async def test_thousands_of_dropped_buffers_are_counted_without_freeing_them_all() -> None:
     async with opened() as device:
         memory = device.core.memory

@@ -5,28 +5,24 @@ from __future__ import annotations
 import functools
 import os
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 import trio.lowlevel
 
-from atomr_accel import DeviceInstrument, Standby, StandbyWarning, Unsupported
+from atomr_accel import Device, DeviceInstrument, Standby, StandbyWarning, Unsupported
 from atomr_accel.backends import cpu
 from atomr_accel.device.standby import _parking, _spare
 from atomr_accel.testing import kill_host, poison, standby_ready
 
-from ..harness import AT_ONCE, ON_CUDA, program, sized
+from ..harness import AT_ONCE, ON_CUDA, sized
 from .in_host import load
 from .standbys import EYE, answer, hot, open_a_lane, standby_of, works
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from atomr_accel import Device
 
 PARKERS: Final = "tests.device.parkers"
 
@@ -83,7 +79,6 @@ async def stopped(pid: int) -> None:
             await trio.lowlevel.checkpoint()
 
 
-@program
 async def test_a_parked_standby_stands_still_and_takes_over() -> None:
     async with parked() as device:
         sealed = await device.put(2 * EYE, sealed=True)
@@ -106,7 +101,6 @@ async def test_a_parked_standby_stands_still_and_takes_over() -> None:
         assert standby_of(device).statistics().used == 2
 
 
-@program
 async def test_states_of_sealed_buffers_are_where_they_were() -> None:
     """The host's arrays on sealed memory are valid again when it returns."""
     async with parked() as device:
@@ -121,7 +115,6 @@ async def test_states_of_sealed_buffers_are_where_they_were() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_parked_standby_follows_the_device() -> None:
     async with parked() as device:
         await standby_ready(device)
@@ -136,7 +129,6 @@ async def test_a_parked_standby_follows_the_device() -> None:
         assert {lane.name for lane in device.statistics().lanes} >= {"memory", "fft"}
 
 
-@program
 async def test_a_parked_one_becomes_hot_when_a_hot_one_is_used() -> None:
     async with hot(standby=Standby(hot=1, parked=1)) as device:
         await standby_ready(device)
@@ -155,7 +147,6 @@ async def test_a_parked_one_becomes_hot_when_a_hot_one_is_used() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_after_a_fault_one_is_kept_from_being_parked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -175,7 +166,6 @@ async def test_after_a_fault_one_is_kept_from_being_parked(
 
 
 @pytest.mark.slow
-@program
 async def test_only_the_one_that_takes_over_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     returned: list[tuple[int | None, bool]] = []
     restore = _parking.Parking.restore
@@ -197,7 +187,6 @@ async def test_only_the_one_that_takes_over_returns(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["here", "nowhere"])
-@program
 async def test_parked_by_default_where_hosts_can_be(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -218,7 +207,6 @@ async def test_parked_by_default_where_hosts_can_be(
 
 
 @pytest.mark.slow
-@program
 async def test_a_return_waits_for_no_other_host_that_is_being_parked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -237,7 +225,6 @@ async def test_a_return_waits_for_no_other_host_that_is_being_parked(
         assert device.statistics().host_pid == host.pid
 
 
-@program
 async def test_a_parked_one_that_dies_is_replaced() -> None:
     async with parked() as device:
         await standby_ready(device)
@@ -252,7 +239,6 @@ async def test_a_parked_one_that_dies_is_replaced() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_parked_one_is_killed_with_the_device() -> None:
     async with hot(standby=Standby(parked=2)) as device:
         await standby_ready(device)
@@ -262,7 +248,6 @@ async def test_a_parked_one_is_killed_with_the_device() -> None:
             os.kill(pid or 0, 0)
 
 
-@program
 async def test_a_return_that_fails_is_killed_and_the_device_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -279,7 +264,6 @@ async def test_a_return_that_fails_is_killed_and_the_device_goes_on(
 
 
 @pytest.mark.slow
-@program
 async def test_without_room_it_stays_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     parker(monkeypatch, "HasNoRoom")
     async with parked() as device:
@@ -296,7 +280,6 @@ async def test_without_room_it_stays_parked(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-@program
 async def test_a_host_that_cannot_be_parked_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     parker(monkeypatch, "ParksOneInTwo")
     async with parked() as device:
@@ -308,7 +291,6 @@ async def test_a_host_that_cannot_be_parked_is_replaced(monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["park", "restore"])
-@program
 async def test_a_parker_that_hangs_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -330,7 +312,6 @@ async def test_a_parker_that_hangs_is_not_waited_for(
     ("name", "match"),
     [(None, "backend 'cpu' cannot park hosts; ask for hot"), ("IsNone", "update the driver")],
 )
-@program
 async def test_where_hosts_cannot_be_parked_opening_says_so(
     monkeypatch: pytest.MonkeyPatch, name: str | None, match: str
 ) -> None:
@@ -341,7 +322,6 @@ async def test_where_hosts_cannot_be_parked_opening_says_so(
 
 
 @pytest.mark.slow
-@program
 async def test_host_memory_limits_parked_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_spare, "host_bytes", lambda _: 20 << 20)
     wanted = Standby(parked=3, host_memory=50 << 20)
@@ -358,7 +338,6 @@ async def test_host_memory_limits_parked_ones(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-@program
 async def test_a_budget_that_holds_none_leaves_warm_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_spare, "host_bytes", lambda _: 60 << 20)
     async with hot(standby=Standby(parked=1, host_memory=50 << 20)) as device:
@@ -371,7 +350,6 @@ async def test_a_budget_that_holds_none_leaves_warm_ones(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-@program
 async def test_a_host_with_a_lane_of_collectives_is_not_parked() -> None:
     async with parked() as device:
         await standby_ready(device)
@@ -393,7 +371,6 @@ async def test_a_host_with_a_lane_of_collectives_is_not_parked() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(sized(2, 12)))
-@program
 async def test_any_history_ends_with_right_answers_and_no_process(seed: int) -> None:
     rng = random.Random(seed)
     wanted = Standby(hot=rng.randrange(2), parked=1 + rng.randrange(2), warm=rng.randrange(2))

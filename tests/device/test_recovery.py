@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,18 +11,16 @@ import trio
 import trio.testing
 
 from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, Standby
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import FAULTS, kill_host, poison
 from atomr_accel.testing._faults import sleep_for_ever, source_of
-from tests.harness import cpu_only, no_descriptors, opened, program, same_bits
+from tests.harness import cpu_only, no_descriptors, opened, same_bits
 
 from .. import seeds
-
-if TYPE_CHECKING:
-    from atomr_accel.lanes import Isolation
+from .standbys import standby_of
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-@program
 async def test_a_fault_is_reported_as_what_it_is(kind: str) -> None:
     async with opened() as device:
         fault = await poison(device, kind)  # type: ignore[arg-type]
@@ -36,7 +33,6 @@ async def test_a_fault_is_reported_as_what_it_is(kind: str) -> None:
         assert (await device.get(await device.zeros(3))).tolist() == [0, 0, 0]
 
 
-@program
 async def test_everything_in_flight_shares_one_cause() -> None:
     failures: list[ContextPoisoned] = []
     async with opened() as device, device.watch_generation() as changes:
@@ -61,7 +57,6 @@ async def test_everything_in_flight_shares_one_cause() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_sealed_buffers_survive_and_others_are_refused() -> None:
     host = seeds.rng().standard_normal((50, 60))
     async with opened(max_restarts=10) as device:
@@ -80,7 +75,6 @@ async def test_sealed_buffers_survive_and_others_are_refused() -> None:
         assert device.generation == 4
 
 
-@program
 async def test_work_that_waits_for_a_rebuild_goes_on_or_is_refused() -> None:
     host = np.eye(4)
     async with opened() as device:
@@ -107,7 +101,6 @@ async def test_work_that_waits_for_a_rebuild_goes_on_or_is_refused() -> None:
             np.testing.assert_array_equal(result, host)
 
 
-@program
 async def test_too_many_faults_lose_the_device() -> None:
     with pytest.raises(DeviceLost, match="more often"):
         async with opened(max_restarts=1) as device:
@@ -117,7 +110,6 @@ async def test_too_many_faults_lose_the_device() -> None:
 
 
 @cpu_only  # a real fault would poison the process that runs the tests
-@program
 async def test_a_fault_in_a_thread_is_final() -> None:
     isolation: Isolation = "thread"
     with pytest.raises(DeviceLost, match="it is final"):
@@ -129,11 +121,9 @@ async def test_a_fault_in_a_thread_is_final() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_the_standby_takes_over() -> None:
     async with opened(standby=Standby(warm=1), max_restarts=3) as device:
-        standby = device.core.standby
-        assert standby is not None
+        standby = standby_of(device)
         for generation in (2, 3):
             await standby.wait_ready()
             found = device.statistics().standby
@@ -144,7 +134,6 @@ async def test_the_standby_takes_over() -> None:
             assert device.generation == generation
 
 
-@program
 async def test_poison_says_which_faults_there_are() -> None:
     async with opened() as device:
         with pytest.raises(ValueError, match=r"fault must be one of .*illegal_address.*, not 'f"):
@@ -170,7 +159,6 @@ class Greedy(trio.abc.Instrument):
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_a_device_is_rebuilt_when_others_take_all_descriptors() -> None:
     async with opened(isolation="process", max_restarts=4) as device:
         x = await device.put(np.eye(4), sealed=True)

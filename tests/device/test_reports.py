@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ import trio.testing
 
 from atomr_accel import (
     ContextPoisoned,
+    Device,
     DeviceLost,
     FaultReport,
     GpuRefStale,
@@ -27,11 +28,10 @@ from atomr_accel import (
 from atomr_accel.testing import hang, kill_host, poison
 
 from .. import seeds
-from ..harness import Gate, cpu_only, opened, program, sized
+from ..harness import Gate, cpu_only, opened, sized
 from .faulty import DEATHS, TELLING, exits, is_harmless, is_killed, is_sticky
 
-if TYPE_CHECKING:
-    from atomr_accel import Device
+pytestmark = cpu_only
 
 OFTEN: Final = 10**6
 
@@ -107,9 +107,7 @@ async def busy(device: Device) -> None:
                 await device.blas.gemm(x, x)
 
 
-@cpu_only
 @pytest.mark.slow
-@program
 async def test_the_right_op_is_named_every_time() -> None:
     """Whatever ends the host, and wherever, next to other ops."""
     chance = seeds.rng()
@@ -138,9 +136,7 @@ async def test_the_right_op_is_named_every_time() -> None:
         nursery.cancel_scope.cancel()
 
 
-@cpu_only
 @pytest.mark.slow
-@program
 async def test_a_kernel_that_ends_its_host_is_named_beside_a_function(gate: Gate) -> None:
     """A function came before it, runs for longer, and is innocent."""
     async with opened() as device:
@@ -169,8 +165,6 @@ def _waits(path: str, _x: object) -> None:
         file.read(1)
 
 
-@cpu_only
-@program
 async def test_a_report_has_op_task_request_buffers_and_the_ops_before() -> None:
     with pytest.raises(DeviceLost):
         async with opened(isolation="thread", max_restarts=OFTEN) as device:
@@ -207,8 +201,6 @@ async def test_a_report_has_op_task_request_buffers_and_the_ops_before() -> None
             assert lost.value.report is report
 
 
-@cpu_only
-@program
 async def test_a_fault_in_a_recording_names_the_op_in_threads() -> None:
     with pytest.raises(DeviceLost) as info:
         async with opened(isolation="thread") as device:
@@ -225,9 +217,7 @@ async def test_a_fault_in_a_recording_names_the_op_in_threads() -> None:
     assert node == ReportedNode(node.recording, 2, "kernel bad", 2)  # type: ignore[union-attr]
 
 
-@cpu_only
 @pytest.mark.slow
-@program
 async def test_a_fault_is_in_the_log_as_json(caplog: pytest.LogCaptureFixture) -> None:
     async with opened() as device:
         with caplog.at_level(logging.WARNING, "atomr_accel"):
@@ -238,9 +228,7 @@ async def test_a_fault_is_in_the_log_as_json(caplog: pytest.LogCaptureFixture) -
         assert json.loads(record.report) == json.loads(error.report.to_json())
 
 
-@cpu_only
 @pytest.mark.slow
-@program
 async def test_a_host_that_is_killed_while_idle_has_no_op() -> None:
     async with opened() as device:
         await device.get(await device.zeros(4))
@@ -252,9 +240,7 @@ async def test_a_host_that_is_killed_while_idle_has_no_op() -> None:
         assert [op.name for op in report.before][-1:] == ["get"]
 
 
-@cpu_only
 @pytest.mark.slow
-@program
 async def test_a_child_that_a_function_forks_is_not_the_host() -> None:
     """Its end says nothing about the host, which is killed later by something else."""
     async with opened() as device:
@@ -277,9 +263,7 @@ def _forks(_x: object) -> int:
 # --- one request of many ------------------------------------------------------------------
 
 
-@cpu_only
 @pytest.mark.slow
-@program
 async def test_a_hang_fails_only_the_request_that_hangs() -> None:
     """The others went down with it, and are repeated."""
     calls = 0

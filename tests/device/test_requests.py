@@ -5,27 +5,23 @@ from __future__ import annotations
 import gc
 import logging
 import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import GpuRef, GpuRefStale, open_system
+from atomr_accel import Device, GpuRef, GpuRefStale, open_system
 from atomr_accel.actors import Actor, Backoff, Directive, Message, Strategy, Supervision, handler
 from atomr_accel.libraries.blas.checks import LANE
 from atomr_accel.libraries.nccl.lanes import ABORTS, COLLECTIVES
 from atomr_accel.libraries.registry import catalogue
 from atomr_accel.ops import Preparer, Request, Submission, perform
 from atomr_accel.testing.garbage import collect_garbage
-from tests.harness import BACKEND, SECOND, cpu_only, on_shared, opened, program, settled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from atomr_accel import Device
+from tests.harness import BACKEND, SECOND, cpu_only, on_shared, opened, settled
 
 EYE = np.eye(2, dtype=np.float32)
 KERNEL = 'extern "C" __global__ void nothing() {}'
@@ -53,7 +49,6 @@ async def _requests_of(device: Device) -> dict[str, Request[Any]]:
     }
 
 
-@program
 async def test_a_request_is_carried_out_on_the_device_that_made_it_alone() -> None:
     async with open_system("app") as system:
         one = await system.spawn_device(0, backend=BACKEND, name="one")
@@ -69,7 +64,6 @@ async def test_a_request_is_carried_out_on_the_device_that_made_it_alone() -> No
             await getattr(two, library).ref.ask(request)
 
 
-@program
 async def test_request_of_another_device_is_refused_with_both_names() -> None:
     async with opened() as one, opened(SECOND) as two:
         generator = two.rng.default_rng(seed=1)
@@ -251,7 +245,6 @@ async def test_the_error_of_a_failed_ask_goes_with_what_it_was_asked_for(device:
 
 
 @pytest.mark.parametrize("directive", [Directive.RESUME, Directive.RESTART])
-@program
 async def test_the_error_of_an_actor_goes_with_the_message(
     directive: Directive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,7 +288,6 @@ async def test_answers_belong_to_what_was_asked(device: Device) -> None:
 
 
 @cpu_only  # on a card the answer came before the stop
-@program
 async def test_questions_wait_while_a_supervisor_restarts_the_device() -> None:
     together = Supervision(strategy=Strategy.ONE_FOR_ALL, backoff=Backoff(base=0.0))
     async with open_system("app", supervision=together) as system:

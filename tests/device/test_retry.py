@@ -19,7 +19,7 @@ from atomr_accel import ContextPoisoned, Device, DeviceLost, GpuRef, GpuRefStale
 from atomr_accel.device.calls._turns import Again
 from atomr_accel.testing import kill_host, poison
 
-from ..harness import AT_ONCE, opened, program
+from ..harness import AT_ONCE, opened
 
 
 class Flaky:
@@ -38,7 +38,6 @@ class Flaky:
         return float((await self.device.get(ref))[0, 0] * y)
 
 
-@program
 async def test_retry_calls_again_after_a_fault() -> None:
     async with opened(max_restarts=9) as device:
         flaky = Flaky(device, faults=2)
@@ -47,7 +46,6 @@ async def test_retry_calls_again_after_a_fault() -> None:
         assert device.generation == 3
 
 
-@program
 async def test_attempts_are_bounded_and_the_last_error_tells_of_the_others() -> None:
     async with opened(max_restarts=9) as device:
         flaky = Flaky(device, faults=9)
@@ -61,7 +59,6 @@ async def test_attempts_are_bounded_and_the_last_error_tells_of_the_others() -> 
         assert len(notes) == 2
 
 
-@program
 async def test_the_next_attempt_has_what_the_one_before_had() -> None:
     """Without waiting for garbage to be collected."""
     held: list[weakref.ref[GpuRef]] = []
@@ -83,7 +80,6 @@ async def test_the_next_attempt_has_what_the_one_before_had() -> None:
         assert not any(ref() for ref in held)
 
 
-@program
 async def test_a_lost_device_is_not_asked_again() -> None:
     calls = 0
 
@@ -101,7 +97,6 @@ async def test_a_lost_device_is_not_asked_again() -> None:
     assert calls == 1
 
 
-@program
 async def test_other_errors_are_raised_at_once() -> None:
     calls = 0
 
@@ -116,7 +111,6 @@ async def test_other_errors_are_raised_at_once() -> None:
     assert calls == 1
 
 
-@program
 async def test_retry_does_not_repeat_a_call_that_was_stale_from_the_start() -> None:
     calls = 0
 
@@ -134,7 +128,6 @@ async def test_retry_does_not_repeat_a_call_that_was_stale_from_the_start() -> N
     assert "make it in the function, or seal it" in info.value.__notes__[0]
 
 
-@program
 async def test_a_group_of_faults_is_one_too() -> None:
     calls = 0
 
@@ -153,7 +146,6 @@ async def test_a_group_of_faults_is_one_too() -> None:
         assert await device.retry(both, device) == 2
 
 
-@program
 async def test_one_error_of_another_kind_in_a_group_decides() -> None:
     async def both() -> None:
         raise ExceptionGroup("two", [GpuRefStale("gone"), KeyError("mine")])
@@ -163,7 +155,6 @@ async def test_one_error_of_another_kind_in_a_group_decides() -> None:
             await device.retry(both)
 
 
-@program
 async def test_retry_can_be_cancelled_during_a_rebuild() -> None:
     async with opened(backoff=AT_ONCE) as device:
         flaky = Flaky(device, faults=9)
@@ -195,7 +186,6 @@ async def test_retry_can_be_cancelled_during_a_rebuild() -> None:
         (trio.lowlevel.checkpoint, {"attempts": 1.0}, TypeError, "attempts must be a whole"),
     ],
 )
-@program
 async def test_misuse(
     function: Any, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
@@ -204,7 +194,6 @@ async def test_misuse(
             await device.retry(function, **options)
 
 
-@program
 async def test_a_call_in_place_of_a_function() -> None:
     async def infer() -> None:
         pytest.fail("called")
@@ -216,7 +205,6 @@ async def test_a_call_in_place_of_a_function() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ways", [(0.0,), (0.9,), (0.0, 0.9), (0.0, 0.0, 0.9)])
-@program
 async def test_retry_keeps_the_order_of_callers(
     monkeypatch: pytest.MonkeyPatch, ways: tuple[float, ...]
 ) -> None:

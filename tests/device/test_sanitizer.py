@@ -5,22 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 import trio
 
 from atomr_accel import ContextPoisoned
+from atomr_accel.backends import Backend
 from atomr_accel.device import _open
-from atomr_accel.lanes import Sanitizer
+from atomr_accel.lanes import Sanitizer, SanitizerTool
 from atomr_accel.testing import poison
-from tests.harness import cpu_only, opened, program
+from tests.harness import cpu_only, opened
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel.backends import Backend
-    from atomr_accel.lanes import SanitizerTool
+pytestmark = cpu_only
 
 TOOL: Final = """#!{python}
 import subprocess, sys
@@ -51,10 +49,8 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(script)
 
 
-@cpu_only
 @pytest.mark.slow
 @pytest.mark.usefixtures("tool")
-@program
 async def test_a_fault_names_kernel_and_line(caplog: pytest.LogCaptureFixture) -> None:
     async with opened(sanitizer="memcheck") as device:
         children = device.statistics().host_pid
@@ -74,10 +70,8 @@ async def test_a_fault_names_kernel_and_line(caplog: pytest.LogCaptureFixture) -
     assert said.count("========= ERROR SUMMARY: 1 error") == 2  # of the second, as it was closed
 
 
-@cpu_only
 @pytest.mark.slow
 @pytest.mark.usefixtures("tool")
-@program
 async def test_sanitizer_leaves_no_process_of_its_group() -> None:
     async with opened(sanitizer="racecheck") as device:
         group = device.statistics().host_pid
@@ -97,8 +91,6 @@ def sleeping() -> None:
     time.sleep(60)
 
 
-@cpu_only
-@program
 async def test_python_functions_have_none() -> None:
     async with opened(sanitizer="memcheck") as device:
         with pytest.raises(ContextPoisoned, match="CUDA_ERROR_ILLEGAL_ADDRESS"):

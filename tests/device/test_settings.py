@@ -20,8 +20,6 @@ from atomr_accel.libraries.digests.lane import DIGESTS
 from atomr_accel.libraries.registry import catalogue
 from atomr_accel.ops import LaneSpec
 
-from ..harness import program
-
 NUMBERS = ("index", "max_restarts", "memory_limit", "pinned_limit", "stream_pool")
 SECONDS = ("restart_period", "op_deadline")
 
@@ -136,7 +134,6 @@ async def an_index() -> int:
         ),
     ],
 )
-@program
 async def test_settings_refuse_invalid_values_at_once(
     settings: dict[str, Any], error: type[Exception], message: str
 ) -> None:
@@ -149,7 +146,6 @@ async def rehearse(device: Device) -> None:
     await device.zeros(1)
 
 
-@program
 async def test_settings_accept_valid_values() -> None:
     """All of it reaches the search for a backend."""
     numpys: Any = np.int8(2)
@@ -170,7 +166,6 @@ async def test_settings_accept_valid_values() -> None:
                 pytest.fail("opened")
 
 
-@program
 async def test_a_forgotten_await_is_said_to_be_one() -> None:
     with pytest.raises(TypeError, match=r"did you forget `await` before an_index\(\.\.\.\)\?"):
         async with open_device(an_index()):  # type: ignore[arg-type]
@@ -191,7 +186,6 @@ def test_every_lane_can_have_a_priority() -> None:
     assert sorted(lane_names()) == sorted([MEMORY_LANE, *lanes, RECORDINGS.name, "run"])
 
 
-@program
 async def test_backends_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [EntryPoint(name, "x:y", registry.GROUP) for name in ("cpu", "cuda", "abacus")]
     monkeypatch.setattr(registry, "entry_points", lambda group: entries)

@@ -7,26 +7,38 @@ import functools
 import os
 import time
 import warnings
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import DeviceLost, GpuRefStale, OutOfMemory, Standby, StandbyWarning, Unsupported
+from atomr_accel import (
+    Device,
+    DeviceLost,
+    GpuRef,
+    GpuRefStale,
+    OutOfMemory,
+    Standby,
+    StandbyWarning,
+    Unsupported,
+)
 from atomr_accel.actors import Backoff
 from atomr_accel.device import _open
 from atomr_accel.device._growth import SlabGrowth
 from atomr_accel.device.contexts import context as _context
 from atomr_accel.device.contexts._prepared import PreparedHost
+from atomr_accel.device.core import DeviceCore
 from atomr_accel.device.standby import _budget, _spare
-from atomr_accel.lanes import HostDied, HostHandle, start_host
+from atomr_accel.device.standby._keeper import StandbyKeeper
+from atomr_accel.lanes import HostDied, HostHandle, Isolation, start_host
 from atomr_accel.testing import kill_host, poison, standby_ready
 from atomr_accel.testing.garbage import collect_garbage
-from tests.harness import cpu_only, descriptors, opened, program
+from tests.harness import cpu_only, descriptors, opened
 
 from .in_host import (
     has_imported,
@@ -38,14 +50,6 @@ from .in_host import (
     load_slowly,
 )
 from .standbys import EYE, OFTEN, answer, hot, standby_of, works
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.device.core import DeviceCore
-    from atomr_accel.device.standby._keeper import StandbyKeeper
-    from atomr_accel.lanes import HostHandle, Isolation
 
 pytestmark = [  # each starts hosts, and most several
     cpu_only,
@@ -63,7 +67,6 @@ def mapped_by(standby: StandbyKeeper) -> set[int]:
 # --- what a hot one has prepared ----------------------------------------------------------------
 
 
-@program
 async def test_a_hot_one_has_all_that_the_device_has() -> None:
     async with hot() as device:
         init = functools.partial(load, await device.put(EYE, sealed=True))
@@ -86,7 +89,6 @@ async def test_a_hot_one_has_all_that_the_device_has() -> None:
             before = pid
 
 
-@program
 async def test_standby_follows_later_seals_and_frees() -> None:
     async with hot() as device:
         standby = standby_of(device)
@@ -107,7 +109,6 @@ async def test_standby_follows_later_seals_and_frees() -> None:
             assert not mapped_by(standby)
 
 
-@program
 async def test_plans_and_kernels_are_made_there() -> None:
     async with hot() as device:
         kernel = await device.nvrtc.compile(_NOTHING, "nothing", cpu=print)
@@ -130,7 +131,6 @@ async def test_plans_and_kernels_are_made_there() -> None:
             await standby_ready(device)
 
 
-@program
 async def test_plans_are_made_again_in_a_warm_one_before_the_program_asks() -> None:
     async with opened(standby=Standby(warm=1), max_restarts=OFTEN) as device:
         weight = await device.put(np.ones(4, np.float32), sealed=True)
@@ -142,7 +142,6 @@ async def test_plans_are_made_again_in_a_warm_one_before_the_program_asks() -> N
         assert lanes["dnn-plans"].submitted >= 1
 
 
-@program
 async def test_recordings_are_captured_in_advance() -> None:
     async with hot() as device:
         standby = standby_of(device)
@@ -180,7 +179,6 @@ async def test_recordings_are_captured_in_advance() -> None:
         await standby_ready(device)
 
 
-@program
 async def test_recordings_that_are_gone_are_forgotten_there() -> None:
     async with hot() as device:
         standby = standby_of(device)
@@ -201,7 +199,6 @@ async def test_recordings_that_are_gone_are_forgotten_there() -> None:
         await works(device)
 
 
-@program
 async def test_a_recording_that_cannot_be_captured_there_is_captured_later() -> None:
     async with hot() as device:
         gone, weights = await device.put(EYE, sealed=True), await device.put(EYE, sealed=True)
@@ -216,7 +213,6 @@ async def test_a_recording_that_cannot_be_captured_there_is_captured_later() -> 
         assert np.array_equal(await device.get(product), 3 * EYE)
 
 
-@program
 async def test_a_state_of_what_does_not_survive_is_not_made() -> None:
     """The state takes a plain buffer, which is stale after the fault."""
     async with hot() as device:
@@ -229,7 +225,6 @@ async def test_a_state_of_what_does_not_survive_is_not_made() -> None:
         await works(device)
 
 
-@program
 async def test_a_state_that_cannot_be_made_there_is_made_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,7 +240,6 @@ async def test_a_state_that_cannot_be_made_there_is_made_later(
         await answer(device, init)
 
 
-@program
 async def test_standby_is_used_while_it_prepares_state(tmp_path: Path) -> None:
     """And goes on with that: the state is made once."""
     gate, log = tmp_path / "gate", tmp_path / "log"
@@ -277,7 +271,6 @@ async def test_standby_is_used_while_it_prepares_state(tmp_path: Path) -> None:
 # --- warming up -----------------------------------------------------------------------------
 
 
-@program
 async def test_warm_up_gets_a_device_that_nothing_is_left_of() -> None:
     seen: list[tuple[int | None, int | None]] = []
     made: list[GpuRef] = []
@@ -317,7 +310,6 @@ async def test_warm_up_gets_a_device_that_nothing_is_left_of() -> None:
             assert np.array_equal(await device.get(shared["sealed"]), EYE)
 
 
-@program
 async def test_a_state_is_made_once_in_each_host_however_often_it_warms_up(tmp_path: Path) -> None:
     log = tmp_path / "log"
     rehearsals = 0
@@ -345,7 +337,6 @@ async def test_a_state_is_made_once_in_each_host_however_often_it_warms_up(tmp_p
         assert len(set(made)) == len(made) >= 3
 
 
-@program
 async def test_warm_up_buffers_are_not_taken_for_the_programs_own() -> None:
     """Plans and kernels have numbers in the host, and both of them count."""
 
@@ -384,7 +375,6 @@ async def test_warm_up_buffers_are_not_taken_for_the_programs_own() -> None:
 _NOTHING: Final = 'extern "C" __global__ void nothing(float* cells) {}'
 
 
-@program
 async def test_a_warm_up_that_fails_is_told_and_no_loss(caplog: pytest.LogCaptureFixture) -> None:
     async def warm_up(rehearsal: Device) -> None:
         with pytest.raises(Unsupported, match="cannot seal anything"):
@@ -401,7 +391,6 @@ async def test_a_warm_up_that_fails_is_told_and_no_loss(caplog: pytest.LogCaptur
         await works(device)
 
 
-@program
 async def test_standby_is_used_while_it_warms_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_spare, "LONG_SECONDS", -1.0)
     begun = trio.Event()
@@ -423,7 +412,6 @@ async def test_standby_is_used_while_it_warms_up(monkeypatch: pytest.MonkeyPatch
         assert device.statistics().host_pid == host.pid
 
 
-@program
 async def test_a_fault_while_it_warms_up_is_the_standbys_own() -> None:
     faults: list[Callable[[Device], Awaitable[object]]] = [poison, kill_host]
 
@@ -444,7 +432,6 @@ async def test_a_fault_while_it_warms_up_is_the_standbys_own() -> None:
 # --- when the next host is taken ------------------------------------------------------------------
 
 
-@program
 async def test_a_fault_is_not_waited_for_but_a_restart_that_fails_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -478,7 +465,6 @@ async def test_a_fault_is_not_waited_for_but_a_restart_that_fails_is(
 # --- how many, and what of them is told -----------------------------------------------------------
 
 
-@program
 async def test_standby_count_matches_the_option() -> None:
     async with hot(standby=Standby(hot=2)) as device:
         init = functools.partial(load, await device.put(EYE, sealed=True))
@@ -498,7 +484,6 @@ async def test_standby_count_matches_the_option() -> None:
         await standby_of(device).wait_ready()
 
 
-@program
 async def test_one_that_dies_is_replaced_and_is_no_fault() -> None:
     async with hot(max_restarts=0) as device:
         standby = standby_of(device)
@@ -513,7 +498,6 @@ async def test_one_that_dies_is_replaced_and_is_no_fault() -> None:
         await works(device)
 
 
-@program
 async def test_a_storm_of_faults_ends_with_a_hot_one() -> None:
     async with hot() as device:
         init = functools.partial(load, await device.put(EYE, sealed=True))
@@ -552,7 +536,6 @@ def costs(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("opens", [False, True])
-@program
 async def test_a_second_context_that_cannot_be_had_leaves_a_warm_one(
     monkeypatch: pytest.MonkeyPatch, opens: bool
 ) -> None:
@@ -588,7 +571,6 @@ async def test_a_second_context_that_cannot_be_had_leaves_a_warm_one(
             assert opens or device.statistics().host_pid == host.pid
 
 
-@program
 async def test_a_limit_without_room_for_a_second_context_leaves_a_warm_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -602,7 +584,6 @@ async def test_a_limit_without_room_for_a_second_context_leaves_a_warm_one(
         await works(device)
 
 
-@program
 async def test_the_program_comes_before_its_standby(monkeypatch: pytest.MonkeyPatch) -> None:
     costs(monkeypatch, 16 << 20)
     async with hot(memory_limit=32 << 20) as device:
@@ -625,7 +606,6 @@ async def test_the_program_comes_before_its_standby(monkeypatch: pytest.MonkeyPa
         assert standby_of(device).statistics().mode == "hot"  # there is room again
 
 
-@program
 async def test_memory_of_a_host_that_is_ending_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -652,7 +632,6 @@ async def test_memory_of_a_host_that_is_ending_is_waited_for(
         assert standby_of(device).statistics().mode == "hot"
 
 
-@program
 async def test_without_a_standby_nobody_waits_for_one() -> None:
     async with opened(standby=None) as device:
         assert device.statistics().standby is None
@@ -663,7 +642,6 @@ async def test_without_a_standby_nobody_waits_for_one() -> None:
 # --- what a warm one has imported ---------------------------------------------------------------
 
 
-@program
 async def test_a_warm_one_has_imported_what_functions_have() -> None:
     async with opened(standby=Standby(warm=1), max_restarts=OFTEN) as device:
         assert not await device.run(has_imported, "wave")
@@ -675,7 +653,6 @@ async def test_a_warm_one_has_imported_what_functions_have() -> None:
             await standby_of(device).wait_ready()
 
 
-@program
 async def test_standby_works_without_memory_that_it_cannot_import(tmp_path: Path) -> None:
     """A module that is not there any more, or ends its process's life with an exception."""
     (tmp_path / "only_once.py").write_text("x = 1\n")
@@ -690,7 +667,6 @@ async def test_standby_works_without_memory_that_it_cannot_import(tmp_path: Path
 # --- nothing is left ---------------------------------------------------------------------------
 
 
-@program
 async def test_standbys_leave_nothing_behind() -> None:
     before = descriptors()
     pids = []
@@ -709,7 +685,6 @@ async def test_standbys_leave_nothing_behind() -> None:
             os.kill(pid, 0)
 
 
-@program
 async def test_warnings_as_errors_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     costs(monkeypatch, 64 << 20)
     with warnings.catch_warnings():
@@ -719,7 +694,6 @@ async def test_warnings_as_errors_hold_nobody_up(monkeypatch: pytest.MonkeyPatch
             await works(device)
 
 
-@program
 async def test_a_host_that_cannot_say_what_it_imported_ends_as_any_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -733,7 +707,6 @@ async def test_a_host_that_cannot_say_what_it_imported_ends_as_any_other(
         await standby_of(device).wait_ready()
 
 
-@program
 async def test_a_host_hears_of_what_a_warm_up_has_left_when_it_is_taken_meanwhile() -> None:
     heard = []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -13,22 +13,19 @@ from atomr_accel import Standby
 from atomr_accel.actors import Backoff
 from atomr_accel.device.contexts import context as _context
 from atomr_accel.device.contexts._prepared import PreparedHost
+from atomr_accel.device.core import DeviceCore
 from atomr_accel.device.standby import _keeper, _spare
+from atomr_accel.device.standby._keeper import StandbyKeeper
 from atomr_accel.lanes import HostHandle, start_host
 from atomr_accel.testing import kill_host
-from tests.harness import cpu_only, no_descriptors, opened, program
+from tests.harness import cpu_only, no_descriptors, opened
 
 from .standbys import OFTEN, hot, open_a_lane, standby_of, works
-
-if TYPE_CHECKING:
-    from atomr_accel.device.core import DeviceCore
-    from atomr_accel.device.standby._keeper import StandbyKeeper
 
 pytestmark = [cpu_only, pytest.mark.slow, pytest.mark.usefixtures("patient", "at_once")]
 
 
 @pytest.mark.parametrize("standby", [Standby(hot=1), Standby(warm=1)])
-@program
 async def test_a_lane_gets_the_descriptors_of_standbys(standby: Any) -> None:
     async with opened(standby=standby, max_restarts=OFTEN) as device:
         await standby_of(device).wait_ready()
@@ -40,7 +37,6 @@ async def test_a_lane_gets_the_descriptors_of_standbys(standby: Any) -> None:
         await standby_of(device).wait_ready()
 
 
-@program
 async def test_no_standby_starts_before_a_lane_has_its_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -70,7 +66,6 @@ async def test_no_standby_starts_before_a_lane_has_its_descriptors(
         assert attempts == ["lane", "lane", "lane has started", "standby"]
 
 
-@program
 async def test_a_lane_is_started_again_if_standbys_have_ended_by_themselves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -96,7 +91,6 @@ async def test_a_lane_is_started_again_if_standbys_have_ended_by_themselves(
         assert attempts == ["lane", "lane"]
 
 
-@program
 async def test_a_host_gets_the_descriptors_of_standbys(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = start_host
     refused: list[object] = []

@@ -5,28 +5,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, GpuRefStale, Standby
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale, Standby
+from atomr_accel.device.batches.record import Recording
 from atomr_accel.device.contexts import context as _context
 from atomr_accel.device.standby import _keeper, _spare
-from atomr_accel.lanes import start_host
+from atomr_accel.lanes import HostHandle, Isolation, start_host
 from atomr_accel.testing import kill_host, poison
-from tests.harness import AT_ONCE, cpu_only, descriptors, opened, program, settled, used_by
+from tests.harness import AT_ONCE, cpu_only, descriptors, opened, settled, used_by
 
 from .. import seeds
 from .in_host import add, take
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.device.batches.record import Recording
-    from atomr_accel.lanes import HostHandle, Isolation
+from .standbys import standby_of
 
 pytestmark = [cpu_only, pytest.mark.slow]
 
@@ -135,15 +131,13 @@ class _Program:
 
 
 async def _kill_standby(device: Device) -> None:
-    standby = device.core.standby
-    assert standby is not None
+    standby = standby_of(device)
     await trio.lowlevel.checkpoint()
     for host in standby.hosts:
         host.kill()
 
 
 @pytest.mark.parametrize(("number", "kept"), [(0, 1), (1, 1), (1, 2)])
-@program
 async def test_faults_lose_and_change_no_results(
     hosts: list[HostHandle], number: int, kept: int
 ) -> None:
@@ -163,8 +157,7 @@ async def test_faults_lose_and_change_no_results(
     doomed = doomed.tolist()
     wanted = Standby(hot=kept, warm_up=warm_up if number % 2 else None)
     async with opened(standby=wanted, max_restarts=OFTEN) as device:
-        standby = device.core.standby
-        assert standby is not None
+        standby = standby_of(device)
         ours = _Program(device, rng)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ours.run)

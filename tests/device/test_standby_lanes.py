@@ -11,7 +11,7 @@ import trio
 from atomr_accel.device.contexts._prepared import PreparedHost
 from atomr_accel.device.standby import _spare
 from atomr_accel.testing import poison, standby_ready
-from tests.harness import cpu_only, program
+from tests.harness import cpu_only
 
 from .in_host import load
 from .standbys import EYE, answer, hot, standby_of, works
@@ -19,7 +19,6 @@ from .standbys import EYE, answer, hot, standby_of, works
 pytestmark = [cpu_only, pytest.mark.slow, pytest.mark.usefixtures("patient", "at_once")]
 
 
-@program
 async def test_lanes_that_are_closed_are_closed_there_and_opened_anew() -> None:
     async with hot() as device:
         standby = standby_of(device)
@@ -39,7 +38,6 @@ async def test_lanes_that_are_closed_are_closed_there_and_opened_anew() -> None:
             await answer(device, init, "mine")
 
 
-@program
 async def test_a_lane_that_was_just_closed_is_not_taken_over() -> None:
     async with hot() as device:
         init = functools.partial(load, await device.put(EYE, sealed=True))
@@ -57,7 +55,6 @@ async def test_a_lane_that_was_just_closed_is_not_taken_over() -> None:
 
 
 @pytest.mark.parametrize("step", ["load", "import_modules"])
-@program
 async def test_a_lane_that_was_just_reopened_has_no_earlier_state(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +79,6 @@ async def test_a_lane_that_was_just_reopened_has_no_earlier_state(
         assert device.core.ports["run.mine"].index == device.core.lanes["run.mine"][1] == number
 
 
-@program
 async def test_waking_a_standby_that_is_used_at_once_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

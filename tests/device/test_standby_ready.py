@@ -8,12 +8,13 @@ import trio
 
 from atomr_accel import Standby
 from atomr_accel.device.standby import _spare
-from tests.harness import cpu_only, opened, program
+from tests.harness import cpu_only, opened
+
+from .standbys import standby_of
 
 pytestmark = [cpu_only, pytest.mark.slow]
 
 
-@program
 async def test_one_that_captures_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = trio.Event(), trio.Event()
 
@@ -22,8 +23,7 @@ async def test_one_that_captures_is_not_ready(monkeypatch: pytest.MonkeyPatch) -
         await go_on.wait()
 
     async with opened(standby=Standby(hot=1)) as device:
-        standby = device.core.standby
-        assert standby is not None
+        standby = standby_of(device)
         x = await device.put(np.eye(3), sealed=True)
         recordings = []
         for number in range(2):  # the second one needs no further lane

@@ -13,7 +13,7 @@ from atomr_accel.lanes import MessageTemplate, Op
 from atomr_accel.wire import Message
 from atomr_accel.wire.blackbox import BOX_BYTES, FUNCTION, LAUNCHED, SEQ, BlackBox
 
-from ..harness import opened, program
+from ..harness import opened
 
 
 class Careful(Message, frozen=True):
@@ -96,7 +96,6 @@ class Submitted(DeviceInstrument):
         self.ops.append((op.name, op.message))
 
 
-@program
 async def test_ops_with_templates_are_unchecked_as_their_messages_are() -> None:
     seen = Submitted()
     async with opened(isolation="thread", instruments=[seen]) as device:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, Device, DeviceLost, GpuRef, GpuRefStale, open_system
+from atomr_accel import (
+    ContextPoisoned,
+    Device,
+    DeviceLost,
+    GpuRef,
+    GpuRefStale,
+    System,
+    open_system,
+)
 from atomr_accel.actors import (
     Actor,
     ActorRef,
     ActorStopped,
+    ActorTree,
     Backoff,
     ChildState,
     Directive,
@@ -35,16 +44,12 @@ from atomr_accel.actors import (
     handler,
     open_actor_system,
 )
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
-from tests.harness import BACKEND, cpu_only, opened, program
+from tests.harness import BACKEND, cpu_only, opened
 
-if TYPE_CHECKING:
-    from atomr_accel import System
-    from atomr_accel.actors import ActorTree
-    from atomr_accel.lanes import Isolation
-
-    from ..harness import Gate
+from ..harness import Gate
 
 AT_ONCE = Backoff(initial=0.0, base=0.0)
 EYE = np.eye(4)
@@ -65,7 +70,6 @@ def shown(tree: ActorTree) -> dict[str, tuple[str, ChildState, int | None]]:
     return found
 
 
-@program
 async def test_a_device_and_its_parts_are_in_the_tree(isolation: Isolation) -> None:
     async with open_system("app") as system:
         device = await open_in(system, isolation=isolation)
@@ -91,7 +95,6 @@ async def test_a_device_and_its_parts_are_in_the_tree(isolation: Isolation) -> N
         await device.put(EYE)
 
 
-@program
 async def test_a_device_of_its_own_has_a_system_too() -> None:
     async with opened() as device:
         assert device.system.find("/device-0/blas") is device.blas.ref
@@ -100,7 +103,6 @@ async def test_a_device_of_its_own_has_a_system_too() -> None:
             device.system.find("/device-0/rebuild")
 
 
-@program
 async def test_a_system_without_devices_says_where_there_are_some() -> None:
     async with open_actor_system("app") as system:
         plain: Any = system
@@ -160,7 +162,6 @@ class Customer(Actor):
         self.news.append(f"gone: {message.ref.path}")
 
 
-@program
 async def test_an_actor_asks_for_a_product_while_the_device_faults(
     gate: Gate, isolation: Isolation
 ) -> None:
@@ -198,7 +199,6 @@ async def test_an_actor_asks_for_a_product_while_the_device_faults(
         assert system.find("/device-0/context").statistics().restarts == 1
 
 
-@program
 async def test_a_library_waits_while_the_device_is_rebuilt() -> None:
     async with open_system("app") as system:
         device = await open_in(system)
@@ -214,7 +214,6 @@ async def test_a_library_waits_while_the_device_is_rebuilt() -> None:
 # --- requests and the actors that carry them out -----------------------------------------
 
 
-@program
 async def test_requests_are_carried_out_in_their_order() -> None:
     """Some find the lane not open, and wait; those after them do not overtake them."""
     async with opened() as device:
@@ -228,7 +227,6 @@ async def test_requests_are_carried_out_in_their_order() -> None:
         assert (await device.get(x)).tolist() == [2.0**21 - 1]
 
 
-@program
 async def test_actor_that_gives_up_leaves_the_order_of_the_others() -> None:
     async with opened() as device:
         blas, requests = device.blas.ref, device.requests.blas
@@ -254,7 +252,6 @@ async def test_actor_that_gives_up_leaves_the_order_of_the_others() -> None:
         assert (await device.get(x)).tolist() in ([6.0], [2.0])
 
 
-@program
 async def test_request_error_goes_to_its_asker() -> None:
     async with opened() as device:
         a = await device.put(np.ones((2, 3)))
@@ -274,7 +271,6 @@ async def test_request_error_goes_to_its_asker() -> None:
             await blas.ask(News())
 
 
-@program
 async def test_an_asker_that_is_cancelled_withdraws_its_request(gate: Gate) -> None:
     async with opened() as device:
         hold = await gate.kernel(device)
@@ -305,7 +301,6 @@ class Relay(Actor):
         self.system.find("/device-0/blas").tell(message.request)
 
 
-@program
 async def test_requests_are_passed_on_by_other_actors() -> None:
     async with opened() as device:
         relay = await device.system.spawn(Relay)
@@ -315,7 +310,6 @@ async def test_requests_are_passed_on_by_other_actors() -> None:
         assert (await device.get(x)).tolist() == [2.0] * 3
 
 
-@program
 async def test_only_what_a_library_of_the_device_made_can_be_described() -> None:
     async with opened() as device, opened(isolation="thread") as other:
         kernel = await device.nvrtc.compile(
@@ -341,7 +335,6 @@ def _inc(x: Any) -> None:
     x[0] += 1
 
 
-@program
 async def test_contexts_and_lanes_take_no_messages_and_are_not_stopped_alone() -> None:
     async with opened() as device:
         ref = await device.put(EYE)
@@ -355,7 +348,6 @@ async def test_contexts_and_lanes_take_no_messages_and_are_not_stopped_alone() -
                 await part.stop()
 
 
-@program
 async def test_a_lane_ends_with_its_context() -> None:
     async with opened() as device:
         lane = device.system.find("/device-0/context/memory")
@@ -390,7 +382,6 @@ class Watcher(Actor):
 
 
 @pytest.mark.slow
-@program
 async def test_a_lost_device_is_restarted_by_the_programs_supervisor() -> None:
     supervision = Supervision(intensity=Intensity(restarts=3), backoff=AT_ONCE)
     async with open_system("app", supervision=supervision) as system:
@@ -409,7 +400,6 @@ async def test_a_lost_device_is_restarted_by_the_programs_supervisor() -> None:
         assert device.blas.ref is system.find("/device-0/blas")
 
 
-@program
 async def test_a_decider_that_gives_the_device_up_loses_it_and_nothing_else() -> None:
     supervision = Supervision(decider=lambda *_: Directive.STOP)
     async with open_system("app", supervision=supervision) as system:
@@ -429,7 +419,6 @@ async def test_a_decider_that_gives_the_device_up_loses_it_and_nothing_else() ->
         assert system.find("/device-0") is again.ref
 
 
-@program
 async def test_a_supervisor_that_gives_up_raises_the_loss_as_its_cause() -> None:
     supervision = Supervision(intensity=Intensity(restarts=1), backoff=AT_ONCE)
     with pytest.raises(SupervisionFailed) as info:
@@ -448,7 +437,6 @@ class Weak(Actor):
         raise ZeroDivisionError
 
 
-@program
 async def test_a_device_is_restarted_with_its_group() -> None:
     async with open_system("app") as system:
         group = await system.spawn(
@@ -470,7 +458,6 @@ async def test_a_device_is_restarted_with_its_group() -> None:
             await device.get(ref)
 
 
-@program
 async def test_restarting_group_answers_asks(gate: Gate) -> None:
     async with open_system("app") as system:
         group = await system.spawn(
@@ -517,7 +504,6 @@ def shown_depth(system: System, path: str) -> int:
     raise LookupError(path)
 
 
-@program
 async def test_a_device_is_stopped_like_any_actor(isolation: Isolation) -> None:
     async with open_system("app") as system:
         device = await open_in(system, isolation=isolation)
@@ -530,7 +516,6 @@ async def test_a_device_is_stopped_like_any_actor(isolation: Isolation) -> None:
             system.find("/device-0")
 
 
-@program
 async def test_names_and_settings_are_checked() -> None:
     async with open_system("app") as system:
         await open_in(system, isolation="thread")
@@ -574,7 +559,6 @@ def test_the_programs_own_error_leaves_as_it_is(strict: bool, block: str) -> Non
     assert info.value is error
 
 
-@program
 async def test_a_loss_that_several_tasks_are_told_of_is_one() -> None:
     with pytest.raises(DeviceLost) as info:
         async with opened(max_restarts=0) as device, trio.open_nursery() as nursery:
@@ -590,7 +574,6 @@ async def _use(device: Device) -> None:
             await device.put(EYE)
 
 
-@program
 async def test_another_failure_beside_a_loss_is_told_as_well() -> None:
     with pytest.RaisesGroup(KeyError, DeviceLost):
         async with opened(max_restarts=0) as device:
@@ -601,7 +584,6 @@ async def test_another_failure_beside_a_loss_is_told_as_well() -> None:
                 raise KeyError("mine")
 
 
-@program
 async def test_the_fault_that_was_one_too_many_leaves_as_the_loss() -> None:
     """The loss is raised even if the block got the fault before it counted as the last one."""
 
@@ -614,7 +596,6 @@ async def test_the_fault_that_was_one_too_many_leaves_as_the_loss() -> None:
     assert isinstance(info.value.__cause__, ContextPoisoned)
 
 
-@program
 async def test_lost_device_answers_library_asks_with_the_reason() -> None:
     gives_up = Supervision(decider=decide_by_type({DeviceLost: Directive.STOP}))
     async with open_system("app", supervision=gives_up) as system:
@@ -628,7 +609,6 @@ async def test_lost_device_answers_library_asks_with_the_reason() -> None:
         assert isinstance(info.value.__cause__, DeviceLost)
 
 
-@program
 async def test_pinned_memory_and_recordings_have_places_that_answer_for_themselves() -> None:
     async with opened(isolation="thread") as device:
         system = device.system
@@ -670,7 +650,6 @@ async def test_pinned_memory_and_recordings_have_places_that_answer_for_themselv
     assert other.ref.stopped
 
 
-@program
 async def test_parts_of_a_device_outlive_its_faults() -> None:
     async with opened(backoff=AT_ONCE) as device:
         x = await device.put(EYE, sealed=True)

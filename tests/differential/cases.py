@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import ml_dtypes
 import numpy as np
 
-from atomr_accel import GpuRef
+from atomr_accel import Device, GpuRef
 
 from ..libraries.conformance import dtype_of, eps_of, wide
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Sequence
-
-    from atomr_accel import Device
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import numpy as np
 
-from .cases import (
-    COMPLEX,
-    FLOATS,
-    INTEGERS,
-    Case,
-    chance,
-    choose,
-    same,
-    values,
-)
+from atomr_accel import Device
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
+from .cases import COMPLEX, FLOATS, INTEGERS, Case, chance, choose, same, values
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

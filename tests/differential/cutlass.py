@@ -6,15 +6,14 @@ and epilogues, drawn from a few seeds, and many sizes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
+from atomr_accel import Device
+
 from ..libraries.conformance import dtype_of
 from .cases import Case, chance, choose, close
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 Random = np.random.Generator
 

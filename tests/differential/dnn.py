@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 
-from atomr_accel import GpuRef, Unsupported
+from atomr_accel import Device, GpuRef, Unsupported
 
 from ..libraries.conformance import (
     HALF,
@@ -21,11 +22,6 @@ from ..libraries.conformance import (
 )
 from ..libraries.dnn.rows import attention, losses, ops, products, resample, rnn, routines, sampling
 from . import graphs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from atomr_accel import Device
 
 Random = np.random.Generator
 

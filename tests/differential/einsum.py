@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
+from atomr_accel import Device
+
 from ..libraries.conformance import wide
 from .cases import Case, chance, choose, close, values
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 LETTERS: Final = "abcdef"
 DTYPES: Final = (

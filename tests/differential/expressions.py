@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import scipy.special
+
+from atomr_accel import Device
 
 from .cases import (
     COMPLEX,
@@ -21,11 +24,6 @@ from .cases import (
     shape,
     values,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import numpy as np
 import scipy.fft
 import scipy.signal
 
+from atomr_accel import Device
+
 from ..libraries.conformance import wide
 from .cases import Case, axis, chance, checked, choose, close, same, shape, values
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
 
 Random = np.random.Generator
 

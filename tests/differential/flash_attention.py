@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from atomr_accel import Device
+
 from ..libraries.flash_attention.rows import OPERATIONS
 from . import dnn
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 _BY_NAME: Final = {row.name.partition(".")[2]: row for row in reversed(OPERATIONS)}
 _NAMES: Final = {

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import scipy.special
 
-from atomr_accel import GpuRef
+from atomr_accel import Device, GpuRef
 
 from .cases import COMPLEX, INTEGERS, REAL, SIGNED, Case, axis, chance, choose, close, same, values
 from .cases import shape as drawn_shape
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 Random = np.random.Generator
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from scipy import special
 
+from atomr_accel import Device
+
 from ..libraries.conformance import Array, dtype_of, eps_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 SHAPES: Final = ((2, 3, 4), (4, 8, 16), (2, 3, 4, 4), (1, 5, 7), (33, 20), (3, 64, 5, 2), (8,))
 DTYPES: Final = (*("float16", "bfloat16", "float32") * 3, "float64")

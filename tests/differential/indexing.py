@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import numpy as np
+
+from atomr_accel import Device
 
 from ..libraries.conformance import eps_of, wide
 from .cases import (
@@ -23,11 +26,6 @@ from .cases import (
     shape,
     values,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
 
 Random = np.random.Generator
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from .cases import Case, choose, garbage, same, values
+from atomr_accel import Device
 
-if TYPE_CHECKING:
-    from atomr_accel import Device
+from .cases import Case, choose, garbage, same, values
 
 C_NAMES: Final = {
     "float32": "float", "float64": "double", "int32": "int", "uint8": "unsigned char",

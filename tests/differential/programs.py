@@ -5,17 +5,15 @@ All numbers are whole and small, so float32 computes them exactly in any order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import trio
 
+from atomr_accel import Device
+
 from .cases import Case, chance, choose, same
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import numpy as np
 from scipy import stats
 
+from atomr_accel import Device
+
 from ..libraries.rng.statistics import check_continuous, check_counts
 from .cases import Case, checked, choose, same, values
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
 
 Random = np.random.Generator
 

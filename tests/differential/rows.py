@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+
+from atomr_accel import Device, GpuRef
 
 from ..libraries.conformance import (
     Near,
@@ -21,11 +24,6 @@ from ..libraries.conformance import (
     wide,
 )
 from .cases import Case, chance, choose, poisoned
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from atomr_accel import Device, GpuRef
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
 
-from .cases import Case, choose, shape, values
+from atomr_accel import Device
 
-if TYPE_CHECKING:
-    from atomr_accel import Device
+from .cases import Case, choose, shape, values
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # hosts need not find this module
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import scipy.sparse
 
+from atomr_accel import Device
 from atomr_accel.solvers import bicgstab, cg, gmres, minres
 
 from .cases import Case, chance, choose
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 SOLVERS: Final[dict[str, Any]] = {"cg": cg, "bicgstab": bicgstab, "minres": minres, "gmres": gmres}
 TOLERANCE: Final = {"float32": 1e-4, "float64": 1e-8, "complex64": 1e-4, "complex128": 1e-8}

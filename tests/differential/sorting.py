@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import numpy as np
 
+from atomr_accel import Device
+
 from ..libraries.conformance import wide
-from .cases import (
-    FLOATS,
-    INTEGERS,
-    REAL,
-    Case,
-    axis,
-    chance,
-    checked,
-    choose,
-    same,
-    shape,
-    values,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
+from .cases import FLOATS, INTEGERS, REAL, Case, axis, chance, checked, choose, same, shape, values
 
 Random = np.random.Generator
 ORDERED: Final = ("bool", *INTEGERS, *FLOATS)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import numpy as np
+
+from atomr_accel import Device
 
 from ..libraries.sparse.rows import OPERATIONS
 from .rows import Table, check_row
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from atomr_accel import Device
 
 
 def _fits(name: str, case: dict[str, Any]) -> bool:

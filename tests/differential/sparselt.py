@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import numpy as np
+
+from atomr_accel import Device
 
 from ..libraries.sparselt.rows import OPERATIONS
 from .rows import Table, check_row
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from atomr_accel import Device
 
 TABLE: Final = Table(OPERATIONS, vary=("m", "n", "k"), sizes=(32, 64, 96, 128, 160))
 

@@ -5,26 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryMissing, Unsupported
+from atomr_accel import Device, LibraryMissing, Unsupported
 from atomr_accel.testing import poison
 
-from ..harness import BACKEND, ROOT, opened, program
+from ..harness import BACKEND, ROOT, opened
 from . import worker
 from .__main__ import calls_of, libraries
 from .cases import choose, close, garbage, same, shape, values, viewed
 from .worker import run_case, seed_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from atomr_accel import Device
 
 
 async def outcome(
@@ -38,7 +34,6 @@ async def outcome(
     return await run_case(device, "made_up", 7)
 
 
-@program
 async def test_an_outcome_says_what_a_case_came_to() -> None:
     def ending(how: str | Exception | None) -> Callable[[Any, Any], Awaitable[str | None]]:
         async def check(device: Device, random: np.random.Generator) -> str | None:

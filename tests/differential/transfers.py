@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
+from atomr_accel import Device
 from atomr_accel._dtypes import DTYPES
 
 from .cases import Case, chance, choose, garbage, shape
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 Array = np.ndarray[Any, Any]
 Random = np.random.Generator

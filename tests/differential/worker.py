@@ -20,13 +20,7 @@ from typing import Any, Final
 import numpy as np
 import trio
 
-from atomr_accel import (
-    ContextPoisoned,
-    Device,
-    DeviceUnavailable,
-    GpuRefStale,
-    open_device,
-)
+from atomr_accel import ContextPoisoned, Device, DeviceUnavailable, GpuRefStale, open_device
 from atomr_accel.actors import Backoff
 
 from .cases import Structured, poisoned

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
-from atomr_accel import open_device
+from atomr_accel import Device, open_device
 from atomr_accel.worlds import open_world
 
 from ..libraries.conformance import dtype_of, wide
 from .cases import Case, choose, same
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 DTYPES: Final = (
     "int8",

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -21,9 +22,6 @@ from atomr_accel.wire.ufuncs import PAIRS, UFUNCS, find_ufunc
 
 from ..harness import ROOT
 from .torch_names import INSTEAD, TORCH
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PAGE: Final = ROOT / "docs" / "reference" / "coverage.md"
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+from types import CodeType
 
 from ..harness import ROOT
-
-if TYPE_CHECKING:
-    from types import CodeType
 
 README = "README.md"
 CONTRIBUTING = "CONTRIBUTING.md"

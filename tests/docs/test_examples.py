@@ -7,16 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from ..harness import ROOT
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 GALLERY = ROOT / "docs/reference/gallery"

@@ -9,12 +9,13 @@ import pydoc
 import re
 import sys
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -27,9 +28,6 @@ from atomr_accel.testing.garbage import collect_garbage
 
 from ..harness import ROOT
 from .pages import CONTRIBUTING, PAGES, README, blocks, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DIRECTIVE = re.compile(r"^\.\. auto\w+:: (\S+)$", re.MULTILINE)
 TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, final
+import random
+from typing import Any, Final, final
 
 import numpy as np
 
-from atomr_accel import ContextPoisoned, GpuRefStale, OutOfMemory
+from atomr_accel import ContextPoisoned, Device, GpuRefStale, OutOfMemory, Recording
 
-if TYPE_CHECKING:
-    import random
-
-    from atomr_accel import Device, Recording
-
-    from .scribbling import Scribbler
+from .scribbling import Scribbler
 
 HEADS, SIZE, PAGE, PAGES, LAYERS = 2, 16, 4, 24, 2
 _SHAPE: Final = (LAYERS, PAGES, PAGE, HEADS, SIZE)

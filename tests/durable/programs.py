@@ -9,25 +9,20 @@ the cache must be cut to what the model can prove.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, final
 
 import numpy as np
 import trio
 
-from atomr_accel import ContextPoisoned, GpuRefStale
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale, Recording
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.wire import CHUNK_BYTES
 
 from .caches import ModelledCache
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from atomr_accel import Device, GpuRef, Recording
-
-    from .scribbling import Scribbler
+from .scribbling import Scribbler
 
 CHANGED: Final = "have changed that no op has written"
 IN_FLIGHT: Final = "a write to it was in flight"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, final
 
 import numpy as np
 
+from atomr_accel import Device, GpuRef, Kernel
 from atomr_accel.wire import OFFSET_MASK
-
-if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef, Kernel
 
 _SOURCE: Final = """
 extern "C" __global__ void scribble(

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, GpuRefStale, Unsupported
+from atomr_accel import ContextPoisoned, Device, GpuRefStale, Unsupported
 from atomr_accel.testing import kill_host, poison
 
-from ..harness import cpu_only, opened, program, sized
+from ..harness import cpu_only, opened, sized
 from ..seeds import draw
 from .caches import COLUMNS, HEADS, PAGE, SIZE, ModelledCache, rows_of
 from .scribbling import Scribbler, scribble
 from .withdrawing import Withdrawer
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 ROW = HEADS * SIZE * 2
 
@@ -37,7 +34,6 @@ async def filled(device: Device, lengths: list[int], **options: Any) -> tuple[An
     return cache, sequences
 
 
-@program
 async def test_sequences_continue_with_all_tokens_of_appends_that_returned() -> None:
     async with opened() as device:
         cache, (first, second) = await filled(device, [6, 3])
@@ -61,7 +57,6 @@ async def test_sequences_continue_with_all_tokens_of_appends_that_returned() -> 
 
 
 @cpu_only
-@program
 async def test_a_sequence_is_cut_before_the_first_token_that_has_changed() -> None:
     async with opened() as device:
         cache, (first, second) = await filled(device, [11, 6])
@@ -76,7 +71,6 @@ async def test_a_sequence_is_cut_before_the_first_token_that_has_changed() -> No
 
 
 @cpu_only
-@program
 async def test_recovering_without_a_fault_finds_changes_too() -> None:
     async with opened() as device:
         cache, (first,) = await filled(device, [4])
@@ -86,7 +80,6 @@ async def test_recovering_without_a_fault_finds_changes_too() -> None:
         assert (await cache.recover())[first].lost == 0
 
 
-@program
 async def test_an_append_digests_its_rows_alone() -> None:
     async with opened() as device:
         cache, sequences = await filled(device, [5, 9])
@@ -105,7 +98,6 @@ async def test_an_append_digests_its_rows_alone() -> None:
 
 
 @pytest.mark.parametrize("replays", [False, True])
-@program
 async def test_batches_and_recordings_write_rows_in_a_block_of_growing(replays: bool) -> None:
     async with opened() as device:
         cache, sequences = await filled(device, [5, 3])
@@ -130,7 +122,6 @@ async def test_batches_and_recordings_write_rows_in_a_block_of_growing(replays: 
         assert not any(one.lost for one in found.values())
 
 
-@program
 async def test_rows_that_no_op_has_written_are_not_proven() -> None:
     async with opened() as device:
         cache, (one,) = await filled(device, [6])
@@ -145,7 +136,6 @@ async def test_rows_that_no_op_has_written_are_not_proven() -> None:
         assert (found.length, found.lost, found.changed) == (2, 3, False)
 
 
-@program
 async def test_writes_by_ops_that_do_not_say_which_rows_leave_them_unproven() -> None:
     async with opened() as device:
         cache, (first, second) = await filled(device, [2, 3])
@@ -166,7 +156,6 @@ def touch(*_arrays: Any) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@program
 async def test_rows_of_an_op_that_is_withdrawn_or_fails_are_not_proven(fails: bool) -> None:
     withdrawer = Withdrawer()
     async with opened(instruments=[withdrawer]) as device:
@@ -199,7 +188,6 @@ async def test_rows_of_an_op_that_is_withdrawn_or_fails_are_not_proven(fails: bo
 
 
 @pytest.mark.parametrize("waits", range(4))
-@program
 async def test_cancelled_appends_are_proven_or_not_there(waits: int) -> None:
     async with opened() as device:
         cache, sequences = await filled(device, [1, 1, 1])
@@ -224,7 +212,6 @@ async def test_cancelled_appends_are_proven_or_not_there(waits: int) -> None:
             assert (there == np.array([at + 1, 9, 9])[: before[at], None]).all()
 
 
-@program
 async def test_appends_that_are_cancelled_before_they_are_sent_are_not_there() -> None:
     async with opened() as device:
         cache, sequences = await filled(device, [4, 2])
@@ -248,7 +235,6 @@ async def test_appends_that_are_cancelled_before_they_are_sent_are_not_there() -
         assert not any(one.lost for one in found.values())
 
 
-@program
 async def test_a_copy_in_flight_leaves_the_tokens_of_the_shared_page() -> None:
     async with opened() as device:
         cache, (one,) = await filled(device, [6])
@@ -271,7 +257,6 @@ async def test_a_copy_in_flight_leaves_the_tokens_of_the_shared_page() -> None:
         assert statistics.used == len({*cache.pages(one), *cache.pages(other)})
 
 
-@program
 async def test_what_is_refused() -> None:
     async with opened() as device:
         plain = await device.dnn.kv_cache(4, PAGE, HEADS, SIZE, dtype="float16")
@@ -299,7 +284,6 @@ async def test_what_is_refused() -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_random_programs() -> None:
     async with opened() as device:
         scribbler = Scribbler(device)

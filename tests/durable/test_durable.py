@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, Standby, Unsupported
+from atomr_accel import (
+    ContextPoisoned,
+    Device,
+    DeviceLost,
+    GpuRef,
+    GpuRefStale,
+    Standby,
+    Unsupported,
+)
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.wire import CHUNK_BYTES
 
-from ..harness import Gate, cpu_only, opened, program, sized
+from ..harness import Gate, cpu_only, opened, sized
 from ..seeds import draw
 from .programs import CHANGED, IN_FLIGHT, Program, run_together
 from .scribbling import Scribbler, scribble
 from .withdrawing import Withdrawer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device, GpuRef
 
 FLOATS = CHUNK_BYTES // 4
 """Elements of float32 that one digest covers."""
@@ -35,7 +39,6 @@ def digested(device: Device) -> int:
     return lanes.get("digests", 0)
 
 
-@program
 async def test_tasks_that_write_side_by_side_all_go_on() -> None:
     async with opened() as device:
         ref = await device.zeros(1000, np.float32, durable=True)
@@ -57,7 +60,6 @@ async def test_tasks_that_write_side_by_side_all_go_on() -> None:
         assert (await device.get(ref) == 1).all()
 
 
-@program
 async def test_what_was_written_in_any_way_continues_after_a_fault() -> None:
     async with opened() as device:
         array = np.arange(3 * FLOATS + 5, dtype=np.float32)
@@ -92,7 +94,6 @@ async def test_what_was_written_in_any_way_continues_after_a_fault() -> None:
         assert (await device.get(put) == 1).all()
 
 
-@program
 async def test_buffers_continue_on_a_hot_standby() -> None:
     async with opened(standby=Standby(hot=1)) as device:
         ref = await device.put(np.arange(1000), durable=True)
@@ -103,7 +104,6 @@ async def test_buffers_continue_on_a_hot_standby() -> None:
 
 
 @cpu_only
-@program
 async def test_changed_bytes_make_a_buffer_stale_and_no_other() -> None:
     async with opened() as device:
         ref = await device.zeros(4 * FLOATS, np.float32, durable=True)
@@ -121,7 +121,6 @@ async def test_changed_bytes_make_a_buffer_stale_and_no_other() -> None:
 
 
 @cpu_only
-@program
 async def test_an_op_beside_changed_bytes_does_not_vouch_for_them() -> None:
     async with opened() as device:
         ref = await device.zeros(3 * FLOATS, np.float32, durable=True)
@@ -134,7 +133,6 @@ async def test_an_op_beside_changed_bytes_does_not_vouch_for_them() -> None:
 
 
 @cpu_only
-@program
 async def test_a_write_that_is_withdrawn_does_not_vouch_for_bytes() -> None:
     withdrawer = Withdrawer()
     async with opened(instruments=[withdrawer]) as device:
@@ -151,7 +149,6 @@ async def test_a_write_that_is_withdrawn_does_not_vouch_for_bytes() -> None:
 
 
 @cpu_only
-@program
 async def test_changed_bytes_that_are_all_written_again_do_not_matter() -> None:
     async with opened() as device:
         ref = await device.zeros(3 * FLOATS, np.float32, durable=True)
@@ -161,7 +158,6 @@ async def test_changed_bytes_that_are_all_written_again_do_not_matter() -> None:
         assert (await device.get(ref)).sum() == FLOATS
 
 
-@program
 async def test_a_write_in_flight_makes_its_buffer_stale_and_no_other(tmp_path: Path) -> None:
     async with opened() as device:
         ref = await device.zeros(1000, np.float32, durable=True)
@@ -184,7 +180,6 @@ async def test_a_write_in_flight_makes_its_buffer_stale_and_no_other(tmp_path: P
         assert device.statistics().durable.in_flight == 1
 
 
-@program
 async def test_an_op_that_is_awaited_is_proven() -> None:
     """The host is killed as soon as the op returns, which includes its digests."""
     async with opened() as device:
@@ -203,7 +198,6 @@ async def test_an_op_that_is_awaited_is_proven() -> None:
             one = await device.put(np.eye(64, dtype=np.float32))
 
 
-@program
 async def test_a_failed_op_is_proven_too() -> None:
     async with opened() as device:
         ref = await device.zeros(1000, durable=True)
@@ -222,7 +216,6 @@ def _spoil(array: Any) -> None:
     raise ZeroDivisionError
 
 
-@program
 async def test_an_append_digests_what_it_appends() -> None:
     async with opened() as device:
         ref = await device.zeros(100 * FLOATS, np.float32, durable=True)
@@ -242,7 +235,6 @@ async def test_an_append_digests_what_it_appends() -> None:
         assert sizes == [1]
 
 
-@program
 async def test_programs_without_durable_buffers_digest_nothing() -> None:
     async with opened() as device:
         ref = await device.zeros(100)
@@ -257,7 +249,6 @@ async def test_programs_without_durable_buffers_digest_nothing() -> None:
         assert digested(device) == before + 1
 
 
-@program
 async def test_recordings_and_their_results() -> None:
     async with opened() as device:
         ref = await device.zeros(1000, durable=True)
@@ -278,7 +269,6 @@ async def test_recordings_and_their_results() -> None:
             await recording.replay(await device.put(np.ones(1000)))
 
 
-@program
 async def test_exports_are_refused_with_a_reason() -> None:
     async with opened() as device:
         ref = await device.zeros(10, durable=True)
@@ -289,7 +279,6 @@ async def test_exports_are_refused_with_a_reason() -> None:
 
 
 @cpu_only
-@program
 async def test_an_exported_buffer_does_not_become_durable() -> None:
     async with opened() as device:
         ref = await device.zeros(10)
@@ -299,7 +288,6 @@ async def test_an_exported_buffer_does_not_become_durable() -> None:
         del array
 
 
-@program
 async def test_sealed_and_durable_exclude_each_other() -> None:
     async with opened() as device:
         with pytest.raises(ValueError, match="not both"):
@@ -315,7 +303,6 @@ async def test_sealed_and_durable_exclude_each_other() -> None:
         assert not durable.sealed
 
 
-@program
 async def test_empty_and_freed_buffers() -> None:
     async with opened() as device:
         empty = await device.zeros((0, 3), durable=True)
@@ -330,7 +317,6 @@ async def test_empty_and_freed_buffers() -> None:
         assert device.statistics().durable.buffers == 1
 
 
-@program
 async def test_large_transfers_to_views_are_proven() -> None:
     async with opened() as device:
         array = np.arange(4 << 20, dtype=np.float32)
@@ -342,7 +328,6 @@ async def test_large_transfers_to_views_are_proven() -> None:
         assert (await device.get(ref) == array).all()
 
 
-@program
 async def test_a_snapshot_is_restored_into_durable_buffers() -> None:
     async with opened() as device:
         ref = await device.put(np.arange(1000.0), durable=True)
@@ -354,7 +339,6 @@ async def test_a_snapshot_is_restored_into_durable_buffers() -> None:
 
 
 @cpu_only  # on CUDA it would end all tests of its process
-@program
 async def test_under_thread_isolation_a_fault_is_final() -> None:
     with pytest.raises(DeviceLost):
         async with opened(isolation="thread") as device:
@@ -372,7 +356,6 @@ async def _written(device: Device, ref: GpuRef) -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_host_killed_at_any_await_of_a_write_leaves_no_wrong_bytes() -> None:
     """A ref that continues has the bytes of writes that returned, and others are stale."""
     expected = np.zeros(1000, np.float32)
@@ -421,7 +404,6 @@ async def killed_at(step: int, device: Device, function: Any) -> bool:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_random_programs() -> None:
     async with opened() as device:
         for _ in range(sized(1, 5)):

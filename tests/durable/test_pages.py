@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -10,14 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned, GpuRefStale, Unsupported
+from atomr_accel import ContextPoisoned, Device, GpuRefStale, Unsupported
 from atomr_accel.testing import kill_host, poison
 
-from ..harness import cpu_only, on_shared, opened, program
+from ..harness import cpu_only, on_shared, opened
 from .scribbling import scribble
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 PAGES, PAGE, LAYERS = 5, 4, 2
 
@@ -44,7 +41,6 @@ async def write(device: Device, pages: Any, slots: list[int], *, replays: bool =
 @pytest.mark.parametrize(
     ("replays", "dtype"), [(False, "float32"), (True, ml_dtypes.bfloat16)], ids=["batch", "replay"]
 )
-@program
 async def test_rows_of_ops_that_have_returned_survive(replays: bool, dtype: Any) -> None:
     async with opened() as device:
         pages = await made(device, dtype)
@@ -86,7 +82,6 @@ async def test_pages_keep_what_comes_before_the_first_row_that_is_not_proven(
     assert (await pages.recover(filled)).tolist() == expected
 
 
-@program
 async def test_rows_of_a_block_in_which_an_op_fails_are_not_proven() -> None:
     async with opened() as device:
         pages = await made(device)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefStale, open_devices
+from atomr_accel import Device, GpuRefStale, open_devices
 from atomr_accel.device import Snapshot
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.wire import CHUNK_BYTES
@@ -17,11 +18,6 @@ from atomr_accel.wire import CHUNK_BYTES
 from ..harness import AT_ONCE, BACKEND, cpu_only, on_shared, opened, program
 from .programs import CHANGED
 from .scribbling import scribble
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
 
 FLOATS = CHUNK_BYTES // 4
 
@@ -32,7 +28,6 @@ def flip(snapshot: Snapshot, number: int, at: int) -> None:
     array.reshape(-1).view(np.uint8)[at] ^= 1
 
 
-@program
 async def test_verified_seals_continue_after_faults() -> None:
     async with opened() as device:
         array = np.arange(3 * FLOATS + 5, dtype=np.float32)
@@ -48,7 +43,6 @@ async def test_verified_seals_continue_after_faults() -> None:
         assert (found.verified, found.changed, found.buffers) == (1, 0, 0)
 
 
-@program
 async def test_a_digest_is_of_the_content() -> None:
     async with opened() as device:
         array = np.arange(2 * FLOATS, dtype=np.float32)
@@ -98,7 +92,6 @@ async def test_a_flipped_byte_is_found_and_its_place_told(
         assert device.statistics().durable.changed == 1
 
 
-@program
 async def test_verified_snapshots_are_restored_and_saved(tmp_path: Path) -> None:
     async with opened() as device:
         arrays = [np.arange(1000.0), np.zeros((0, 2)), np.ones((3, FLOATS), np.float32)]
@@ -123,7 +116,6 @@ async def _reloaded(snapshot: Snapshot, folder: Path) -> Snapshot:
     return await Snapshot.load(folder / "snapshot")
 
 
-@program
 async def test_a_changed_snapshot_is_neither_restored_nor_saved(tmp_path: Path) -> None:
     async with opened() as device:
         refs = [await device.put(np.ones(3 * FLOATS, np.float32)) for _ in range(3)]
@@ -146,7 +138,6 @@ async def test_a_changed_snapshot_is_neither_restored_nor_saved(tmp_path: Path) 
 
 
 @cpu_only
-@program
 async def test_snapshots_on_a_peer_are_verified_there() -> None:
     async with open_devices([0, 1], backend=BACKEND, backoff=AT_ONCE) as devices:
         device, peer = devices

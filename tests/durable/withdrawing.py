@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import final
 
-from atomr_accel import DeviceInstrument
+from atomr_accel import DeviceInstrument, WatchedOp
 from atomr_accel.lanes import Op
-
-if TYPE_CHECKING:
-    from atomr_accel import WatchedOp
 
 
 @final

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import weakref
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atomr_accel.executors.cuda_kernels import KernelArguments, Kernels
 from atomr_accel.testing.garbage import collect_garbage
 
-if TYPE_CHECKING:
-    from ..fakes.driver import FakeDriver
+from ..fakes.driver import FakeDriver
 
 
 def test_launch_keeps_its_arguments(driver: FakeDriver) -> None:

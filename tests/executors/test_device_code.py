@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +16,6 @@ from atomr_accel.testing import FAULTS
 from atomr_accel.testing._faults import source_of
 
 from ..harness import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FILES = sorted(
     file for kind in ("cu", "cuh", "ptx") for file in ROOT.glob(f"atomr_accel/**/*.{kind}")

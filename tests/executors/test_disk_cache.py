@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from atomr_accel import Device
 from atomr_accel.executors import compiler as _compiler
 from atomr_accel.executors.disk_cache import DiskCache
 
 from ..harness import on_shared
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 ONE_FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -17,10 +18,6 @@ from atomr_accel.executors.numbers import Scalars, number_cell
 from atomr_accel.executors.vendor import TYPES, VendorLibrary, array, undone_on_error
 
 from ..libraries.vendor_tables import TABLES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 # --- numbers -------------------------------------------------------------------------------
 

@@ -11,10 +11,11 @@ import os
 import random
 import threading
 from collections import deque
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -24,9 +25,6 @@ from atomr_accel.backends.cpu.host import context as _context
 from atomr_accel.host import host as _host
 from atomr_accel.wire.control import find_class
 from atomr_accel.wire.interface import Fusion
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
 
 BACKEND: Final = "behind"
 

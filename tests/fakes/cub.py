@@ -14,19 +14,17 @@ from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.libraries.cub.host._algorithms import _CPP
 from atomr_accel.libraries.cub.host._bindings import CubVersion
 
 from ..libraries.host_kernels import COMPILER
-
-if TYPE_CHECKING:
-    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

@@ -7,13 +7,15 @@ row-major arrays. ``FakeCudaBlas`` is an executor for the CPU backend.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.blas.host import _prototypes as prototypes
 from atomr_accel.libraries.blas.host._prototypes import LETTERS, symbol
@@ -23,11 +25,6 @@ from atomr_accel.wire import OFFSET_MASK, SLAB_SHIFT
 from ..libraries.blas.rows.formulas import evaluate
 from .lapack import BATCHED, memory
 from .vendor import FakeVendor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

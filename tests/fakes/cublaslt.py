@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.blaslt.host import _prototypes as prototypes
 from atomr_accel.libraries.blaslt.host.cpu import gelu, gelu_slope, saturate
 
 from .cublas import FakeContext, matrix, number, op, vector
+from .driver import FakeDriver
 from .lapack import memory
 from .vendor import FakeVendor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
-
-    from .driver import FakeDriver
 
 Array = np.ndarray[Any, Any]
 

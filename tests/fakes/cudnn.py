@@ -9,23 +9,24 @@ CPU backend.
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pytest
 
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
+from atomr_accel.libraries.dnn.graph._run import LANE, PLANNER
 from atomr_accel.libraries.dnn.host._cpu import FUNCTIONS, interpret
 from atomr_accel.libraries.dnn.host._prototypes import DATA_TYPES
 from atomr_accel.libraries.dnn.wire._nodes import NODES, REDUCTIONS
 
 from .cublas import FakeContext
 from .lapack import memory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 
@@ -334,3 +335,34 @@ class FakeCudaDnn:
     def close(self) -> None:
         """Destroy the handle."""
         self._executor.close()
+
+
+def install(
+    monkeypatch: pytest.MonkeyPatch,
+    library: object,
+    frontend: Callable[[], FakeFrontend],
+    cache: Path,
+) -> None:
+    """Have devices of the CPU use the executors for CUDA, which call fakes."""
+    from atomr_accel.libraries.dnn.host import (
+        _cuda,
+        _cuda_losses,
+        _cuda_routines,
+        _cuda_sampling,
+        _plans,
+        cuda_sequences,
+    )
+
+    monkeypatch.setenv("ATOMR_CACHE_DIR", str(cache))  # the fakes' files are their own
+    monkeypatch.setattr(sys.modules[__name__], "_CONTEXTS", {})
+    for module in (_cuda, _cuda_routines):
+        monkeypatch.setattr(module, "load_cudnn", lambda: library)
+    for module in (_cuda, _plans):
+        monkeypatch.setattr(module, "load_frontend", frontend)
+    monkeypatch.setattr(_plans, "version", lambda: 90000)
+    monkeypatch.setattr(_cuda, "Own", FakeOwn)
+    for module in (_cuda_losses, _cuda_sampling, cuda_sequences):
+        monkeypatch.setattr(module, "Kernels", FakeOwn)
+    for lane in (LANE, PLANNER):
+        assert isinstance(lane.executors, dict)
+        monkeypatch.setitem(lane.executors, "cpu", f"{__name__}:FakeCudaDnn")

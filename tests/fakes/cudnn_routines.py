@@ -7,8 +7,9 @@ matrices first, gate by gate, and then, after a gap, all biases.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -37,9 +38,6 @@ from atomr_accel.libraries.dnn.wire._routine_messages import (
 
 from ..libraries.conformance import dtype_of
 from .lapack import memory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Array = np.ndarray[Any, Any]
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.sparse.host import _prototypes_dss as prototypes
@@ -24,11 +26,6 @@ from atomr_accel.libraries.sparse.host import _prototypes_dss as prototypes
 from .cublas import FakeContext
 from .lapack import memory
 from .vendor import FakeVendor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import pytest
+import pytest
 
 AHEAD = 5_000_000_000
 """Nanoseconds by which its clock is ahead of ``time.monotonic_ns``."""

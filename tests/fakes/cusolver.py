@@ -8,12 +8,14 @@ is LAPACK as the CPU backend calls it. ``FakeCudaSolver`` is an executor for the
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.array.host.cpu import CpuArrayExecutor
 from atomr_accel.libraries.linalg.host._cpu import ROUTINES
@@ -25,11 +27,6 @@ from atomr_accel.libraries.linalg.wire._messages import SolverProblem
 from .cublas import FakeContext, Refusal, checked, matrix
 from .lapack import integers, memory, stack
 from .vendor import FakeVendor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

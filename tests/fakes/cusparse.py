@@ -7,24 +7,21 @@ garbage. It refuses the same calls as cuSPARSE, and chooses the worst of undefin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import scipy.linalg
 
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.libraries.sparse.host._prototypes import ENUMS, PROTOTYPES
 
 from .cublas import FakeContext, checked
 from .lapack import memory
 from .vendor import FakeVendor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 Array = np.ndarray[Any, Any]
 

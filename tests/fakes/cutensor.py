@@ -10,12 +10,13 @@ import ctypes
 import functools
 import itertools
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from atomr_accel._dtypes import DTYPES
+from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 from atomr_accel.executors.numbers import CUDA_TYPES
 from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.tensor.host import _prototypes as prototypes
@@ -24,9 +25,6 @@ from atomr_accel.libraries.tensor.host._cpu import UNARY
 from .cublas import FakeContext
 from .lapack import memory
 from .vendor import FakeVendor
-
-if TYPE_CHECKING:
-    from atomr_accel.backends.cpu.host.context import CpuContext, CpuStream
 
 DTYPE_OF = {value: DTYPES[name] for name, value in CUDA_TYPES.items()}
 OPERATORS = {value: name for name, value in prototypes.OPERATORS.items()}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from functools import partial
@@ -23,9 +24,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from atomr_accel.backends.cuda.host.driver import driver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 FUNCTIONS: Final[Mapping[str, str]] = {
     "cuArray3DCreate": "pAllocateArray -> pHandle",

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,6 @@ from atomr_accel.libraries.recordings.host import _steps
 from atomr_accel.wire.control import find_class
 
 from .driver import FakeDriver, installed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 INVALID_VALUE = 1
 NOT_SUPPORTED = 801

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable
-
-    from atomr_accel.backends import OpenLane, WorkInFlight
+from atomr_accel.backends import OpenLane, WorkInFlight
 
 
 class Given:

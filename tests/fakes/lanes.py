@@ -7,9 +7,10 @@ import os
 import socket
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -34,12 +35,7 @@ from atomr_accel.wire import (
     Value,
 )
 from atomr_accel.wire.blackbox import BOX_BYTES, BlackBox
-from atomr_accel.wire.interface import Fusion, Later
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from atomr_accel.wire.interface import CompletionStrategy
+from atomr_accel.wire.interface import CompletionStrategy, Fusion, Later
 
 SECONDS: Final = 20.0
 """Nothing takes this long; a test that waits longer has found a hang."""

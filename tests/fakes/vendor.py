@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from atomr_accel._errors import LibraryError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 
 class FakeVendor:

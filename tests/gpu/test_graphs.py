@@ -7,7 +7,7 @@ import pytest
 
 from atomr_accel import AccelError, open_device
 from tests.differential import graphs
-from tests.harness import opened, program
+from tests.harness import opened
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -16,7 +16,6 @@ SHARDS = 50
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
-@program
 async def test_random_graphs_compute_as_on_the_cpu(shard: int) -> None:
     """Compare random graphs with the CPU backend; results are right, and no fault occurs."""
     wrong = []

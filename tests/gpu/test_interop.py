@@ -5,22 +5,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
 from atomr_accel import ContextPoisoned, GpuRefStale
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..harness import opened, program, same_bits, settled, used_by
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel.lanes import Isolation
+from ..harness import opened, same_bits, settled, used_by
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
@@ -74,7 +71,6 @@ def library(request: pytest.FixtureRequest) -> Library:
 # --- in this process ----------------------------------------------------------------------------
 
 
-@program
 async def test_an_export_is_the_buffer_itself(library: Library, isolation: Isolation) -> None:
     async with opened(isolation=isolation) as device:
         ref = await device.put(CONTENT)
@@ -97,7 +93,6 @@ async def test_an_export_is_the_buffer_itself(library: Library, isolation: Isola
         assert used_by(device) == 0
 
 
-@program
 async def test_errors_pass_while_views_are_dropped(library: Library, isolation: Isolation) -> None:
     async with opened(isolation=isolation) as device:
         ref = await device.put(CONTENT)
@@ -114,7 +109,6 @@ async def test_errors_pass_while_views_are_dropped(library: Library, isolation: 
         assert used_by(device) == 0
 
 
-@program
 async def test_exports_outlive_faults_and_the_device(library: Library) -> None:
     async with opened(max_restarts=9) as device:
         ref = await device.put(CONTENT)
@@ -134,7 +128,6 @@ async def test_exports_outlive_faults_and_the_device(library: Library) -> None:
         assert same_bits(library.host(view * 1), CONTENT)
 
 
-@program
 async def test_arrays_are_adopted(library: Library, isolation: Isolation) -> None:
     async with opened(isolation=isolation) as device:
         array = library.make(CONTENT)
@@ -214,7 +207,6 @@ def made_here() -> Any:
 F: Final = made_here()
 
 
-@program
 async def test_functions_see_the_buffer_and_leave_results_on_the_device(library: Library) -> None:
     async with opened() as device:
         x = await device.put(CONTENT)
@@ -223,7 +215,6 @@ async def test_functions_see_the_buffer_and_leave_results_on_the_device(library:
         assert same_bits(await device.get(ref), CONTENT * 2)
 
 
-@program
 async def test_a_functions_error_passes_while_it_drops_arrays(library: Library) -> None:
     async with opened() as device:
         x = await device.put(CONTENT)
@@ -235,7 +226,6 @@ async def test_a_functions_error_passes_while_it_drops_arrays(library: Library) 
         assert device.generation == 1
 
 
-@program
 async def test_a_model_is_rebuilt_on_weights_that_were_not_uploaded_again(library: Library) -> None:
     async with opened(max_restarts=9) as device:
         weights = await device.put(CONTENT, sealed=True)
@@ -251,7 +241,6 @@ async def test_a_model_is_rebuilt_on_weights_that_were_not_uploaded_again(librar
         assert device.generation == 3
 
 
-@program
 async def test_a_fault_inside_a_function_is_a_fault_of_the_context(library: Library) -> None:
     async with opened(max_restarts=9) as device:
         sealed = await device.put(CONTENT, sealed=True)

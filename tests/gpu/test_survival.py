@@ -10,7 +10,7 @@ import pytest
 
 from atomr_accel import ContextPoisoned
 from atomr_accel.testing import FAULTS, poison
-from tests.harness import opened, program
+from tests.harness import opened
 
 from .. import seeds
 
@@ -44,7 +44,6 @@ def test_a_real_fault_is_survived_by_a_fresh_process(kind: str) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", _ONE_FAULT, kind], check=True, timeout=60)
 
 
-@program
 async def test_the_hardware_protects_sealed_memory() -> None:
     host = seeds.rng().standard_normal(1000).astype(np.float32)
     source = "__global__ void cheat(const float* x) { ((float*)x)[threadIdx.x] = 1.0f; }"
@@ -58,7 +57,6 @@ async def test_the_hardware_protects_sealed_memory() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_fifty_faults_in_a_row() -> None:
     weights = seeds.rng().standard_normal((64, 64))
     async with opened(max_restarts=1000) as device:
@@ -74,7 +72,6 @@ async def test_fifty_faults_in_a_row() -> None:
         assert device.statistics().in_flight == 0
 
 
-@program
 async def test_forty_gib_survive_a_fault_bit_for_bit() -> None:
     tile = seeds.rng().integers(0, 2**63, 1 << 27, dtype=np.int64)  # 1 GiB
     async with opened() as device:

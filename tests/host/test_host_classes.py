@@ -20,7 +20,7 @@ from atomr_accel.wire import HostClass, OpenLane
 
 from ..fakes import behind
 from ..fakes.host_classes import Given
-from ..harness import cpu_only, opened, program
+from ..harness import cpu_only, opened
 
 CLASSES: Final = "tests.fakes.host_classes"
 
@@ -135,7 +135,6 @@ def test_arguments_of_the_built_in_classes() -> None:
 )
 @pytest.mark.parametrize("isolation", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 @cpu_only
-@program
 async def test_what_a_host_cannot_make(
     settings: dict[str, Any], said: str, isolation: Isolation
 ) -> None:
@@ -145,7 +144,6 @@ async def test_what_a_host_cannot_make(
 
 
 @cpu_only
-@program
 async def test_classes_of_others_in_a_process_and_after_its_end() -> None:
     settings: dict[str, Any] = {
         "streams": HostClass(f"{CLASSES}:ScatteredStreams", {"seed": 1, "count": 2}),
@@ -161,7 +159,6 @@ async def test_classes_of_others_in_a_process_and_after_its_end() -> None:
 
 
 @cpu_only
-@program
 async def test_an_error_in_a_strategy_ends_the_context() -> None:
     with behind.backend():
         opening = open_device(
@@ -201,7 +198,6 @@ async def threads_with(backend: str, **settings: Any) -> set[str]:
     ],
 )
 @cpu_only
-@program
 async def test_threads_of_lanes(
     settings: dict[str, Any], on_cpu: set[str], on_device: set[str]
 ) -> None:

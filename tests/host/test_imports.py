@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -15,10 +16,6 @@ from atomr_accel.libraries.cub.host import cpu as cub
 from atomr_accel.libraries.cub.wire._spec import OperatorSpec
 from atomr_accel.libraries.nvrtc.host import _cpu as nvrtc
 from atomr_accel.libraries.nvrtc.wire.messages import Load
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SECONDS = 20.0
 

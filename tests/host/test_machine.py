@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,7 @@ from atomr_accel import open_device
 from atomr_accel.host import machine as _machine
 from atomr_accel.wire import PcieLink
 
-from ..harness import cpu_only, program
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ..harness import cpu_only
 
 CARD = "0000:17:00.0"
 
@@ -83,7 +81,6 @@ def where() -> list[set[int]]:
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_all_threads_of_a_host_are_bound_and_none_of_the_program() -> None:
     before = os.sched_getaffinity(0)
     core = max(before)

@@ -9,8 +9,9 @@ import random
 import socket
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import cloudpickle
 import msgspec
@@ -39,9 +40,6 @@ from atomr_accel.wire.failures import pack_exception
 from atomr_accel.wire.messages import FRAME_BYTES, PAYLOAD_BYTES, Withdrawn
 
 from ..fakes.lanes import FakeDevice, FakeExecutor, FakeStream, Work, new_record
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 
 def frame_of(*payloads: object) -> bytes:

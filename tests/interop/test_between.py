@@ -36,7 +36,6 @@ from ..harness import (
     descriptors,
     on_shared,
     opened,
-    program,
     same_bits,
     settled,
     used_by,
@@ -48,7 +47,6 @@ SIZES = [0, 1, 1000, (1 << 20) - 1, 1 << 20, 9 << 20]
 # --- between devices --------------------------------------------------------------------------
 
 
-@program
 async def test_copies_between_devices() -> None:
     async with opened(max_restarts=9) as one, opened(SECOND, isolation="thread") as two:
         for nbytes in SIZES:
@@ -82,7 +80,6 @@ async def test_copies_between_devices() -> None:
             await two.copy(ref)
 
 
-@program
 async def test_copies_in_both_directions_at_once() -> None:
     async with opened() as one, opened(SECOND) as two, trio.open_nursery() as nursery:
         arrays = [noise(3 << 20, seed) for seed in range(6)]
@@ -102,7 +99,6 @@ async def test_copies_in_both_directions_at_once() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [1000, 9 << 20])
-@program
 async def test_a_cancelled_copy_between_devices_leaves_nothing(nbytes: int) -> None:
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
         array = noise(nbytes)
@@ -123,7 +119,6 @@ async def test_a_cancelled_copy_between_devices_leaves_nothing(nbytes: int) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["source", "target"])
-@program
 async def test_a_fault_in_the_middle_of_a_copy_between_devices(which: str) -> None:
     array = noise(9 << 20)
     async with opened(max_restarts=9) as one, opened(SECOND, max_restarts=9) as two:
@@ -141,7 +136,6 @@ async def test_a_fault_in_the_middle_of_a_copy_between_devices(which: str) -> No
         assert same_bits(await two.get(copy), array)
 
 
-@program
 async def test_memory_of_a_closed_device_cannot_be_copied() -> None:
     async with opened() as two:
         async with opened(SECOND, isolation="thread") as one:
@@ -157,7 +151,6 @@ async def test_memory_of_a_closed_device_cannot_be_copied() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("blow", [poison, kill_host])
-@program
 async def test_memory_left_by_a_fault_can_be_salvaged(blow: Any) -> None:
     async with opened(max_restarts=9) as device:
         array = noise(5 << 20)
@@ -185,7 +178,6 @@ async def test_memory_left_by_a_fault_can_be_salvaged(blow: Any) -> None:
         assert device.statistics().memory.slabs <= slabs
 
 
-@program
 async def test_a_cancelled_salvage_leaves_nothing() -> None:
     async with opened(max_restarts=9) as device:
         array = noise(3 << 20)
@@ -222,7 +214,6 @@ OTHER = """if True:
 
 
 @pytest.mark.slow
-@program
 async def test_another_process_opens_a_shared_buffer() -> None:
     ours, theirs = socket.socketpair()
     async with opened() as device:
@@ -283,7 +274,6 @@ async def test_a_sealed_shared_buffer_is_the_same_memory(device: Device) -> None
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_shared_memory_survives_a_rebuild_of_the_other_device() -> None:
     async with opened() as one, opened(SECOND, max_restarts=9) as two:
         ref = await one.put(np.arange(1000), sealed=True)
@@ -323,7 +313,6 @@ async def test_a_description_is_not_believed(device: Device) -> None:
     await device.trim()
 
 
-@program
 async def test_a_ref_that_never_had_memory_cannot_be_salvaged() -> None:
     async with opened(max_restarts=9, memory_limit=16 << 20) as device:
         late = device.core.memory.promise()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from hypothesis import given
 
 from atomr_accel import (
     ContextPoisoned,
+    Device,
     DeviceLost,
+    GpuRef,
     GpuRefSealed,
     GpuRefStale,
     OutOfMemory,
@@ -27,7 +30,7 @@ from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import SLAB_SHIFT
 from atomr_accel.wire.interop import CUDA, DeviceArray, _borrow_capsule, borrow
 
-from ..array_samples import LAYOUTS, arrays, layouts
+from ..array_samples import LAYOUTS, Array, arrays, layouts
 from ..dropping import DROPS, REFUSED, failures
 from ..forked import in_child
 from ..harness import (
@@ -37,17 +40,9 @@ from ..harness import (
     descriptors,
     on_shared,
     opened,
-    program,
     same_bits,
     used_by,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device, GpuRef
-
-    from ..array_samples import Array
 
 _begun, _let = threading.Event(), threading.Event()
 """Events of a function that waits in the middle of its work, in a host that is a thread."""
@@ -173,7 +168,6 @@ async def test_a_refused_array_is_given_back(device: Device) -> None:
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_exports_outlive_faults_and_the_device() -> None:
     before = descriptors()
     async with opened(max_restarts=9) as device:
@@ -299,7 +293,6 @@ def _fill_when_let(x: np.ndarray[Any, Any]) -> None:
 
 
 @cpu_only
-@program
 async def test_adopted_memory_outlives_a_fault_until_its_lanes_have_ended() -> None:
     """Threads go on after a fault of their context, and write to what their ops were given."""
     _begun.clear()
@@ -330,7 +323,6 @@ async def test_adopted_memory_outlives_a_fault_until_its_lanes_have_ended() -> N
 
 
 @cpu_only
-@program
 async def test_under_thread_isolation_memory_is_shared() -> None:
     async with open_device(backend="cpu", isolation="thread") as device:
         array = np.arange(10.0)
@@ -348,7 +340,6 @@ async def test_under_thread_isolation_memory_is_shared() -> None:
         assert device.statistics().memory.used < used
 
 
-@program
 async def test_adopting_with_no_room() -> None:
     async with open_device(backend="cpu", isolation="thread", memory_limit=4 << 20) as device:
         fixed = np.zeros(8 << 20, np.uint8)
@@ -361,7 +352,6 @@ async def test_adopting_with_no_room() -> None:
 @pytest.mark.slow
 @cpu_only
 @pytest.mark.parametrize("blow", [poison, kill_host])
-@program
 async def test_a_fault_in_the_middle_of_exports_and_adoptions(blow: Any) -> None:
     before = descriptors()
     async with opened(max_restarts=9) as device:
@@ -455,7 +445,6 @@ async def test_refs_themselves_say_how_to_be_read(device: Device) -> None:
 
 
 @cpu_only
-@program
 async def test_memory_stays_mapped_while_an_array_is_copied_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

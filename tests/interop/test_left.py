@@ -12,7 +12,7 @@ from atomr_accel import open_device
 from atomr_accel.device.interop import _exports
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..harness import cpu_only, descriptors, program, same_bits
+from ..harness import cpu_only, descriptors, same_bits
 
 pytestmark = cpu_only
 
@@ -25,7 +25,6 @@ async def outlive() -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         return np.asarray(await device.export(await device.put(ARRAY)))
 
 
-@program
 async def test_closing_takes_no_longer_where_arrays_of_other_devices_are_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -48,7 +47,6 @@ async def test_closing_takes_no_longer_where_arrays_of_other_devices_are_held(
     assert looked <= 12 + 1
 
 
-@program
 async def test_abandoned_mapping_is_unmapped_by_the_next_lookup() -> None:
     del_me = [await outlive()]
     await outlive()

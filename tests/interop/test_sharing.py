@@ -20,17 +20,7 @@ from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import shared_fd
 
-from ..harness import (
-    ROOT,
-    SECOND,
-    cpu_only,
-    descriptors,
-    on_shared,
-    opened,
-    program,
-    same_bits,
-    used_by,
-)
+from ..harness import ROOT, SECOND, cpu_only, descriptors, on_shared, opened, same_bits, used_by
 
 STRANGER = """if True:
     import fcntl, mmap, os, socket, sys, trio, numpy as np
@@ -89,7 +79,6 @@ def _another_user() -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sealed", [True, False])
-@program
 async def test_another_user_has_what_was_shared_and_no_more(sealed: bool) -> None:
     uid = _another_user()
     ours, theirs = socket.socketpair()
@@ -193,7 +182,6 @@ async def test_arrays_made_before_sharing_stay_good(device: Device) -> None:
     await device.core.exports.sweep()
 
 
-@program
 async def test_shared_buffers_survive_faults_of_both(tmp_path: Path) -> None:
     del tmp_path
     async with opened(max_restarts=9) as one, opened(SECOND, max_restarts=9) as two:
@@ -254,7 +242,6 @@ async def test_adopting_and_letting_go_holds_no_descriptors(device: Device) -> N
 
 
 @pytest.mark.parametrize("isolation", ["thread"])
-@program
 async def test_many_adopted_arrays_are_let_go_of_at_once(isolation: Any) -> None:
     """A list of their numbers may be longer than a control message."""
     async with opened(isolation=isolation) as device:
@@ -280,7 +267,6 @@ def test_the_seals_of_shared_files() -> None:
         os.close(fd)
 
 
-@program
 async def test_a_descriptor_that_is_none_is_not_a_lack_of_memory() -> None:
     async with opened() as device:
         ref = await device.put(np.ones(3), sealed=True)

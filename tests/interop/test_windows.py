@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,15 +28,11 @@ from ..harness import (
     cpu_only,
     interrupted_at,
     opened,
-    program,
     same_bits,
     settled,
     sized,
     used_by,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 MUCH = 1 << 20
 """Size from which a window is opened."""
@@ -52,7 +49,6 @@ def slabs_of_host(device: Device) -> int:
     return maps.count("atomr-slab")
 
 
-@program
 async def test_every_dtype_and_layout_is_copied() -> None:
     layouts: list[Callable[[Any], Any]] = [
         lambda x: x,
@@ -74,7 +70,6 @@ async def test_every_dtype_and_layout_is_copied() -> None:
             assert same_bits(await two.get(into), array.T)
 
 
-@program
 async def test_a_window_stays_open_and_serves_small_copies_too() -> None:
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
         small = await one.put(np.arange(3))
@@ -92,7 +87,6 @@ async def test_a_window_stays_open_and_serves_small_copies_too() -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_window_keeps_no_memory_that_its_owner_freed() -> None:
     async with opened(max_restarts=9) as one, AsyncExitStack() as stack:
         ref = await one.put(noise(MUCH))
@@ -133,7 +127,6 @@ def requests(device: Device, monkeypatch: pytest.MonkeyPatch) -> list[UnmapSlabs
     return answered
 
 
-@program
 async def test_a_trim_that_is_cancelled_at_any_step_leaves_nothing_mapped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -204,7 +197,6 @@ def test_a_host_that_does_not_answer_holds_up_no_other_device_for_long(
 
 
 @cpu_only
-@program
 async def test_a_window_in_use_is_not_closed(gate: Gate) -> None:
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
         hold = await gate.kernel(one)
@@ -227,7 +219,6 @@ async def test_a_window_in_use_is_not_closed(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [400, MUCH])
-@program
 async def test_copies_have_their_place_in_the_order_of_the_source(gate: Gate, nbytes: int) -> None:
     """Whatever is called before a copy is in it, and nothing that is called after it."""
     chance = random.Random(nbytes)
@@ -263,7 +254,6 @@ async def test_copies_have_their_place_in_the_order_of_the_source(gate: Gate, nb
             copies.clear()
 
 
-@program
 async def test_a_copy_that_is_cancelled_at_any_step_leaves_nothing() -> None:
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
         array = noise(MUCH)
@@ -284,7 +274,6 @@ async def test_a_copy_that_is_cancelled_at_any_step_leaves_nothing() -> None:
     ("blow", "sealed"),
     sized([(kill_host, True)], [(kill_host, True), (kill_host, False), (poison, True)]),
 )
-@program
 async def test_a_fault_of_either_side_at_any_step_names_it_and_leaves_the_other(
     blow: Any, sealed: bool
 ) -> None:

@@ -18,8 +18,6 @@ from atomr_accel.lanes import DeviceInstrument, Op, Outcome, Port, WatchedOp
 from atomr_accel.lanes._loop_flusher import _of_run
 from atomr_accel.wire import Fault, Frames, Message, append_frame
 
-from ..harness import program
-
 
 class Note(Message, frozen=True):
     """A message for these tests."""
@@ -113,7 +111,6 @@ def test_hand_over_loses_nothing(sent: int, cut: int, *, ran: bool, meanwhile: b
     trio.run(in_time, main)
 
 
-@program
 async def test_a_lane_that_ended_meanwhile_ends_at_once() -> None:
     lane = Lane()
     async with trio.open_nursery() as nursery:
@@ -129,7 +126,6 @@ async def test_a_lane_that_ended_meanwhile_ends_at_once() -> None:
         await lane.port.wait_ended()
 
 
-@program
 async def test_a_lane_that_nobody_goes_on_with_is_closed() -> None:
     lane = Lane()
     async with trio.open_nursery() as nursery:
@@ -144,7 +140,6 @@ async def test_a_lane_that_nobody_goes_on_with_is_closed() -> None:
     lane.end.close()
 
 
-@program
 async def test_ops_that_move_leave_the_switch_interval_alone_where_nobody_hurries() -> None:
     usual = sys.getswitchinterval()
     one, other = Lane(low_latency=False), Lane(low_latency=False)
@@ -168,7 +163,6 @@ def _never(fault: Any) -> None:
     raise AssertionError(fault)
 
 
-@program
 async def test_instruments_of_the_device_are_told_of_what_it_takes_over() -> None:
     told: list[tuple[int, ...]] = []
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import trio
 
 from atomr_accel.lanes._host_output import output_pipes
-from tests.harness import descriptors, no_descriptors, program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.harness import descriptors, no_descriptors
 
 LOGGER = "atomr_accel.kernels"
 
@@ -51,7 +48,6 @@ def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
     return [(level, text) for name, level, text in caplog.record_tuples if name == LOGGER]
 
 
-@program
 async def test_lines_are_records(written: Written, caplog: pytest.LogCaptureFixture) -> None:
     fields = {"device": "cuda:0", "generation": 3}
     async with trio.open_nursery() as nursery:
@@ -71,7 +67,6 @@ async def test_lines_are_records(written: Written, caplog: pytest.LogCaptureFixt
     assert told(caplog)[-1] == (20, "rest")
 
 
-@program
 async def test_another_goes_on(written: Written, caplog: pytest.LogCaptureFixture) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(written.output.run, {"generation": 1})
@@ -86,7 +81,6 @@ async def test_another_goes_on(written: Written, caplog: pytest.LogCaptureFixtur
     assert caplog.records[0].generation == 2  # type: ignore[attr-defined]
 
 
-@program
 async def test_closing_ends_it(written: Written) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(written.output.run, {})
@@ -94,7 +88,6 @@ async def test_closing_ends_it(written: Written) -> None:
         written.output.close()
 
 
-@program
 async def test_a_flood_does_not_hold_up_the_loop(
     written: Written, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,7 +115,6 @@ async def test_a_flood_does_not_hold_up_the_loop(
     assert max(steps) <= 18  # eight or nine are read at a time, and twice between two looks
 
 
-@program
 async def test_long_lines_are_cut(written: Written, caplog: pytest.LogCaptureFixture) -> None:
     for piece in (b"a" * 10_000 + b"\n", b"b" * 5000, b"c" * 5000):
         os.write(written.out, piece)
@@ -133,14 +125,12 @@ async def test_long_lines_are_cut(written: Written, caplog: pytest.LogCaptureFix
     assert max(map(len, texts)) == 4096
 
 
-@program
 async def test_only_the_last_words_are_kept(written: Written) -> None:
     os.write(written.err, b"".join(b"%d\n" % number for number in range(100)))
     written.output.drain()
     assert [*written.output.last] == [str(number) for number in range(50, 100)]
 
 
-@program
 async def test_without_a_log_lines_go_to_the_standard_output(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,7 +144,6 @@ async def test_without_a_log_lines_go_to_the_standard_output(
     assert told(caplog) == [(30, "a warning")]
 
 
-@program
 async def test_a_closed_standard_output_harms_nobody(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -177,14 +166,12 @@ def test_no_room_for_pipes() -> None:
     assert descriptors() == before
 
 
-@program
 async def test_closing_twice(written: Written) -> None:
     written.output.close()
     written.output.drain()
     written.output.close()
 
 
-@program
 async def test_output_of_another_task_does_not_end_the_host(
     written: Written, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

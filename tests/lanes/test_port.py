@@ -7,7 +7,8 @@ import itertools
 import os
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, ClassVar, Final
 
 import msgspec
 import pytest
@@ -33,9 +34,6 @@ from atomr_accel.wire import (
 from atomr_accel.wire.failures import pack_exception
 
 from ..harness import program
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 WINDOW: Final = 1024
 
@@ -167,7 +165,6 @@ def new_memory() -> MemoryMap:
     return memory
 
 
-@program
 async def test_every_kind_of_answer() -> None:
     async with running() as host:
         results: dict[str, object] = {}
@@ -198,7 +195,6 @@ async def test_every_kind_of_answer() -> None:
         assert (statistics.in_flight, statistics.queued) == (0, 0)
 
 
-@program
 async def test_a_fault_ends_the_port_and_names_a_suspect() -> None:
     host = Host(1)
     async with trio.open_nursery() as nursery:
@@ -213,7 +209,6 @@ async def test_a_fault_ends_the_port_and_names_a_suspect() -> None:
     await host.ends[0].aclose()
 
 
-@program
 async def test_answers_that_are_still_in_the_socket_are_taken_at_the_end() -> None:
     """Answers of several times the size that is received at once."""
     host = Host(1)
@@ -276,7 +271,6 @@ def test_frames_that_come_in_pieces_are_no_fault() -> None:
     jumping(main)
 
 
-@program
 async def test_answers_to_what_was_given_up_are_ignored() -> None:
     async with running(2) as host:
         op = host.submit(0)
@@ -289,7 +283,6 @@ async def test_answers_to_what_was_given_up_are_ignored() -> None:
         assert host.in_flight == {}
 
 
-@program
 async def test_a_cancelled_caller_leaves_at_once_and_its_memory_later() -> None:
     memory = new_memory()
     async with running() as host:
@@ -310,7 +303,6 @@ async def test_a_cancelled_caller_leaves_at_once_and_its_memory_later() -> None:
         assert memory.statistics().used == 0
 
 
-@program
 async def test_unsent_op_is_withdrawn_but_keeps_its_place() -> None:
     async with running() as host:
         ops = [host.submit(0) for _ in range(WINDOW + 3)]
@@ -334,7 +326,6 @@ async def test_unsent_op_is_withdrawn_but_keeps_its_place() -> None:
         ]
 
 
-@program
 async def test_a_writer_waits_for_what_the_writer_before_it_does_not() -> None:
     memory = new_memory()
     async with running() as host:
@@ -351,7 +342,6 @@ async def test_a_writer_waits_for_what_the_writer_before_it_does_not() -> None:
         await last.wait()
 
 
-@program
 async def test_unencodable_op_fails_alone_and_keeps_its_place() -> None:
     memory = new_memory()
     async with running() as host:
@@ -374,7 +364,6 @@ async def test_unencodable_op_fails_alone_and_keeps_its_place() -> None:
             await odd.wait()
 
 
-@program
 async def test_a_template_goes_along_once_and_never_with_what_was_not_sent() -> None:
     encoded = msgspec.Raw(encoder.encode(Note(PLACE)))
     template, like = [MessageTemplate(3, encoded) for _ in range(2)]
@@ -404,7 +393,6 @@ async def test_a_template_goes_along_once_and_never_with_what_was_not_sent() -> 
             await ops[3].wait()
 
 
-@program
 async def test_a_template_goes_along_beside_what_may_be_large() -> None:
     template = MessageTemplate(3, msgspec.Raw(encoder.encode(Note(PLACE))))
     async with running() as host:
@@ -421,7 +409,6 @@ async def test_a_template_goes_along_beside_what_may_be_large() -> None:
         await ops[-1].wait()
 
 
-@program
 async def test_numbers_of_more_than_64_bits_are_an_error_that_names_the_op() -> None:
     async with running() as host:
         odd = host.submit(0, Note(2**70))
@@ -435,7 +422,6 @@ async def test_numbers_of_more_than_64_bits_are_an_error_that_names_the_op() -> 
 
 
 @pytest.mark.parametrize("size", [1 << 18, 1 << 22])
-@program
 async def test_a_message_larger_than_the_socket_arrives(size: int) -> None:
     async with running() as host:
         op = host.submit(0, Note("x" * size))
@@ -445,7 +431,6 @@ async def test_a_message_larger_than_the_socket_arrives(size: int) -> None:
         await op.wait()
 
 
-@program
 async def test_answers_make_room_also_while_nobody_awaits() -> None:
     async with running() as host:
         (port,) = host.ports
@@ -467,7 +452,6 @@ async def test_answers_make_room_also_while_nobody_awaits() -> None:
         assert (found.completed, found.queued) == (30, 20)
 
 
-@program
 async def test_answers_that_come_while_a_turn_ends_are_seen_at_once() -> None:
     async with running() as host:
         (port,) = host.ports
@@ -490,7 +474,6 @@ async def test_answers_that_come_while_a_turn_ends_are_seen_at_once() -> None:
 
 
 @pytest.mark.parametrize("low_latency", [True], indirect=True)
-@program
 async def test_a_turn_begins_only_some_of_many_tasks_that_may_go_on() -> None:
     steps: list[int] = []
 
@@ -528,7 +511,6 @@ async def test_a_turn_begins_only_some_of_many_tasks_that_may_go_on() -> None:
         assert len(steps) < WINDOW
 
 
-@program
 async def test_callers_of_a_lane_that_has_ended_go_on_in_turns_too() -> None:
     async with running() as host:
         ops = [host.submit(0) for _ in range(200)]
@@ -558,7 +540,6 @@ async def test_callers_of_a_lane_that_has_ended_go_on_in_turns_too() -> None:
         assert ops[0].error is ops[0].error is not None
 
 
-@program
 async def test_a_port_that_ends_takes_no_answer_before_its_ops_have_theirs() -> None:
     async with running() as host:
         ops = [host.submit(0) for _ in range(1000)]
@@ -575,7 +556,6 @@ async def test_a_port_that_ends_takes_no_answer_before_its_ops_have_theirs() -> 
         assert [str(op.error) for op in ops] == [op.name for op in ops]
 
 
-@program
 async def test_a_port_that_was_told_to_end_fails_what_is_submitted() -> None:
     async with running() as host:
         block = new_block(new_memory())
@@ -588,7 +568,6 @@ async def test_a_port_that_was_told_to_end_fails_what_is_submitted() -> None:
         assert host.ports[0].load == 0
 
 
-@program
 async def test_gate_releases_some_of_thousands_per_turn() -> None:
     gate = StaggeredEvent()
     turns: list[int] = []
@@ -629,7 +608,6 @@ async def test_gate_releases_some_of_thousands_per_turn() -> None:
     assert max(after - before for before, after in itertools.pairwise(turns)) <= 64
 
 
-@program
 async def test_ops_of_many_tasks_share_a_frame() -> None:
     async with running() as host:
         async with trio.open_nursery() as nursery:
@@ -651,7 +629,6 @@ class TurnCounter(trio.abc.Instrument):
 
 
 @pytest.mark.parametrize("low_latency", [True], indirect=True)
-@program
 async def test_an_answer_and_what_follows_it_take_one_turn() -> None:
     async with running() as host:
         first = host.submit(0)
@@ -678,7 +655,6 @@ async def test_an_answer_and_what_follows_it_take_one_turn() -> None:
 
 
 @pytest.mark.parametrize("when", ["receiving", "sending"])
-@program
 async def test_failure_between_turns_is_raised(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(1)
 
@@ -701,14 +677,12 @@ async def test_failure_between_turns_is_raised(when: str, monkeypatch: pytest.Mo
     await host.ends[0].aclose()
 
 
-@program
 async def test_ports_leave_nothing_behind() -> None:
     async with running(3):
         assert (_of_run.get() is not None) is Host.low_latency
     assert _of_run.get() is None
 
 
-@program
 async def test_the_end_of_the_socket_ends_the_port() -> None:
     async with running() as host:
         for _ in range(5):
@@ -717,7 +691,6 @@ async def test_the_end_of_the_socket_ends_the_port() -> None:
 
 
 @pytest.mark.parametrize("deadline", [1.0])
-@program
 async def test_only_the_head_of_a_lane_is_overdue(deadline: float) -> None:
     async with running(2) as host:
         memory = new_memory()

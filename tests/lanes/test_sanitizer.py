@@ -5,15 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from atomr_accel import LibraryMissing
 from atomr_accel.lanes import _sanitizer, find_sanitizer, first_error
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 REPORT = """\
 ========= COMPUTE-SANITIZER

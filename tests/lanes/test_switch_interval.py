@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import pytest
@@ -12,12 +13,7 @@ import trio.testing
 
 from atomr_accel.lanes import _loop_flusher, _switch_interval
 
-from ..harness import opened, program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..harness import Gate
+from ..harness import Gate, opened
 
 USUAL: Final = 5000
 
@@ -36,7 +32,6 @@ def usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@program
 async def test_switch_interval_is_short_while_ops_are_in_flight(gate: Gate) -> None:
     async with opened(isolation="thread") as one, opened(isolation="thread") as other:
         hold, cells = await gate.kernel(one), await one.zeros(1, np.float32)
@@ -53,7 +48,6 @@ async def test_switch_interval_is_short_while_ops_are_in_flight(gate: Gate) -> N
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-@program
 async def test_switch_interval_set_by_the_program_stays(gate: Gate, when: str) -> None:
     async with opened(isolation="thread") as device:
         hold, cells = await gate.kernel(device), await device.zeros(1, np.float32)
@@ -68,7 +62,6 @@ async def test_switch_interval_set_by_the_program_stays(gate: Gate, when: str) -
         assert interval() == 2000
 
 
-@program
 async def test_a_device_may_leave_it_and_the_loop_alone(gate: Gate) -> None:
     async with opened(isolation="thread", low_latency=False) as device:
         hold, cells = await gate.kernel(device), await device.zeros(1, np.float32)
@@ -85,7 +78,6 @@ async def test_a_device_may_leave_it_and_the_loop_alone(gate: Gate) -> None:
         assert (await device.get(cells)).shape == (1,)
 
 
-@program
 async def test_switch_interval_is_restored_after_a_device_is_left_early(gate: Gate) -> None:
     async with trio.open_nursery() as nursery, opened(isolation="thread") as device:
         hold, cells = await gate.kernel(device), await device.zeros(1, np.float32)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from atomr_accel.lanes.threads import openblas_threads, usable_cores, with_threads
 
-from ..harness import opened, program
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ..harness import opened
 
 QUOTAS = {"max 100000": 6, "150000 100000": 2, "20000 100000": 1, "800000 100000": 6, "": 6}
 
@@ -56,7 +53,6 @@ def threads_of_host() -> str | None:
     return os.environ.get("OPENBLAS_NUM_THREADS")
 
 
-@program
 async def test_a_host_starts_with_its_number_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

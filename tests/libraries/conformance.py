@@ -17,8 +17,9 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -27,9 +28,6 @@ import pytest
 from atomr_accel import Device, GpuRef, Unsupported
 
 from .. import seeds
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 Array = np.ndarray[Any, Any]
 Case = dict[str, Any]

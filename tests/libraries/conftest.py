@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,20 +11,9 @@ from atomr_accel.device.core import DeviceCore
 from atomr_accel.lanes import Isolation
 from atomr_accel.wire import Message, filled_fields
 
-from ..fakes.driver import FakeDriver, installed
 from .conformance import pytest_terminal_summary
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 __all__ = ["pytest_terminal_summary"]
-
-
-@pytest.fixture
-def driver() -> Iterator[FakeDriver]:
-    """A driver on the host's memory, which executors for CUDA call."""
-    with installed(FakeDriver()) as fake:
-        yield fake
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,17 +11,14 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from atomr_accel.executors.device_code import CudaSource
+from atomr_accel.executors.device_code import CudaSource
 
 COMPILER: Final = shutil.which("g++") or shutil.which("clang++")
 

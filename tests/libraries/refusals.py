@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import ast
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
+from atomr_accel import Device
+
 from .conformance import dtype_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 _DTYPES = {
     "b2": "bfloat16",

@@ -6,22 +6,19 @@ import inspect
 import math
 import re
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import Unsupported
+from atomr_accel import Device, Unsupported
 from atomr_accel.libraries.blas.wire._rows import ROWS as BLAS
 from atomr_accel.ops import require_no_alias
 
 from .conformance import MARKS, dtype_of
 from .writers import LIBRARIES, ROWS, SHIFT, Buffer, Row, put_all
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

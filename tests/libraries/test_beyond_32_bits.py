@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
+from atomr_accel import Device, GpuRef
+
 from .. import seeds
 from .conformance import dtype_of
-
-if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

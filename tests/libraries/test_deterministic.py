@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from atomr_accel import open_device
+from atomr_accel.device import Device
 from atomr_accel.libraries.blas.facade import LANE
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.wire._graph import DnnGraph, encode
 
 from ..fakes import cudnn as fake_cudnn
 from ..fakes.cublas import FakeCudaBlas, FakeKernels, FakeLibrary
-from ..harness import program
+from ..fakes.driver import FakeDriver
 from .conformance import on_cuda
 from .dnn.host.offers import graphs_of, offer
 from .dnn.rows import attention as attention_rows
 from .dnn.rows import ops as dnn_rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel.device import Device
-
-    from ..fakes.driver import FakeDriver
 
 not_on_cuda = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
@@ -61,7 +56,6 @@ def launched(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> list[str]:
 
 @not_on_cuda
 @pytest.mark.parametrize("deterministic", [False, True])
-@program
 async def test_products_are_not_launched_together(
     launched: list[str], *, deterministic: bool
 ) -> None:
@@ -108,7 +102,6 @@ def test_products_have_the_workspace_that_they_have_in_graphs(
     assert given == ([0, 32 << 20] if captures or deterministic else [0])
 
 
-@program
 async def test_deterministic_device_has_no_races() -> None:
     async with open_device(0, backend="cpu", isolation="thread", deterministic=True) as device:
         a = await device.put(np.eye(4, dtype=np.float32))
@@ -126,7 +119,6 @@ async def test_deterministic_device_has_no_races() -> None:
         await device.blaslt.matmul(a, a)
 
 
-@program
 async def test_deterministic_option_is_a_bool() -> None:
     for wrong in (1, "yes", None):
         with pytest.raises(TypeError, match=f"deterministic must be True or False, not {wrong!r}"):

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import GpuRef, open_device
+from atomr_accel import Device, GpuRef, open_device
+from atomr_accel.arrays.expressions import Operand
 from atomr_accel.ops import CallTemplate
 
 from .conformance import MARKS
 from .writers import ROWS, Row, put_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
-    from atomr_accel.arrays.expressions import Operand
 
 pytestmark = MARKS
 

@@ -7,16 +7,17 @@ dtype that begin elsewhere in a buffer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import astuple, is_dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import AccelError
+from atomr_accel import AccelError, Device, GpuRef
 from atomr_accel.executors.numbers import Scalars
 from atomr_accel.libraries.blaslt.wire._layout import Layout
 from atomr_accel.libraries.facades import Libraries
@@ -24,11 +25,6 @@ from atomr_accel.wire.recent import Recent
 
 from ..harness import on_shared, sized
 from .conformance import dtype_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device, GpuRef
 
 NUMBERS: list[Any] = [0, 1, 2, 4, 0.0, 1.0, 2.0, 4.0, False, True, np.int64(4), np.float32(4), "N"]
 FLAGS: list[Any] = [False, True, 0, 1, np.True_, 0.0, "no", None]

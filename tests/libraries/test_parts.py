@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atomr_accel import Device
 from atomr_accel.arrays import GpuRef
 from atomr_accel.memory import MemoryMap
 from atomr_accel.memory.map import Slab
@@ -19,12 +21,7 @@ from atomr_accel.ops import overlap, require_no_alias
 from .. import seeds
 from .conformance import MARKS
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
-
-    Call = Callable[[Device, GpuRef, GpuRef, GpuRef], Awaitable[Any]]
+Call = Callable[[Device, GpuRef, GpuRef, GpuRef], Awaitable[Any]]
 
 pytestmark = MARKS
 

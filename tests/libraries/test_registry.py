@@ -17,7 +17,7 @@ from atomr_accel.libraries import names, registry
 from atomr_accel.libraries.blas.library import LIBRARY as BLAS
 from atomr_accel.ops import Facade, LaneSpec, Library
 
-from ..harness import ROOT, program
+from ..harness import ROOT
 
 LIBRARY = Library("one", "an example", f"{__name__}:One", (LaneSpec("one", {}),))
 
@@ -94,7 +94,6 @@ def test_a_broken_entry_point_is_named(
         registry.described()
 
 
-@program
 async def test_a_library_named_like_a_method_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     known = catalogue(BLAS, replace(LIBRARY, name="batch"))
     monkeypatch.setattr(_open, "catalogue", lambda: known)

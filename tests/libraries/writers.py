@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
+from atomr_accel import Device, GpuRef
 from atomr_accel.libraries.blas.wire._rows import COMPLEX, packed
 from atomr_accel.libraries.blas.wire._rows import ROWS as BLAS
 from atomr_accel.libraries.blas.wire._rows import Row as BlasRow
 
 from .conformance import dtype_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device, GpuRef
 
 SHIFT: Final = 64
 """Bytes between two that overlap: no library minds a view that begins there."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -13,9 +14,6 @@ from numpy.linalg import _linalg as theirs
 from atomr_accel.arrays.expressions import Operand
 
 from ..harness import Shared
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Array = np.ndarray[Any, Any]
 

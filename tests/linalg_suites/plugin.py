@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
 
 from .adapted import ADAPTED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STRIDED = 199
 """NumPy has thousands of layouts for each case. An array is put on the device as a contiguous one,

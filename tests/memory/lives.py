@@ -15,23 +15,19 @@ import random
 import sys
 import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import trio
 
-from atomr_accel import open_device
+from atomr_accel import Device, open_device
 from atomr_accel.memory import Hold, least_slab, round_size
 from atomr_accel.testing.garbage import collect_garbage
 
 from ..harness import settled
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
 
 MOST: Final = 24
 """Handles that are held at a time."""

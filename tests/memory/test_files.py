@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -21,9 +21,6 @@ from atomr_accel.memory import Slab
 from atomr_accel.wire import SLAB_SHIFT, StreamPlan, make_read_only, map_file, shared_fd
 
 from ..harness import descriptors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PAGE = 4096
 

@@ -21,7 +21,7 @@ from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import Message
 
 from .. import seeds
-from ..harness import on_shared, program, sized
+from ..harness import on_shared, sized
 from .lives import Handle, Knot, Life, Piece, alive, in_use, kept_of, live, spans_of
 
 
@@ -45,7 +45,6 @@ class Reviver:
 
 
 @pytest.mark.slow
-@program
 async def test_memory_in_use_is_what_a_model_says() -> None:
     lives = await live(sized(300, 20_000), seeds.draw())
     assert lives.reused

@@ -7,9 +7,9 @@ import itertools
 import os
 import random
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -29,9 +29,6 @@ from atomr_accel.memory import SLICE, Allocator, Block, MemoryMap, Slab, round_s
 from atomr_accel.memory._allocator import ALIGNMENT
 from atomr_accel.ops import require_readable, require_writable
 from atomr_accel.wire import OFFSET_MASK, PLACE, SLAB_SHIFT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BYTE = np.dtype(np.uint8)
 SLABS = 8 << 20

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import OutOfMemory, open_device
+from atomr_accel import Device, GpuRef, OutOfMemory, open_device
 from atomr_accel.memory import SLICE, MemoryMap
 from atomr_accel.memory.map import SLAB_BYTES, Slab
 
-from ..harness import cancelled_at, descriptors, on_shared, opened, program, settled, used_by
-
-if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef
+from ..harness import cancelled_at, descriptors, on_shared, opened, settled, used_by
 
 MIB = 1 << 20
 
 
 @pytest.mark.parametrize("mebibytes", [8, 64, 65, 200])
-@program
 async def test_a_limit_leaves_room_for_plain_and_sealed_and_shared_buffers(mebibytes: int) -> None:
     async with opened(isolation="thread", memory_limit=mebibytes * MIB) as device:
         kept = [await device.put(np.ones(100))]
@@ -35,7 +29,6 @@ async def test_a_limit_leaves_room_for_plain_and_sealed_and_shared_buffers(mebib
         shared.close()
 
 
-@program
 async def test_running_out_is_no_misfortune() -> None:
     async with opened(isolation="thread", memory_limit=100 * MIB) as device:
         refs: list[GpuRef] = []
@@ -59,7 +52,6 @@ async def test_running_out_is_no_misfortune() -> None:
         await device.put(np.zeros(10 * MIB, np.uint8))  # and it does not stay
 
 
-@program
 async def test_free_slabs_are_released_for_a_new_one() -> None:
     async with opened(isolation="thread", memory_limit=150 * MIB) as device:
         many = [await device.empty(2 * MIB, np.uint8) for _ in range(60)]
@@ -75,7 +67,6 @@ async def test_free_slabs_are_released_for_a_new_one() -> None:
         assert device.statistics().memory.capacity <= 150 * MIB
 
 
-@program
 async def test_no_device_has_that_much() -> None:
     async with opened(isolation="thread") as device:
         with pytest.raises(OutOfMemory):
@@ -168,7 +159,6 @@ def test_slabs_grow_with_the_memory_in_use() -> None:
 # --- much at once -------------------------------------------------------------------------------
 
 
-@program
 async def test_many_dropped_buffers_are_released_a_few_per_turn() -> None:
     """Dropping any number of buffers at once delays no other task for long."""
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import GpuRefStale
+from atomr_accel import Device, GpuRef, GpuRefStale
 from atomr_accel.memory._scope import MemoryScope
 from atomr_accel.testing import poison
 
-from ..harness import interrupted_at, on_shared, opened, program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device, GpuRef
+from ..harness import interrupted_at, on_shared, opened
 
 
 @on_shared
@@ -95,7 +90,6 @@ async def test_tasks_started_inside_belong_to_the_scope(device: Device) -> None:
     assert not outside.is_stale
 
 
-@program
 async def test_a_scope_over_a_rebuild() -> None:
     async with opened() as device:
         with pytest.raises(RuntimeError, match="on purpose"):
@@ -109,7 +103,6 @@ async def test_a_scope_over_a_rebuild() -> None:
         assert device.statistics().memory.used == 0
 
 
-@program
 async def test_only_buffers_are_kept() -> None:
     async with opened(isolation="thread") as device, device.scope() as scope:
         with pytest.raises(TypeError, match="keep takes a buffer, a GpuRef, not ndarray"):

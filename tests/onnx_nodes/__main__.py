@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -18,10 +18,7 @@ import trio
 from onnx import numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
-from atomr_accel import AccelError, GpuRef, LibraryError, Unsupported, open_device
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
+from atomr_accel import AccelError, Device, GpuRef, LibraryError, Unsupported, open_device
 
 REASONS: Final = (
     ("an input or output is not a tensor", r"take and give tensors only"),

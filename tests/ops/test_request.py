@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import Unsupported
+from atomr_accel import Device, GpuRef, Unsupported
 from atomr_accel.libraries.cub.call import WAITING
 from atomr_accel.libraries.cub.wire.messages import Count
-from atomr_accel.ops import D, Facade, LaneSpec, Request, Submission, op, require_readable
+from atomr_accel.ops import D, Facade, LaneSpec, Preparer, Request, Submission, op, require_readable
 
 from ..harness import on_shared
-
-if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.ops import Preparer
 
 LANE = LaneSpec("lane", {})
 

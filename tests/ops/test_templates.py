@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +15,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefSealed, GpuRefStale, SparseRef
 from atomr_accel.libraries.blas.checks import LANE
 from atomr_accel.ops import CallTemplate, Request, Submission, UndeclaredAddress, signature
 from atomr_accel.ops._templates import CallTemplates
@@ -22,12 +23,7 @@ from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import Message
 
-from ..harness import cpu_only, on_shared, opened, program, used_by
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device, GpuRef, SparseRef
+from ..harness import cpu_only, on_shared, opened, used_by
 
 SIDE = 4
 
@@ -53,7 +49,6 @@ async def test_second_call_of_a_signature_makes_a_template(device: Device) -> No
         assert len(templates_of(device.blas)) - before == count
 
 
-@program
 async def test_calls_that_wait_together_have_templates_later() -> None:
     """Sixteen tasks wait for the first plan at once; calls after them have templates."""
     async with opened() as device:
@@ -268,7 +263,6 @@ async def test_calls_on_views_are_as_the_first(device: Device, calls: Any, batch
             np.testing.assert_array_equal(await device.get(ref), array)
 
 
-@program
 async def test_views_have_templates() -> None:
     async with opened() as device:
         x = await device.put(np.ones((SIDE, 3 * SIDE), np.float32))
@@ -321,7 +315,6 @@ async def test_numbers_that_look_like_places_are_sent_as_they_are(device: Device
         np.testing.assert_array_equal(one, other)
 
 
-@program
 async def test_settings_that_change_between_calls() -> None:
     async with opened() as device:
         x = await device.put(np.array([-1, 2], np.float32))
@@ -336,7 +329,6 @@ async def test_settings_that_change_between_calls() -> None:
         assert device.statistics().caches["dnn.plans"].misses == before.misses + 1
 
 
-@program
 async def test_clear_caches_empties_all_caches_and_calls_go_on() -> None:
     async with opened() as device:
         x = await device.put(np.array([-1, 2], np.complex64))
@@ -360,7 +352,6 @@ async def test_clear_caches_empties_all_caches_and_calls_go_on() -> None:
             assert cleared["fft.plans"].evictions > caches["fft.plans"].evictions
 
 
-@program
 async def test_templates_end_with_their_generation() -> None:
     async with opened() as device:
         x = await device.put(np.eye(SIDE), sealed=True)
@@ -374,7 +365,6 @@ async def test_templates_end_with_their_generation() -> None:
                 await device.blas.gemm(y, y)
 
 
-@program
 async def test_a_batch_of_another_generation_takes_no_calls_by_templates() -> None:
     """Its lanes are gone, whatever the buffers are good for."""
     async with opened() as device:
@@ -391,7 +381,6 @@ async def test_a_batch_of_another_generation_takes_no_calls_by_templates() -> No
                 batch.blas.gemm(x, x, out=out)
 
 
-@program
 async def test_there_are_only_so_many_and_none_holds_a_buffer() -> None:
     async with opened() as device:
         device.blas.call_templates.known.limit = 8

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -23,10 +24,7 @@ from atomr_accel.libraries.dnn.wire._routine_messages import (
     Softmax,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..fakes.driver import FakeDriver
+from ..fakes.driver import FakeDriver
 
 
 class Making:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.memory import round_size
+from atomr_accel import Device
+from atomr_accel.memory import Block, round_size
 from atomr_accel.ops import TOGETHER, Workspaces
 from atomr_accel.testing import poison
 
-from ..harness import on_shared, opened, program
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.memory import Block
+from ..harness import on_shared, opened
 
 WAYS, SMALL = 3, 4096
 
@@ -75,7 +70,6 @@ async def test_lone_op_uses_the_same_workspace_each_time(device: Device, nbytes:
     assert spaces.nbytes(core) == round_size(nbytes)
 
 
-@program
 async def test_a_rebuild_takes_it_away() -> None:
     async with opened(isolation="process") as device:
         spaces, core = Workspaces(WAYS, SMALL), device.core

@@ -12,28 +12,24 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, final
 
 import cloudpickle
 import numpy as np
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, GpuRef, GpuRefSealed, GpuRefStale, LibraryError
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefSealed, GpuRefStale, LibraryError
+from atomr_accel.device.batches.batch import Batch, BatchResult
+from atomr_accel.device.batches.record import Recording
+from atomr_accel.libraries.nvrtc.kernel import Kernel
+from atomr_accel.ops import Awaited
 from atomr_accel.testing import kill_host, poison
 
 from ..harness import ON_CUDA, settled
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
-    from atomr_accel.device.batches.batch import Batch, BatchResult
-    from atomr_accel.device.batches.record import Recording
-    from atomr_accel.libraries.nvrtc.kernel import Kernel
-    from atomr_accel.ops import Awaited
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 

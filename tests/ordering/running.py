@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hypothesis import strategies as st
+
+from atomr_accel import Device
+from atomr_accel.libraries.nvrtc.kernel import Kernel
+from atomr_accel.ops import Awaited
 
 from ..harness import Shared, settled, used_by
 from .programs import FAULTS, KINDS, SOURCE, Run, mix
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.libraries.nvrtc.kernel import Kernel
-    from atomr_accel.ops import Awaited
 
 LONGEST = 200
 

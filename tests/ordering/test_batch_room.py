@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atomr_accel import Device
 from atomr_accel.testing.garbage import collect_garbage
 
 from ..harness import on_shared
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 
 @pytest.mark.slow

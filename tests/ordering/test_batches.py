@@ -8,8 +8,9 @@ import itertools
 import select
 import sys
 import weakref
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import cloudpickle
 import numpy as np
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from atomr_accel import (
     ContextPoisoned,
+    Device,
     DeviceLost,
     GpuRef,
     GpuRefSealed,
@@ -28,6 +30,7 @@ from atomr_accel import (
     Unsupported,
     open_system,
 )
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import FAULTS, simulate, source_of
 from atomr_accel.testing.garbage import collect_garbage
@@ -36,23 +39,15 @@ from ..harness import (
     AT_ONCE,
     BACKEND,
     ON_CUDA,
+    Gate,
     cancelled_at,
     needs_nvrtc,
     on_shared,
     opened,
-    program,
     settled,
     used_by,
 )
 from .programs import ADD, REFUSED, SIDE, SOURCE, add, adder, launched, mix
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
-
-    from ..harness import Gate
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 
@@ -138,7 +133,6 @@ async def test_puts_beside_buffers_that_have_no_memory_yet(device: Device) -> No
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@program
 async def test_lanes_that_are_not_open_yet(isolation: Isolation) -> None:
     async with opened(isolation=isolation) as device:
         kernel = await adder(device)
@@ -198,7 +192,6 @@ def put_off(batch: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize("why", PUT_OFF)
-@program
 async def test_deferred_call_touches_no_memory_of_others(why: str) -> None:
     """Whatever is freed before the block is left is another's only after that."""
     async with putting_off(why) as (device, x):
@@ -220,7 +213,6 @@ async def test_deferred_call_touches_no_memory_of_others(why: str) -> None:
 
 
 @pytest.mark.parametrize("why", PUT_OFF)
-@program
 async def test_deferred_result_belongs_to_its_batch(why: str) -> None:
     async with putting_off(why) as (device, x):
         out = await device.zeros((4, 4))
@@ -378,7 +370,6 @@ async def test_an_exception_in_the_block_gives_everything_up(device: Device, gat
 
 @pytest.mark.parametrize("how", ["immediately", "later"])
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@program
 async def test_a_kernel_of_a_batch_that_was_given_up_still_runs(
     isolation: Isolation, how: str
 ) -> None:
@@ -424,7 +415,6 @@ async def test_cancelling_the_block_at_every_checkpoint(device: Device) -> None:
 
 
 @pytest.mark.parametrize("stage", ["in the block", "at its end", "with a get after it"])
-@program
 async def test_a_fault_ends_a_batch(stage: str) -> None:
     def fault(where: Any) -> None:
         simulate("illegal_address", where)
@@ -454,7 +444,6 @@ async def test_a_fault_ends_a_batch(stage: str) -> None:
         await settled(device)
 
 
-@program
 async def test_failed_batch_is_not_kept_alive() -> None:
     """The batch's objects are freed at once, without a garbage collection."""
 
@@ -480,7 +469,6 @@ async def test_failed_batch_is_not_kept_alive() -> None:
             gc.enable()
 
 
-@program
 async def test_the_host_dies_while_a_batch_waits_for_memory_and_lanes() -> None:
     async with opened(isolation="process", max_restarts=10) as device:
         with pytest.raises(ContextPoisoned):
@@ -527,7 +515,6 @@ async def test_batch_frees_the_buffers_that_it_made(device: Device, fails: bool)
 # --- what an error holds -------------------------------------------------------------------
 
 
-@program
 async def test_a_failed_op_holds_nothing() -> None:
     """Once the caller has dropped the error, nothing holds the arguments."""
 
@@ -668,7 +655,6 @@ async def test_dir_tells_what_programs_call(device: Device) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 15, 100])
-@program
 async def test_dropped_buffer_is_freed_within_a_batch(count: int) -> None:
     """This holds even if all of it does not fit, as if each product were awaited."""
     async with opened(memory_limit=8 << 20) as device:
@@ -686,7 +672,6 @@ def looked_at(_x: object) -> None:
     """Return nothing and change nothing."""
 
 
-@program
 @pytest.mark.parametrize("each", [False, True])
 async def test_function_in_a_batch_leaves_memory_to_later_ops(each: bool) -> None:
     """The batch leaves room for later ops in addition to its own."""
@@ -702,7 +687,6 @@ async def test_function_in_a_batch_leaves_memory_to_later_ops(each: bool) -> Non
         np.testing.assert_array_equal(await device.get(y), np.eye(90))
 
 
-@program
 async def test_within_a_batch_memory_serves_again_once_its_ops_are_answered() -> None:
     """Only the block takes answers while it runs; ops without room are sent when it ends."""
     async with opened(memory_limit=4 << 20) as device:
@@ -741,7 +725,6 @@ async def test_a_batch_that_had_no_room_leaves_some_to_the_next(device: Device, 
     await device.trim()
 
 
-@program
 async def test_room_is_made_ahead_within_a_share_of_the_limit() -> None:
     async with opened(memory_limit=256 << 20) as device:
         for wanted in (1 << 30, 1 << 20):
@@ -769,7 +752,6 @@ async def test_calls_after_a_batch_say_that_it_was_left(device: Device) -> None:
 
 
 @pytest.mark.parametrize("faulted", [False, True])
-@program
 async def test_a_batch_whose_device_is_stopped_says_so(faulted: bool) -> None:
     """And not that some fault of long ago has ended it."""
     async with open_system("demo") as system:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,6 @@ from ..fakes import behind
 from ..harness import cpu_only, opened, program, sized
 from .programs import KINDS, Array, Run
 from .running import Delayed, compiled, programs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 pytestmark = cpu_only
 
@@ -76,7 +73,6 @@ async def goes_wrong(most: int) -> bool:
 
 
 @pytest.mark.parametrize("missing", ["nothing", "dependencies", "follow"])
-@program
 async def test_missing_dependency_is_detected(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
@@ -128,7 +124,6 @@ def test_small_products_go_together(sizes: list[int], chained: list[bool]) -> No
 
 
 @pytest.mark.parametrize("strategy", ["shared", "per_actor", "pooled", "single"])
-@program
 async def test_grouped_ops_keep_order_over_several_streams(strategy: Any) -> None:
     with behind.backend() as world:
         before = world.opened - world.closed  # of other devices
@@ -147,7 +142,6 @@ async def test_grouped_ops_keep_order_over_several_streams(strategy: Any) -> Non
         assert world.opened - world.closed == before  # each of them once
 
 
-@program
 async def test_a_program_with_very_many_descriptors() -> None:
     """``select`` takes none above 1023."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, GpuRefStale, Unsupported
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale, Unsupported
+from atomr_accel.libraries.nvrtc.kernel import Kernel
+from atomr_accel.ops import Awaited
 from atomr_accel.testing import kill_host
 
-from ..harness import cancelled_at, interrupted_at, on_shared, opened, program, settled, used_by
+from ..harness import Gate, cancelled_at, interrupted_at, on_shared, opened, settled, used_by
 from .programs import ADD, add, adder
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.libraries.nvrtc.kernel import Kernel
-    from atomr_accel.ops import Awaited
-
-    from ..harness import Gate
+pytestmark = pytest.mark.slow
 
 LARGE = 1 << 18
 """Elements of an array that takes more than one step to move."""
@@ -120,7 +115,6 @@ class Calls:
 NAMES = [name for name in vars(Calls) if not name.startswith("_") and name not in ("of", "check")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @on_shared
 async def test_cancelled_at_every_checkpoint(device: Device, name: str) -> None:
@@ -136,7 +130,6 @@ async def test_cancelled_at_every_checkpoint(device: Device, name: str) -> None:
     assert step > 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @on_shared
 async def test_cancelled_while_its_lanes_are_busy(device: Device, gate: Gate, name: str) -> None:
@@ -159,8 +152,6 @@ async def test_cancelled_while_its_lanes_are_busy(device: Device, gate: Gate, na
     assert used_by(device) <= used
 
 
-@pytest.mark.slow
-@program
 async def test_the_host_dies_at_every_checkpoint() -> None:
     """The awaited result is there, but its generation has ended when the task gets it."""
     async with opened(isolation="process", max_restarts=1000) as device:

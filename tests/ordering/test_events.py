@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, EventStale
+from atomr_accel import ContextPoisoned, Device, EventStale
 from atomr_accel.testing import kill_host
 
-from ..harness import cancelled_at, on_shared, opened, program, settled
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-
-    from ..harness import Gate
+from ..harness import Gate, cancelled_at, on_shared, opened, settled
 
 
 @on_shared
@@ -139,7 +132,6 @@ async def test_points_that_are_not_there(device: Device) -> None:
         await event.elapsed(device.event())
 
 
-@program
 async def test_a_point_does_not_outlive_its_generation(gate: Gate) -> None:
     async with opened(isolation="process") as device:
         hold = await gate.kernel(device)
@@ -172,7 +164,6 @@ async def test_a_point_does_not_outlive_its_generation(gate: Gate) -> None:
         await settled(device)
 
 
-@program
 async def test_foreign_event_is_refused() -> None:
     async with opened(isolation="thread") as device, opened(isolation="thread") as other:
         event, foreign = device.event(), other.event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
@@ -15,6 +15,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atomr_accel import Device
 from atomr_accel.device.batches.record import RECORDINGS
 from atomr_accel.device.core import MEMORY_LANE
 from atomr_accel.libraries.nvrtc.lanes import KERNELS
@@ -27,15 +28,9 @@ from atomr_accel.libraries.recordings.wire.messages import (
 )
 from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
-from atomr_accel.wire import Elapsed, encoder
+from atomr_accel.wire import Elapsed, Message, encoder
 
-from ..harness import on_shared, opened, program, settled
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.wire import Message
-
-    from ..harness import Gate
+from ..harness import Gate, on_shared, opened, settled
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 
@@ -365,7 +360,6 @@ async def test_much_that_goes_at_once_does_not_hold_up_the_next_op(device: Devic
     await told(device)
 
 
-@program
 async def test_objects_of_a_dead_host_are_forgotten() -> None:
     async with opened(isolation="process") as device:
         kernel = await device.nvrtc.compile(SOURCE, "nothing", cpu=nothing)

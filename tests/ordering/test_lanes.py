@@ -8,7 +8,8 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
@@ -16,26 +17,19 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, KernelHung
+from atomr_accel import ContextPoisoned, Device, KernelHung
 from atomr_accel.host._lane import Lane
 from atomr_accel.host._launcher import Launcher
 from atomr_accel.host.completion import BlockingCompletion
+from atomr_accel.lanes import LaneStatistics
 from atomr_accel.memory import LateAddress
 from atomr_accel.testing import lane_delays, poison
 from atomr_accel.wire import Fill
 
 from ..fakes.lanes import new_record
-from ..harness import ON_CUDA, on_shared, opened, program, settled
+from ..harness import ON_CUDA, Gate, on_shared, opened, settled
 from .programs import ADD, KINDS, Run, add, adder
 from .running import compiled
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import LaneStatistics
-
-    from ..harness import Gate
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 
@@ -124,7 +118,6 @@ async def test_unencodable_op_fails_and_keeps_its_place(device: Device) -> None:
 # --- fairness ------------------------------------------------------------------------------
 
 
-@program
 async def test_a_slow_compiler_delays_only_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = importlib.import_module(
         f"atomr_accel.libraries.nvrtc.host._{'cuda' if ON_CUDA else 'cpu'}"
@@ -203,7 +196,6 @@ def hanging_for_ever(_x: object) -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_hung_kernel_is_told_and_survived() -> None:
     async with opened(isolation="process", op_deadline=1.0) as device:
         sealed = await device.put(np.eye(2, dtype=np.float32), sealed=True)
@@ -243,7 +235,6 @@ async def test_a_hung_kernel_is_told_and_survived() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("completion", ["hybrid", "polled", "blocking", "callback"])
-@program
 async def test_long_queues_are_no_hung_ops(completion: Any) -> None:
     """Only the op at the head counts, and only from when it got there."""
     async with opened(isolation="process", op_deadline=0.3, completion=completion) as device:
@@ -288,7 +279,6 @@ STRATEGIES: Final[list[dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("options", STRATEGIES, ids=repr)
-@program
 async def test_all_strategies_give_the_same_results(options: dict[str, Any]) -> None:
     with lane_delays(100):
         async with opened(isolation="process", **options) as device:
@@ -299,7 +289,6 @@ async def test_all_strategies_give_the_same_results(options: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("completion", ["polled", "blocking", "hybrid", "callback"])
-@program
 async def test_all_completion_strategies_see_faults(completion: Any) -> None:
     async with opened(isolation="process", completion=completion) as device:
         sealed = await device.put(np.eye(2, dtype=np.float32), sealed=True)
@@ -320,7 +309,6 @@ async def test_all_completion_strategies_see_faults(completion: Any) -> None:
     ],
     ids=repr,
 )
-@program
 async def test_options_that_are_none(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         async with opened(**options):

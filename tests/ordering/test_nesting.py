@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
@@ -12,18 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefSealed, GpuRefStale, KernelHung, Unsupported
+from atomr_accel import Device, GpuRefSealed, GpuRefStale, KernelHung, Unsupported
 from atomr_accel.executors.device_code import read_kernels
+from atomr_accel.libraries.nvrtc.kernel import Kernel
+from atomr_accel.ops import Awaited
 from atomr_accel.testing import poison
 
 from ..fakes.graphs import graphs
 from ..harness import ON_CUDA, cpu_only, on_shared, opened, program, settled, used_by
 from .programs import adder
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.libraries.nvrtc.kernel import Kernel
-    from atomr_accel.ops import Awaited
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 
@@ -174,7 +171,6 @@ def test_the_same_as_graphs(tree: Tree, seeds: list[int]) -> None:
 
 
 @pytest.mark.parametrize("fake", [pytest.param(True, marks=cpu_only), False])
-@program
 async def test_parameters_change_in_place_where_no_flag_decides(fake: bool) -> None:
     with graphs() if fake else nullcontext() as driver:
         async with opened(isolation="thread") as device:
@@ -194,7 +190,6 @@ async def test_parameters_change_in_place_where_no_flag_decides(fake: bool) -> N
 
 
 @cpu_only
-@program
 async def test_a_driver_without_conditional_nodes() -> None:
     with graphs(driver_version=12020) as driver:
         async with opened(isolation="thread") as device:
@@ -295,7 +290,6 @@ async def test_results_of_a_recording_that_is_called(device: Device) -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_after_a_rebuild_called_recordings_are_made_anew() -> None:
     async with opened(isolation="process", max_restarts=10) as device:
         x = await device.put(np.full((2, 2), 2, np.float32), sealed=True)
@@ -401,7 +395,6 @@ async def test_sections_refuse_invalid_nesting(device: Device) -> None:
     assert (await device.get(x)).tolist() == [1] * 4  # what was refused is not there
 
 
-@program
 async def test_a_recording_of_another_device() -> None:
     async with opened(isolation="thread") as one, opened(isolation="thread") as other:
         async with one.record() as inner:
@@ -412,7 +405,6 @@ async def test_a_recording_of_another_device() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_loop_that_never_ends_is_an_op_that_hangs() -> None:
     async with opened(isolation="process", op_deadline=0.5, max_restarts=10) as device:
         kernel = await actor(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 from atomr_accel.lanes import Op
 from atomr_accel.testing import lane_delays
 
-from ..harness import opened, program, sized
+from ..harness import opened, sized
 from .programs import KINDS, Run
 from .running import Delayed, compiled, programs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +63,6 @@ def without_dependencies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Op, "dependencies", nothing)
 
 
-@program
 async def test_without_dependencies_the_model_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the tests above would prove nothing."""
     without_dependencies(monkeypatch)

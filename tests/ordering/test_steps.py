@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 
 import atomr_accel
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
+from atomr_accel import Device
 
 _PACKAGE: Final = str(Path(atomr_accel.__file__).parent)
 

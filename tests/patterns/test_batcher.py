@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
@@ -26,14 +27,12 @@ from atomr_accel.patterns import (
     open_fair_share,
 )
 
-from ..harness import program
-from .worlds import LONG, Clients, Doubler, Log, on_mock_clock, open_clients
+from ..harness import LONG
+from .worlds import Clients, Doubler, Log, open_clients
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+pytestmark = pytest.mark.clock("mock")
 
 
-@on_mock_clock
 async def test_types() -> None:
     async def lengths(items: list[str]) -> list[int]:
         await trio.lowlevel.checkpoint()
@@ -53,7 +52,6 @@ async def test_types() -> None:
         assert assert_type(await by_size("three"), bytes) == b"three   "
 
 
-@on_mock_clock
 async def test_requests_waiting_during_a_batch_form_the_next() -> None:
     double = Doubler()
     async with open_clients(double, max_size=3) as clients:
@@ -64,7 +62,6 @@ async def test_requests_waiting_during_a_batch_form_the_next() -> None:
     assert double.most == 1
 
 
-@on_mock_clock
 async def test_a_batch_begins_when_it_is_full_or_its_oldest_has_waited() -> None:
     double = Doubler()
     async with open_clients(double, max_size=3, max_wait=5, max_in_flight=9) as clients:
@@ -79,7 +76,6 @@ async def test_a_batch_begins_when_it_is_full_or_its_oldest_has_waited() -> None
     assert [time - start for time in double.times] == [5, 12]
 
 
-@on_mock_clock
 async def test_a_deadline_hastens_a_batch_by_what_batches_take() -> None:
     double = Doubler(seconds=2)
     async with open_clients(double, max_size=9, max_wait=100) as clients:
@@ -94,7 +90,6 @@ async def test_a_deadline_hastens_a_batch_by_what_batches_take() -> None:
     assert clients.got == {0: 0, 1: 2, 2: 4}
 
 
-@on_mock_clock
 async def test_preferred_sizes_are_taken_when_a_batch_is_due() -> None:
     double = Doubler()
     options: dict[str, Any] = {"max_size": 10, "max_wait": 1, "preferred_sizes": (4, 8)}
@@ -107,7 +102,6 @@ async def test_preferred_sizes_are_taken_when_a_batch_is_due() -> None:
     assert [len(batch) for batch in double.batches] == [8, 4, 3]
 
 
-@on_mock_clock
 async def test_buckets_are_not_mixed() -> None:
     seen: list[tuple[int, list[str]]] = []
 
@@ -126,7 +120,6 @@ async def test_buckets_are_not_mixed() -> None:
     assert clients.got["a"] == "a."
 
 
-@on_mock_clock
 async def test_higher_priorities_go_first_then_earlier_deadlines() -> None:
     double = Doubler()
     async with open_clients(double, max_size=2) as clients:
@@ -140,7 +133,6 @@ async def test_higher_priorities_go_first_then_earlier_deadlines() -> None:
     assert double.batches == [[0], [6, 4], [3, 2], [1, 5]]
 
 
-@on_mock_clock
 @pytest.mark.parametrize("known", [False, True], ids=["first", "later"])
 @pytest.mark.parametrize(
     "options", [{"max_size": 4}, {"max_size": 8, "preferred_sizes": [2, 8]}], ids=["any", "sizes"]
@@ -159,7 +151,6 @@ async def test_a_deadline_is_met_behind_higher_priorities(
     assert clients.got == {0: 0, 1: 2, 2: 4}
 
 
-@on_mock_clock
 async def test_a_deadline_of_who_left_hastens_nothing() -> None:
     double = Doubler(seconds=1)
     async with open_clients(double, max_size=4, max_wait=60) as clients:
@@ -181,7 +172,6 @@ async def _cancel_after(scope: trio.CancelScope, seconds: float) -> None:
     scope.cancel()
 
 
-@on_mock_clock
 async def test_a_priority_is_a_real_number() -> None:
     double = Doubler()
     async with open_clients(double, max_size=1) as clients:
@@ -215,7 +205,6 @@ class _BadKey:
         raise ValueError("not comparable")
 
 
-@on_mock_clock
 @pytest.mark.parametrize("overflow", Overflow)
 @pytest.mark.parametrize(
     "key",
@@ -249,7 +238,6 @@ async def test_a_bucket_that_cannot_be_found_is_an_error_of_its_caller(
     assert set(log.ends().values()) == {1}
 
 
-@on_mock_clock
 async def test_a_bucket_is_looked_for_once() -> None:
     """Also where many come and go, some of them while no room was found."""
 
@@ -274,7 +262,6 @@ async def test_a_bucket_is_looked_for_once() -> None:
     assert clients.got == {item: item for item in range(300)}
 
 
-@on_mock_clock
 @pytest.mark.parametrize("overflow", Overflow)
 async def test_buckets_stay_while_anybody_is_to_enter(overflow: Overflow) -> None:
     async def same(items: list[int], _bucket: int) -> list[int]:
@@ -300,7 +287,6 @@ async def test_buckets_stay_while_anybody_is_to_enter(overflow: Overflow) -> Non
     assert len(clients.batcher._buckets) <= 257
 
 
-@on_mock_clock
 async def test_several_batches_run_at_a_time_but_not_more() -> None:
     double = Doubler()
     async with open_clients(double, max_size=1, max_in_flight=3) as clients:
@@ -312,7 +298,6 @@ async def test_several_batches_run_at_a_time_but_not_more() -> None:
     assert double.most == 3
 
 
-@on_mock_clock
 async def test_no_cap_on_concurrency_but_the_one_given() -> None:
     """All clients wait and run at once."""
     double = Doubler()
@@ -322,7 +307,6 @@ async def test_no_cap_on_concurrency_but_the_one_given() -> None:
     assert [len(batch) for batch in double.batches] == [400]
 
 
-@on_mock_clock
 async def test_other_tasks_run_while_many_are_answered() -> None:
     turn = 0
     turns: list[int] = []
@@ -349,7 +333,6 @@ async def test_other_tasks_run_while_many_are_answered() -> None:
     assert max(turns.count(one) for one in turns) <= 2 * 64  # tasks of a turn run in any order
 
 
-@on_mock_clock
 async def test_waiting_adapts_to_arrivals() -> None:
     double = Doubler(seconds=0)
     async with open_clients(double, max_size=100, max_wait=1.0, adaptive=True) as clients:
@@ -375,7 +358,6 @@ async def test_waiting_adapts_to_arrivals() -> None:
 # --- room ------------------------------------------------------------------------------
 
 
-@on_mock_clock
 async def test_a_full_queue_rejects() -> None:
     double = Doubler()
     async with open_clients(double, max_size=1, capacity=2, overflow=Overflow.REJECT) as clients:
@@ -388,7 +370,6 @@ async def test_a_full_queue_rejects() -> None:
     assert clients.batcher.statistics().refused == 1
 
 
-@on_mock_clock
 async def test_a_full_queue_drops_its_oldest() -> None:
     double = Doubler()
     async with open_clients(
@@ -402,7 +383,6 @@ async def test_a_full_queue_drops_its_oldest() -> None:
     assert clients.got == {0: 0, 2: 4, 3: 6}
 
 
-@on_mock_clock
 async def test_a_full_queue_is_waited_for() -> None:
     double = Doubler()
     async with open_clients(double, max_size=1, capacity=1) as clients:
@@ -419,7 +399,6 @@ async def test_a_full_queue_is_waited_for() -> None:
     assert clients.got == {0: 0, 1: "cancelled", 2: 4, 3: "cancelled", 4: 8}
 
 
-@on_mock_clock
 async def test_a_full_queue_does_not_wait_for_a_batch_to_fill() -> None:
     double = Doubler()
     async with open_clients(double, max_size=8, max_wait=100, capacity=2) as clients:
@@ -429,7 +408,6 @@ async def test_a_full_queue_does_not_wait_for_a_batch_to_fill() -> None:
     assert trio.current_time() - start == 1
 
 
-@on_mock_clock
 async def test_batcher_can_be_tuned_while_it_runs() -> None:
     double = Doubler()
     async with open_clients(double, max_size=2, max_wait=50, capacity=2) as clients:
@@ -454,7 +432,6 @@ async def test_batcher_can_be_tuned_while_it_runs() -> None:
 # --- cancellation ----------------------------------------------------------------------
 
 
-@on_mock_clock
 async def test_request_cancelled_before_its_batch_is_left_out() -> None:
     double = Doubler()
     async with open_clients(double, max_size=9) as clients:
@@ -464,7 +441,6 @@ async def test_request_cancelled_before_its_batch_is_left_out() -> None:
     assert clients.got[2] == "cancelled"
 
 
-@on_mock_clock
 async def test_one_caller_that_leaves_does_not_hold_up_the_others() -> None:
     """The other callers get their own results, and the next batch does not wait."""
     double = Doubler()
@@ -478,7 +454,6 @@ async def test_one_caller_that_leaves_does_not_hold_up_the_others() -> None:
     assert double.batches == [[1, 2, 3], [4]]
 
 
-@on_mock_clock
 async def test_after_a_wave_of_client_timeouts_all_is_as_before() -> None:
     double = Doubler()
     async with open_clients(double, max_size=4, max_in_flight=2) as clients:
@@ -494,7 +469,6 @@ async def test_after_a_wave_of_client_timeouts_all_is_as_before() -> None:
     assert (statistics.queued, statistics.running, statistics.in_flight) == (0, 0, 0)
 
 
-@on_mock_clock
 async def test_a_batch_that_nobody_waits_for_is_cancelled() -> None:
     double = Doubler(seconds=100)
     async with open_batcher(double, max_size=2, max_wait=1) as batcher:
@@ -509,7 +483,6 @@ async def test_a_batch_that_nobody_waits_for_is_cancelled() -> None:
     assert batcher.statistics().abandoned == 1
 
 
-@on_mock_clock
 async def test_a_function_that_fails_as_it_is_cancelled_harms_nobody() -> None:
     async def rude(_items: list[int]) -> list[int]:
         async with trio.open_nursery() as nursery:
@@ -526,7 +499,6 @@ async def test_a_function_that_fails_as_it_is_cancelled_harms_nobody() -> None:
             await batcher(2)
 
 
-@on_mock_clock
 async def test_cancelled_caller_asks_for_nothing() -> None:
     double = Doubler()
     async with open_batcher(double, max_size=1) as batcher:
@@ -540,7 +512,6 @@ async def test_cancelled_caller_asks_for_nothing() -> None:
 # --- the block -------------------------------------------------------------------------
 
 
-@on_mock_clock
 async def test_leaving_the_block_answers_what_was_asked() -> None:
     double = Doubler()
     async with trio.open_nursery() as nursery:
@@ -555,7 +526,6 @@ async def test_leaving_the_block_answers_what_was_asked() -> None:
     assert clients.got == {item: 2 * item for item in range(5)}
 
 
-@on_mock_clock
 async def test_a_failure_of_the_block_is_told_to_all_who_wait() -> None:
     double = Doubler(seconds=50)
     async with trio.open_nursery() as nursery:
@@ -571,7 +541,6 @@ async def test_a_failure_of_the_block_is_told_to_all_who_wait() -> None:
     assert (statistics.refused, statistics.running, statistics.queued) == (3, 0, 0)
 
 
-@on_mock_clock
 async def test_error_of_no_request_leaves_the_block() -> None:
     async def leave(items: list[int]) -> list[int]:
         await trio.sleep(1)
@@ -586,7 +555,6 @@ async def test_error_of_no_request_leaves_the_block() -> None:
     assert isinstance(clients.got[1], Closed)
 
 
-@on_mock_clock
 async def test_an_observer_that_fails_is_not_called_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -618,7 +586,7 @@ def test_options_are_checked_at_once(options: dict[str, Any], said: str) -> None
         open_batcher(Doubler(), **{"max_size": 8, **options})
 
 
-@program
+@pytest.mark.clock("real")
 async def test_another_thread_is_told_how_to_ask() -> None:
     async with (
         open_batcher(Doubler(seconds=0), max_size=1) as batcher,
@@ -643,7 +611,7 @@ async def test_another_thread_is_told_how_to_ask() -> None:
 
 @pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
 @pytest.mark.parametrize("nested", [False, True], ids=["thread", "its own trio"])
-@program
+@pytest.mark.clock("real")
 async def test_tuning_from_another_thread_changes_nothing(nested: bool, used: bool) -> None:
     async with (
         open_batcher(Doubler(seconds=0), max_size=2) as batcher,
@@ -679,7 +647,6 @@ async def test_tuning_from_another_thread_changes_nothing(nested: bool, used: bo
                 assert weights["a"] == 1
 
 
-@on_mock_clock
 async def test_marked_requests_do_not_pile_up() -> None:
     double = Doubler(seconds=1e5)
     async with open_clients(double, max_size=1) as clients:
@@ -694,7 +661,6 @@ async def test_marked_requests_do_not_pile_up() -> None:
         clients.nursery.cancel_scope.cancel()
 
 
-@on_mock_clock
 async def test_few_empty_buckets_are_kept() -> None:
     async def same(items: list[int], _bucket: int) -> list[int]:
         await trio.lowlevel.checkpoint()
@@ -709,7 +675,7 @@ async def test_few_empty_buckets_are_kept() -> None:
         assert len(batcher._buckets) <= 257
 
 
-@program
+@pytest.mark.clock("real")
 async def test_asking_from_a_partial_is_fine() -> None:
     async def scale(factor: int, items: list[int]) -> list[int]:
         await trio.lowlevel.checkpoint()

@@ -15,16 +15,10 @@ from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned
 from atomr_accel.actors import Backoff, Overflow
-from atomr_accel.patterns import (
-    Closed,
-    Dropped,
-    Overloaded,
-    Retry,
-    WrongResults,
-    open_batcher,
-)
+from atomr_accel.patterns import Closed, Dropped, Overloaded, Retry, WrongResults, open_batcher
 
-from .worlds import FaultyDevice, Log, run
+from ..harness import run_on_mock_clock
+from .worlds import FaultyDevice, Log
 
 
 class Bad(Exception):
@@ -158,7 +152,7 @@ class World:
 @given(asked=st.lists(requests, max_size=14), options=options)
 def test_one_answer_each_and_the_right_one(asked: list[Asked], options: dict[str, Any]) -> None:
     world = World(asked, options)
-    run(world.main)
+    run_on_mock_clock(world.main)
     reject = options["overflow"] is not Overflow.WAIT
     for one in world.asked:
         got = world.got[one.number]
@@ -201,7 +195,7 @@ def test_one_answer_each_also_when_the_block_is_left(
                 pass
         world.check_books()
 
-    run(main)
+    run_on_mock_clock(main)
     for one in world.asked:
         got = world.got[one.number]
         if one.kind == "good" and isinstance(got, int):
@@ -217,7 +211,7 @@ def test_a_fault_that_is_nobodys_costs_nobody_an_answer(
 ) -> None:
     world = World([dataclasses.replace(one, kind="good") for one in asked], options)
     world.accidents = 1
-    run(world.main)
+    run_on_mock_clock(world.main)
     for one in world.asked:
         got = world.got[one.number]
         assert got == one.number or got is trio.Cancelled or isinstance(got, REFUSALS)
@@ -257,7 +251,7 @@ def test_the_order_is_by_priority_then_deadline_then_age(
                 nursery.start_soon(client, batcher, one)
                 await trio.sleep(0.1)
 
-    run(main)
+    run_on_mock_clock(main)
     first, *rest = batches
     assert first == world.asked[:1]
     waiting = sorted(world.asked[1:], key=lambda one: (-one.priority, one.leaves, one.number))
@@ -306,7 +300,7 @@ def test_requests_wait_no_longer_than_allowed_and_no_shorter_without_cause(
                 nursery.start_soon(client, batcher, number)
                 await trio.sleep(pause)
 
-    run(main)
+    run_on_mock_clock(main)
     target = sizes[-1] if sizes else size
     for began, items in batches:
         waited = began - min(came[number] for number in items)

@@ -21,7 +21,6 @@ from atomr_accel.patterns import (
     open_replica_pool,
 )
 
-from ..harness import program
 from .worlds import Log
 
 Opens = Callable[..., AbstractAsyncContextManager[Any]]
@@ -85,7 +84,6 @@ async def test_each_request_has_one_end(name: str, autojump_clock: trio.testing.
 
 
 @every
-@program
 async def test_another_thread_is_told_how_to_ask(name: str) -> None:
     async with PATTERNS[name]() as pattern:
 

@@ -11,16 +11,10 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel.patterns import (
-    CascadeStage,
-    CircuitOpen,
-    Closed,
-    open_batcher,
-    open_cascade,
-)
+from atomr_accel.patterns import CascadeStage, CircuitOpen, Closed, open_batcher, open_cascade
 
-from ..harness import refused
-from .worlds import on_mock_clock, poisoned
+from ..harness import on_mock_clock, refused
+from .worlds import poisoned
 
 
 class Bad(Exception):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from atomr_accel.patterns import Closed, QuorumMissed, open_ensemble
 
-from .worlds import on_mock_clock
+from ..harness import on_mock_clock
 
 
 class Bad(Exception):

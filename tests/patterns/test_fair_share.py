@@ -21,7 +21,10 @@ from atomr_accel.patterns import (
     open_fair_share,
 )
 
-from .worlds import Log, on_mock_clock, run
+from ..harness import run_on_mock_clock
+from .worlds import Log
+
+pytestmark = pytest.mark.clock("mock")
 
 
 async def work(share: FairShare, tenant: str, order: list[str], cost: float = 1) -> None:
@@ -30,7 +33,6 @@ async def work(share: FairShare, tenant: str, order: list[str], cost: float = 1)
         await trio.sleep(cost)
 
 
-@on_mock_clock
 async def test_tenants_take_turns() -> None:
     order: list[str] = []
     async with (
@@ -47,7 +49,6 @@ async def test_tenants_take_turns() -> None:
     assert share.statistics().granted == 12
 
 
-@on_mock_clock
 async def test_a_slot_that_is_free_is_had_at_once() -> None:
     async with open_fair_share(capacity=2) as share:
         async with share.slot("a") as first, share.slot("a", cost=3) as second:
@@ -67,7 +68,6 @@ async def test_a_slot_that_is_free_is_had_at_once() -> None:
         assert share.statistics().serving == 0
 
 
-@on_mock_clock
 async def test_a_turn_costs_something() -> None:
     async with open_fair_share(capacity=1) as share:
         for cost in (0, -1, math.nan, math.inf):
@@ -80,7 +80,6 @@ async def test_a_turn_costs_something() -> None:
         assert share.statistics().granted == 0
 
 
-@on_mock_clock
 async def test_tuning_that_fails_changes_nothing() -> None:
     async with open_fair_share(capacity=1, weights={"a": 2}) as share:
         with pytest.raises(ValueError, match="weight"):
@@ -91,7 +90,6 @@ async def test_tuning_that_fails_changes_nothing() -> None:
             assert weight == 2
 
 
-@on_mock_clock
 async def test_cancelled_tenant_waits_no_more_and_pays_nothing() -> None:
     order: list[str] = []
     log = Log()
@@ -109,7 +107,6 @@ async def test_cancelled_tenant_waits_no_more_and_pays_nothing() -> None:
     assert (statistics.withdrawn, statistics.granted, statistics.work) == (1, 2, 6)
 
 
-@on_mock_clock
 async def test_one_who_floods_gets_in_nobodys_way() -> None:
     order: list[str] = []
     async with (
@@ -127,7 +124,6 @@ async def test_one_who_floods_gets_in_nobodys_way() -> None:
     assert share.statistics().refused == 1
 
 
-@on_mock_clock
 async def test_budgets_let_go_in_time() -> None:
     times: list[float] = []
     budgets = {"a": Budget(rate=2, burst=4), "": Budget(rate=100, burst=100)}
@@ -139,7 +135,6 @@ async def test_budgets_let_go_in_time() -> None:
     assert times == pytest.approx([0, 1, 2.5, 4])
 
 
-@on_mock_clock
 async def test_a_budget_that_is_due_while_no_slot_is_free_waits_for_one() -> None:
     order: list[str] = []
     async with (
@@ -158,7 +153,6 @@ async def test_a_budget_that_is_due_while_no_slot_is_free_waits_for_one() -> Non
     assert order.count("a") == 2
 
 
-@on_mock_clock
 async def test_in_front_of_a_batcher() -> None:
     batches: list[list[str]] = []
 
@@ -193,7 +187,6 @@ async def test_in_front_of_a_batcher() -> None:
     assert set(log.ends().values()) == {1}
 
 
-@on_mock_clock
 async def test_an_error_of_the_function_is_the_callers() -> None:
     async def fail(item: str) -> str:
         await trio.lowlevel.checkpoint()
@@ -207,7 +200,6 @@ async def test_an_error_of_the_function_is_the_callers() -> None:
         assert server.statistics().serving == 0
 
 
-@on_mock_clock
 async def test_leaving_the_block_lets_all_have_their_turns() -> None:
     order: list[str] = []
     async with trio.open_nursery() as nursery:
@@ -220,7 +212,6 @@ async def test_leaving_the_block_lets_all_have_their_turns() -> None:
             await work(share, "a", order)
 
 
-@on_mock_clock
 async def test_a_failure_of_the_block_is_told_to_all_who_wait() -> None:
     order: list[str] = []
     errors: list[BaseException | None] = []
@@ -243,7 +234,6 @@ async def test_a_failure_of_the_block_is_told_to_all_who_wait() -> None:
     assert share.statistics().waiting == 0
 
 
-@on_mock_clock
 async def test_fair_share_can_be_tuned_while_it_runs() -> None:
     order: list[str] = []
     async with open_fair_share(capacity=1) as share, trio.open_nursery() as nursery:
@@ -330,5 +320,5 @@ def test_every_slot_is_had_or_left_and_given_back(
         assert (statistics.waiting, statistics.serving) == (0, 0)
         assert statistics.granted + statistics.withdrawn == len(asked)
 
-    run(main)
+    run_on_mock_clock(main)
     assert len(ends) == len(asked)

@@ -13,10 +13,11 @@ from atomr_accel import ContextPoisoned, DeviceLost
 from atomr_accel.actors import Backoff
 from atomr_accel.patterns import Retry, WrongResults, open_batcher
 
-from .worlds import FaultyDevice, Log, on_mock_clock, open_clients, poisoned
+from .worlds import FaultyDevice, Log, open_clients, poisoned
+
+pytestmark = pytest.mark.clock("mock")
 
 
-@on_mock_clock
 async def test_the_request_that_fails_a_batch_fails_alone() -> None:
     calls: list[list[int]] = []
 
@@ -37,7 +38,6 @@ async def test_the_request_that_fails_a_batch_fails_alone() -> None:
     assert clients.batcher.statistics().calls == 5
 
 
-@on_mock_clock
 async def test_the_request_that_poisons_the_device_fails_alone() -> None:
     device = FaultyDevice()
 
@@ -60,7 +60,6 @@ async def test_the_request_that_poisons_the_device_fails_alone() -> None:
     assert device.faults == 5
 
 
-@on_mock_clock
 async def test_after_a_fault_nothing_is_judged_while_others_may_fault() -> None:
     device = FaultyDevice()
     accidents = [1.0]
@@ -84,7 +83,6 @@ async def test_after_a_fault_nothing_is_judged_while_others_may_fault() -> None:
     assert isinstance(clients.got["poison"], ContextPoisoned)
 
 
-@on_mock_clock
 async def test_a_fault_that_does_not_come_again_costs_one_call() -> None:
     failures = [poisoned()]
 
@@ -102,7 +100,6 @@ async def test_a_fault_that_does_not_come_again_costs_one_call() -> None:
     assert (statistics.calls, statistics.faults, statistics.batches) == (2, 1, 1)
 
 
-@on_mock_clock
 async def test_a_lost_device_is_looked_for_in_no_half() -> None:
     calls = 0
 
@@ -122,7 +119,6 @@ async def test_a_lost_device_is_looked_for_in_no_half() -> None:
     assert len({id(error.__cause__) for error in errors}) == 1
 
 
-@on_mock_clock
 async def test_a_function_for_halves_that_raises_is_an_error_of_the_batch() -> None:
     async def fail(items: list[int]) -> list[int]:
         await trio.sleep(1)
@@ -145,7 +141,6 @@ async def test_a_function_for_halves_that_raises_is_an_error_of_the_batch() -> N
     assert clients.batcher.statistics().failed == 2
 
 
-@on_mock_clock
 @pytest.mark.parametrize("attempts", [1, 2, 3])
 @pytest.mark.parametrize("size", [2, 8, 32])
 async def test_how_many_faults_it_takes_to_find_who_causes_them(size: int, attempts: int) -> None:
@@ -165,7 +160,6 @@ async def test_how_many_faults_it_takes_to_find_who_causes_them(size: int, attem
     assert clients.batcher.statistics().answered == size - 1
 
 
-@on_mock_clock
 async def test_exceptions_among_the_results_are_raised_at_their_own_callers() -> None:
     async def roots(items: list[float]) -> list[float | Exception]:
         await trio.lowlevel.checkpoint()
@@ -185,7 +179,6 @@ async def test_exceptions_among_the_results_are_raised_at_their_own_callers() ->
     [([], 0), ([1], 1), ([1, 2, 3], 3), ("ab", None), ({1: 2, 3: 4}, None), ({1, 2}, None),
      (None, None), (iter([1, 2]), None)],
 )  # fmt: skip
-@on_mock_clock
 async def test_other_than_one_result_each_is_an_error_for_all(
     results: Any, got: int | None
 ) -> None:
@@ -202,7 +195,6 @@ async def test_other_than_one_result_each_is_an_error_for_all(
     assert clients.batcher.statistics().calls == 1
 
 
-@on_mock_clock
 async def test_results_that_cannot_be_listed_are_an_error_of_the_function() -> None:
     class Torn(list[int]):
         pass
@@ -228,7 +220,6 @@ async def test_results_that_cannot_be_listed_are_an_error_of_the_function() -> N
     assert batcher.statistics().running == 0
 
 
-@on_mock_clock
 async def test_cancelled_request_is_not_repeated_while_a_fault_is_isolated() -> None:
     device = FaultyDevice()
     calls: list[list[int]] = []
@@ -250,7 +241,6 @@ async def test_cancelled_request_is_not_repeated_while_a_fault_is_isolated() -> 
     assert [call for call in calls[2:] if 3 in call] == []
 
 
-@on_mock_clock
 async def test_an_array_of_results_is_taken_row_by_row() -> None:
     async def twice(items: list[int]) -> Any:
         await trio.lowlevel.checkpoint()
@@ -260,7 +250,6 @@ async def test_an_array_of_results_is_taken_row_by_row() -> None:
         assert await batcher(3) == 6
 
 
-@on_mock_clock
 async def test_a_function_that_is_not_async_is_told() -> None:
     def double(items: list[int]) -> list[int]:
         return [2 * item for item in items]

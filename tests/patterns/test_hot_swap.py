@@ -29,7 +29,8 @@ from atomr_accel.patterns import (
     open_hot_swap,
 )
 
-from .worlds import on_mock_clock, poisoned
+from ..harness import on_mock_clock
+from .worlds import poisoned
 
 
 class Bad(Exception):

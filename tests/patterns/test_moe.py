@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,20 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as some
 
-from atomr_accel import Unsupported
+from atomr_accel import Device, Unsupported
 from atomr_accel.patterns import Gating, MoeWeights, Routing, mixture_of_experts, route
 from atomr_accel.patterns.moe._gating import choose
 
 from .. import seeds
 from ..harness import on_shared
 from . import moe_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
-
-    from .moe_model import Array, Model
+from .moe_model import Array, Model
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 ROUNDING = {"float32": 2.0**-18, "float16": 2.0**-8, "bfloat16": 2.0**-5}

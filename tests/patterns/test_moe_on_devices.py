@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, GpuRefStale
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale
 from atomr_accel.actors import Call, GetStatistics, open_actor_system
 from atomr_accel.patterns import (
     Closed,
@@ -25,15 +26,9 @@ from atomr_accel.patterns import (
 from atomr_accel.testing import poison
 
 from .. import seeds
-from ..harness import BACKEND, SECOND, Gate, opened, program
+from ..harness import BACKEND, SECOND, Gate, opened
 from . import moe_model
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from atomr_accel import Device, GpuRef
-
-    from .moe_model import Array
+from .moe_model import Array
 
 if BACKEND == "cuda":
     pytestmark = pytest.mark.gpu
@@ -94,7 +89,6 @@ class Endless(Interrupted):
 
 @pytest.mark.parametrize("factor", [None, 4.0, 0.5], ids=["dropless", "roomy", "tight"])
 @pytest.mark.parametrize("gated", [True, False], ids=["swiglu", "gelu"])
-@program
 async def test_devices_together_are_the_model(factor: float | None, gated: bool) -> None:
     rng = seeds.rng()
     weights = moe_model.made(
@@ -115,7 +109,6 @@ async def test_devices_together_are_the_model(factor: float | None, gated: bool)
             assert statistics.z_loss > 0
 
 
-@program
 async def test_a_layer_with_a_place_answers_by_its_ref() -> None:
     rng = seeds.rng()
     weights = moe_model.made(rng, d=4, f=8, experts=3, dtype=np.float32)
@@ -130,7 +123,6 @@ async def test_a_layer_with_a_place_answers_by_its_ref() -> None:
         assert layer.ref.stopped
 
 
-@program
 async def test_tokens_that_are_on_the_devices() -> None:
     rng = seeds.rng()
     weights = moe_model.made(rng, d=4, f=8, experts=3, dtype=np.float32)
@@ -151,7 +143,6 @@ async def test_tokens_that_are_on_the_devices() -> None:
             await layer(hosts[0])
 
 
-@program
 async def test_tokens_without_experts_are_told() -> None:
     weights = moe_model.made(seeds.rng(), d=4, f=4, experts=2, dtype=np.float32)
     host = np.ones((5, 4), np.float32)
@@ -168,7 +159,6 @@ async def test_tokens_without_experts_are_told() -> None:
                 await none(np.ones_like(host))
 
 
-@program
 async def test_cancelled_caller_withdraws() -> None:
     weights = moe_model.made(seeds.rng(), d=4, f=4, experts=2, dtype=np.float32)
     host = np.ones((5, 4), np.float32)
@@ -183,7 +173,6 @@ async def test_cancelled_caller_withdraws() -> None:
             assert layer.statistics().withdrawn == 1
 
 
-@program
 async def test_a_block_that_is_left_by_an_error_refuses_who_waits() -> None:
     weights = moe_model.made(seeds.rng(), d=4, f=4, experts=2, dtype=np.float32)
     async with opened(isolation="thread") as device, trio.open_nursery() as nursery:
@@ -200,7 +189,6 @@ async def test_a_block_that_is_left_by_an_error_refuses_who_waits() -> None:
                 raise ZeroDivisionError
 
 
-@program
 async def test_jitter_follows_from_the_seed() -> None:
     weights = moe_model.made(seeds.rng(), d=4, f=4, experts=4, dtype=np.float32)
     host = seeds.rng().uniform(-1, 1, (6, 4)).astype(np.float32)
@@ -215,7 +203,6 @@ async def test_jitter_follows_from_the_seed() -> None:
     assert not np.array_equal(results[0][0], results[0][1])
 
 
-@program
 async def test_an_exchange_is_a_transpose() -> None:
     """Refs have any shape; views and empty refs are included."""
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as other:
@@ -248,7 +235,6 @@ async def test_an_exchange_is_a_transpose() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_device_that_faults_in_the_middle_of_an_exchange_is_named(gate: Gate) -> None:
     host = np.arange(8, dtype=np.float32)
     async with opened(isolation="thread") as one, opened(SECOND) as other:
@@ -300,7 +286,6 @@ async def test_a_device_that_faults_in_the_middle_of_an_exchange_is_named(gate: 
 
 
 @pytest.mark.slow
-@program
 async def test_a_fault_costs_a_retry_and_nothing_else() -> None:
     rng = seeds.rng()
     weights = moe_model.made(rng, d=4, f=8, experts=4, dtype=np.float32, gated=True)
@@ -324,7 +309,6 @@ async def test_a_fault_costs_a_retry_and_nothing_else() -> None:
         np.testing.assert_array_equal(await one.get(kept), host)
 
 
-@program
 async def test_a_layer_that_cannot_be_is_refused() -> None:
     weights = moe_model.made(seeds.rng(), d=4, f=4, experts=2, dtype=np.float32)
     async with opened(isolation="thread") as device:

@@ -11,13 +11,12 @@ from atomr_accel import ContextPoisoned
 from atomr_accel.patterns import CircuitBreaker, Retry, open_batcher
 from atomr_accel.testing import poison
 
-from ..harness import opened, program
+from ..harness import opened
 
 Row = NDArray[np.float32]
 
 
 @pytest.mark.slow
-@program
 async def test_only_the_request_that_poisons_the_device_pays_for_it() -> None:
     host_w = np.arange(32, dtype=np.float32).reshape(8, 4)
     rows = [np.full(8, n, np.float32) for n in range(8)]
@@ -51,7 +50,6 @@ async def test_only_the_request_that_poisons_the_device_pays_for_it() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_request_lost_to_a_fault_is_asked_again() -> None:
     async with opened() as device:
         faults = 1

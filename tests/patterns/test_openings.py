@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
 
 from atomr_accel.patterns import open_batcher, open_fair_share, open_hot_swap, open_replica_pool
 
-from ..harness import cancelled_at, program
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+from ..harness import cancelled_at
 
 
 @asynccontextmanager
@@ -40,7 +38,6 @@ OPENERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
-@program
 async def test_opening_ends_wherever_it_is_cancelled(opener: Callable[[], Any]) -> None:
     async def block() -> None:
         async with opener():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from atomr_accel.patterns import Closed, Observer, Pipeline, Stage, open_pipeline
 from atomr_accel.testing.garbage import collect_garbage
 
-from .worlds import on_mock_clock
+from ..harness import on_mock_clock
 
 
 class Bad(Exception):

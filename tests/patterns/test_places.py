@@ -48,8 +48,8 @@ from atomr_accel.patterns import (
     open_speculative,
 )
 
+from ..harness import on_mock_clock
 from .toy_models import ToyModel, ToyText
-from .worlds import on_mock_clock
 
 
 async def test_in_a_system_a_batcher_is_an_actor_and_restarts(

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
+from atomr_accel import Device
 from atomr_accel.actors import Backoff
 from atomr_accel.patterns import open_replica_pool
 from atomr_accel.testing import kill_host, poison
 
-from ..harness import BACKEND, SECOND, cpu_only, opened, program
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
+from ..harness import BACKEND, SECOND, cpu_only, opened
 
 pytestmark = [pytest.mark.slow, *([pytest.mark.gpu] if BACKEND == "cuda" else [])]
 
@@ -58,7 +56,6 @@ class Devices:
 
 # A fault of a GPU would end what other tests do in this process, too.
 @pytest.mark.parametrize("isolation", ["process", pytest.param("thread", marks=cpu_only)])
-@program
 async def test_faults_cost_no_request(isolation: str) -> None:
     devices = Devices(isolation=isolation, max_restarts=10 if isolation == "process" else 0)
 

@@ -42,7 +42,10 @@ from atomr_accel.patterns import (
     open_speculative,
 )
 
-from .worlds import on_mock_clock, poisoned, run
+from ..harness import on_mock_clock, run_on_mock_clock
+from .worlds import poisoned
+
+pytestmark = pytest.mark.clock("mock")
 
 
 def test_a_fault_of_the_device_is_told_from_other_errors() -> None:
@@ -73,7 +76,6 @@ class Flaky:
         return 2 * x
 
 
-@on_mock_clock
 async def test_call_ended_by_a_fault_is_tried_again() -> None:
     flaky = Flaky(poisoned(), GpuRefStale("stale"))
     retry = Retry(attempts=3, backoff=Backoff(initial=0, base=2, factor=3))
@@ -82,7 +84,6 @@ async def test_call_ended_by_a_fault_is_tried_again() -> None:
     assert [time - start for time in flaky.times] == [0, 0, 2]
 
 
-@on_mock_clock
 async def test_an_error_of_the_function_is_its_answer() -> None:
     flaky = Flaky(ValueError("no"))
     with pytest.raises(ValueError, match=r"^no$"):
@@ -92,7 +93,6 @@ async def test_an_error_of_the_function_is_its_answer() -> None:
     assert await again(Flaky(ValueError()), 1) == 2
 
 
-@on_mock_clock
 async def test_the_last_error_is_raised_and_tells_of_those_before() -> None:
     flaky = Flaky(GpuRefStale("first"), GpuRefStale("second"))
     with pytest.raises(GpuRefStale, match="second") as info:
@@ -183,7 +183,7 @@ def test_the_next_attempt_has_what_the_one_before_had(
 
     gc.disable()
     try:
-        run(main)
+        run_on_mock_clock(main)
     finally:
         gc.enable()
 
@@ -231,12 +231,11 @@ def test_an_error_that_was_handled_is_gone(
 
     gc.disable()
     try:
-        run(main)
+        run_on_mock_clock(main)
     finally:
         gc.enable()
 
 
-@on_mock_clock
 async def test_an_error_that_is_raised_again_is_told_once() -> None:
     class Mute(GpuRefStale):
         def __repr__(self) -> str:
@@ -252,7 +251,6 @@ async def test_an_error_that_is_raised_again_is_told_once() -> None:
     ]
 
 
-@on_mock_clock
 async def test_a_decorator_keeps_the_signature() -> None:
     failures = [poisoned()]
 
@@ -275,7 +273,6 @@ async def test_a_decorator_keeps_the_signature() -> None:
     assert assert_type(await triple(3), int) == 9
 
 
-@on_mock_clock
 async def test_retry_does_not_sleep_past_a_deadline() -> None:
     retry = Retry(attempts=5, backoff=Backoff(initial=1.0, base=10.0))
     flaky = Flaky(*[poisoned() for _ in range(5)])
@@ -285,7 +282,6 @@ async def test_retry_does_not_sleep_past_a_deadline() -> None:
     assert "deadline leaves no time" in info.value.__notes__[0]
 
 
-@on_mock_clock
 async def test_cancellation_ends_a_wait() -> None:
     retry = Retry(attempts=2, backoff=Backoff(initial=10.0))
     flaky = Flaky(poisoned(), poisoned())
@@ -336,7 +332,6 @@ def test_retry_refuses_invalid_options() -> None:
         RetryBudget(reserve=-1)
 
 
-@on_mock_clock
 async def test_a_coroutine_is_no_function() -> None:
     async def one() -> int:
         return 1
@@ -364,7 +359,6 @@ def state_of(breaker: CircuitBreaker) -> CircuitState:
     return breaker.state
 
 
-@on_mock_clock
 async def test_a_circuit_opens_and_says_when_it_tries_again() -> None:
     states: list[CircuitState] = []
 
@@ -397,7 +391,6 @@ async def test_a_circuit_opens_and_says_when_it_tries_again() -> None:
     assert states == [opened, half, opened, half, closed]
 
 
-@on_mock_clock
 async def test_users_errors_are_answers() -> None:
     breaker = CircuitBreaker(minimum=1, threshold=0.05)
     for _ in range(10):
@@ -410,7 +403,6 @@ async def test_users_errors_are_answers() -> None:
     assert state_of(breaker) is CircuitState.OPEN
 
 
-@on_mock_clock
 async def test_while_a_try_is_made_others_are_refused() -> None:
     breaker = CircuitBreaker(minimum=1, backoff=Backoff(initial=1.0))
     with pytest.raises(ContextPoisoned):
@@ -428,7 +420,6 @@ async def test_while_a_try_is_made_others_are_refused() -> None:
     assert state_of(breaker) is CircuitState.CLOSED
 
 
-@on_mock_clock
 async def test_old_outcomes_are_forgotten() -> None:
     breaker = CircuitBreaker(window=3, minimum=3, threshold=1.0, within=10.0)
     for error in (poisoned(), poisoned(), None, poisoned()):
@@ -440,7 +431,6 @@ async def test_old_outcomes_are_forgotten() -> None:
     assert breaker.statistics().outcomes == 0
 
 
-@on_mock_clock
 async def test_calls_from_before_it_opened_change_nothing() -> None:
     breaker = CircuitBreaker(minimum=1, backoff=Backoff(initial=1.0))
     late = breaker.attempt()
@@ -517,7 +507,6 @@ def test_one_call_at_a_time_does_as_the_model(
     main()
 
 
-@on_mock_clock
 async def test_jitter_is_repeatable() -> None:
     def delays(seed: int) -> list[float]:
         backoff = Backoff(initial=1.0, jitter=1.0, rng=random.Random(seed).random)

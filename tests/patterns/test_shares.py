@@ -10,17 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel.patterns import Budget
-from atomr_accel.patterns._shares import _KEPT, Shares
-
-if TYPE_CHECKING:
-    from atomr_accel.patterns._shares import WaitingRequest
+from atomr_accel.patterns._shares import _KEPT, Shares, WaitingRequest
 
 PATHS = ["a", "b", "b/x", "b/y", "c/x", "c/y/z"]
 NODES = ["a", "b", "c", "b/x", "b/y", "c/x", "c/y", "c/y/z"]

@@ -37,7 +37,9 @@ from atomr_accel.testing.garbage import collect_garbage
 from ..harness import refused, sized
 from ..seeds import rng as seeded
 from .toy_models import ToyModel, ToyText, assert_distributed
-from .worlds import Log, on_mock_clock, poisoned
+from .worlds import Log, poisoned
+
+pytestmark = pytest.mark.clock("mock")
 
 GREEDY = Sampling(temperature=0)
 PROMPT = [0, 1, 2, 0, 1]
@@ -72,7 +74,6 @@ KINDS = ("none", "model", "n-grams", "look-up")
 @pytest.mark.slow
 @pytest.mark.parametrize("branching", [(), (2, 2)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-@on_mock_clock
 async def test_texts_have_the_targets_distribution(kind: str, branching: tuple[int, ...]) -> None:
     target = ToyModel(1, 3)
     sampling = Sampling(temperature=1.2, top_p=0.95)
@@ -94,7 +95,6 @@ async def test_texts_have_the_targets_distribution(kind: str, branching: tuple[i
 
 @pytest.mark.parametrize("branching", [(), (3, 2)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-@on_mock_clock
 async def test_greedy_texts_are_the_targets_own(kind: str, branching: tuple[int, ...]) -> None:
     target = ToyModel(4, 6)
     async with open_speculative(
@@ -114,7 +114,6 @@ async def test_greedy_texts_are_the_targets_own(kind: str, branching: tuple[int,
     )  # else the text, which goes in circles, is drafted
 
 
-@on_mock_clock
 async def test_the_target_itself_drafts_as_many_as_it_is_asked_for() -> None:
     target = ToyModel(5)
     async with open_speculative(
@@ -126,7 +125,6 @@ async def test_the_target_itself_drafts_as_many_as_it_is_asked_for() -> None:
     assert seen.tokens_per_step == 5
 
 
-@on_mock_clock
 async def test_the_seed_says_what_comes() -> None:
     target = ToyModel(5)
     texts: list[list[list[int]]] = []
@@ -145,7 +143,6 @@ async def test_the_seed_says_what_comes() -> None:
         assert third == fourth
 
 
-@on_mock_clock
 async def test_texts_end_where_they_should() -> None:
     target = ToyModel(4, 6)
     all_of_it = greedy(target, PROMPT, 30)
@@ -166,7 +163,6 @@ async def test_texts_end_where_they_should() -> None:
         assert await ends(30) == all_of_it
 
 
-@on_mock_clock
 async def test_texts_side_by_side() -> None:
     target = ToyModel(4, 6)
     async with open_speculative(target, draft_of("model", target), sampling=GREEDY) as decoder:
@@ -193,7 +189,6 @@ async def proposed(draft: Draft, prompt: list[int], *more: int, shape: Sequence[
     return tree
 
 
-@on_mock_clock
 async def test_lookup_draft_finds_repeated_text() -> None:
     prompt = [1, 2, 3, 4, 9, 2, 3, 5, 6]
     draft = LookupDraft(most=2)
@@ -211,7 +206,6 @@ async def test_lookup_draft_finds_repeated_text() -> None:
     assert not len(await proposed(LookupDraft(most=3, fewest=2), prompt, 8, 4, shape=[1]))
 
 
-@on_mock_clock
 async def test_n_gram_draft_continues_known_text() -> None:
     text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 2, 6, 1]
     tree = await proposed(NGramDraft(order=3), text, 2, shape=[1, 1])
@@ -252,7 +246,6 @@ def test_a_length_follows_what_is_kept() -> None:
 # --- cancellation, faults, ends
 
 
-@on_mock_clock
 async def test_a_token_that_was_not_waited_for_comes_next() -> None:
     async def slow(_where: str) -> None:
         await trio.sleep(1)
@@ -274,7 +267,6 @@ async def test_a_token_that_was_not_waited_for_comes_next() -> None:
     assert target.open == 0
 
 
-@on_mock_clock
 async def test_a_fault_costs_caches_and_no_token() -> None:
     faults = iter([False, True, False, True, True] + [False] * 1000)
 
@@ -296,7 +288,6 @@ async def test_a_fault_costs_caches_and_no_token() -> None:
     assert ("retried", tuple(PROMPT)) in log.lines
 
 
-@on_mock_clock
 async def test_an_error_ends_the_text_behind_what_was_decided() -> None:
     async def hook(where: str) -> None:
         await trio.lowlevel.checkpoint()
@@ -317,7 +308,6 @@ async def test_an_error_ends_the_text_behind_what_was_decided() -> None:
         assert (seen.failed, seen.running, seen.tokens, seen.retries) == (1, 0, 2, 1)
 
 
-@on_mock_clock
 async def test_texts_that_are_left_are_closed() -> None:
     target = ToyModel(4, 6)
     async with open_speculative(target, draft_of("model", target)) as decoder:
@@ -344,7 +334,6 @@ async def test_texts_that_are_left_are_closed() -> None:
         decoder.generate(PROMPT)
 
 
-@on_mock_clock
 async def test_no_error_of_a_model_is_a_texts_end() -> None:
     async def hook(where: str) -> None:
         await trio.lowlevel.checkpoint()
@@ -362,7 +351,6 @@ async def test_no_error_of_a_model_is_a_texts_end() -> None:
         assert decoder.statistics().failed == 1
 
 
-@on_mock_clock
 async def test_no_text_is_cut_short_in_silence() -> None:
     """All was decided in one step, and the block is left before it was taken."""
     target = ToyModel(4, 6)
@@ -380,7 +368,6 @@ async def test_no_text_is_cut_short_in_silence() -> None:
     assert (decoder.statistics().answered, decoder.statistics().withdrawn) == (0, 2)
 
 
-@on_mock_clock
 async def test_a_model_that_fails_to_close(caplog: pytest.LogCaptureFixture) -> None:
     class Stuck(ToyText):
         def close(self) -> None:
@@ -408,7 +395,6 @@ async def test_a_model_that_fails_to_close(caplog: pytest.LogCaptureFixture) -> 
     assert target.open == small.open == 0
 
 
-@on_mock_clock
 async def test_waiting_callers_learn_of_the_end() -> None:
     async def forever(where: str) -> None:
         await trio.sleep_forever()
@@ -449,7 +435,6 @@ async def test_waiting_callers_learn_of_the_end() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
-@on_mock_clock
 async def test_logits_of_something_else_are_told(rows: int) -> None:
     class Wrong:
         async def forward(
@@ -491,7 +476,6 @@ def shrinking(rows: int, behind: int) -> Logits:
         (shrinking, r"\(., 4\), got float64 of shape \(., 3\)"),
     ],
 )
-@on_mock_clock
 async def test_invalid_logits_are_refused(
     where: str, made: Callable[[int, int], Logits], said: str
 ) -> None:
@@ -524,7 +508,6 @@ async def test_invalid_logits_are_refused(
         ([1], {ROOT: np.zeros(4)}, r"drawn_from\[-1\]"),
     ],
 )
-@on_mock_clock
 async def test_invalid_drafts_are_refused(
     tokens: list[int] | None, drawn_from: dict[int, Probabilities], said: str
 ) -> None:
@@ -557,7 +540,6 @@ async def test_invalid_drafts_are_refused(
         assert target.forwards == 1
 
 
-@on_mock_clock
 async def test_a_target_may_judge_by_itself() -> None:
     """The target keeps drafts of even tokens and replaces the others with 7, also at the end."""
 
@@ -582,7 +564,6 @@ async def no_cache(_tokens: Tokens) -> Any:
     await trio.lowlevel.checkpoint()
 
 
-@on_mock_clock
 async def test_arguments_that_cannot_be() -> None:
     target = ToyModel(1)
     for options, error in (

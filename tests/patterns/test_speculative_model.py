@@ -19,9 +19,9 @@ from atomr_accel.patterns import (
     open_speculative,
 )
 
-from ..harness import AT_ONCE
+from ..harness import AT_ONCE, run_on_mock_clock
 from .toy_models import ToyModel
-from .worlds import poisoned, run
+from .worlds import poisoned
 
 TOKENS = 12
 
@@ -108,6 +108,6 @@ def test_no_token_is_lost_or_doubled_or_another(
         trouble = Trouble(seed, faults)
         texts.append(await make(trouble=trouble, cancelled=cancelled, left=left))
 
-    run(both)
+    run_on_mock_clock(both)
     undisturbed, disturbed = texts
     assert disturbed == undisturbed[:left]

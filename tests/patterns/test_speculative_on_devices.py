@@ -24,7 +24,7 @@ from atomr_accel.patterns import (
 )
 from atomr_accel.testing import poison
 
-from ..harness import on_shared, opened, program
+from ..harness import on_shared, opened
 from ..seeds import rng as seeded
 from .toy_models import assert_distributed
 
@@ -116,7 +116,6 @@ class PagedText:
 
 
 @pytest.mark.slow
-@program
 async def test_caches_in_pages_are_forked_and_trimmed_and_made_anew() -> None:
     rng = seeded()
     texts: list[list[int]] = []

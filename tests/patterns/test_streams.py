@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import trio
@@ -23,9 +23,6 @@ from atomr_accel.patterns import (
 )
 
 from ..harness import program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 
 class Cut(trio.abc.ReceiveStream):

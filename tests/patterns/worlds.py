@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import Any
 
 import trio
 import trio.testing
@@ -12,33 +12,9 @@ import trio.testing
 from atomr_accel import ContextPoisoned
 from atomr_accel.patterns import Batcher, Observer, open_batcher
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from .. import harness
 
-P = ParamSpec("P")
-
-LONG = 1e6
-"""Trio's seconds after which a program hangs: with a clock that jumps they take no time."""
-
-
-def on_mock_clock(function: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """Make a test of an async function: run by trio, whose clock jumps when all wait."""
-
-    @functools.wraps(function)
-    def test(*args: P.args, **kwargs: P.kwargs) -> None:
-        run(functools.partial(function, *args, **kwargs))
-
-    return test
-
-
-def run(function: Callable[[], Awaitable[None]]) -> None:
-    """Run an async function by trio, whose clock jumps when all wait."""
-
-    async def main() -> None:
-        with trio.fail_after(LONG):
-            await function()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+on_mock_clock, run = harness.on_mock_clock, harness.run_on_mock_clock  # for tests/worlds
 
 
 def poisoned() -> ContextPoisoned:

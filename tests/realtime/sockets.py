@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import trio
@@ -20,10 +21,7 @@ from wsproto.events import (
     TextMessage,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from atomr_accel.realtime import Viewer
+from atomr_accel.realtime import Viewer
 
 
 class Socket:

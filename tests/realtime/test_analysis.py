@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import ndimage
 
+from atomr_accel import Device
 from atomr_accel.realtime import FrameAnalysis, open_frame_analysis
 from atomr_accel.realtime.wire import analysis as wire
 from atomr_accel.testing import poison
@@ -19,10 +20,7 @@ from .. import seeds
 from ..harness import cpu_only, on_shared, opened, sized
 from .emulated import emulated, needs_compiler
 
-if TYPE_CHECKING:
-    from atomr_accel import Device
-
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(params=["function", pytest.param("kernel", marks=[needs_compiler, cpu_only])])

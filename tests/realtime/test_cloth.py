@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.special import ellipk, roots_laguerre
 
+from atomr_accel import Device
 from atomr_accel.realtime import Cloth, open_cloth
 from atomr_accel.testing import poison
 
 from .. import seeds
 from ..harness import cpu_only, opened
 from .emulated import emulated, needs_compiler
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 FREE: Any = {"pins": (), "gravity": 0.0, "drag": 0.0, "image": (8, 8)}
 """A cloth on which nothing acts."""

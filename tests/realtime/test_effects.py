@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from atomr_accel import Device, GpuRef, Recording
 from atomr_accel.actors import Call
 from atomr_accel.realtime import BrokenVideo, Filters, open_effect, open_film, open_video
 from atomr_accel.testing import poison
@@ -17,12 +20,6 @@ from atomr_accel.testing import poison
 from .. import seeds
 from ..harness import opened as opened_device
 from ..harness import refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from atomr_accel import Device, GpuRef, Recording
 
 H, W = 12, 16
 

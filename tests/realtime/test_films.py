@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -12,16 +13,12 @@ import trio
 import trio.testing
 from PIL import Image
 
+from atomr_accel import Device
 from atomr_accel.realtime import BrokenVideo, open_film, open_fluid, open_video, save_picture
 
 from .. import seeds
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
-
-    Array = np.ndarray[Any, np.dtype[np.uint8]]
+Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def moving(count: int, height: int = 32, width: int = 48) -> list[Array]:

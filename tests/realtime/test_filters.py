@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 
-from atomr_accel import Unsupported
+from atomr_accel import Device, GpuRef, Recording, Unsupported
 from atomr_accel.realtime import Filters
 from atomr_accel.realtime.wire import filters as wire
 
@@ -16,12 +17,7 @@ from .. import seeds
 from ..harness import cpu_only
 from .emulated import emulated, needs_compiler
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef, Recording
-
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 BORDERS: dict[Any, int] = {
     "constant": cv2.BORDER_CONSTANT,

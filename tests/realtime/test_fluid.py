@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
+from atomr_accel import Device
 from atomr_accel.realtime import Fluid, open_fluid
 
 from .. import seeds
 from ..harness import cpu_only
 from .emulated import emulated, needs_compiler
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 
 def vortex(n: int) -> tuple[float, np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import OutOfMemory
+from atomr_accel import Device, OutOfMemory
 from atomr_accel.realtime import open_hash_map
 from atomr_accel.realtime.wire import hash_map as wire
 from atomr_accel.testing import poison
@@ -18,9 +18,6 @@ from atomr_accel.testing import poison
 from .. import seeds
 from ..harness import cpu_only, on_shared, opened, sized
 from .emulated import emulated, needs_compiler
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 KEYS = st.lists(st.integers(-6, 6) | st.integers(-(2**63) + 2, 2**63 - 1), max_size=12)
 CHANGES = st.lists(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from atomr_accel import Device
 from atomr_accel.realtime import Balls, Liquid, open_balls, open_liquid
 
 from .. import seeds
 from ..harness import cpu_only
 from .emulated import emulated, needs_compiler
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 
 def block(spacing: float, *counts: int) -> np.ndarray[Any, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import trio
 from trio.testing import MockClock
 
+from atomr_accel import Device, GpuRef, Recording
 from atomr_accel.actors import Call, GetStatistics
 from atomr_accel.realtime import (
     DrawScene,
@@ -24,11 +26,6 @@ from atomr_accel.realtime import (
 from atomr_accel.testing import poison
 
 from ..harness import opened as opened_device
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from atomr_accel import Device, GpuRef, Recording
 
 SOURCE = r"""
 extern "C" __global__ void grow(float* x, const float* values, int n) {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import OutOfMemory
+from atomr_accel import Device, OutOfMemory
 from atomr_accel.realtime import SparseGrid, open_sparse_grid
 from atomr_accel.realtime.wire import sparse_grid as wire
 from atomr_accel.testing import poison
@@ -18,10 +18,7 @@ from .. import seeds
 from ..harness import cpu_only, on_shared, opened, sized
 from .emulated import emulated, needs_compiler
 
-if TYPE_CHECKING:
-    from atomr_accel import Device
-
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 SHAPES = st.sampled_from([(20, 27), (8, 8), (1, 30), (9, 11, 17)])
 STEPS = st.lists(

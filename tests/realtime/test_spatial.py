@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
+from atomr_accel import Device
 from atomr_accel.realtime import SpatialIndex
 from atomr_accel.realtime.wire import spatial as wire
 from atomr_accel.testing import poison
@@ -16,10 +17,7 @@ from .. import seeds
 from ..harness import cpu_only, opened, sized
 from .emulated import emulated, needs_compiler
 
-if TYPE_CHECKING:
-    from atomr_accel import Device
-
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(params=["function", pytest.param("kernel", marks=[needs_compiler, cpu_only])])

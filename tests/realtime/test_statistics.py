@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel.realtime import FrameStatistics, open_frame_statistics
+from atomr_accel import Device
+from atomr_accel.realtime import FrameStatistics, FrameSummary, open_frame_statistics
 from atomr_accel.realtime.wire import statistics as wire
 from atomr_accel.testing import poison
 
@@ -15,11 +16,7 @@ from .. import seeds
 from ..harness import cpu_only, opened
 from .emulated import emulated, needs_compiler
 
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.realtime import FrameSummary
-
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 SMALL: Any = {"bins": 20, "low": -2.0, "high": 2.0, "image": (12, 40)}
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel.realtime import Simulation, open_fluid, open_viewer
+from atomr_accel import Device
+from atomr_accel.realtime import Fluid, Simulation, open_fluid, open_viewer
 from atomr_accel.testing import poison
 
 from ..harness import opened as opened_device
-from ..harness import program
 from .sockets import connected
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.realtime import Fluid
 
 SOURCE = np.zeros((8, 12))
 SOURCE[2:4, 4:8] = 20
@@ -125,7 +121,6 @@ async def test_a_fault_is_shown_and_pictures_go_on() -> None:
             nursery.cancel_scope.cancel()
 
 
-@program
 async def test_only_who_has_the_token_and_asks_for_this_machine_is_let_in() -> None:
     async with (
         opened_device(isolation="thread") as device,

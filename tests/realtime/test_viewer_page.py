@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +17,6 @@ from atomr_accel.testing import poison
 from ..dashboard.browser import PROGRAM, Browser, open_browser
 from ..harness import ROOT
 from ..harness import opened as opened_device
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = [
     pytest.mark.slow,

@@ -7,16 +7,13 @@ roundings: another backend, which adds up in another order, gives nearly the sam
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import scipy.special
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 Drawn = np.random.Generator
 REAL: Final = "fd"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 
+from atomr_accel import Device, GpuRef
+
 from .ops import DRAWN, OPS, made
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
 
 SIDE = 4
 VARIANTS = 6  # of each input: journals of many programs are smaller where these come again

@@ -8,13 +8,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 READY = "ready to accept connections"
 """Line that both servers print when they are ready."""

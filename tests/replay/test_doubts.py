@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import trio
 
+from atomr_accel import Device, GpuRef
+from atomr_accel.device.batches.record import Recording
 from atomr_accel.replay import Report, content_hash, open_journal, replay_journal
 from atomr_accel.replay._reading import reading
 
-from ..harness import opened, program
+from ..harness import opened
 from .programs import SOURCE, added, scaled, shifted, shifted_by
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.device.batches.record import Recording
-
-    Step = Callable[[Device, GpuRef, GpuRef], Awaitable[GpuRef | None]]
+Step = Callable[[Device, GpuRef, GpuRef], Awaitable[GpuRef | None]]
 
 
 class Thing:
@@ -83,7 +79,6 @@ STEPS: list[Step] = [
 ]
 
 
-@program
 @pytest.mark.parametrize("results", [False, True])
 @pytest.mark.parametrize("step", STEPS)
 async def test_results_of_a_skipped_call_are_not_compared(
@@ -104,7 +99,6 @@ async def test_results_of_a_skipped_call_are_not_compared(
     assert report.compared >= 1
 
 
-@program
 @pytest.mark.parametrize("before", [False, True])
 async def test_a_recording_of_what_a_failed_batch_wrote_is_replayed(
     before: bool, tmp_path: Path
@@ -131,7 +125,6 @@ async def test_a_recording_of_what_a_failed_batch_wrote_is_replayed(
     assert report.same, report
 
 
-@program
 async def test_outputs_of_a_cancelled_replay_are_unknown(tmp_path: Path) -> None:
     async with opened(isolation="thread") as device:
         async with open_journal(device, tmp_path / "journal", contents=True):
@@ -147,7 +140,6 @@ async def test_outputs_of_a_cancelled_replay_are_unknown(tmp_path: Path) -> None
     assert report.differences == [], report
 
 
-@program
 async def test_a_body_of_a_recording_that_was_not_begun_is_not_carried_out(tmp_path: Path) -> None:
     held = np.ones(3)
     async with opened(isolation="thread") as device:
@@ -162,7 +154,6 @@ async def test_a_body_of_a_recording_that_was_not_begun_is_not_carried_out(tmp_p
     assert any("was skipped" in each.reason for each in report.skipped)
 
 
-@program
 async def test_journal_of_a_recording_notes_its_results_only(tmp_path: Path) -> None:
     """Only the recording's own ops are noted: stand-ins are no buffers, so others do not wait."""
     async with opened(isolation="thread") as device:
@@ -202,7 +193,6 @@ async def at_the_end_of_a_batch(device: Device, x: GpuRef) -> list[GpuRef]:
     return [x, y, z]
 
 
-@program
 @pytest.mark.parametrize("ask", [asked, in_a_batch, at_the_end_of_a_batch])
 async def test_outputs_of_requests_are_noted_right_after_them(
     ask: Callable[[Device, GpuRef], Awaitable[list[GpuRef]]], tmp_path: Path

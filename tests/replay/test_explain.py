@@ -25,7 +25,7 @@ from atomr_accel.replay._reading import Recorded
 from atomr_accel.replay._restore import _module_of, require_guard
 from atomr_accel.testing import poison
 
-from ..harness import ROOT, cpu_only, opened, program, sized
+from ..harness import ROOT, cpu_only, opened, sized
 from .programs import Random, gelu
 
 FAULTY = """
@@ -85,7 +85,6 @@ async def _record_a_fault(path: Path, name: str) -> Path:
 
 
 @cpu_only
-@program
 async def test_a_fault_is_reduced_to_the_calls_that_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +147,6 @@ async def test_a_fault_is_reduced_to_the_calls_that_it_takes(
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_the_program_that_is_left_faults(tmp_path: Path) -> None:
     if sized(quick=True, full=False):
         path = tmp_path / "journal"
@@ -168,7 +166,6 @@ async def test_the_program_that_is_left_faults(tmp_path: Path) -> None:
 
 
 @cpu_only
-@program
 async def test_unexplained_failure_says_why(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device, open_journal(device, path):
@@ -178,7 +175,6 @@ async def test_unexplained_failure_says_why(tmp_path: Path) -> None:
 
 
 @cpu_only
-@program
 async def test_a_function_that_has_no_name_cannot_be_in_a_program(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 
@@ -196,7 +192,6 @@ async def test_a_function_that_has_no_name_cannot_be_in_a_program(tmp_path: Path
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_functions_of_a_program_s_own_file_are_taken_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +252,6 @@ def test_a_script_is_imported_only_if_that_does_not_run_it(
 
 
 @cpu_only
-@program
 async def test_a_script_without_a_guard_is_not_run_again_to_explain_its_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,7 +278,6 @@ async def test_a_script_without_a_guard_is_not_run_again_to_explain_its_fault(
     assert runs == [1]
 
 
-@program
 async def test_a_trial_tells_how_it_has_ended_unless_by_a_fault() -> None:
     trials = _Trials(())
     assert not await trials.fault("raise KeyError('no table')")

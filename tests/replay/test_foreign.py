@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,11 +43,7 @@ from atomr_accel.replay._restore import Restorer
 from atomr_accel.replay._storage import START, Record, digest_of
 from atomr_accel.replay._text import text_of
 
-from ..harness import opened, program
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
+from ..harness import opened
 
 
 def described(value: Any) -> Any:
@@ -194,7 +192,6 @@ def test_text_that_utf_8_lacks_is_escaped_wherever_it_is(one: str, two: str, thr
     assert encode(plain) == encoder.encode(plain)
 
 
-@program
 async def test_calls_do_the_same_with_a_journal_whatever_they_are_given(tmp_path: Path) -> None:
     values = [ring(), tree(), 10**6000, os.fsdecode(b"caf\xe9.npy"), {"\udce9": 1}]
     async with (
@@ -326,7 +323,6 @@ RECORDS: list[Any] = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=str)
-@program
 async def test_a_record_of_other_types_is_an_error_of_journals(record: Record) -> None:
     storage = Crafted()
     storage._records = [record]

@@ -12,10 +12,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -43,12 +44,9 @@ from atomr_accel.replay._entries import CallEntry, DroppedEntry, End, Opaque, de
 from atomr_accel.replay._storage import START, check_chain, digest_of
 from atomr_accel.replay._writer import JournalWriter, WaitingEntry
 
-from ..harness import ROOT, cancelled_at, cpu_only, interrupted_at, opened, program, settled
+from ..harness import ROOT, cancelled_at, cpu_only, interrupted_at, opened, settled
 from ..seeds import draw
 from .programs import SOURCE, gelu, scaled
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
 
 
 def rows(path: Path) -> list[bytes]:
@@ -59,7 +57,6 @@ def rows(path: Path) -> list[bytes]:
 # --- what is noted -------------------------------------------------------------------------
 
 
-@program
 async def test_public_calls_are_noted_with_public_arguments(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device:
@@ -102,7 +99,6 @@ async def test_public_calls_are_noted_with_public_arguments(tmp_path: Path) -> N
         assert wanted in text, f"{wanted} is not in\n{text}"
 
 
-@program
 async def test_journal_notes_nothing_after_its_block_nor_of_other_devices(tmp_path: Path) -> None:
     async with opened(isolation="thread") as device, opened(isolation="thread") as other:
         async with open_journal(device, tmp_path / "journal") as journal:
@@ -127,7 +123,6 @@ async def test_journal_notes_nothing_after_its_block_nor_of_other_devices(tmp_pa
     assert not (tmp_path / "second").exists()
 
 
-@program
 async def test_buffers_dropped_by_the_program_are_dropped_in_the_replay(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device, open_journal(device, path):
@@ -138,7 +133,6 @@ async def test_buffers_dropped_by_the_program_are_dropped_in_the_replay(tmp_path
     assert [entry.ids for entry in dropped] == [(1,), (2,)]
 
 
-@program
 async def test_an_array_is_noted_as_it_was_when_it_was_given(tmp_path: Path) -> None:
     """The array belongs to the program again once the call is over."""
     path = tmp_path / "journal"
@@ -162,7 +156,6 @@ async def test_an_array_is_noted_as_it_was_when_it_was_given(tmp_path: Path) -> 
 # --- bounds --------------------------------------------------------------------------------
 
 
-@program
 async def test_a_full_journal_refuses_calls_before_anything_is_done(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device:
@@ -180,7 +173,6 @@ async def test_a_full_journal_refuses_calls_before_anything_is_done(tmp_path: Pa
 
 
 @pytest.mark.parametrize("bound", [{"most_entries": 40}, {"most_bytes": 20_000}])
-@program
 async def test_a_full_journal_drops_the_oldest_entries(
     tmp_path: Path, bound: dict[str, Any]
 ) -> None:
@@ -212,7 +204,6 @@ async def test_a_full_journal_drops_the_oldest_entries(
         ({"when_full": "wrap"}, ValueError, 'when_full must be "refuse" or "drop"'),
     ],
 )
-@program
 async def test_bounds_that_are_none_are_refused(
     tmp_path: Path, bounds: dict[str, Any], error: type[Exception], told: str
 ) -> None:
@@ -222,7 +213,6 @@ async def test_bounds_that_are_none_are_refused(
     assert not (tmp_path / "journal").exists()
 
 
-@program
 async def test_buffer_dropped_at_once_takes_no_room(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device:
@@ -234,7 +224,6 @@ async def test_buffer_dropped_at_once_takes_no_room(tmp_path: Path) -> None:
 
 
 @cpu_only
-@program
 async def test_a_function_of_which_the_source_cannot_be_cut_out_is_called(tmp_path: Path) -> None:
     made = importlib.util.spec_from_file_location("edited", tmp_path / "edited.py")
     assert made is not None
@@ -274,7 +263,6 @@ class Slow:
         return None
 
 
-@program
 async def test_calls_wait_where_writing_is_far_behind_and_other_tasks_do_not() -> None:
     storage = Slow()
     async with opened(isolation="thread") as device, open_journal(device, storage):
@@ -300,7 +288,6 @@ async def test_calls_wait_where_writing_is_far_behind_and_other_tasks_do_not() -
     assert len(await read_journal(storage)) == 3001
 
 
-@program
 async def test_calls_of_others_go_on_unrecorded_wherever_the_journal_is_left(
     tmp_path: Path,
 ) -> None:
@@ -343,7 +330,6 @@ async def test_calls_of_others_go_on_unrecorded_wherever_the_journal_is_left(
 # --- what goes wrong -----------------------------------------------------------------------
 
 
-@program
 async def test_a_full_disk_ends_the_journal_and_not_the_program(tmp_path: Path) -> None:
     """SQLite reports the largest size of a database as it reports a full disk."""
     path = tmp_path / "journal"
@@ -365,7 +351,6 @@ async def test_a_full_disk_ends_the_journal_and_not_the_program(tmp_path: Path) 
         assert not (await replay_journal(path, device)).complete
 
 
-@program
 async def test_a_journal_that_cannot_be_begun_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -384,7 +369,6 @@ async def test_a_journal_that_cannot_be_begun_leaves_nothing(tmp_path: Path) -> 
     assert await read_journal(path) == []
 
 
-@program
 async def test_opening_ends_wherever_it_is_cancelled(tmp_path: Path) -> None:
     """Either no journal is left, or a complete one without calls."""
     found = []
@@ -408,7 +392,6 @@ async def test_opening_ends_wherever_it_is_cancelled(tmp_path: Path) -> None:
     assert left == {str(at) for at, there in enumerate([*found, True], 1) if there}
 
 
-@program
 async def test_opening_what_never_opens_can_be_cancelled() -> None:
     class Shut(Slow):
         """A storage that waits for a server that says nothing."""
@@ -431,7 +414,6 @@ async def test_opening_what_never_opens_can_be_cancelled() -> None:
     assert await read_journal(storage) == []
 
 
-@program
 async def test_a_journal_that_ended_before_its_first_record_says_so(tmp_path: Path) -> None:
     storage = SqliteStorage(tmp_path / "journal")
     async with storage.open(create=True):
@@ -440,7 +422,6 @@ async def test_a_journal_that_ended_before_its_first_record_says_so(tmp_path: Pa
         await read_journal(storage)
 
 
-@program
 async def test_an_error_of_the_program_is_not_hidden_by_one_of_the_journal(tmp_path: Path) -> None:
     storage = SqliteStorage(tmp_path / "journal")
     async with opened(isolation="thread") as device:
@@ -474,7 +455,6 @@ trio.run(main)
 
 
 @pytest.mark.slow
-@program
 async def test_the_journal_of_a_program_that_is_killed_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     command = [sys.executable, "-c", KILLED, str(path)]
@@ -505,7 +485,6 @@ async def recorded(path: Path) -> None:
             await device.fill(x, 3)
 
 
-@program
 async def test_damage_is_told(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     await recorded(path)
@@ -540,7 +519,6 @@ async def test_damage_is_told(tmp_path: Path) -> None:
         await read_journal(path)
 
 
-@program
 async def test_whatever_is_in_the_file_is_an_error_of_journals(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     await recorded(path)
@@ -565,7 +543,6 @@ def names_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("where", ["missing/journal", "file/journal", "n" * 300])
-@program
 async def test_a_file_that_cannot_be_begun_is_a_journal_error(tmp_path: Path, where: str) -> None:
     (tmp_path / "file").touch()
     async with opened(isolation="thread") as device:
@@ -578,7 +555,6 @@ async def test_a_file_that_cannot_be_begun_is_a_journal_error(tmp_path: Path, wh
     assert names_in(tmp_path) == ["file"]
 
 
-@program
 async def test_without_a_thread_no_journal_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -594,7 +570,6 @@ async def test_without_a_thread_no_journal_is_begun(
     assert names_in(tmp_path) == []
 
 
-@program
 async def test_invalid_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with pytest.raises(FileNotFoundError):
@@ -655,7 +630,6 @@ def test_unrecordable_value_is_opaque() -> None:
         decode(b"\x81")
 
 
-@program
 async def test_a_call_with_an_opaque_argument_is_skipped_and_says_so(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 
@@ -673,7 +647,6 @@ async def test_a_call_with_an_opaque_argument_is_skipped_and_says_so(tmp_path: P
     assert report.differences == []
 
 
-@program
 async def test_entry_being_written_counts_once() -> None:
     class Held:
         """A storage that writes when it is let."""

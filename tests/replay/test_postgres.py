@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +26,8 @@ from atomr_accel.replay import (
     replay_journal,
 )
 
-from ..harness import opened, program
+from ..harness import opened
 from .servers import postgres_server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +48,6 @@ def executed(where: str, statement: str, *values: Any) -> Any:
         return cursor.fetchone() if cursor.description else None
 
 
-@program
 async def test_a_journal_in_postgres_is_replayed(server: str) -> None:
     storage = partial(PostgresStorage, server)
     with pytest.raises(FileNotFoundError):  # there are no tables yet
@@ -79,7 +76,6 @@ async def test_a_journal_in_postgres_is_replayed(server: str) -> None:
     assert executed(server, "SELECT count(*) FROM atomr_accel_contents") == (0,)
 
 
-@program
 async def test_the_oldest_entries_of_a_journal_in_postgres_are_dropped(server: str) -> None:
     storage = partial(PostgresStorage, server, "bounded")
     async with opened(isolation="thread") as device:
@@ -97,7 +93,6 @@ async def test_the_oldest_entries_of_a_journal_in_postgres_are_dropped(server: s
     assert executed(server, "SELECT count(*) FROM atomr_accel_contents")[0] <= 20
 
 
-@program
 async def test_an_append_is_all_or_nothing(server: str) -> None:
     storage = PostgresStorage(server, "whole")
 
@@ -121,7 +116,6 @@ async def test_an_append_is_all_or_nothing(server: str) -> None:
         await storage.records()
 
 
-@program
 async def test_many_programs_may_make_journals_at_once(server: str) -> None:
     executed(server, "DROP TABLE IF EXISTS atomr_accel_records, atomr_accel_contents")
     executed(server, "DROP TABLE IF EXISTS atomr_accel_journals")
@@ -140,7 +134,6 @@ async def test_many_programs_may_make_journals_at_once(server: str) -> None:
     assert sorted(made) == [f"journal {number}" for number in range(4)]
 
 
-@program
 async def test_a_server_that_is_not_there() -> None:
     pytest.importorskip("psycopg")
     storage = PostgresStorage("host=/nowhere user=us password=secret", "run")
@@ -150,7 +143,6 @@ async def test_a_server_that_is_not_there() -> None:
             pass
 
 
-@program
 async def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
     with pytest.raises(LibraryMissing, match=r"pip install .*\[postgres\]"):
@@ -158,7 +150,6 @@ async def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
 
-@program
 async def test_a_server_that_hangs_holds_nobody(server: str) -> None:
     import psycopg
 
@@ -181,7 +172,6 @@ async def test_a_server_that_hangs_holds_nobody(server: str) -> None:
         assert [each.number for each in await storage.records()] in ([0], [0, 1])
 
 
-@program
 async def test_connecting_to_what_never_answers_can_be_cancelled() -> None:
     pytest.importorskip("psycopg")
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -199,7 +189,6 @@ async def test_connecting_to_what_never_answers_can_be_cancelled() -> None:
         assert storage._connection is None
 
 
-@program
 async def test_tables_of_others_are_an_error_of_journals(server: str) -> None:
     for line in (
         "CREATE SCHEMA others",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -20,11 +20,8 @@ from atomr_accel.replay import (
     replay_journal,
 )
 
-from ..harness import cancelled_at, opened, program
+from ..harness import cancelled_at, opened
 from .servers import redis_server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 coredis = pytest.importorskip("coredis")
 pytestmark = pytest.mark.filterwarnings("default")  # coredis has some of its own
@@ -36,7 +33,6 @@ def url() -> Iterator[str]:
         yield address
 
 
-@program
 async def test_a_journal_in_redis_is_replayed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atomr_accel.replay._redis._PAGE", 20)
     name = f"journal-{uuid.uuid4()}"
@@ -60,7 +56,6 @@ async def test_a_journal_in_redis_is_replayed(url: str, monkeypatch: pytest.Monk
         await read_journal(RedisStorage(url, "no-such-journal"))
 
 
-@program
 async def test_the_oldest_entries_of_a_journal_in_redis_are_dropped(url: str) -> None:
     name = f"journal-{uuid.uuid4()}"
     async with opened(isolation="thread") as device:
@@ -81,7 +76,6 @@ async def test_the_oldest_entries_of_a_journal_in_redis_are_dropped(url: str) ->
         assert await client.hlen(f"{name}:contents") <= 20
 
 
-@program
 async def test_one_of_many_programs_creates_the_journal(url: str) -> None:
     name = f"journal-{uuid.uuid4()}"
     made, refused, all_have_tried = [], [], trio.Event()
@@ -105,7 +99,6 @@ async def test_one_of_many_programs_creates_the_journal(url: str) -> None:
         await read_journal(RedisStorage(url, name))
 
 
-@program
 async def test_a_journal_that_is_not_made_leaves_nothing(url: str) -> None:
     for step in itertools.count(1):
         name, opened_it = f"journal-{uuid.uuid4()}", False
@@ -125,7 +118,6 @@ async def test_a_journal_that_is_not_made_leaves_nothing(url: str) -> None:
 
 
 @pytest.mark.parametrize("create", [True, False])
-@program
 async def test_a_server_that_is_not_there_is_an_error_of_journals(create: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -135,7 +127,6 @@ async def test_a_server_that_is_not_there_is_an_error_of_journals(create: bool) 
                 raise NotImplementedError
 
 
-@program
 async def test_foreign_data_is_a_journal_error(url: str) -> None:
     async with coredis.Redis.from_url(url) as client:
         await client.set("text:records", "hello")
@@ -151,7 +142,6 @@ async def test_foreign_data_is_a_journal_error(url: str) -> None:
                 raise NotImplementedError
 
 
-@program
 async def test_errors_of_the_block_stay_what_they_are(url: str) -> None:
     error = coredis.exceptions.RedisError("of the program")
     with pytest.raises(coredis.exceptions.RedisError) as raised:
@@ -160,7 +150,6 @@ async def test_errors_of_the_block_stay_what_they_are(url: str) -> None:
     assert raised.value is error
 
 
-@program
 async def test_a_cancelled_program_has_its_journal(url: str) -> None:
     name = f"journal-{uuid.uuid4()}"
     async with opened(isolation="thread") as device:

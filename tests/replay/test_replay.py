@@ -9,7 +9,7 @@ import random
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from atomr_accel import CompileOptions, ContextPoisoned, GpuRefSealed, GpuRefStale
+from atomr_accel import CompileOptions, ContextPoisoned, Device, GpuRef, GpuRefSealed, GpuRefStale
 from atomr_accel.device.data.transfer import SMALL
 from atomr_accel.replay import (
     Compared,
@@ -41,14 +41,11 @@ from atomr_accel.testing import kill_host
 
 from ..durable.programs import CHANGED
 from ..durable.scribbling import scribble
-from ..harness import cpu_only, on_shared, opened, program, same_bits, sized
+from ..harness import cpu_only, on_shared, opened, same_bits, sized
 from ..ordering.programs import FAULTS, KINDS, SOURCE, Run, mix
 from .ops import OPS
 from .programs import SOURCE as PLAIN
 from .programs import Random, Wide, array_of, dies, dies_when_told, drawn, scaled, shifted
-
-if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef
 
 
 async def again(path: Path, **options: Any) -> Report:
@@ -106,7 +103,6 @@ async def test_frees_and_seals_during_deferred_calls_are_repeated(
         assert report.same, (report, *await read_journal(path))
 
 
-@program
 async def test_a_buffer_that_is_freed_under_calls_of_a_batch_is_kept_for_them(
     tmp_path: Path,
 ) -> None:
@@ -129,7 +125,6 @@ async def test_a_buffer_that_is_freed_under_calls_of_a_batch_is_kept_for_them(
     assert not report.skipped
 
 
-@program
 async def test_buffers_that_a_recording_knows_by_several_refs_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device:
@@ -147,7 +142,6 @@ async def test_buffers_that_a_recording_knows_by_several_refs_are_replaced(tmp_p
     assert report.same, report
 
 
-@program
 async def test_what_a_replay_fetches_is_repeated_and_compared(tmp_path: Path) -> None:
     """A fetch is noted as a ``get`` right after the replay, also if another task writes then."""
     path = tmp_path / "journal"
@@ -188,7 +182,6 @@ async def test_what_a_replay_fetches_is_repeated_and_compared(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "few", "steps"), [(Random, 10, 25), (Wide, 3, 18)])
-@program
 async def test_random_programs_are_replayed_bit_for_bit(
     kind: type[Random | Wide], few: int, steps: int, tmp_path: Path
 ) -> None:
@@ -205,7 +198,6 @@ async def test_random_programs_are_replayed_bit_for_bit(
             path.unlink()
 
 
-@program
 @pytest.mark.parametrize("at", range(4))
 async def test_every_op_of_the_table_is_replayed(at: int, tmp_path: Path) -> None:
     path = tmp_path / "journal"
@@ -221,7 +213,6 @@ async def test_every_op_of_the_table_is_replayed(at: int, tmp_path: Path) -> Non
         assert report.compared == sum(len(each.outputs) for each in recorded.calls)
 
 
-@program
 async def test_sparse_matrices_in_the_host_are_made_again(tmp_path: Path) -> None:
     path = tmp_path / "sparse.journal"
     matrix = scipy.sparse.csr_array(np.array([[4.0, 1, 0], [1, 3, 0], [0, 0, 2]]))
@@ -242,8 +233,16 @@ async def test_sparse_matrices_in_the_host_are_made_again(tmp_path: Path) -> Non
     assert report.same, str(report)
 
 
+async def replays(one: Device, other: Device, path: Path, ops: list[tuple[str, int]]) -> None:
+    """A program on one device is the same on the other, by its journal."""
+    async with open_journal(one, path, contents=True, results=True):
+        kernel = await one.nvrtc.compile(SOURCE, "mix", cpu=mix)
+        await Run(one, kernel).run(ops)
+    report = await replay_journal(path, other)
+    assert report.differences == [], (path, report)
+
+
 @pytest.mark.slow
-@program
 async def test_programs_of_many_tasks_are_replayed_in_the_order_of_the_program(
     tmp_path: Path,
 ) -> None:
@@ -253,17 +252,12 @@ async def test_programs_of_many_tasks_are_replayed_in_the_order_of_the_program(
             rng = random.Random(seed)
             ops = [(rng.choice(KINDS), rng.randrange(2**16)) for _ in range(rng.randrange(1, 60))]
             path = tmp_path / f"{seed}.journal"
-            async with open_journal(one, path, contents=True, results=True):
-                kernel = await one.nvrtc.compile(SOURCE, "mix", cpu=mix)
-                await Run(one, kernel).run(ops)
-            report = await replay_journal(path, other)
-            assert report.differences == [], (seed, report)
+            await replays(one, other, path, ops)
             path.unlink()
 
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_programs_with_faults_are_replayed(tmp_path: Path) -> None:
     options: dict[str, Any] = {"max_restarts": 1000, "standby": None}
     async with opened(**options) as one, opened(**options) as other:
@@ -271,15 +265,9 @@ async def test_programs_with_faults_are_replayed(tmp_path: Path) -> None:
             rng = random.Random(seed)
             ops = [(rng.choice(KINDS), rng.randrange(2**16)) for _ in range(rng.randrange(1, 30))]
             ops.insert(rng.randrange(len(ops) + 1), (rng.choice(FAULTS), 0))
-            path = tmp_path / f"{seed}.journal"
-            async with open_journal(one, path, contents=True, results=True):
-                kernel = await one.nvrtc.compile(SOURCE, "mix", cpu=mix)
-                await Run(one, kernel).run(ops)
-            report = await replay_journal(path, other)
-            assert report.differences == [], (seed, report)
+            await replays(one, other, tmp_path / f"{seed}.journal", ops)
 
 
-@program
 async def test_modules_structs_and_variables_are_replayed(tmp_path: Path) -> None:
     class Line(ctypes.Structure):
         _fields_ = (("slope", ctypes.c_float), ("offset", ctypes.c_float))
@@ -318,7 +306,6 @@ async def test_modules_structs_and_variables_are_replayed(tmp_path: Path) -> Non
     assert report.complete
 
 
-@program
 async def test_the_state_after_each_call_can_be_had(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device, open_journal(device, path, contents=True):
@@ -367,7 +354,6 @@ async def record_three(path: Path, **options: Any) -> None:
         await device.get(await device.evaluate(x + 1))
 
 
-@program
 async def test_functions_that_nothing_calls_are_refused(tmp_path: Path) -> None:
     """A misspelt name would otherwise test the recorded function."""
     path = tmp_path / "journal"
@@ -378,7 +364,6 @@ async def test_functions_that_nothing_calls_are_refused(tmp_path: Path) -> None:
         await again(path, functions={"duobled": doubled_wrongly})
 
 
-@program
 async def test_a_bug_in_one_op_is_named_with_the_element_and_by_how_much(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     await record_three(path, contents=True, results=True)
@@ -393,7 +378,6 @@ async def test_a_bug_in_one_op_is_named_with_the_element_and_by_how_much(tmp_pat
     assert not report.same
 
 
-@program
 async def test_without_results_the_first_thing_that_is_fetched_tells(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     await record_three(path, contents=True)
@@ -406,7 +390,6 @@ async def test_without_results_the_first_thing_that_is_fetched_tells(tmp_path: P
     assert not (await again(path, functions={"doubled": doubled_wrongly}, tolerance=exact)).same
 
 
-@program
 async def test_without_contents_inputs_come_from_elsewhere_and_hashes_are_compared(
     tmp_path: Path,
 ) -> None:
@@ -424,7 +407,6 @@ async def test_without_contents_inputs_come_from_elsewhere_and_hashes_are_compar
     assert wrong.differences[0].deviation is None
 
 
-@program
 async def test_a_tolerance_is_a_number_or_numbers_by_dtypes(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device:
@@ -445,7 +427,6 @@ async def test_a_tolerance_is_a_number_or_numbers_by_dtypes(tmp_path: Path) -> N
                 await state_at(path, number, device)  # type: ignore[arg-type]
 
 
-@program
 async def test_different_error_is_a_difference(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 
@@ -458,7 +439,6 @@ async def test_different_error_is_a_difference(tmp_path: Path) -> None:
     assert "raised LookupError: not found" in str(report)
 
 
-@program
 async def test_a_function_whose_source_has_changed_is_not_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,7 +450,6 @@ async def test_a_function_whose_source_has_changed_is_not_called(
     assert "its source has changed" in report.skipped[0].reason
 
 
-@program
 async def test_a_function_without_a_name_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     step = 3
@@ -490,7 +469,6 @@ async def test_a_function_without_a_name_is_asked_for(tmp_path: Path) -> None:
 
 
 @cpu_only
-@program
 async def test_buffers_lost_to_a_fault_are_lost_in_the_replay(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened() as device, open_journal(device, path, contents=True):
@@ -506,7 +484,6 @@ async def test_buffers_lost_to_a_fault_are_lost_in_the_replay(tmp_path: Path) ->
 
 
 @cpu_only
-@program
 async def test_durable_buffers_are_made_and_lost_again(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened() as device:
@@ -547,7 +524,6 @@ async def test_durable_buffers_are_made_and_lost_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_results_of_unknown_inputs_are_unknown(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     async with opened(isolation="thread") as device:
@@ -564,7 +540,6 @@ async def test_results_of_unknown_inputs_are_unknown(tmp_path: Path) -> None:
     assert report.differences == [], report
 
 
-@program
 @pytest.mark.parametrize(
     ("wrong", "error"), [(False, KeyError), (True, TypeError)], ids=["its own", "of a call"]
 )
@@ -588,7 +563,6 @@ async def test_error_of_a_batch_block_is_no_difference(
 
 
 @cpu_only
-@program
 async def test_call_that_ended_well_next_to_a_fault_ends_well_again(tmp_path: Path) -> None:
     path, pipe = tmp_path / "journal", tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -616,7 +590,6 @@ async def test_call_that_ended_well_next_to_a_fault_ends_well_again(tmp_path: Pa
 
 @pytest.mark.slow
 @cpu_only
-@program
 async def test_a_batch_that_went_down_with_a_call_before_it_goes_down_again(tmp_path: Path) -> None:
     path, pipe = tmp_path / "journal", tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -729,7 +702,6 @@ def test_how_much_of_what_is_allowed_a_difference_takes() -> None:
     assert share([], [], 0.0) == 0
 
 
-@program
 async def test_views_are_told_by_where_they_lie() -> None:
     async with opened(isolation="thread") as device:
         x = await device.put(np.arange(12, dtype=np.float32).reshape(3, 4))
@@ -741,7 +713,6 @@ async def test_views_are_told_by_where_they_lie() -> None:
                 view_of(x, (3, 4), np.float32, offset, strides)
 
 
-@program
 async def test_a_transfer_has_its_place_where_it_is_submitted(tmp_path: Path) -> None:
     """A task that the caller has started submits nothing before it."""
     path = tmp_path / "journal"

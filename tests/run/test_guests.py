@@ -6,25 +6,23 @@ import importlib.util
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pytest
 
 from atomr_accel.testing import poison
-from tests.harness import ON_CUDA, cpu_only, opened, program
+from tests.harness import ON_CUDA, cpu_only, opened
 
 from . import guests
 
-if TYPE_CHECKING:
-    from pathlib import Path
+pytestmark = pytest.mark.slow
 
 TRITON: Final = all(importlib.util.find_spec(name) for name in ("triton", "torch"))
 
 
-@pytest.mark.slow
 @cpu_only
-@program
 async def test_a_kernel_is_made_again_after_a_fault() -> None:
     async with opened() as device:
         for generation in (1, 2):
@@ -56,7 +54,6 @@ trio.run(main)
 """
 
 
-@pytest.mark.slow
 @cpu_only
 def test_a_kernel_in_the_init_of_a_script_has_a_source(tmp_path: Path) -> None:
     """Triton and others compile the source of a function, wherever it was pickled."""
@@ -70,9 +67,7 @@ def test_a_kernel_in_the_init_of_a_script_has_a_source(tmp_path: Path) -> None:
     assert "# of a script" in found.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not TRITON, reason="Triton, with PyTorch, is not installed")
-@program
 async def test_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     if not ON_CUDA:
         monkeypatch.setenv("TRITON_INTERPRET", "1")  # of the host, which inherits it

@@ -6,9 +6,10 @@ import os
 import socket
 import stat
 import struct
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,17 +17,12 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, DeviceLost, KernelHung, open_system
+from atomr_accel import ContextPoisoned, Device, DeviceLost, KernelHung, open_system
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host
 from atomr_accel.wire import Failure
 
-from ..harness import BACKEND, Gate, cancelled_at, cpu_only, on_shared, opened, program, settled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
+from ..harness import BACKEND, Gate, cancelled_at, cpu_only, on_shared, opened, settled
 
 pytestmark = cpu_only
 
@@ -55,7 +51,6 @@ def cost_of_host() -> tuple[int, int]:
 # --- closing ------------------------------------------------------------------------------------
 
 
-@program
 async def test_a_lane_whose_first_caller_was_cancelled_can_be_closed(isolation: Isolation) -> None:
     async with opened(isolation=isolation) as device:
         before = lanes_of(device)
@@ -69,7 +64,6 @@ async def test_a_lane_whose_first_caller_was_cancelled_can_be_closed(isolation: 
 
 
 @pytest.mark.slow
-@program
 async def test_a_closed_lane_leaves_nothing_behind(isolation: Isolation) -> None:
     make, count = counter()
     async with opened(isolation=isolation) as device:
@@ -90,7 +84,6 @@ async def test_a_closed_lane_leaves_nothing_behind(isolation: Isolation) -> None
         assert await device.run(count, lane="job-1", init=make) == 2
 
 
-@program
 async def test_a_lane_whose_function_has_forked_is_closed_at_once(gate: Gate) -> None:
     """The child has copies of all that the host has open, its sockets among them."""
     path = str(gate.path)
@@ -114,7 +107,6 @@ async def test_a_lane_whose_function_has_forked_is_closed_at_once(gate: Gate) ->
         gate.open()
 
 
-@program
 async def test_closed_lanes_are_not_opened_in_a_rebuild() -> None:
     async with opened() as device:
         for name in ("a", "b"):
@@ -126,7 +118,6 @@ async def test_closed_lanes_are_not_opened_in_a_rebuild() -> None:
         assert await device.run(len, "xy", lane="a") == 2
 
 
-@program
 async def test_closing_waits_for_calls_and_calls_for_closing(
     gate: Gate, isolation: Isolation
 ) -> None:
@@ -180,7 +171,6 @@ async def test_closing_can_be_cancelled_at_any_point(device: Device) -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_host_that_dies_while_a_lane_is_closed() -> None:
     make, count = counter()
     async with opened(max_restarts=9) as device:
@@ -281,7 +271,6 @@ FORGED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("data", FORGED.values(), ids=FORGED.keys())
-@program
 async def test_a_host_that_breaks_the_protocol_is_replaced(data: bytes) -> None:
     async with opened() as device:
         x = await device.put(np.ones(3))
@@ -294,7 +283,6 @@ async def test_a_host_that_breaks_the_protocol_is_replaced(data: bytes) -> None:
         assert device.generation == 2
 
 
-@program
 async def test_abandoned_close_of_a_lane_is_finished_by_the_next_caller(gate: Gate) -> None:
     path = str(gate.path)
 
@@ -326,7 +314,6 @@ async def test_abandoned_close_of_a_lane_is_finished_by_the_next_caller(gate: Ga
         gate.open()
 
 
-@program
 async def test_lane_request_at_the_end_of_a_context_raises_its_cause() -> None:
     """The lane takes no more tasks, and its end is not known yet."""
     async with open_system("demo") as system:

@@ -6,7 +6,7 @@ import pickle
 import threading
 import tracemalloc
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -14,15 +14,12 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned
+from atomr_accel import ContextPoisoned, Device
+from atomr_accel.lanes import Isolation
 from atomr_accel.libraries.run.wire.pickling import INLINE, PickleTooLarge, TakesLong, dumps, loads
 from atomr_accel.testing import kill_host
 
-from ..harness import Gate, cpu_only, on_shared, opened, program, settled
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
+from ..harness import Gate, cpu_only, on_shared, opened, settled
 
 pytestmark = cpu_only
 
@@ -172,7 +169,6 @@ async def test_large_initializers(device: Device) -> None:
     await device.close_lane("t")
 
 
-@program
 async def test_large_initializers_are_kept_for_rebuilds() -> None:
     table = np.arange(1 << 18)
     init = partial(lambda array: array * 2, table)
@@ -183,7 +179,6 @@ async def test_large_initializers_are_kept_for_rebuilds() -> None:
         assert await device.run(lambda state: int(state[7]), init=init) == 14
 
 
-@program
 async def test_a_host_that_dies_while_much_is_on_its_way() -> None:
     async with opened(max_restarts=9) as device:
         large = np.ones(8 << 20, np.uint8)
@@ -222,7 +217,6 @@ async def test_oversized_argument_is_refused_before_it_is_copied(device: Device)
 
 
 @pytest.mark.slow
-@program
 async def test_a_busy_lane_does_not_keep_others_from_their_results(
     gate: Gate, isolation: Isolation
 ) -> None:

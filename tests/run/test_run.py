@@ -7,38 +7,23 @@ import subprocess
 import sys
 import time
 from collections import UserList
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 from hypothesis import given
 
-from atomr_accel import ContextPoisoned, GpuRef, GpuRefStale, RemoteError, traceparent
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale, RemoteError, traceparent
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing._faults import simulate
 
-from ..array_samples import arrays
-from ..harness import (
-    Gate,
-    cancelled_at,
-    cpu_only,
-    on_shared,
-    opened,
-    program,
-    same_bits,
-    settled,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
-
-    from ..array_samples import Array
+from ..array_samples import Array, arrays
+from ..harness import Gate, cancelled_at, cpu_only, on_shared, opened, same_bits, settled
 
 pytestmark = cpu_only  # functions here take NumPy arrays; those for a GPU are in test_gpu.py
 
@@ -191,7 +176,6 @@ async def test_calls_take_their_place_among_ops(device: Device) -> None:
     assert (await device.get(y) == 64).all()
 
 
-@program
 async def test_lanes_run_side_by_side(gate: Gate, isolation: Isolation) -> None:
     path = str(gate.path)
 
@@ -216,7 +200,6 @@ async def test_lanes_run_side_by_side(gate: Gate, isolation: Isolation) -> None:
         gate.open()
 
 
-@program
 async def test_an_answer_does_not_wait_for_the_next_call(gate: Gate, isolation: Isolation) -> None:
     path = str(gate.path)
 
@@ -264,7 +247,6 @@ def counting() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 @pytest.mark.slow
-@program
 async def test_a_lane_keeps_its_state_and_makes_it_anew(isolation: Isolation) -> None:
     make, call = counting()
     async with opened(isolation=isolation, max_restarts=9) as device:
@@ -379,7 +361,6 @@ async def test_a_state_that_cannot_be_made_fails_its_calls_until_it_can(device: 
     assert await device.run(use, lane="broken", init=lambda: 5) == 5
 
 
-@program
 async def test_state_of_a_buffer_that_did_not_survive() -> None:
     make, call = counting()
     async with opened() as device:
@@ -540,7 +521,6 @@ def dropping() -> Any:
     return drop
 
 
-@program
 async def test_an_error_passes_while_a_function_drops_arrays() -> None:
     """The host is a process: it crashed where this went wrong."""
     async with opened(isolation="process") as device:
@@ -610,7 +590,6 @@ trio.run(main)
 """
 
 
-@program
 async def test_a_function_that_ends_its_host() -> None:
     async with opened() as device:
         with pytest.raises(ContextPoisoned, match="exit code 7"):
@@ -619,7 +598,6 @@ async def test_a_function_that_ends_its_host() -> None:
         assert device.generation == 2
 
 
-@program
 async def test_the_call_that_ends_its_host_is_named_not_the_initializer() -> None:
     async with opened() as device:
         with pytest.raises(ContextPoisoned) as info:
@@ -627,7 +605,6 @@ async def test_the_call_that_ends_its_host_is_named_not_the_initializer() -> Non
         assert info.value.op == "run end_with"
 
 
-@program
 async def test_a_fault_inside_is_a_fault_of_the_context() -> None:
     async with opened() as device:
         x = await device.put(np.ones(3))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import atexit
 import inspect
+from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from ..harness import Shared
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _NOT_OURS: Final = ("overwrite_x", "workers", "plan")
 """Arguments about memory and threads of SciPy's own transforms, which change no result."""

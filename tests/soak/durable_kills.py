@@ -15,22 +15,18 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import trio
 
-from atomr_accel import ContextPoisoned, GpuRefStale, Standby, open_device
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale, Standby, open_device
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import kill_host
 
 from ..durable.programs import IN_FLIGHT
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
 
 SIZE = 40_000  # elements of float32: three chunks, the last one in part
 

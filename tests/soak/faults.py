@@ -21,18 +21,15 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, get_args
+from typing import Final, get_args
 
 import trio
 
-from atomr_accel import GpuRefStale, Standby
+from atomr_accel import Device, GpuRefStale, Standby
 from atomr_accel.testing import hang, kill_host, poison
 from atomr_accel.testing._faults import FaultName
 
 from .kills import FAULTS, Report, kill, soak
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 MARK: Final = "ATOMR_SOAK"
 """An environment variable by which processes that this one has started are found again."""

@@ -30,19 +30,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import trio
 
-from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale, Standby, open_device
+from atomr_accel import (
+    ContextPoisoned,
+    Device,
+    DeviceLost,
+    GpuRef,
+    GpuRefStale,
+    Standby,
+    open_device,
+)
 from atomr_accel.actors import Backoff
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
-
-if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.lanes import Isolation
 
 SIDE: Final = 16
 PATIENCE: Final = 60

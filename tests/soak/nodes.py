@@ -17,13 +17,13 @@ import argparse
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -44,9 +44,6 @@ from tests.cluster.processes import KEYS, Clients, listener_on, running, until_a
 from tests.cluster.simulated import PROGRAM, Log, Read
 from tests.harness import ROOT, stop_process
 from tests.replay.servers import postgres_server
-
-if TYPE_CHECKING:
-    import subprocess
 
 PATIENCE = 60
 """Seconds after which entities count as lost."""

@@ -19,9 +19,10 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import numpy as np
 import trio
@@ -29,6 +30,7 @@ import trio
 from atomr_accel import (
     ContextPoisoned,
     CpuFallbackWarning,
+    Device,
     GpuRefStale,
     Standby,
     open_device,
@@ -36,11 +38,6 @@ from atomr_accel import (
 from atomr_accel.testing import standby_ready
 from atomr_accel.testing._faults import FAULTS, FaultName, simulate, source_of
 from atomr_accel.wire.blackbox import BOX_BYTES, CURRENT, SEQ, BlackBox, note_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
 
 LIMIT: Final = 0.05
 """Seconds within which the first report has to be there."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 import trio
 
-from ..harness import BACKEND, ROOT, program
+from atomr_accel import Device
+
+from ..harness import BACKEND, ROOT
 from .kills import soak
-
-if TYPE_CHECKING:
-    import random
-
-    from atomr_accel import Device
 
 
 @pytest.mark.slow
@@ -32,7 +29,6 @@ def test_whatever_is_killed_every_answer_comes_once_and_is_right(
 
 
 @pytest.mark.slow
-@program
 async def test_harm_without_effect_and_a_harm_that_fails_are_told_at_the_end() -> None:
     done = 0
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import ContextPoisoned, Device
+from atomr_accel import ContextPoisoned, Device, GpuRef
 from atomr_accel.solvers import bicgstab, cg, gmres, lobpcg, minres
 from atomr_accel.solvers._iterating import iterate
 
 from .. import seeds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import GpuRef
 
 SOLVERS: dict[str, Callable[..., Any]] = {
     "cg": cg,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,6 @@ from atomr_accel import Device
 from atomr_accel.solvers import bicgstab, cg, gmres, minres
 
 from .. import seeds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SOLVERS: dict[str, Callable[..., Any]] = {
     "cg": cg,

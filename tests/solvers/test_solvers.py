@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse
 import scipy.sparse.linalg as direct
 
-from atomr_accel import Device
+from atomr_accel import Device, GpuRef
 from atomr_accel.solvers import bicgstab, cg, gmres, lobpcg, minres
 
 from .. import seeds
-
-if TYPE_CHECKING:
-    from atomr_accel import GpuRef
 
 N = 40
 sparse: Any = scipy.sparse

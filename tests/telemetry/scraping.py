@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from atomr_accel.telemetry import PrometheusCollector
-
-if TYPE_CHECKING:
-    from atomr_accel.telemetry import Metrics
+from atomr_accel.telemetry import Metrics, PrometheusCollector
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

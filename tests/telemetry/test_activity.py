@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,13 +22,9 @@ from atomr_accel.telemetry._recorder import Recorder
 from atomr_accel.testing import poison
 from atomr_accel.wire.activity import ActivityRecord
 from tests.fakes import cupti
-from tests.harness import opened, program
+from tests.fakes.cupti import Cupti
+from tests.harness import opened
 from tests.telemetry.timelines import read
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.fakes.cupti import Cupti
 
 messages = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
@@ -152,7 +149,6 @@ async def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
                 pass
 
 
-@program
 async def test_devices_without_cupti() -> None:
     async with opened(backend="cpu") as device:
         with pytest.raises(Unsupported, match="no executor for backend 'cpu'"):

@@ -8,7 +8,8 @@ import logging
 import random
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from prometheus_client.openmetrics.parser import (
 
 from atomr_accel import (
     ContextPoisoned,
+    Device,
     DeviceLost,
     FinishedOps,
     OutOfMemory,
@@ -35,14 +37,9 @@ from atomr_accel.telemetry._tally import LibraryTally, library_of
 from atomr_accel.testing import poison
 
 from ..fakes.nvml import FakeGpu, FakeNvml
-from ..harness import cpu_only, opened, program, settled, sized
+from ..harness import cpu_only, opened, settled, sized
 from ..seeds import draw
 from .scraping import Seen, exposition, samples
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from atomr_accel import Device
 
 
 def test_the_catalogue_is_in_order() -> None:
@@ -187,7 +184,6 @@ class Model:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_counts_are_those_of_a_model() -> None:
     rng = random.Random(draw())
     metrics = Metrics()
@@ -204,7 +200,6 @@ async def test_counts_are_those_of_a_model() -> None:
 
 
 @cpu_only
-@program
 async def test_the_state_of_a_device() -> None:
     metrics = Metrics()
     async with opened(isolation="thread", memory_limit=1 << 30) as device:
@@ -234,7 +229,6 @@ async def test_the_state_of_a_device() -> None:
 
 
 @cpu_only
-@program
 @pytest.mark.parametrize("every_op", [False, True])
 async def test_ops_are_counted_exactly_and_timed_as_is_asked(every_op: bool) -> None:
     metrics = Metrics()
@@ -252,7 +246,6 @@ async def test_ops_are_counted_exactly_and_timed_as_is_asked(every_op: bool) -> 
     assert (0 if not every_op else 601) < sum(times.buckets) + every_op <= 601 + every_op
 
 
-@program
 async def test_the_plans_of_libraries() -> None:
     metrics = Metrics()
     async with opened(isolation="thread") as device:
@@ -267,7 +260,6 @@ async def test_the_plans_of_libraries() -> None:
     assert seen("cache_lookups_total", cache="fft.plans", result="miss") == fft.misses == 1
 
 
-@program
 async def test_call_templates_are_observed() -> None:
     metrics = Metrics()
     async with opened(isolation="thread") as device:
@@ -283,7 +275,6 @@ async def test_call_templates_are_observed() -> None:
 
 
 @cpu_only
-@program
 async def test_the_device_times_of_ops_where_they_are_measured() -> None:
     metrics = Metrics()
     async with opened(isolation="thread") as device:
@@ -299,7 +290,6 @@ async def test_the_device_times_of_ops_where_they_are_measured() -> None:
 
 
 @cpu_only
-@program
 async def test_a_device_that_is_lost_is_seen_to_be() -> None:
     metrics = Metrics()
     with contextlib.suppress(DeviceLost):
@@ -315,7 +305,6 @@ async def test_a_device_that_is_lost_is_seen_to_be() -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_the_devices_of_a_system_come_and_go() -> None:
     metrics = Metrics()
     async with open_system("house") as system:
@@ -338,7 +327,6 @@ async def test_the_devices_of_a_system_come_and_go() -> None:
 
 
 @cpu_only
-@program
 async def test_a_device_of_a_system_alone() -> None:
     metrics = Metrics()
     async with open_system("house") as system:
@@ -391,7 +379,6 @@ class Worker(Actor):
         raise RuntimeError("as asked")
 
 
-@program
 async def test_actors_by_class() -> None:
     metrics = Metrics()
     async with open_actor_system("office") as system:
@@ -461,7 +448,6 @@ async def test_services_by_path() -> None:
 # --- GPUs ----------------------------------------------------------------------------------
 
 
-@program
 async def test_gpus_and_their_xids() -> None:
     part = FakeGpu(uuid="MIG-1", memory=(100, 60, 30, 10))
     gpu, idle = (
@@ -503,7 +489,6 @@ async def test_gpus_and_their_xids() -> None:
 # --- patterns ------------------------------------------------------------------------------
 
 
-@program
 async def test_a_pattern_and_its_observer() -> None:
     metrics = Metrics()
 
@@ -528,7 +513,6 @@ async def test_a_pattern_and_its_observer() -> None:
     assert seen("pattern_request_seconds_bucket", le="+Inf", **label) == 8
 
 
-@program
 async def test_the_state_of_a_circuit_and_the_parts_of_a_pattern() -> None:
     @dataclasses.dataclass
     class Part:
@@ -576,7 +560,6 @@ HOSTILE = ['"', "\\", "\n", 'a="b"} 1\n# HELP x', "\\n", "é☃", "\udc80", "\r\
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
-@program
 async def test_labels_are_what_they_are(name: str) -> None:
     metrics = Metrics()
     metrics_of_actors = type("Odd", (Worker,), {"__module__": __name__})
@@ -602,7 +585,6 @@ async def test_labels_are_what_they_are(name: str) -> None:
         assert {dict(labels).get("name") for _, labels in found} - {None} == {shown}
 
 
-@program
 async def test_observed_values_have_one_name_and_a_known_kind() -> None:
     metrics = Metrics()
     breaker = CircuitBreaker()
@@ -624,7 +606,6 @@ async def test_observed_values_have_one_name_and_a_known_kind() -> None:
         metrics.observer("x").__enter__()
 
 
-@program
 async def test_unreadable_metric_is_dropped_and_the_rest_is_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -649,7 +630,6 @@ async def test_unreadable_metric_is_dropped_and_the_rest_is_read(
     ]
 
 
-@program
 async def test_other_threads_have_trios_read() -> None:
     metrics = Metrics()
     threads = []

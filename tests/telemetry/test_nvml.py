@@ -10,10 +10,10 @@ import math
 import random
 import sys
 import threading
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -43,11 +43,8 @@ from atomr_accel.telemetry.nvml_library import NvmlLibrary
 from atomr_accel.testing import poison
 
 from ..fakes.nvml import FakeGpu, FakeNvml
-from ..harness import cpu_only, opened, program
+from ..harness import cpu_only, opened
 from ..seeds import draw
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 NEVER = math.inf
 
@@ -65,7 +62,6 @@ async def watching(fake: FakeNvml, *, interval: float = NEVER) -> AsyncIterator[
 FUNCTIONS = Path(telemetry.__file__).parent / "nvml_library.py"
 
 
-@program
 async def test_a_reading_is_in_units_of_si() -> None:
     gpu = FakeGpu(
         processes=[
@@ -95,7 +91,6 @@ async def test_a_reading_is_in_units_of_si() -> None:
     assert reading.mig == GpuMig(enabled=False, pending=True, instances=())
 
 
-@program
 async def test_unsupported_reading_is_none() -> None:
     names = {name for name in dir(FakeNvml) if name.startswith("nvmlDeviceGet")}
     every = names - {"nvmlDeviceGetUUID", "nvmlDeviceGetName"}
@@ -107,7 +102,6 @@ async def test_unsupported_reading_is_none() -> None:
     assert told == {"at", "index", "uuid", "name"}
 
 
-@program
 async def test_older_drivers_tell_memory_without_what_is_reserved() -> None:
     gpu = FakeGpu(lacks={"nvmlDeviceGetMemoryInfo_v2", "memory temperature"})
     async with watching(FakeNvml(gpu)) as nvml:
@@ -116,7 +110,6 @@ async def test_older_drivers_tell_memory_without_what_is_reserved() -> None:
     assert reading.memory_temperature is None
 
 
-@program
 async def test_parts_of_a_divided_gpu() -> None:
     part = FakeGpu(uuid="MIG-1", memory=(100, 60, 30, 10))
     gpu = FakeGpu(mig=[None, part, None])
@@ -126,7 +119,6 @@ async def test_parts_of_a_divided_gpu() -> None:
     assert reading.mig == GpuMig(enabled=True, pending=True, instances=parts)
 
 
-@program
 async def test_nvml_actor_calls_nvml_in_other_threads_and_closes_it() -> None:
     fake = FakeNvml(FakeGpu(), FakeGpu(uuid="GPU-2"))
     async with open_actor_system("demo") as system:
@@ -141,7 +133,6 @@ async def test_nvml_actor_calls_nvml_in_other_threads_and_closes_it() -> None:
     assert threading.current_thread() not in fake.threads
 
 
-@program
 async def test_nvml_actor_reads_periodically() -> None:
     fake = FakeNvml(FakeGpu())
     async with watching(fake, interval=1e-3) as nvml:
@@ -150,7 +141,6 @@ async def test_nvml_actor_reads_periodically() -> None:
         assert [reading.name for reading in nvml.readings] == ["Fake H200"]
 
 
-@program
 async def test_nvml_that_fails_is_opened_anew_and_its_reader_gets_the_error() -> None:
     fake = FakeNvml(FakeGpu())
     async with (
@@ -181,7 +171,6 @@ def test_nvml_that_fails_for_long_takes_nobody_down() -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.001))
 
 
-@program
 async def test_without_the_package_it_is_said_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -194,7 +183,6 @@ async def test_without_the_package_it_is_said_what_to_install(
         assert system.tree().children == ()
 
 
-@program
 async def test_without_a_driver_there_is_nothing_to_watch() -> None:
     fake = FakeNvml()
     fake.missing = fake.NVML_ERROR_LIBRARY_NOT_FOUND
@@ -204,7 +192,6 @@ async def test_without_a_driver_there_is_nothing_to_watch() -> None:
                 pass
 
 
-@program
 async def test_the_package_without_a_driver() -> None:
     pynvml = pytest.importorskip("pynvml")
     try:
@@ -219,7 +206,6 @@ async def test_the_package_without_a_driver() -> None:
         pytest.skip("there is a driver")
 
 
-@program
 async def test_arguments() -> None:
     async with open_actor_system("demo") as system:
         for interval in (0, -1.0, math.nan):
@@ -233,7 +219,6 @@ async def test_arguments() -> None:
 # --- Xids ----------------------------------------------------------------------------------
 
 
-@program
 async def test_xids_are_pushed_as_they_happen() -> None:
     gpu, other = FakeGpu(), FakeGpu(uuid="GPU-2")
     fake = FakeNvml(gpu, other)
@@ -251,7 +236,6 @@ async def test_xids_are_pushed_as_they_happen() -> None:
     assert nvml.xids[:2] == (first, second)
 
 
-@program
 async def test_watching_goes_on_while_nvml_is_opened_anew_and_ends_with_the_block() -> None:
     gpu = FakeGpu()
     fake = FakeNvml(gpu)
@@ -268,7 +252,6 @@ async def test_watching_goes_on_while_nvml_is_opened_anew_and_ends_with_the_bloc
 
 
 @pytest.mark.parametrize("turns", range(4))
-@program
 async def test_nvml_that_fails_as_it_is_closed_harms_nobody(turns: int) -> None:
     fake = FakeNvml(FakeGpu())
 
@@ -314,7 +297,6 @@ def test_an_xid_explains_the_nearest_fault_of_its_gpu_and_process() -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_an_xid_and_a_fault_of_a_device_find_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -391,7 +373,6 @@ def test_the_fake_is_like_the_package() -> None:
             assert thing == getattr(pynvml, name), name
 
 
-@program
 async def test_nvml_whose_gpus_cannot_be_found_is_closed_again() -> None:
     fake = FakeNvml(FakeGpu())
 

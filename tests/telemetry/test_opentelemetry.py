@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,14 +23,10 @@ from atomr_accel import LibraryMissing
 from atomr_accel.patterns import CircuitBreaker
 from atomr_accel.telemetry import METRICS, Metrics, export_to_opentelemetry
 
-from ..harness import cpu_only, opened, program
+from ..harness import cpu_only, opened
 
 otel = pytest.importorskip("opentelemetry.sdk.metrics")
 export = pytest.importorskip("opentelemetry.sdk.metrics.export")
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def points(data: Any) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -53,7 +51,6 @@ def provided(reader: Any) -> Iterator[Any]:
 
 
 @cpu_only
-@program
 async def test_a_reader_sees_what_was_counted() -> None:
     metrics = Metrics()
     reader = export.InMemoryMetricReader()
@@ -86,7 +83,6 @@ async def test_a_reader_sees_what_was_counted() -> None:
     assert units["atomr_accel.ops"] == "1"
 
 
-@program
 async def test_a_reader_in_trios_own_thread_waits_for_nothing() -> None:
     metrics = Metrics()
     reader = export.InMemoryMetricReader()
@@ -109,7 +105,6 @@ def push_to(endpoint: str) -> Any:
     return export.PeriodicExportingMetricReader(exporter, export_interval_millis=float("inf"))
 
 
-@program
 async def test_exporter_sends_spans_and_metrics() -> None:
     service = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
     requests: list[Any] = []
@@ -155,7 +150,6 @@ COLLECTOR = next(filter(shutil.which, ("otelcol", "otelcol-contrib")), None)
 @cpu_only
 @pytest.mark.slow
 @pytest.mark.skipif(COLLECTOR is None, reason="the OpenTelemetry collector is not installed")
-@program
 async def test_a_collector_takes_it(tmp_path: Path) -> None:
     with closing(socket.socket()) as sock:
         sock.bind(("127.0.0.1", 0))

@@ -11,8 +11,10 @@ import socket
 import subprocess
 import sys
 import urllib.parse
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h11
 import numpy as np
@@ -33,13 +35,9 @@ from atomr_accel.telemetry import (
     serve_prometheus,
 )
 
-from ..harness import cpu_only, opened, program
+from ..harness import cpu_only, opened
 from ..seeds import draw
 from .scraping import samples
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
 
 GET = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -92,7 +90,6 @@ class Client:
                 return status, headers, body.decode()
 
 
-@program
 async def test_a_scrape_and_another_over_the_same_connection() -> None:
     async with served() as connect:
         client = await connect()
@@ -106,7 +103,6 @@ async def test_a_scrape_and_another_over_the_same_connection() -> None:
         assert int(headers["content-length"]) > 0
 
 
-@program
 async def test_openmetrics_where_that_is_asked_for() -> None:
     async with served() as connect:
         client = await connect()
@@ -117,7 +113,6 @@ async def test_openmetrics_where_that_is_asked_for() -> None:
     assert list(openmetrics_families(text))
 
 
-@program
 async def test_invalid_scrape_is_refused() -> None:
     async with served() as connect:
         client = await connect()
@@ -136,7 +131,6 @@ async def test_invalid_scrape_is_refused() -> None:
         assert (await (await connect()).ask("GET", "/metrics"))[0] == 200
 
 
-@program
 async def test_no_bytes_whatever_end_it() -> None:
     rng = random.Random(draw())
     accept = b"Accept: application/openmetrics-text;version=x;escaping=y,*/*;q=z\r\n\r\n"
@@ -156,7 +150,6 @@ async def test_no_bytes_whatever_end_it() -> None:
         assert (await (await connect()).ask("GET", "/metrics"))[0] == 200
 
 
-@program
 async def test_broken_client_disturbs_no_other() -> None:
     async with served() as connect:
         slow = await connect()
@@ -173,7 +166,6 @@ async def test_broken_client_disturbs_no_other() -> None:
         assert (await slow.answer())[0] == 200
 
 
-@program
 async def test_connections_are_not_without_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_prometheus, "_MOST_CONNECTIONS", 2)
     async with served() as connect:
@@ -192,7 +184,6 @@ async def test_connections_are_not_without_number(monkeypatch: pytest.MonkeyPatc
         await ask(first)
 
 
-@program
 async def test_idle_connections_keep_no_scraper_out() -> None:
     async with served() as connect:
         for _ in range(_prometheus._MOST_CONNECTIONS + 10):
@@ -200,7 +191,6 @@ async def test_idle_connections_keep_no_scraper_out() -> None:
         assert (await (await connect()).ask("GET", "/metrics"))[0] == 200
 
 
-@program
 async def test_a_connection_that_asks_nothing_is_closed_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -209,7 +199,6 @@ async def test_a_connection_that_asks_nothing_is_closed_soon(
         assert await (await connect()).stream.receive_some() == b""
 
 
-@program
 async def test_an_answer_waits_for_no_body() -> None:
     async with served() as connect:
         client = await connect()
@@ -222,7 +211,6 @@ async def test_an_answer_waits_for_no_body() -> None:
         assert await client.stream.receive_some() == b""
 
 
-@program
 async def test_pages_of_other_names_read_nothing() -> None:
     async with served(names=["Metrics.Example"]) as connect:
         client = await connect()
@@ -234,7 +222,6 @@ async def test_pages_of_other_names_read_nothing() -> None:
             assert (await client.ask("GET", "/metrics", Host=host))[0] == status
 
 
-@program
 async def test_server_listens_to_this_machine_only_and_stops_with_its_block() -> None:
     async with served() as connect:
         await connect()
@@ -245,7 +232,6 @@ async def test_server_listens_to_this_machine_only_and_stops_with_its_block() ->
             pass
 
 
-@program
 async def test_what_metrics_observe_is_refused_in_their_place() -> None:
     advice = "metrics must be a Metrics, not CircuitBreaker; let one observe it"
     wrong: Any = CircuitBreaker()
@@ -258,7 +244,6 @@ async def test_what_metrics_observe_is_refused_in_their_place() -> None:
         export_to_opentelemetry(wrong)
 
 
-@program
 async def test_failed_scrape_is_logged_and_the_program_continues(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -271,7 +256,6 @@ async def test_failed_scrape_is_logged_and_the_program_continues(
     assert [record.message for record in caplog.records] == ["metrics cannot be told"]
 
 
-@program
 async def test_without_the_packages_it_is_said_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -287,7 +271,6 @@ async def test_without_the_packages_it_is_said_what_to_install(
 @cpu_only
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
-@program
 async def test_prometheus_scrapes_it(tmp_path: Path) -> None:
     """Debian's package ``prometheus``, or the project's binary."""
     metrics = Metrics()
@@ -359,7 +342,6 @@ async def ask_prometheus(port: int, query: str) -> list[tuple[dict[str, str], st
     return [(one["metric"], one["value"][1]) for one in answer["data"]["result"]]
 
 
-@program
 async def test_errors_come_out_as_they_are() -> None:
     with (
         closing(socket.create_server(("127.0.0.1", 0))) as taken,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from atomr_accel import open_system
-from atomr_accel.actors import Actor, Backoff, Message, Supervision, handler
+from atomr_accel.actors import Actor, ActorRef, Backoff, Message, Supervision, handler
 from atomr_accel.telemetry import export_spans
 from atomr_accel.testing import poison
-
-if TYPE_CHECKING:
-    from atomr_accel import open_system
-from atomr_accel.actors import ActorRef
 
 sdk: Any = pytest.importorskip("opentelemetry.sdk.trace")
 exporting: Any = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,9 +23,6 @@ from atomr_accel.testing import poison
 from tests.harness import opened
 from tests.telemetry.timelines import read
 from tests.telemetry.trace_processor import open_trace_processor
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 messages = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 

@@ -10,18 +10,16 @@ import base64
 import functools
 import importlib.util
 import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import trio
 
 from ..dashboard.browser import PROGRAM, Browser, open_browser
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 _APPEND: Final = 1
 _FINALIZE: Final = 2

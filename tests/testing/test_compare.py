@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
 import pytest
 
-from atomr_accel import TensorMap, Texture
+from atomr_accel import Device, TensorMap, Texture
 from atomr_accel.testing import Comparison, compare
 from atomr_accel.testing._compare import _difference
 
 from ..harness import cpu_only, needs_nvrtc, on_shared
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +14,7 @@ from hypothesis import find, given, settings
 from hypothesis.errors import NoSuchExample
 from hypothesis.stateful import run_state_machine_as_test
 
-from atomr_accel import (
-    Blocking,
-    Device,
-    GpuRefStale,
-    LibraryMissing,
-    open_blocking,
-    open_system,
-)
+from atomr_accel import Blocking, Device, GpuRefStale, LibraryMissing, open_blocking, open_system
 from atomr_accel.actors import Backoff, Directive, Intensity, Supervision
 from atomr_accel.testing.strategies import (
     DeviceMachine,
@@ -32,9 +26,6 @@ from atomr_accel.testing.strategies import (
 )
 
 from ..harness import BACKEND
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
 
 AT_ONCE = Backoff(initial=0.0, base=0.0)
 

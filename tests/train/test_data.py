@@ -120,7 +120,6 @@ async def test_prefetched(count: int, ahead: int, asynchronous: bool) -> None:
     assert seen == list(range(count))
 
 
-@program
 async def test_prefetched_fails() -> None:
     """An error of the iterable leaves the block; a block may end early."""
 
@@ -140,7 +139,6 @@ async def test_prefetched_fails() -> None:
             pass
 
 
-@program
 async def test_resumes_in_an_epoch(tmp_path: Path) -> None:
     """A run that goes on from a file has the bits of one that never stopped."""
     path = tmp_path / "run.safetensors"
@@ -195,7 +193,6 @@ async def test_resumes_in_an_epoch(tmp_path: Path) -> None:
                 await trainer.restore(path)
 
 
-@program
 async def test_place_in_the_tree() -> None:
     """A trainer has a path and a queue in a system, and stops with its block."""
     async with (

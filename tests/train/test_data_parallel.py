@@ -14,7 +14,7 @@ import trio
 from atomr_accel import Device, GpuRef, open_device, open_system, train
 from atomr_accel.testing import hang, poison
 
-from ..harness import program, sized
+from ..harness import sized
 from .checks import loss, model, same
 
 STEPS = 6
@@ -121,7 +121,6 @@ def test_all_ranks_lost() -> None:
     assert hurt[2].repeats == 1
 
 
-@program
 async def test_steps_are_those_of_the_program() -> None:
     """While a step is being written, or those since a snapshot are repeated, none is missing."""
     rng = np.random.default_rng(1)
@@ -158,7 +157,6 @@ async def test_steps_are_those_of_the_program() -> None:
     assert counts == sorted(counts)
 
 
-@program
 async def test_learns() -> None:
     """The loss of one batch falls, and equals that of NumPy's gradient in float64 at first."""
     rng = np.random.default_rng(1)
@@ -208,7 +206,6 @@ def test_corrupt_replica() -> None:
     assert caught.value.ranks == (0, 1)
 
 
-@program
 async def test_refused() -> None:
     """Bad batches, options and losses change nothing in the trainer."""
     rng = np.random.default_rng(1)

@@ -18,7 +18,7 @@ from atomr_accel import Device, open_device, train
 from atomr_accel.actors import Backoff
 from atomr_accel.testing import kill_host
 
-from ..harness import program, sized
+from ..harness import sized
 from . import checks, parted
 from .pipelined import first, last, middle, stages
 from .split import cut_loss, model, split
@@ -127,7 +127,6 @@ async def hurt(opening: Any, width: int, kills: int) -> tuple[list[float], Any, 
 @pytest.mark.parametrize(
     ("opening", "width"), [(data_parallel, 3), (pipeline_parallel, 4), (tensor_parallel, 4)]
 )
-@program
 async def test_kills_change_no_bit(opening: Any, width: int) -> None:
     """Losses and parameters are those of one device without kills."""
     with trio.fail_after(60 + 10 * KILLS):

@@ -13,7 +13,6 @@ import trio
 from atomr_accel import DeviceLost, open_system, train
 from atomr_accel.testing import kill_host
 
-from ..harness import program
 from .checks import loss, model
 from .parted import devices_of, equal
 
@@ -32,7 +31,6 @@ def start() -> Any:
     return model(np.random.default_rng(1))
 
 
-@program
 async def test_without_staleness_as_one_device() -> None:
     """Steps are those of data parallel training on one device, to the bit."""
     found = []
@@ -51,7 +49,6 @@ async def test_without_staleness_as_one_device() -> None:
 
 
 @pytest.mark.parametrize("bound", [1, 2, 5])
-@program
 async def test_staleness_is_bounded(bound: int) -> None:
     """Staleness stays in its bound with workers of any speed, and rates are as documented.
 
@@ -92,7 +89,6 @@ async def test_staleness_is_bounded(bound: int) -> None:
         np.testing.assert_allclose(after[name], past[-1][name], rtol=1e-4, atol=1e-6)
 
 
-@program
 async def test_staleness_is_bounded_while_a_step_is_being_written() -> None:
     """A worker that is free just then counts the steps that are made already."""
     slow = [300]
@@ -125,7 +121,6 @@ async def test_staleness_is_bounded_while_a_step_is_being_written() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hurt", [0, 1])
-@program
 async def test_kills(hurt: int) -> None:
     """Each batch makes its step, whether a worker or the server is killed."""
     async with (
@@ -147,7 +142,6 @@ async def test_kills(hurt: int) -> None:
         assert seen.restored >= 1 or hurt  # a worker may have been idle
 
 
-@program
 async def test_device_lost_for_good() -> None:
     """The model moves to another device, and batches go on."""
     async with open_system("test") as system:
@@ -171,7 +165,6 @@ async def test_device_lost_for_good() -> None:
                 await server.make_step(batches(1)[0])
 
 
-@program
 async def test_refused(tmp_path: Path) -> None:
     """Bad batches and losses make no step; a loop that ends early leaves nothing behind."""
     good = batches(6)

@@ -15,7 +15,7 @@ from atomr_accel import open_system, train
 from atomr_accel.testing import poison
 from atomr_accel.train._pipeline_parallel import one_forward_one_backward
 
-from ..harness import program, sized
+from ..harness import sized
 from .parted import STEPS, close, devices_of, equal, on_one_device, points
 from .pipelined import first, last, middle, stages
 
@@ -57,7 +57,6 @@ async def trained(ranks: int, fault: tuple[int, int, int] | None = None, **optio
             return losses, await trainer.params(), trainer.statistics()
 
 
-@program
 async def test_equals_one_device() -> None:
     """Losses and parameters are those of the whole model, and do not depend on devices."""
     rng = np.random.default_rng(1)
@@ -136,7 +135,6 @@ def test_rank_lost_for_good() -> None:
     assert made[2].ranks == (0,)
 
 
-@program
 async def test_goes_on_from_a_file(tmp_path: Path) -> None:
     """A file is of the whole model, so another number of devices goes on with the same bits."""
     rng = np.random.default_rng(1)
@@ -160,7 +158,6 @@ async def test_goes_on_from_a_file(tmp_path: Path) -> None:
             equal(([], calm), ([], await trainer.params()))
 
 
-@program
 async def test_refused() -> None:
     """Bad stages, options and losses change nothing in the trainer."""
     rng = np.random.default_rng(1)

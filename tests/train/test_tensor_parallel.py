@@ -12,7 +12,7 @@ import trio
 from atomr_accel import train
 from atomr_accel.testing import poison
 
-from ..harness import program, sized
+from ..harness import sized
 from .parted import STEPS, close, devices_of, equal, on_one_device, points
 from .split import cut_loss, model, split
 
@@ -51,7 +51,6 @@ async def trained(
             return losses, await trainer.params(), trainer.statistics()
 
 
-@program
 async def test_equals_one_device() -> None:
     """Losses and parameters are those of the whole model, and do not depend on devices."""
     rng = np.random.default_rng(1)
@@ -66,7 +65,6 @@ async def test_equals_one_device() -> None:
         equal(one, await trained(ranks, digest_every=1))
 
 
-@program
 async def test_attention_by_heads() -> None:
     """Heads on several parts have the gradients of all heads on one."""
     rows, width, heads = 6, 8, 4
@@ -152,7 +150,6 @@ def test_corrupt_part() -> None:
     assert made.steps == STEPS
 
 
-@program
 async def test_goes_on_from_a_file(tmp_path: Path) -> None:
     """A file has whole parameters, so other numbers of parts go on from it."""
     rng = np.random.default_rng(1)
@@ -174,7 +171,6 @@ async def test_goes_on_from_a_file(tmp_path: Path) -> None:
             close(losses, losses, calm, await trainer.params())
 
 
-@program
 async def test_refused() -> None:
     """Refusals of parts with other exchanges, and of splits that do not fit."""
     rng = np.random.default_rng(1)

@@ -8,35 +8,21 @@ from __future__ import annotations
 import os
 import resource
 import threading
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import AccelError, OutOfMemory
+from atomr_accel import AccelError, Device, OutOfMemory
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..harness import (
-    cpu_only,
-    leaves,
-    no_descriptors,
-    opened,
-    program,
-    same_bits,
-    settled,
-    sized,
-    used_by,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
+from ..harness import cpu_only, leaves, no_descriptors, opened, same_bits, settled, sized, used_by
 
 pytestmark = cpu_only
 
@@ -191,7 +177,6 @@ async def until_it_works(
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["program", "host"])
 @pytest.mark.parametrize("step", STEPS)
-@program
 async def test_without_descriptors(
     step: Callable[[Device], Awaitable[None]], who: str, isolation: Isolation
 ) -> None:
@@ -207,7 +192,6 @@ async def test_without_descriptors(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
-@program
 async def test_without_address_space(step: Callable[[Device], Awaitable[None]]) -> None:
     async with opened() as device:
         pid = pids(device)[-1]
@@ -221,7 +205,6 @@ async def test_without_address_space(step: Callable[[Device], Awaitable[None]]) 
         await step(device)
 
 
-@program
 async def test_a_lane_whose_thread_would_not_begin_is_refused() -> None:
     """The thread's stack fits, and nothing else does: the host still answers."""
     async with opened() as device:
@@ -237,7 +220,6 @@ async def test_a_lane_whose_thread_would_not_begin_is_refused() -> None:
         assert device.generation == 1
 
 
-@program
 async def test_sealing_says_what_it_lacks() -> None:
     async with opened() as device:
         await device.put(ARRAY, sealed=True)
@@ -252,7 +234,6 @@ async def test_sealing_says_what_it_lacks() -> None:
             assert same_bits(await device.get(ref), ARRAY)
 
 
-@program
 async def test_page_locked_memory_that_did_not_reach_the_host_is_not_taken_for_mapped() -> None:
     async with opened() as device:
         with few_descriptors(pids(device)[-1], 0), pytest.raises((AccelError, OSError)):
@@ -260,7 +241,6 @@ async def test_page_locked_memory_that_did_not_reach_the_host_is_not_taken_for_m
         await pinned(device)
 
 
-@program
 async def test_seal_without_descriptors_survives_all_the_same(
     isolation: Isolation,
 ) -> None:
@@ -282,7 +262,6 @@ async def test_seal_without_descriptors_survives_all_the_same(
 
 
 @pytest.mark.slow
-@program
 async def test_opening_without_descriptors() -> None:
     async def step() -> None:
         async with opened(isolation="thread") as device:
@@ -309,7 +288,6 @@ def _no_thread(*_args: Any, **_options: Any) -> NoReturn:
     raise RuntimeError("can't start new thread")
 
 
-@program
 async def test_without_a_thread_to_copy_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy is not made later, when the memory belongs to another buffer."""
     async with opened() as device:
@@ -333,7 +311,6 @@ async def test_without_a_thread_to_copy_there_is_no_room(monkeypatch: pytest.Mon
         assert (np.asarray(await device.export(sealed)) == 1).all()
 
 
-@program
 async def test_without_descriptors_there_is_no_room_for_an_export() -> None:
     async with opened() as device:
         sealed = await device.put(np.ones(4), sealed=True)
@@ -343,7 +320,6 @@ async def test_without_descriptors_there_is_no_room_for_an_export() -> None:
         assert (np.asarray(await device.export(sealed)) == 1).all()
 
 
-@program
 async def test_arrays_that_there_is_no_room_for_in_the_host_or_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,38 +4,22 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Awaitable, Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, GpuRefStale
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale
 from atomr_accel.device.data.transfer import in_chunks
 from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..array_samples import random_bits
-from ..harness import (
-    ON_CUDA,
-    Gate,
-    Tensor,
-    descriptors,
-    opened,
-    program,
-    same_bits,
-    settled,
-    used_by,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
-
-    from ..array_samples import Array
+from ..array_samples import Array, random_bits
+from ..harness import ON_CUDA, Gate, Tensor, descriptors, opened, same_bits, settled, used_by
 
 NBYTES: Final = 64 << 20 if ON_CUDA else 20 << 20
 MOVED: Final = 1 << 30 if ON_CUDA else NBYTES
@@ -83,7 +67,6 @@ def nothing_is_held(device: Device) -> bool:
     [*((call, False) for call in CALLS), ("put", True), ("get", True)],
 )
 @pytest.mark.parametrize("blow", ["fault", "kill"])
-@program
 async def test_a_fault_in_the_middle(gate: Gate, call: str, blow: str, page_locked: bool) -> None:
     content = noise(MOVED if call in ("put", "get") else NBYTES)
     async with opened(pinned_limit=content.nbytes + (1 << 20), max_restarts=9) as device:
@@ -138,7 +121,6 @@ async def test_a_fault_in_the_middle(gate: Gate, call: str, blow: str, page_lock
 
 @pytest.mark.slow
 @pytest.mark.parametrize("blow", ["fault", "kill"])
-@program
 async def test_a_fault_while_an_array_is_adopted(gate: Gate, blow: str) -> None:
     content = noise(MOVED)
     async with opened(max_restarts=9) as device:
@@ -189,7 +171,6 @@ async def works(device: Device, sealed: GpuRef, content: Array) -> None:
         await device.get(again)
 
 
-@program
 async def test_ended_transfer_is_not_kept_alive() -> None:
     """The transfer's array is freed too, without a garbage collection."""
 

@@ -9,36 +9,23 @@ import gc
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import outcome
 import pytest
 import trio
 
+from atomr_accel import Device
 from atomr_accel.device.data.transfer import in_worker
+from atomr_accel.lanes import Isolation
 from atomr_accel.testing import kill_host
 from atomr_accel.testing.garbage import collect_garbage
 
-from ..harness import (
-    FULL,
-    ON_CUDA,
-    SECONDS,
-    cpu_only,
-    descriptors,
-    opened,
-    program,
-    same_bits,
-    settled,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Isolation
+from ..harness import FULL, ON_CUDA, SECONDS, cpu_only, descriptors, opened, same_bits, settled
 
 IN_FULL: Final = [
     pytest.mark.slow,
@@ -74,7 +61,6 @@ class Thing:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@program
 async def test_a_worker_thread_that_has_not_gone_on_holds_nothing(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +178,6 @@ async def cycle(device: Device, times: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [400, pytest.param(10_000, marks=IN_FULL)])
-@program
 async def test_cycles_of_put_get_and_free_leave_nothing(isolation: Isolation, times: int) -> None:
     async with opened(isolation=isolation) as device:
         await cycle(device, 100)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,16 +12,12 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefStale, OutOfMemory, Unsupported
+from atomr_accel import Device, GpuRefStale, OutOfMemory, Unsupported
 from atomr_accel.device.data._managed import Advice, Attachment, Place
 from atomr_accel.testing import poison
 from atomr_accel.wire import CreateManaged, UnmapSlabs
 
-from ..harness import cpu_only, on_shared, opened, program, same_bits
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-
+from ..harness import cpu_only, on_shared, opened, same_bits
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 DTYPES = st.sampled_from([np.dtype(name) for name in ("u1", "i2", "f4", "f8", "c16")])
@@ -69,7 +65,6 @@ async def test_a_view_needs_a_ref_that_is_valid(device: Device) -> None:
 
 
 @cpu_only
-@program
 async def test_a_fault_ends_managed_buffers_but_not_their_views() -> None:
     async with opened(max_restarts=9) as device:
         ref = await device.managed(3)
@@ -85,7 +80,6 @@ async def test_a_fault_ends_managed_buffers_but_not_their_views() -> None:
 
 
 @cpu_only
-@program
 async def test_only_managed_buffers_take_advice() -> None:
     async with opened(isolation="thread") as device:
         adopted = await device.adopt(np.zeros(64, np.uint8))
@@ -95,7 +89,6 @@ async def test_only_managed_buffers_take_advice() -> None:
 
 
 @cpu_only
-@program
 async def test_a_lost_descriptor_is_a_shortage() -> None:
     async with opened(isolation="thread") as device:
         context = device.core.context
@@ -135,7 +128,6 @@ async def test_wrong_words_are_refused_in_the_caller(device: Device) -> None:
 
 
 @pytest.mark.gpu
-@program
 async def test_managed_buffers_are_buffers() -> None:
     async with opened(max_restarts=9) as device:
         array = np.random.default_rng(0).random((300, 400)).astype(np.float32)
@@ -172,7 +164,6 @@ async def test_managed_buffers_are_buffers() -> None:
 
 
 @pytest.mark.gpu
-@program
 async def test_managed_buffers_never_take_more_than_the_card_has() -> None:
     gib = 1 << 30
     async with opened() as device:
@@ -200,7 +191,6 @@ async def test_managed_buffers_never_take_more_than_the_card_has() -> None:
 
 
 @cpu_only
-@program
 async def test_managed_buffers_never_take_more_than_the_limit() -> None:
     mib = 1 << 20
     async with opened(memory_limit=64 * mib, isolation="thread") as device:

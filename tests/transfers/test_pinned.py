@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from atomr_accel import DeviceLost, open_system
-from atomr_accel.lanes import PinnedPool
+from atomr_accel import Device, DeviceLost, open_system
+from atomr_accel.lanes import Piece, PinnedPool
 from atomr_accel.testing import kill_host
 
 from ..harness import BACKEND, descriptors, on_shared, opened, program, same_bits
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.lanes import Piece
 
 MIB = 1 << 20
 BYTE = np.dtype(np.uint8)
@@ -70,7 +66,6 @@ async def test_memory_is_used_again_once_the_last_view_is_gone(device: Device) -
     assert len(addresses) == 2  # in turns with that of the block before
 
 
-@program
 async def test_held_arrays_delay_no_caller() -> None:
     """The name after ``as`` lives on after its block, as it does in this loop."""
     async with opened(pinned_limit=4 * MIB) as device:
@@ -85,7 +80,6 @@ async def test_held_arrays_delay_no_caller() -> None:
         assert [set(array) for array in kept] == [{0}, {1}, {2}, {3}]
 
 
-@program
 async def test_array_held_beyond_its_device_stays_mapped() -> None:
     async with AsyncExitStack() as stack:
         device = await stack.enter_async_context(opened(pinned_limit=4 * MIB))
@@ -100,7 +94,6 @@ async def test_array_held_beyond_its_device_stays_mapped() -> None:
     assert descriptors() <= before
 
 
-@program
 async def test_arrays_of_before_a_fault_are_nobody_elses_either() -> None:
     async with opened(max_restarts=9) as device:
         async with device.pinned.array(MIB, np.uint8) as old:
@@ -202,7 +195,6 @@ async def test_waiting_callers_get_returned_memory_in_order(sizes: list[int]) ->
     pool.close(DeviceLost("of the test"))
 
 
-@program
 async def test_waiting_caller_learns_of_the_end_of_the_device() -> None:
     async with open_system("demo") as system:
         device = await system.spawn_device(0, backend=BACKEND, pinned_limit=MIB)
@@ -223,7 +215,6 @@ async def test_waiting_caller_learns_of_the_end_of_the_device() -> None:
         assert "it was stopped" in str(told[0])
 
 
-@program
 async def test_puts_that_wait_when_the_device_ends_are_told() -> None:
     async with open_system("demo") as system:
         device = await system.spawn_device(0, backend=BACKEND)

@@ -6,15 +6,16 @@ import fcntl
 import random
 import re
 import threading
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from atomr_accel import ContextPoisoned, GpuRefStale, Snapshot, Unsupported
+from atomr_accel import ContextPoisoned, Device, GpuRef, GpuRefStale, Snapshot, Unsupported
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.device.contexts._reaper import Reaper
 from atomr_accel.device.data import _snapshot, _snapshot_file
@@ -25,22 +26,7 @@ from atomr_accel.testing.garbage import collect_garbage
 from atomr_accel.wire import UnmapSlabs
 
 from ..array_samples import random_bits
-from ..harness import (
-    SECOND,
-    Gate,
-    cancelled_at,
-    descriptors,
-    opened,
-    program,
-    same_bits,
-    settled,
-    used_by,
-)
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device, GpuRef
+from ..harness import SECOND, Gate, cancelled_at, descriptors, opened, same_bits, settled, used_by
 
 SHAPES = [(), (3,), (0, 4), (2, 3, 5), (1000,)]
 
@@ -64,7 +50,6 @@ async def assert_holds(device: Device, refs: list[GpuRef], want: list[Any]) -> N
         assert same_bits(await device.get(ref), array)
 
 
-@program
 async def test_every_dtype_comes_back_from_everywhere(tmp_path: Path) -> None:
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
         want = arrays()
@@ -91,7 +76,6 @@ async def test_every_dtype_comes_back_from_everywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-@program
 async def test_all_buffers_are_as_they_were_at_one_point_of_the_order(
     gate: Gate, elsewhere: bool
 ) -> None:
@@ -124,7 +108,6 @@ async def test_all_buffers_are_as_they_were_at_one_point_of_the_order(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("elsewhere", [False, True])
-@program
 async def test_a_complete_snapshot_survives_both_devices_and_another_does_not(
     gate: Gate, elsewhere: bool
 ) -> None:
@@ -158,7 +141,6 @@ async def test_a_complete_snapshot_survives_both_devices_and_another_does_not(
 
 
 @pytest.mark.slow
-@program
 async def test_a_peer_that_fails_meanwhile_takes_the_snapshot_with_it(gate: Gate) -> None:
     async with opened(isolation="thread") as one, opened(SECOND, max_restarts=9) as two:
         hold = await gate.kernel(one)
@@ -178,7 +160,6 @@ async def test_a_peer_that_fails_meanwhile_takes_the_snapshot_with_it(gate: Gate
         assert (await two.get((await two.restore(again))[0]))[0] == 1
 
 
-@program
 async def test_the_memory_of_a_snapshot_goes_with_it_or_earlier() -> None:
     async with opened(isolation="thread") as device:
         refs = [await device.put(np.arange(1000.0))]
@@ -212,7 +193,6 @@ async def test_the_memory_of_a_snapshot_goes_with_it_or_earlier() -> None:
 
 
 @pytest.mark.parametrize("moving", [False, True])
-@program
 async def test_a_closed_snapshot_keeps_no_memory_of_its_peer(gate: Gate, moving: bool) -> None:
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
         hold = await gate.kernel(one)
@@ -233,7 +213,6 @@ async def test_a_closed_snapshot_keeps_no_memory_of_its_peer(gate: Gate, moving:
         assert two.statistics().memory.used == before
 
 
-@program
 async def test_memory_is_used_again_when_nothing_else_uses_it(gate: Gate) -> None:
     async with opened(isolation="thread") as device:
         hold = await gate.kernel(device)
@@ -260,7 +239,6 @@ async def test_memory_is_used_again_when_nothing_else_uses_it(gate: Gate) -> Non
         await device.snapshot([x], out=snapshot)
 
 
-@program
 async def test_snapshot_refuses_invalid_options() -> None:
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
         x = await one.zeros((2, 3))
@@ -296,7 +274,6 @@ async def test_snapshot_refuses_invalid_options() -> None:
         assert not (await one.get(turned)).any()
 
 
-@program
 async def test_without_a_path_a_peer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
         x = await one.zeros(3)
@@ -311,7 +288,6 @@ async def test_without_a_path_a_peer_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-@program
 async def test_whoever_is_cancelled_leaves_nothing(elsewhere: bool) -> None:
     async with opened(isolation="thread") as one, opened(SECOND, isolation="thread") as two:
         refs = [await one.put(np.arange(9.0)), await one.put(np.arange(5))]
@@ -334,7 +310,6 @@ async def test_whoever_is_cancelled_leaves_nothing(elsewhere: bool) -> None:
         assert one.pinned.statistics().used == 0
 
 
-@program
 async def test_a_journal_notes_what_is_restored(tmp_path: Path) -> None:
     async with opened(isolation="thread") as device:
         refs = [await device.put(np.arange(4.0))]
@@ -388,7 +363,6 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     assert _snapshot_file.read_arrays(path)[0].tolist() == [0, 1, 2]
 
 
-@program
 async def test_restored_snapshot_is_taken_anew_only_afterwards(gate: Gate) -> None:
     """The source may be another device that has submitted nothing yet."""
     async with opened(isolation="thread") as one, opened(isolation="thread") as other:
@@ -414,7 +388,6 @@ async def test_restored_snapshot_is_taken_anew_only_afterwards(gate: Gate) -> No
         await one.snapshot(refs, out=snapshot)
 
 
-@program
 async def test_memory_is_not_used_again_before_a_killed_host_has_ended() -> None:
     class Host:
         """Host whose identity the reaper compares."""
@@ -454,7 +427,6 @@ async def test_memory_is_not_used_again_before_a_killed_host_has_ended() -> None
     snapshot._require_idle()
 
 
-@program
 async def test_memory_is_not_used_again_while_it_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,7 +455,6 @@ async def test_memory_is_not_used_again_while_it_is_saved(
 
 
 @pytest.mark.parametrize("held", [False, True])
-@program
 async def test_a_host_unmaps_the_memory_of_a_snapshot_that_is_closed_early(
     held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,7 +478,6 @@ async def test_a_host_unmaps_the_memory_of_a_snapshot_that_is_closed_early(
         await unmapped.wait()
 
 
-@program
 async def test_closed_snapshots_keep_no_descriptors() -> None:
     async with opened(isolation="thread") as device:
         x = await device.put(np.ones(4))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,22 +15,14 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned, DeviceLost, GpuRefStale
+from atomr_accel import ContextPoisoned, Device, DeviceLost, GpuRefStale
 from atomr_accel.device.data._progress import TransferStatistics
 from atomr_accel.device.data.transfer import SMALL
-from atomr_accel.lanes import CHUNK, PinnedPool
+from atomr_accel.lanes import CHUNK, Piece, PinnedPool
 from atomr_accel.testing import kill_host, poison
 
-from ..array_samples import noise
-from ..harness import Gate, cancelled_at, on_shared, opened, program, same_bits, settled, used_by
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
-    from atomr_accel.lanes import Piece
-
-    from ..array_samples import Array
+from ..array_samples import Array, noise
+from ..harness import Gate, cancelled_at, on_shared, opened, same_bits, settled, used_by
 
 SIZES = [SMALL, SMALL + 1, CHUNK + 1, 5 * CHUNK + 4097]
 
@@ -188,7 +181,6 @@ async def test_a_page_locked_array_is_refused_after_its_block(device: Device) ->
         await device.get(ref, out=array)
 
 
-@program
 async def test_caller_of_an_exhausted_pool_waits_in_line() -> None:
     async with opened(isolation="thread", pinned_limit=4 << 20) as device:
         order = []
@@ -241,7 +233,6 @@ async def test_a_cancelled_page_locked_transfer_leaves_nothing(
     assert nothing_is_held(device)
 
 
-@program
 async def test_page_locked_arrays_survive_rebuilds() -> None:
     async with opened(max_restarts=9) as device:
         async with device.pinned.array((3 * SMALL,), np.uint8) as array:
@@ -309,7 +300,6 @@ def test_memory_used_by_an_op_returns_after_it() -> None:
 @pytest.mark.parametrize("page_locked", [False, True])
 @pytest.mark.parametrize("direction", ["put", "get"])
 @pytest.mark.parametrize("blow", [poison, kill_host])
-@program
 async def test_a_fault_in_the_middle_of_a_transfer(
     blow: Callable[[Device], Awaitable[object]], direction: str, page_locked: bool
 ) -> None:
@@ -380,7 +370,6 @@ async def test_small_arrays_on_their_way_are_bounded(device: Device) -> None:
     assert nothing_is_held(device)
 
 
-@program
 async def test_a_small_array_that_does_not_arrive_is_a_fault() -> None:
     async with opened(max_restarts=9) as device:
         ref = await device.put(noise(1000))
@@ -399,7 +388,6 @@ async def test_a_small_array_that_does_not_arrive_is_a_fault() -> None:
             await trio.lowlevel.checkpoint()
 
 
-@program
 async def test_a_fault_makes_what_was_on_its_way_stale(gate: Gate) -> None:
     async with opened(max_restarts=9) as device:
         hold = await gate.kernel(device)

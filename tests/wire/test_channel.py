@@ -7,8 +7,8 @@ import errno
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -26,9 +26,6 @@ from atomr_accel.wire.channel import (
     send,
 )
 from tests.harness import descriptors, no_descriptors, sized
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Pair = tuple[socket.socket, socket.socket]
 

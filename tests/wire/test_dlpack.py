@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -14,13 +14,10 @@ from hypothesis import strategies as st
 from atomr_accel._dtypes import DTYPES
 from atomr_accel.wire.interop import CPU, CUDA, DeviceArray, _borrow_capsule, borrow, lend
 
-from ..array_samples import LAYOUTS, arrays, shapes
+from ..array_samples import LAYOUTS, Array, arrays, shapes
 from ..dropping import DROPS, TAKES, failures
 from ..forked import in_child
 from ..harness import same_bits
-
-if TYPE_CHECKING:
-    from ..array_samples import Array
 
 VERSIONED: Final = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from atomr_accel import Device
 from atomr_accel._dtypes import DTYPES, HALVES, is_added, is_float, is_inexact, number_kind
 
 from ... import seeds
 from ...harness import cpu_only, on_shared
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 ADDED: dict[str, Any] = {
     name: kind

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,16 +15,11 @@ import scipy.special
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefSealed, GpuRefStale, Unsupported
+from atomr_accel import Device, GpuRef, GpuRefSealed, GpuRefStale, Unsupported
 from atomr_accel.arrays.expressions import Expression, Operand, constant, index
 
 from ...harness import cpu_only, on_shared, same_bits
 from ...libraries.array.generated import Leaves
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device, GpuRef
 
 Array = np.ndarray[Any, Any]
 

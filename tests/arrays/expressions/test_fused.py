@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from atomr_accel import GpuRefStale
+from atomr_accel import Device, GpuRefStale
 from atomr_accel.testing import poison
 from atomr_accel.testing.garbage import collect_garbage
 
-from ...harness import on_shared, opened, program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
+from ...harness import on_shared, opened
 
 
 class Pair(NamedTuple):
@@ -145,7 +141,6 @@ async def test_unknown_function_is_called_each_time(device: Device) -> None:
         assert len(calls) == count
 
 
-@program
 async def test_captured_object_is_looked_up_again_once_it_is_gone() -> None:
     async with opened() as device:
         x = await device.put(np.full(3, 2.0))

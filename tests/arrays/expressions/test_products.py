@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -10,15 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from atomr_accel import Device
 from atomr_accel.arrays.expressions import sum_of_products
 from atomr_accel.ops import CallTemplate
 
-from ...harness import on_shared, opened, program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
+from ...harness import on_shared, opened
 
 Array = np.ndarray[Any, Any]
 
@@ -145,7 +142,6 @@ async def test_several_results_may_be_products(device: Device) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@program
 async def test_products_are_part_of_batches_recordings_and_calls(isolation: str) -> None:
     async with opened(isolation=isolation) as device:
         a, b = numbers((3, 4), np.float32), numbers((4, 3), np.float32) + 1
@@ -172,7 +168,6 @@ async def test_products_are_part_of_batches_recordings_and_calls(isolation: str)
         np.testing.assert_array_equal(await device.get(out), 2 * (a + 1) @ b)
 
 
-@program
 async def test_product_alone_is_one_op_and_leaves_a_template() -> None:
     async with opened() as device:
         x = await device.put(numbers((4, 4), np.float32))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from atomr_accel import Device
 from atomr_accel.arrays.expressions import apart, joined
 from atomr_accel.ops import CallTemplate
 
-from ...harness import on_shared, opened, program
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
+from ...harness import on_shared, opened
 
 NUMBERS = (1.5, 2.0, 0.0, -0.0, -3, float("nan"), float("-inf"), 1e300, 7, 4.0, True)
 
@@ -49,7 +47,6 @@ async def test_numbers_are_filled_in(device: Device, dtype: str) -> None:
             )
 
 
-@program
 async def test_one_template_is_for_all_numbers() -> None:
     async with opened() as device:
         x = await device.put(np.arange(4.0))
@@ -63,7 +60,6 @@ async def test_one_template_is_for_all_numbers() -> None:
         assert len(templates_of(device)) == 2
 
 
-@program
 async def test_results_go_where_they_are_told() -> None:
     async with opened() as device:
         w, g = [await device.put(np.arange(6.0) + at) for at in range(2)]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atomr_accel import CandidateState, Hints
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @dataclass(eq=False)

@@ -24,7 +24,7 @@ from atomr_accel.device.group import _everywhere
 from atomr_accel.device.interop._sharing import copy_here
 from atomr_accel.testing import kill_host, poison
 
-from ...harness import AT_ONCE, cancelled_at, cpu_only, opened, program, settled, used_by
+from ...harness import AT_ONCE, cancelled_at, cpu_only, opened, settled, used_by
 
 pytestmark = cpu_only
 
@@ -51,7 +51,6 @@ async def assert_everywhere(devices: Devices, copies: Any, want: np.ndarray[Any,
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("array", [LARGE, np.arange(6).reshape(2, 3), np.array(2.5)])
-@program
 async def test_an_array_is_put_once_and_passed_on(count: int, array: Any) -> None:
     async with group(count) as devices:
         copies = await devices.seal_everywhere(array)
@@ -63,7 +62,6 @@ async def test_an_array_is_put_once_and_passed_on(count: int, array: Any) -> Non
         assert len(set(transfers)) == 1
 
 
-@program
 async def test_each_that_has_it_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     sources: list[str] = []
 
@@ -80,7 +78,6 @@ async def test_each_that_has_it_passes_it_on(monkeypatch: pytest.MonkeyPatch) ->
             assert max(Counter(sources).values()) == most
 
 
-@program
 async def test_a_buffer_is_sealed_where_it_is() -> None:
     async with group(3) as devices, opened(7, isolation="thread") as other:
         x = await devices[1].put(LARGE)
@@ -95,7 +92,6 @@ async def test_a_buffer_is_sealed_where_it_is() -> None:
             await devices[:0].seal_everywhere(x)
 
 
-@program
 async def test_group_keeps_no_writable_mapping_of_sealed_memory() -> None:
     async with group(3) as devices:
         copies = await devices.seal_everywhere(LARGE)
@@ -106,7 +102,6 @@ async def test_group_keeps_no_writable_mapping_of_sealed_memory() -> None:
                 assert source.core.windows.find(target.core, slab) is None
 
 
-@program
 async def test_a_copy_that_is_gone_comes_back_from_a_peer() -> None:
     async with group(3) as devices, opened(7, isolation="thread") as other:
         copies = await devices.seal_everywhere(LARGE)
@@ -130,7 +125,6 @@ async def test_a_copy_that_is_gone_comes_back_from_a_peer() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_faults_leave_copies_and_a_device_in_the_place_of_a_lost_one_gets_one() -> None:
     options: Any = {"isolation": "process", "backoff": AT_ONCE, "max_restarts": 1}
     async with group(2, on_loss=Directive.STOP, **options) as devices:
@@ -153,7 +147,6 @@ async def test_faults_leave_copies_and_a_device_in_the_place_of_a_lost_one_gets_
 
 
 @pytest.mark.slow
-@program
 async def test_a_source_that_fails_in_the_midst_goes_on_when_it_is_back() -> None:
     async with group(3, isolation="process", max_restarts=9) as devices:
         one, two, three = devices
@@ -169,7 +162,6 @@ async def test_a_source_that_fails_in_the_midst_goes_on_when_it_is_back() -> Non
         assert (await three.get(copies[three]) == LARGE).all()
 
 
-@program
 async def test_a_device_without_room_leaves_nothing_on_the_others() -> None:
     async with group(2, memory_limit=4 << 20) as devices:
         full = await devices[1].zeros(4 << 20, np.uint8)
@@ -180,7 +172,6 @@ async def test_a_device_without_room_leaves_nothing_on_the_others() -> None:
         assert len(await devices.seal_everywhere(LARGE)) == 2
 
 
-@program
 async def test_whoever_is_cancelled_leaves_nothing() -> None:
     async with group(2) as devices:
         step = 1

@@ -9,18 +9,11 @@ import pytest
 import trio
 import trio.testing
 
-from atomr_accel import (
-    CandidateState,
-    DeviceLost,
-    Devices,
-    DeviceUnavailable,
-    Hints,
-    open_devices,
-)
+from atomr_accel import CandidateState, DeviceLost, Devices, DeviceUnavailable, Hints, open_devices
 from atomr_accel.actors import Directive
 from atomr_accel.testing import kill_host, poison
 
-from ...harness import AT_ONCE, cpu_only, program, refused
+from ...harness import AT_ONCE, cpu_only, refused
 
 pytestmark = cpu_only
 
@@ -32,7 +25,6 @@ def group(count: int = 2, **options: Any) -> Any:
     )
 
 
-@program
 async def test_a_group_is_a_sequence_whose_slices_share_its_load() -> None:
     async with group(3) as devices:
         assert isinstance(devices, Devices)
@@ -48,7 +40,6 @@ async def test_a_group_is_a_sequence_whose_slices_share_its_load() -> None:
         await refused(ValueError, "no devices in this slice", devices[:0].place)
 
 
-@program
 async def test_all_are_of_the_backend_of_the_first_or_none_is_opened() -> None:
     await refused(
         DeviceUnavailable,
@@ -79,21 +70,18 @@ async def test_all_are_of_the_backend_of_the_first_or_none_is_opened() -> None:
         ({"colour": 1}, TypeError, "unexpected keyword argument 'colour'"),
     ],
 )
-@program
 async def test_open_devices_refuses_invalid_options(
     given: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     await refused(error, message, open_devices, **{"indices": [0], "backend": "cpu", **given})
 
 
-@program
 async def test_an_error_of_the_block_leaves_it_as_it_is() -> None:
     with pytest.raises(KeyError, match=r"^'mine'$"):
         async with group():
             raise KeyError("mine")
 
 
-@program
 async def test_a_fault_of_one_leaves_the_others_as_they_are() -> None:
     async with group(isolation="process", backoff=AT_ONCE) as devices:
         one, two = devices
@@ -108,7 +96,6 @@ async def test_a_fault_of_one_leaves_the_others_as_they_are() -> None:
         assert (await one.get(kept)).sum() == 3
 
 
-@program
 async def test_a_device_that_is_lost_ends_the_block_with_its_loss() -> None:
     with pytest.raises(DeviceLost, match="cpu:1 is lost"):
         async with group(max_restarts=0) as devices:
@@ -116,7 +103,6 @@ async def test_a_device_that_is_lost_ends_the_block_with_its_loss() -> None:
             await trio.sleep_forever()
 
 
-@program
 async def test_group_continues_without_a_failed_device_when_the_policy_allows_it() -> None:
     async with group(on_loss=Directive.STOP) as devices:
         one, two = devices
@@ -130,7 +116,6 @@ async def test_group_continues_without_a_failed_device_when_the_policy_allows_it
         await refused(DeviceLost, "no device left", devices[1:].place)
 
 
-@program
 async def test_a_lost_device_is_opened_again_where_the_policy_says_so() -> None:
     settings: dict[str, Any] = {"isolation": "process", "max_restarts": 0}
     async with group(on_loss=Directive.RESTART, **settings) as devices:
@@ -140,7 +125,6 @@ async def test_a_lost_device_is_opened_again_where_the_policy_says_so() -> None:
             assert (await device.get(sealed)).sum() == 3
 
 
-@program
 async def test_a_drained_device_gets_no_work() -> None:
     async with group() as devices:
         one, two = devices
@@ -178,7 +162,6 @@ async def test_a_drained_device_gets_no_work() -> None:
         assert devices[-1] is two
 
 
-@program
 async def test_policies_read_loads_and_links() -> None:
     busy = {0: 0.75, 1: None}
     options: dict[str, Any] = {"memory_limit": 64 << 20}

@@ -11,14 +11,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel import (
-    CandidateState,
-    DeviceLost,
-    GetTopology,
-    Hints,
-    OutOfMemory,
-    open_devices,
-)
+from atomr_accel import CandidateState, DeviceLost, GetTopology, Hints, OutOfMemory, open_devices
 from atomr_accel.actors import ActorRestarted, GetStatistics
 from atomr_accel.device.group._placement import Placement
 from atomr_accel.patterns import LeastLoaded
@@ -30,7 +23,6 @@ from .members import First, members
 ANY = Hints()
 
 
-@program
 async def test_only_those_with_room_are_given_to_policies() -> None:
     one, two, three, four, five = devices = members(5)
     one.state = CandidateState.LOST
@@ -42,7 +34,6 @@ async def test_only_those_with_room_are_given_to_policies() -> None:
     assert policy.given == [["fake:4"]]
 
 
-@program
 async def test_placement_without_room_waits_in_line() -> None:
     (device,) = devices = members(1, limit=1)
     placement, policy = Placement(), LeastLoaded()
@@ -65,7 +56,6 @@ async def test_placement_without_room_waits_in_line() -> None:
     assert (placement.waiting, device.in_flight) == (0, 1)
 
 
-@program
 async def test_placement_that_waits_for_memory_does_not_delay_others() -> None:
     (device,) = devices = members(1, memory=100)
     placement, policy = Placement(), First()
@@ -80,7 +70,6 @@ async def test_placement_that_waits_for_memory_does_not_delay_others() -> None:
     assert device.free_bytes == 20
 
 
-@program
 async def test_memory_that_will_not_come_is_not_waited_for() -> None:
     devices = members(2, memory=100)
     placement = Placement()
@@ -103,7 +92,6 @@ async def test_memory_that_will_not_come_is_not_waited_for() -> None:
     assert len(errors) == 1
 
 
-@program
 async def test_when_all_are_lost_everybody_is_told() -> None:
     devices = members(2)
     for device in devices:
@@ -125,7 +113,6 @@ async def test_when_all_are_lost_everybody_is_told() -> None:
         placement.look()
 
 
-@program
 async def test_policy_error_reaches_its_caller() -> None:
     devices = members(1, limit=1)
     placement = Placement()
@@ -207,7 +194,6 @@ async def test_whatever_happens_nobody_waits_for_what_is_there(
     assert placement.waiting == 0
 
 
-@program
 async def test_freed_memory_goes_to_the_first_in_line() -> None:
     """Freed memory gives no notice, so admission checks again when the next request arrives."""
     (device,) = devices = members(1, memory=100)
@@ -232,7 +218,6 @@ async def test_freed_memory_goes_to_the_first_in_line() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_placement_is_an_actor_beside_its_devices_and_outlives_its_restarts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import permutations
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -15,10 +16,7 @@ from atomr_accel.wire import Peer, StreamPlan
 
 from ...fakes.driver import installed
 from ...fakes.gpu import FakeGpu
-from ...harness import cpu_only, program
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from ...harness import cpu_only
 
 
 def topology(count: int, kinds: Mapping[tuple[int, int], str]) -> Topology:
@@ -65,7 +63,6 @@ def test_topology_is_printed_as_a_table_and_drawn() -> None:
 
 
 @cpu_only
-@program
 async def test_devices_of_the_cpu_reach_each_other_and_can_be_measured() -> None:
     settings: Any = {"backend": "cpu", "isolation": "thread"}
     async with open_devices(range(2), **settings) as devices:

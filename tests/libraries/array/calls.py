@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from hypothesis import strategies as st
 
-from atomr_accel.lanes import DeviceInstrument
+from atomr_accel import Device, GpuRef
+from atomr_accel.lanes import DeviceInstrument, WatchedOp
 
 from ..conformance import dtype_of
-
-if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.lanes import WatchedOp
 
 Array = np.ndarray[Any, Any]
 

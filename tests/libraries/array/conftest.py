@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -10,10 +10,8 @@ from atomr_accel.libraries.array.host import _cuda_indexing
 from atomr_accel.libraries.array.host._cpu_indexing import CpuIndexing
 from atomr_accel.libraries.array.host._cuda_indexing import CudaIndexing
 
+from ..host_kernels import HostKernels
 from .pretend import Context, Driver, Stream
-
-if TYPE_CHECKING:
-    from ..host_kernels import HostKernels
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,15 +14,10 @@ from atomr_accel.arrays import GpuRef
 from atomr_accel.libraries.array._plan import BufferLayout, EvaluationPlan, make_plan
 from atomr_accel.libraries.array.graph import ExpressionGraph
 from atomr_accel.libraries.array.host._codegen import NAME, PRELUDE, body_of
+from atomr_accel.libraries.array.wire._program import KernelForm
 from atomr_accel.memory import Block, block_at
 
 from ..host_kernels import compile_bodies, on_host
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from atomr_accel.libraries.array.wire._program import KernelForm
 
 Array = np.ndarray[Any, Any]
 

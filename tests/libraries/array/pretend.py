@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from atomr_accel.host.templates import HostTemplate
-from atomr_accel.wire import encoder
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from atomr_accel.wire import Message
+from atomr_accel.wire import Message, encoder
 
 Array = np.ndarray[Any, Any]
 

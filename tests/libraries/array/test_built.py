@@ -8,15 +8,16 @@ from __future__ import annotations
 import ctypes
 import struct
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pytest
 
-from atomr_accel import Unsupported, open_device
+from atomr_accel import Device, Unsupported, open_device
 from atomr_accel.backends.cpu import BACKEND
 from atomr_accel.libraries.array import evaluate as _evaluate
 from atomr_accel.libraries.array.evaluate import BUILDS
@@ -37,11 +38,6 @@ from atomr_accel.ops import CallTemplate
 from ...fakes.driver import FakeDriver, installed
 from ..host_kernels import compile_bodies, needs_compiler, on_host
 from .generated import Case, Leaves, aligned
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from atomr_accel import Device
 
 BUILT: Final[dict[int, tuple[KernelForm, Any]]] = {}
 LOG: Final[list[str]] = []

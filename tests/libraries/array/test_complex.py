@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,6 @@ import pytest
 from ... import seeds
 from ..host_kernels import needs_compiler
 from .generated import Case, Leaves, aligned, run_all
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [needs_compiler, pytest.mark.slow]
 

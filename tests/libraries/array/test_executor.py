@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,9 @@ from atomr_accel.libraries.array.host._source import SOURCE, THREADS
 from atomr_accel.wire.copies import CopyStrided
 
 from ... import seeds
+from ...fakes.driver import FakeDriver
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from .layouts import bytes_of, laid_out, message_of, names
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ...fakes.driver import FakeDriver
 
 pytestmark = needs_compiler
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,17 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from atomr_accel import Unsupported
+from atomr_accel import Device, Unsupported
 
 from ...harness import on_shared
 from ..conformance import MARKS
 from ..refusals import refuses
 from .calls import LAYOUTS, by_numpy, fetched, put, same, sample
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import msgspec
@@ -20,10 +22,6 @@ from tests import seeds
 from ...harness import sized
 from ..host_kernels import needs_compiler
 from .generated import Case, Leaves, aligned, run_all
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = needs_compiler
 

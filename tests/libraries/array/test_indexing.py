@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefSealed, Unsupported
+from atomr_accel import Device, GpuRefSealed, Unsupported
 from atomr_accel.libraries.array.choosing import MOST_INDICES
 
-from ...harness import on_shared, opened, program
+from ...harness import on_shared, opened
 from ..conformance import MARKS
 from .calls import FILLED, LAYOUTS, NUMBERS, SEEDS, fetched, put, same, sample
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 
@@ -404,7 +401,6 @@ async def test_indexing_refuses_invalid_arguments(device: Device) -> None:
         await array.setitem(sealed, i, 1)
 
 
-@program
 async def test_a_deterministic_device_writes_in_order() -> None:
     async with opened(deterministic=True, isolation="thread") as device:
         x = await device.zeros(2)

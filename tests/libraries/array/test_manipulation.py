@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atomr_accel import Device
 from atomr_accel._other_names import is_other_name
 from atomr_accel.libraries.array.facade import ArrayFunctions
 
@@ -18,9 +19,6 @@ from ...harness import on_shared
 from ..conformance import MARKS
 from ..refusals import refuses
 from .calls import FILLED, LAYOUTS, NUMBERS, SEEDS, SHAPES, by_numpy, fetched, put, same, sample
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

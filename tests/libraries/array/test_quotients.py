@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,9 +12,6 @@ import pytest
 from ... import seeds
 from ..host_kernels import needs_compiler
 from .generated import Case, Leaves, aligned, run_all
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [needs_compiler, pytest.mark.slow]
 

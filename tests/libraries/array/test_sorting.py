@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import Unsupported
-from atomr_accel.libraries.array._quantiles import _METHODS, _place
+from atomr_accel import Device, Unsupported
+from atomr_accel.libraries.array._quantiles import _METHODS, Method, _place
 
-from ...harness import on_shared, opened, program
+from ...harness import on_shared, opened
 from ..conformance import MARKS
 from ..refusals import refuses
 from .calls import (
@@ -30,10 +30,6 @@ from .calls import (
     same,
     sample,
 )
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.libraries.array._quantiles import Method
 
 pytestmark = MARKS
 
@@ -434,7 +430,6 @@ async def test_complex_numbers_in_one_row(device: Device, size: int, seed: int) 
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@program
 async def test_long_rows(deterministic: bool) -> None:
     async with opened(deterministic=deterministic, isolation="thread") as device:
         host = np.random.default_rng(0).integers(-9, 9, 150_001).astype(np.float64)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import trio
 
-from atomr_accel import GpuRefSealed, GpuRefStale
+from atomr_accel import Device, GpuRef, GpuRefSealed, GpuRefStale
 from atomr_accel.memory import NotContiguous
 from atomr_accel.testing import poison
 from atomr_accel.wire.copies import CopyStrided
 
-from ...harness import ON_CUDA, cancelled_at, on_shared, opened, program, same_bits
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
+from ...harness import ON_CUDA, cancelled_at, on_shared, opened, same_bits
 
 
 async def filled(device: Device, *shape: int) -> tuple[Any, GpuRef]:
@@ -187,7 +183,6 @@ async def test_views_are_freed_and_sealed_with_their_buffer(device: Device) -> N
         await device.blas.nrm2(view)
 
 
-@program
 async def test_a_rebuild_and_what_is_left_after_it() -> None:
     async with opened() as device:
         host, x = await filled(device, 4, 6)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ...harness import opened, program
+from ...harness import opened
 from .calls import Count, Numpy, fetched, same
 
 SIDE = 6
@@ -54,7 +54,6 @@ TWO: dict[str, Callable[..., Any]] = {
 CASES = [*((name, ONE[name], 1) for name in ONE), *((name, TWO[name], 2) for name in TWO)]
 
 
-@program
 async def test_how_many_messages_calls_take() -> None:
     count = Count()
     rng = np.random.default_rng(3)
@@ -73,7 +72,6 @@ async def test_how_many_messages_calls_take() -> None:
             same(await fetched(device, made), expected, near=1e-12)
 
 
-@program
 @pytest.mark.parametrize("name", ["sort", "cumsum"])
 async def test_results_are_written_where_they_are_wanted(name: str) -> None:
     """Without another copy, where nothing lies in between."""
@@ -95,7 +93,6 @@ async def test_results_are_written_where_they_are_wanted(name: str) -> None:
             np.testing.assert_array_equal(await device.get(x), numpy(host))
 
 
-@program
 async def test_long_constant_travels_in_its_own_message() -> None:
     count = Count()
     host = np.random.default_rng(0).normal(size=50)
@@ -111,7 +108,6 @@ async def test_long_constant_travels_in_its_own_message() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_recordings_sort_short_rows() -> None:
     async with opened() as device:
         host = np.random.default_rng(0).normal(size=(4, 300))

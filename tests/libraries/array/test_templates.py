@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import Unsupported
+from atomr_accel import Device, Unsupported
 from atomr_accel.ops import CallTemplate
 from atomr_accel.testing import poison
 
-from ...harness import on_shared, opened, program, used_by
+from ...harness import on_shared, opened, used_by
 from .calls import Numpy, fetched, put, same
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 SIDE = 4
 
@@ -130,7 +126,6 @@ def templates_of(device: Device) -> list[CallTemplate]:
 
 
 @pytest.mark.slow
-@program
 async def test_calls_have_templates_in_each_generation() -> None:
     async with opened() as device:
         for _ in range(2):
@@ -142,7 +137,6 @@ async def test_calls_have_templates_in_each_generation() -> None:
             await poison(device)
 
 
-@program
 async def test_all_steps_of_a_call_are_in_its_message() -> None:
     async with opened() as device:
         x = await device.put(np.zeros((SIDE, SIDE)))
@@ -153,7 +147,6 @@ async def test_all_steps_of_a_call_are_in_its_message() -> None:
         assert [len(each.ops) for each in templates_of(device)] == [1, 1]
 
 
-@program
 async def test_numbers_may_look_like_places() -> None:
     """64, as eight bytes of its own, is what stands for the first address."""
     async with opened() as device:
@@ -164,7 +157,6 @@ async def test_numbers_may_look_like_places() -> None:
         assert len(templates_of(device)) == 1
 
 
-@program
 async def test_result_size_known_to_the_device_is_read_each_time() -> None:
     async with opened() as device:
         for count in range(5):
@@ -178,7 +170,6 @@ async def test_result_size_known_to_the_device_is_read_each_time() -> None:
                     batch.array.flatnonzero(x)
 
 
-@program
 async def test_trimmed_result_keeps_only_the_memory_that_it_uses() -> None:
     async with opened() as device:
         x = await device.put(np.zeros(1 << 16, np.int32))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from atomr_accel import Device
+
 from ... import seeds
 from ..conformance import Sample, eps_of
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 POINTS = [
     (0.5, 0.7, 0.9, 0.3),

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from atomr_accel import Device
 from atomr_accel.libraries.blas.wire._rows import ROWS, Row
 
 from ... import seeds
 from ..conformance import Sample, dtype_of
 from .rows.routines import call, cases, inputs, scalars_of
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 WITH_SCALARS = [row for row in ROWS.values() if row.scalars]
 

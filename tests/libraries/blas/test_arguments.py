@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_device
+from atomr_accel import Device, GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_device
+from atomr_accel.ops import CacheStatistics
 
 from ... import seeds
 from ..conformance import MARKS, on_cuda
 from ..refusals import Refusal, refuses
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.ops import CacheStatistics
 
 pytestmark = MARKS
 

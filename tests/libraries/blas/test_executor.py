@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryError, Unsupported
+from atomr_accel import Device, LibraryError, Unsupported
 from atomr_accel.libraries.blas.facade import LANE
+from atomr_accel.libraries.blas.wire._rows import Row
 
 from ... import seeds
 from ...fakes.cublas import FakeCudaBlas, FakeKernels, FakeLibrary
+from ...fakes.driver import FakeDriver
 from ..conformance import conform, on_cuda, put_any
 from .rotations import POINTS, rotg_promises, rotm_promises, rotmg_promises
 from .rows import OPERATIONS
 from .scalars import PRODUCTS, WITH_SCALARS, does_for_a_number, scales_products
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.libraries.blas.wire._rows import Row
-
-    from ...fakes.driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ...harness import opened, program
+from atomr_accel import Device, GpuRef
+
+from ...harness import opened
 from ..conformance import on_cuda
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device, GpuRef
-
-    Call = Callable[[Device, GpuRef, GpuRef, GpuRef], Any]
+Call = Callable[[Device, GpuRef, GpuRef, GpuRef], Any]
 
 CALLS: dict[str, Call] = {
     "gemm": lambda d, a, x, to: d.blas.gemm(a, a, out=to, alpha=0, beta=1),
@@ -37,7 +35,6 @@ CALLS: dict[str, Call] = {
 
 
 @pytest.mark.skipif(on_cuda(), reason="cuBLAS does not say whether it reads them")
-@program
 async def test_unread_triangle_may_hold_anything() -> None:
     async with opened(isolation="thread") as device:
         for name, call in CALLS.items():

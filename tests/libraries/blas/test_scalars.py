@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import Unsupported
+from atomr_accel import Device, Unsupported
+from atomr_accel.libraries.blas.wire._rows import Row
 
 from ..conformance import MARKS
 from .scalars import PRODUCTS, WITH_SCALARS, does_for_a_number, scales_products
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-    from atomr_accel.libraries.blas.wire._rows import Row
 
 pytestmark = MARKS
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
+from atomr_accel import Device
 from atomr_accel.libraries.blas.facade import Blas
 from atomr_accel.libraries.blas.host import _cpu_routines
 from atomr_accel.libraries.blas.host._prototypes import PROTOTYPES
@@ -17,9 +18,6 @@ from atomr_accel.libraries.blas.wire._rows import ROWS, Row
 from .. import conformance
 from ..conformance import MARKS, check, on_cuda
 from .rows.routines import operations
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

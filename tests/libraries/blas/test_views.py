@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atomr_accel import Device, GpuRef
+from atomr_accel.ops import Submission
 from atomr_accel.wire.copies import CopyStrided
 
 from ...harness import on_shared, same_bits
-
-if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.ops import Submission
 
 
 def prepared(device: Device, a: GpuRef, b: GpuRef, **more: Any) -> Submission[GpuRef]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -10,12 +11,19 @@ from atomr_accel.libraries.blaslt.wire._layout import Layout
 
 from ..blas.rows.common import ALPHA, BETA, op, scalar
 from ..blas.rows.products import gemm, gemm_inputs, new_gemm
-from ..conformance import COMPLEX, HALF, REAL, Near, Operation, dtype_of, eps_of, product
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..conformance import Array, Case, Sample
+from ..conformance import (
+    COMPLEX,
+    HALF,
+    REAL,
+    Array,
+    Case,
+    Near,
+    Operation,
+    Sample,
+    dtype_of,
+    eps_of,
+    product,
+)
 
 E4M3, E5M2, E2M1 = "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"
 FUSED = (*HALF, "float32")

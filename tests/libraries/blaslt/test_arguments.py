@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
 
-from atomr_accel import GpuRef, GpuRefSealed, Unsupported
+from atomr_accel import Device, GpuRef, GpuRefSealed, Unsupported
 from atomr_accel.libraries.blaslt._product import MatmulResults
 from atomr_accel.libraries.blaslt.wire._layout import Layout
 
@@ -15,9 +15,6 @@ from ... import seeds
 from ...harness import on_shared
 from ..conformance import MARKS, Array, dtype_of, on_cuda
 from ..refusals import Refusal, refuses
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

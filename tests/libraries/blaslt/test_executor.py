@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryError, Unsupported
+from atomr_accel import Device, LibraryError, Unsupported
 from atomr_accel.host.templates import HostTemplate
 from atomr_accel.libraries.blaslt._facade import LANE
 
 from ...fakes.cublas import FakeContext
 from ...fakes.cublaslt import FakeCudaBlasLt, FakeEvents, FakeLt
+from ...fakes.driver import FakeDriver
 from ..conformance import check, conform, dtype_of, on_cuda
 from ..host_kernels import compile_kernels, needs_compiler, on_host
 from .rows import E2M1, E4M3, OPERATIONS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
-
-    from ...fakes.driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atomr_accel import Device, GpuRef
+
 from ...harness import on_shared
 from ..conformance import MARKS, dtype_of
-
-if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef
 
 pytestmark = MARKS
 

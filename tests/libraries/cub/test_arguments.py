@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -11,12 +12,9 @@ from atomr_accel import Device, GpuRefSealed, GpuRefStale, Unsupported, open_dev
 from atomr_accel.libraries.cub._python import translate
 from atomr_accel.testing._faults import poison
 
-from ...harness import AT_ONCE, ON_CUDA, cpu_only, on_shared, program
+from ...harness import AT_ONCE, ON_CUDA, cpu_only, on_shared
 from ..conformance import MARKS, dtype_of
 from ..refusals import refuses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = MARKS
 
@@ -110,7 +108,6 @@ async def test_buffers_that_cannot_be_written(device: Device) -> None:
     await device.free(sealed)
 
 
-@program
 async def test_deterministic_devices_refuse_what_depends_on_time() -> None:
     async with open_device(0, backend="cpu", isolation="thread", deterministic=True) as device:
         x, whole = await device.put(F), await device.put(I)
@@ -277,7 +274,6 @@ async def test_statistics(device: Device) -> None:
 
 
 @cpu_only
-@program
 async def test_builds_are_there_again_after_a_rebuild() -> None:
     async with open_device(0, backend="cpu", isolation="process", backoff=AT_ONCE) as device:
         total = await device.cub.reduce(await device.put(F))

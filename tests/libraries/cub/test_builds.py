@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -14,9 +15,6 @@ from atomr_accel.libraries.cub.host._algorithms import ALGORITHMS
 from atomr_accel.libraries.cub.wire._spec import CubSpec, OperatorSpec, encode
 
 from ...harness import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def binary(kind: str, dtype: str, result: str | None = None) -> OperatorSpec:

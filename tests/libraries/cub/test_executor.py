@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryError, OutOfMemory, Unsupported, open_device
+from atomr_accel import Device, LibraryError, OutOfMemory, Unsupported, open_device
 from atomr_accel.libraries.cub import _operators
 from atomr_accel.libraries.cub.call import BUILDER, LANE, WAITING
 from atomr_accel.libraries.cub.host import _bindings, _builds
@@ -18,17 +20,9 @@ from atomr_accel.libraries.cub.wire.messages import BuildCub, RunCub
 from atomr_accel.wire import StickyFault
 
 from ...fakes import cub as fakes
-from ...harness import program
+from ...fakes.driver import FakeDriver
 from ..conformance import on_cuda
 from ..host_kernels import needs_compiler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from atomr_accel import Device
-
-    from ...fakes.driver import FakeDriver
 
 pytestmark = [needs_compiler, pytest.mark.skipif(on_cuda(), reason="the real one is there")]
 
@@ -206,7 +200,6 @@ def counted(name: str, got: list[Array]) -> list[Array]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-@program
 async def test_both_executors_give_the_same(
     name: str, linker: fakes.Linker, request: pytest.FixtureRequest
 ) -> None:

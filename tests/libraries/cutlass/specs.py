@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryMissing
+from atomr_accel import Device, GpuRef, LibraryMissing
 from atomr_accel.libraries.cutlass.host._builds import headers
 from atomr_accel.libraries.cutlass.wire._spec import CutlassSpec, EpilogueNode
 
 from ..conformance import MARKS, dtype_of, on_cuda
-
-if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef
 
 Array = np.ndarray[Any, Any]
 

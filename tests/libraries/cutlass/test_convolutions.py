@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
-from atomr_accel import Unsupported
+from atomr_accel import Device, Unsupported
 
 from ...harness import on_shared
 from ..conformance import dtype_of
 from .specs import COMPILING, FIXED, near, put
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = COMPILING
 

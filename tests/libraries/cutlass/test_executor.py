@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -32,10 +34,6 @@ from atomr_accel.libraries.cutlass.wire._spec import EpilogueNode, encode
 
 from ...fakes.driver import FakeDriver, installed, memory
 from .specs import PRODUCT, spec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PROCESSORS: Final = 132
 OFFSETS: Final = (64, 256, 448, 640)

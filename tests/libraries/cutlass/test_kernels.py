@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -15,9 +16,6 @@ from atomr_accel.libraries.cutlass.host._builds import find_build
 from atomr_accel.libraries.cutlass.wire._spec import FUNCTIONS, EpilogueNode, encode, shared_bytes
 
 from .specs import PRODUCT, spec
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.headers, pytest.mark.slow]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,9 +34,6 @@ from atomr_accel.libraries.cutlass.wire._spec import (
 )
 
 from .specs import PRODUCT, spec
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_spec_comes_back_as_it_was() -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
+from atomr_accel import Device
 from atomr_accel.libraries.cutlass._epilogue import ACCUMULATED
 
 from ...harness import on_shared
 from ..conformance import dtype_of
 from .specs import COMPILING, FIXED, near, put
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = COMPILING
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -13,9 +14,6 @@ from atomr_accel.libraries.cutlass.host._plans import Extents, extents_of
 from atomr_accel.libraries.cutlass.wire._window import ImageWindow
 
 from .specs import spec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Array = np.ndarray[Any, Any]
 Axes = tuple[int, ...]

@@ -17,7 +17,8 @@ import sys
 import time
 import traceback
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import trio
 
@@ -25,9 +26,6 @@ from atomr_accel import DeviceLost, Unsupported, open_device
 
 from ... import seeds
 from ..conformance import TALLIES, Operation, check
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def visits(

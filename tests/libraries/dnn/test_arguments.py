@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
 
-from atomr_accel import GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_device
+from atomr_accel import Device, GpuRef, GpuRefSealed, GpuRefStale, Unsupported, open_device
 from atomr_accel.device.core import DeviceCore
 from atomr_accel.ops import Request
 from atomr_accel.testing import poison
@@ -15,9 +15,6 @@ from atomr_accel.testing import poison
 from ... import seeds
 from ..conformance import MARKS, on_cuda
 from ..refusals import refuses
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
+from atomr_accel import Device
 from atomr_accel.libraries.dnn.attention.options import AttentionOptions
 from atomr_accel.libraries.dnn.attention.paged import PagedKVCache
 from atomr_accel.libraries.dnn.facade import Dnn
@@ -17,11 +19,6 @@ from atomr_accel.wire import options as _options
 
 from ..conformance import MARKS, dtype_of
 from ..writers import ROWS, C, I, M, Row, V, put_all, row
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
+from atomr_accel import Device
+
 from ... import seeds
 from ..conformance import MARKS, dtype_of, eps_of
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

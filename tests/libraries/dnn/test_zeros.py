@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atomr_accel import Device
+
 from ...harness import on_shared
 from ..conformance import MARKS
 from .rows.ops import NAMES, REDUCTIONS
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

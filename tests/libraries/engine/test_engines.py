@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from atomr_accel import (
     ContextPoisoned,
+    Device,
     GpuRefStale,
     LibraryError,
     LibraryMissing,
@@ -27,14 +29,9 @@ from atomr_accel.libraries.engine.wire.messages import TensorOf
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.testing.garbage import collect_garbage
 
-from ...harness import opened, program
+from ...harness import opened
 from ..conformance import on_cuda
 from .models import linear, model, nonzero
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
 
 
 def _without_provider() -> bool:
@@ -415,7 +412,6 @@ async def test_files_outside_the_folder(
 # --- faults and files ---------------------------------------------------------------------------
 
 
-@program
 async def test_engines_outlive_hosts() -> None:
     made, w = linear(np.random.default_rng(1))
     async with opened() as device:
@@ -430,7 +426,6 @@ async def test_engines_outlive_hosts() -> None:
         assert again.statistics().from_disk
 
 
-@program
 async def test_a_fault_in_the_middle_of_calls() -> None:
     made, w = linear(np.random.default_rng(3))
     results: list[np.ndarray[Any, Any] | None] = []
@@ -458,7 +453,6 @@ async def test_a_fault_in_the_middle_of_calls() -> None:
     assert results[-1] is not None
 
 
-@program
 async def test_a_crash_in_the_middle_of_a_run(cache: Path) -> None:
     """The host ends while onnxruntime computes; the next call has an engine from the disk."""
     rng = np.random.default_rng(4)
@@ -493,7 +487,6 @@ async def test_a_crash_in_the_middle_of_a_run(cache: Path) -> None:
         assert [*(cache / "engines").iterdir()] == [file]
 
 
-@program
 async def test_damaged_files_are_not_used(cache: Path) -> None:
     made, _ = linear(np.random.default_rng(2))
     async with opened() as device:
@@ -542,7 +535,6 @@ async def test_engines_go_with_their_handles(monkeypatch: pytest.MonkeyPatch) ->
         assert [each() is None for each in sessions] == [False, True]
 
 
-@program
 async def test_without_the_packages() -> None:
     missing = {"onnxruntime": None, "onnx": None}
     hosts = [name for name in sys.modules if "libraries.engine.host" in name]

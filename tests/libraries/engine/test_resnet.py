@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,10 +13,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from examples.onnx_engine import in_int8, resnet50
 
-from ...harness import opened, program
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ...harness import opened
 
 WIDTH, PIXELS = 4, 32
 
@@ -27,7 +25,6 @@ def _alone(model: Any, pictures: Any) -> Any:
     return session.run(None, {"pictures": pictures})[0]
 
 
-@program
 async def test_results_are_those_of_onnxruntime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from atomr_accel.libraries.fft.wire import _plan
+from atomr_accel.libraries.fft.wire._messages import FftSpec
 from atomr_accel.libraries.fft.wire._plan import (
     INPUT,
     OUTPUT,
@@ -21,9 +22,6 @@ from atomr_accel.libraries.fft.wire._plan import (
 )
 
 from ..conformance import dtype_of
-
-if TYPE_CHECKING:
-    from atomr_accel.libraries.fft.wire._messages import FftSpec
 
 Array = np.ndarray[Any, Any]
 

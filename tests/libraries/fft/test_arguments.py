@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,6 @@ from ... import seeds
 from ...harness import Gate
 from ..conformance import MARKS, on_cuda
 from ..refusals import refuses
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = [
     *MARKS,

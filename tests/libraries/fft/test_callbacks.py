@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import CompileError, Unsupported
+from atomr_accel import CompileError, Device, GpuRef, Unsupported
 from atomr_accel.executors.compiler import compile_linkable
 from atomr_accel.libraries.fft._arguments import resolve
 from atomr_accel.libraries.fft.host import _hooks
@@ -19,9 +19,6 @@ from atomr_accel.libraries.nvrtc.host.linker import link as nvjitlink
 
 from ... import seeds
 from ..conformance import MARKS, on_cuda
-
-if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef
 
 pytestmark = MARKS
 

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import cmath
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.signal
 
-from ... import seeds
-from ..conformance import (
-    MARKS,
-    Array,
-    Case,
-    Near,
-    Operation,
-    Sample,
-    conform,
-    product,
-    put_strided,
-)
-from ..refusals import refuses
+from atomr_accel import Device
 
-if TYPE_CHECKING:
-    from atomr_accel import Device
+from ... import seeds
+from ..conformance import MARKS, Array, Case, Near, Operation, Sample, conform, product, put_strided
+from ..refusals import refuses
 
 pytestmark = MARKS
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +31,6 @@ from ... import seeds
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from .machine import sample
 from .stand_in import StandIn, executor, room
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TYPES = (1, 2, 3, 4, ODD)
 DTYPES = ("float32", "float64")

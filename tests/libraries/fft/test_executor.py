@@ -7,7 +7,8 @@ what this cannot show is only what cuFFT itself does with them.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,23 +16,19 @@ import pytest
 from atomr_accel import LibraryError, Unsupported
 from atomr_accel.executors.vendor import TYPES
 from atomr_accel.libraries.fft._arguments import FAMILIES, resolve
-from atomr_accel.libraries.fft.host._prototypes import (
-    PROTOTYPES,
-)
+from atomr_accel.libraries.fft.host._prototypes import PROTOTYPES
 from atomr_accel.libraries.fft.host._source import ELEMENTS, SOURCE, move_name
 from atomr_accel.libraries.fft.wire._messages import ForgetPlan, Hook, Prepare, RunTransform
 from atomr_accel.libraries.fft.wire._plan import Move, plan
 
 from ... import seeds
+from ...fakes.driver import FakeDriver
 from ..conformance import dtype_of
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from .machine import reference, sample
 from .stand_in import STREAM, StandIn, executor, room
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ...fakes.driver import FakeDriver
+pytestmark = needs_compiler
 
 
 def cases() -> list[tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
@@ -77,7 +74,6 @@ def library(monkeypatch: pytest.MonkeyPatch, compiled: Any) -> StandIn:
     return stand_in
 
 
-@needs_compiler
 def test_transforms(library: StandIn) -> None:
     fft = executor()
     rng = seeds.rng()
@@ -113,7 +109,6 @@ def test_transforms(library: StandIn) -> None:
         library.work.clear()
 
 
-@needs_compiler
 def test_a_plan_that_was_dropped_is_made_again(library: StandIn) -> None:
     fft = executor()
     call = resolve("fft", "fft", (4,), np.dtype("complex64"), (0,), (4,), None, half=False)
@@ -130,7 +125,6 @@ def test_a_plan_that_was_dropped_is_made_again(library: StandIn) -> None:
     assert len(library.layouts) == 1
 
 
-@needs_compiler
 def test_callbacks_are_linked_before_the_plan_is_made(
     library: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +163,6 @@ def test_callbacks_are_linked_before_the_plan_is_made(
     fft.close()
 
 
-@needs_compiler
 def test_a_plan_stays_as_long_as_a_graph_has_it(library: StandIn) -> None:
     kept: list[Any] = []
     fft = executor(kept)
@@ -190,7 +183,6 @@ def test_a_plan_stays_as_long_as_a_graph_has_it(library: StandIn) -> None:
     assert left == [2, 2, 1, 0]
 
 
-@needs_compiler
 def test_a_plan_whose_work_area_is_not_known_has_its_own(
     library: StandIn, driver: FakeDriver
 ) -> None:
@@ -209,7 +201,6 @@ def test_a_plan_whose_work_area_is_not_known_has_its_own(
     assert not driver.held
 
 
-@needs_compiler
 @pytest.mark.parametrize(("status", "error"), [(8, LibraryError), (16, Unsupported)])
 def test_a_plan_that_fails_leaves_no_handle(
     library: StandIn, status: int, error: type[Exception]
@@ -227,7 +218,6 @@ def test_a_plan_that_fails_leaves_no_handle(
     assert not library.layouts
 
 
-@needs_compiler
 def test_a_transform_that_fails_is_an_error(library: StandIn) -> None:
     kind = type(library.functions["cufftXtExec"])
     library.functions["cufftXtExec"] = kind(lambda *_: 6)

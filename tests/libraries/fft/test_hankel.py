@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +10,10 @@ import scipy.fft
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atomr_accel import Device
+
 from ...harness import on_shared
 from ..conformance import MARKS
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

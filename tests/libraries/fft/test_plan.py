@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -12,17 +12,11 @@ import pytest
 from atomr_accel.libraries.fft._arguments import FAMILIES, resolve
 from atomr_accel.libraries.fft._cache import FftPlanCache
 from atomr_accel.libraries.fft.wire import _plan
-from atomr_accel.libraries.fft.wire._plan import (
-    CufftRun,
-    Move,
-    plan,
-)
+from atomr_accel.libraries.fft.wire._messages import FftSpec
+from atomr_accel.libraries.fft.wire._plan import CufftRun, Move, plan
 
 from ... import seeds
 from .machine import Machine, reference, sample
-
-if TYPE_CHECKING:
-    from atomr_accel.libraries.fft.wire._messages import FftSpec
 
 
 @pytest.mark.parametrize("family", FAMILIES)

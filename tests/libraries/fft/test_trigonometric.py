@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.fft
 
-from atomr_accel import GpuRefSealed
+from atomr_accel import Device, GpuRefSealed
 
 from ... import seeds
-from ..conformance import (
-    MARKS,
-    Array,
-    Case,
-    Near,
-    Operation,
-    Sample,
-    conform,
-    product,
-    put_strided,
-)
+from ..conformance import MARKS, Array, Case, Near, Operation, Sample, conform, product, put_strided
 from ..refusals import refuses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pytest
 
 from atomr_accel.libraries.flash_attention.host._cpu import CpuCall
-from atomr_accel.libraries.flash_attention.host._launches import launches
+from atomr_accel.libraries.flash_attention.host._launches import AttentionLaunch, launches
 from atomr_accel.libraries.flash_attention.host._problem import POINTERS
 
 from ..host_kernels import compile_bodies
-
-if TYPE_CHECKING:
-    import pytest
-
-    from atomr_accel.libraries.flash_attention.host._launches import AttentionLaunch
 
 WARPS: Final = Path(__file__).with_name("warps_on_host.h")
 

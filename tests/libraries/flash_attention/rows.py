@@ -6,12 +6,10 @@ The references and the cases are the same, with those that cuDNN does not do.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from ..conformance import Case
 from ..dnn.rows import attention as rows
-
-if TYPE_CHECKING:
-    from ..conformance import Case
 
 _KERNEL: Final[dict[str, Any]] = {"backend": "kernel"}
 

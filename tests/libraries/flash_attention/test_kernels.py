@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,10 +35,6 @@ from ..dnn.attention.inputs import HALF, floats, integers, normal
 from ..host_kernels import needs_compiler
 from .on_host import HostKernels, replace_numpy
 from .rows import OPERATIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = MARKS
 

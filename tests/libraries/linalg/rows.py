@@ -7,18 +7,14 @@ the factors with the original matrix, and check that they are orthonormal.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import scipy.linalg
 
-from ..conformance import COMPLEX, REAL, Near, Operation, eps_of, product, real_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..conformance import Array, Sample
+from ..conformance import COMPLEX, REAL, Array, Near, Operation, Sample, eps_of, product, real_name
 
 DTYPES: Final = (*REAL, *COMPLEX)
 SQUARES: Final = product(lead=[(), (3,), (2, 2), (0,)], n=[1, 2, 5, 9])

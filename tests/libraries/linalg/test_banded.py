@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import Unsupported
+from atomr_accel import Device, Unsupported
 
 from ...harness import on_shared
 from ..conformance import MARKS
 from ..refusals import refuses
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +11,11 @@ import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRef, Unsupported
+from atomr_accel import Device, GpuRef, Unsupported
 
 from ...harness import on_shared
 from ..conformance import MARKS
 from ..refusals import refuses
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

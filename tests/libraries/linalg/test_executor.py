@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryError, LinAlgError, Unsupported
+from atomr_accel import Device, LibraryError, LinAlgError, Unsupported
 from atomr_accel.libraries.linalg._facade import LANE
 from atomr_accel.libraries.linalg.host import _cuda
 from atomr_accel.libraries.linalg.host._sizes import WorkspaceSizes
 
 from ... import seeds
 from ...fakes.cublas import FakeContext, FakeLibrary
-from ...fakes.cusolver import (
-    FakeCudaSolver,
-    FakeKernels,
-    FakeSolverLibrary,
-    array_on_the_cpu,
-)
+from ...fakes.cusolver import FakeCudaSolver, FakeKernels, FakeSolverLibrary, array_on_the_cpu
+from ...fakes.driver import FakeDriver
 from ...fakes.lapack import integers, memory
 from ..conformance import conform, on_cuda
 from .rows import OPERATIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
-
-    from ...fakes.driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import AccelError, LinAlgError, Unsupported
+from atomr_accel import AccelError, Device, LinAlgError, Unsupported
 
 from ..conformance import MARKS, on_cuda
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,6 @@ from atomr_accel.libraries.linalg.wire._messages import SolverProblem
 
 from ... import seeds
 from ..host_kernels import compile_kernels, needs_compiler, on_host
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 Array = np.ndarray[Any, Any]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from ...harness import opened, program
+from ...harness import opened
 from ..array.calls import Count
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CALLS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "solve": (lambda linalg, a: linalg.solve(a, a), ["linalg.solve"]),
@@ -33,7 +31,6 @@ CALLS: dict[str, tuple[Callable[..., Any], list[str]]] = {
 }
 
 
-@program
 async def test_how_many_messages_calls_take() -> None:
     count = Count()
     async with opened(instruments=[count]) as device:

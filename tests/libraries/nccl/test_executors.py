@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,9 +30,6 @@ from atomr_accel.libraries.nccl.wire.messages import (
 )
 
 from ...fakes.nccl import IN_PROGRESS, FakeNccl
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 Array = np.ndarray[Any, Any]
 

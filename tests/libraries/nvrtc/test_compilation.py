@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryError, Unsupported
+from atomr_accel import Device, LibraryError, Unsupported
 from atomr_accel.executors import compiler as _compiler
 from atomr_accel.host.templates import HostTemplate
 from atomr_accel.libraries.nvrtc.wire.messages import (
@@ -25,12 +27,6 @@ from atomr_accel.wire import PLACE
 
 from ...fakes.driver import FakeDriver, installed
 from ...harness import on_shared
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from atomr_accel import Device
 
 # --- scalars -------------------------------------------------------------------------------
 

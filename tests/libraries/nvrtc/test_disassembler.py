@@ -9,7 +9,7 @@ from atomr_accel.libraries.nvrtc.host import _disassembler, _program
 from atomr_accel.libraries.nvrtc.host._cuda import CudaCompiler
 from atomr_accel.libraries.nvrtc.wire.messages import Compile, Disassemble
 from atomr_accel.wire.toolkit import find_tool
-from tests.harness import opened, program
+from tests.harness import opened
 
 SOURCE = 'extern "C" __global__ void k(int* x) { x[0] = 3; }'
 
@@ -34,7 +34,6 @@ def test_without_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
         _disassembler.disassemble(b"")
 
 
-@program
 async def test_functions_have_none() -> None:
     async with opened(backend="cpu") as device:
         module = await device.nvrtc.compile_module(SOURCE, ["k"], cpu=len)

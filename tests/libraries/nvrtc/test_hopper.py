@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import cloudpickle
 import ml_dtypes
 import numpy as np
 import pytest
 
+from atomr_accel import Device
 from atomr_accel.executors import compiler as _compiler
 
 from ...harness import ON_CUDA, ROOT, cpu_only, on_shared
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 sys.path.append(str(ROOT))
 from examples import hopper_gemm

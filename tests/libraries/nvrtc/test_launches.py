@@ -8,14 +8,15 @@ import ctypes
 import itertools
 import re
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
 import pytest
 
-from atomr_accel import GpuRefStale, LibraryError, Unsupported
+from atomr_accel import Device, GpuRefStale, LibraryError, Unsupported
 from atomr_accel.libraries.nvrtc.launching import LaunchWish, geometry
 from atomr_accel.libraries.nvrtc.tensor_map import TensorMap, takes_tensor_maps
 from atomr_accel.libraries.nvrtc.wire.messages import (
@@ -39,11 +40,6 @@ from atomr_accel.wire import PLACE, DeviceInfo
 
 from ...fakes.driver import FakeDriver, installed, memory
 from ...harness import needs_nvrtc, on_shared
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from atomr_accel import Device
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,9 +11,6 @@ from hypothesis import strategies as st
 
 from atomr_accel.libraries.nvrtc.signature import read_signature
 from atomr_accel.libraries.nvrtc.wire._mangled import function_name, function_type
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BUILTIN = {"i": "int", "f": "float", "y": "unsigned long long", "a": "signed char", "b": "bool"}
 

@@ -6,15 +6,16 @@ import contextlib
 import ctypes
 import gc
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from atomr_accel import CompileError, GpuRefStale, LibraryMissing, Unsupported
+from atomr_accel import CompileError, Device, GpuRefStale, LibraryMissing, Unsupported
 from atomr_accel.executors import compiler as _compiler
 from atomr_accel.libraries.nvrtc._options import CompileOptions
 from atomr_accel.libraries.nvrtc.host import _program
@@ -23,12 +24,7 @@ from atomr_accel.libraries.nvrtc.structures import structure
 from atomr_accel.libraries.nvrtc.wire.messages import Compile, KernelEntry, LinkImage, LinkInput
 from atomr_accel.testing import poison
 
-from ...harness import cpu_only, needs_nvrtc, on_shared, opened, program
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from atomr_accel import Device
+from ...harness import cpu_only, needs_nvrtc, on_shared, opened
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 
@@ -296,7 +292,6 @@ def count(x: Any) -> None:
 
 
 @cpu_only
-@program
 async def test_modules_are_unloaded_once_nobody_has_their_variables() -> None:
     source = 'extern "C" __global__ void {}(int* x) {{}}'
     async with opened() as device:
@@ -326,7 +321,6 @@ async def test_recordings_see_the_same_variables(device: Device) -> None:
     assert await device.get(counter) == 5
 
 
-@program
 async def test_after_a_rebuild_a_module_is_as_it_was_at_first() -> None:
     async with opened() as device:
         module = await compiled(device)
@@ -561,7 +555,6 @@ OF_LINE: Final[dict[str, Any]] = {"slope": "f4", "steps": "i4", "offset": "f8"}
         (None, {"nobody": np.zeros(5, "f4")}, "nobody"),
     ],
 )
-@program
 async def test_struct_of_another_layout_does_not_compile(
     structs: Any, variables: Any, said: str | None
 ) -> None:
@@ -577,7 +570,6 @@ async def test_struct_of_another_layout_does_not_compile(
 
 @pytest.mark.headers
 @pytest.mark.usefixtures("nvrtc")
-@program
 async def test_macros_of_a_source_are_no_matter_to_what_is_asserted() -> None:
     source = """
         #define T float

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
 
-from ...harness import needs_nvrtc, on_shared
+from atomr_accel import Device
 
-if TYPE_CHECKING:
-    from atomr_accel import Device
+from ...harness import needs_nvrtc, on_shared
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import cloudpickle
 import numpy as np
@@ -14,10 +15,7 @@ from atomr_accel.libraries.nvrtc.host import _cpu, _program
 from atomr_accel.libraries.nvrtc.signature import Parameter, read_signature
 from atomr_accel.libraries.nvrtc.wire.messages import Compile, LinkImage
 
-from ...harness import cpu_only, opened, program
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ...harness import cpu_only, opened
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the host cannot import tests
 
@@ -153,7 +151,6 @@ def scale(grid: Any, block: Any, x: Any, y: Any, line: Any, a: Any = 1) -> None:
 
 
 @cpu_only
-@program
 async def test_kernels_without_a_compiler_read_sealed_buffers_and_write_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,20 +5,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from atomr_accel import (
-    GpuRefStale,
-    LibraryError,
-    Surface,
-    Texture,
-    Unsupported,
-)
+from atomr_accel import Device, GpuRefStale, LibraryError, Surface, Texture, Unsupported
 from atomr_accel.libraries.nvrtc.wire.messages import (
     CopyArray,
     FreeArray,
@@ -30,12 +25,7 @@ from atomr_accel.libraries.nvrtc.wire.messages import (
 )
 from atomr_accel.testing import poison
 from tests.fakes.driver import FakeDriver, installed
-from tests.harness import cpu_only, needs_nvrtc, on_shared, opened, program
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from atomr_accel import Device
+from tests.harness import cpu_only, needs_nvrtc, on_shared, opened
 
 LINEAR: Final = {"filter": "linear"}
 
@@ -278,7 +268,6 @@ async def test_recordings_with_textures(device: Device) -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_fault_leaves_stale_textures() -> None:
     async with opened() as device:
         sampled, _, _ = await kernels(device)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 import atomr_accel.testing
 from atomr_accel import LibraryMissing
@@ -15,10 +15,7 @@ from atomr_accel.libraries.nvrtc import _facade
 from atomr_accel.libraries.nvrtc.host import _cpu
 from atomr_accel.testing import FAULTS
 
-from ...harness import cpu_only, opened, program
-
-if TYPE_CHECKING:
-    import pytest
+from ...harness import cpu_only, opened
 
 SOURCE = 'extern "C" __global__ void nonsense(float *x) { this is no CUDA }'
 
@@ -31,7 +28,6 @@ def twin(grid: object, block: object, x: np.ndarray) -> None:
 
 
 @cpu_only
-@program
 async def test_unchecked_source_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,18 +14,14 @@ from scipy import stats
 from scipy.stats import qmc
 
 from atomr_accel import Device, GpuRef, Unsupported, open_device
+from atomr_accel.libraries.rng.generator import Generator
+from atomr_accel.ops import Awaited
 from atomr_accel.testing import poison
 
 from ... import seeds
 from ..conformance import HALF, MARKS, REAL, TALLIES, Array, Tally, on_cuda
 from ..conformance import poison as fill_free_memory
 from .statistics import check_continuous, check_counts, check_near, check_uncorrelated
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from atomr_accel.libraries.rng.generator import Generator
-    from atomr_accel.ops import Awaited
 
 pytestmark = [*MARKS, pytest.mark.filterwarnings("ignore::atomr_accel.CpuFallbackWarning")]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,13 +30,11 @@ from atomr_accel.libraries.rng.wire._messages import (
 )
 
 from ... import seeds
+from ...fakes.driver import FakeDriver
 from ..conformance import Array
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from .instances import a_distribution, at, instances
 from .statistics import check_continuous
-
-if TYPE_CHECKING:
-    from ...fakes.driver import FakeDriver
 
 pytestmark = [pytest.mark.headers, needs_compiler]
 

@@ -7,8 +7,9 @@ every word is seen. Philox has a counter for each, and cuRAND's own generators a
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,17 +22,11 @@ from atomr_accel.libraries.rng._state import new_state
 from atomr_accel.libraries.rng.generator import Generator
 from atomr_accel.libraries.rng.wire._distributions import KINDS
 from atomr_accel.memory._block import Block, Epoch
-from atomr_accel.ops import Collected
+from atomr_accel.ops import Collected, Request
 
+from ...fakes.driver import FakeDriver
 from ..conformance import Array, dtype_of
 from ..host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from atomr_accel.ops import Request
-
-    from ...fakes.driver import FakeDriver
 
 SEED = 11
 PSEUDO = [kind for kind, rule in KINDS.items() if not rule.quasi]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ..conformance import Array, Sample
+from atomr_accel import Device, GpuRef
+from atomr_accel.libraries.sparse.array import SparseRef
 
-if TYPE_CHECKING:
-    from atomr_accel import Device, GpuRef
-    from atomr_accel.libraries.sparse.array import SparseRef
+from ..conformance import Array, Sample
 
 Parts = tuple[Array, Array, Array]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +11,11 @@ import scipy.sparse as scipy_sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import ContextPoisoned, GpuRefSealed, GpuRefStale, SparseRef, Unsupported
+from atomr_accel import ContextPoisoned, Device, GpuRefSealed, GpuRefStale, SparseRef, Unsupported
 from atomr_accel.libraries.sparse.host._cpu import taken_as
 
 from ...harness import opened, program
 from ..conformance import MARKS, on_cuda
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 
@@ -111,7 +108,6 @@ async def test_matrices_of_padded_rows_are_multiplied_as_they_are(device: Device
 
 
 @pytest.mark.slow
-@program
 async def test_an_index_out_of_bounds_is_a_fault() -> None:
     bad = MATRIX.copy()
     bad.indices[0] = 1 << 30
@@ -329,7 +325,6 @@ async def test_an_actor_is_asked(device: Device) -> None:
     np.testing.assert_array_equal(await device.get(y), MATRIX @ np.ones(3))
 
 
-@program
 async def test_a_deterministic_device_refuses_what_depends_on_time() -> None:
     async with opened(isolation="thread", deterministic=True) as device:
         a = await device.sparse.put(MATRIX)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +12,10 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import Unsupported
+from atomr_accel import Device, Unsupported
 
 from ...harness import on_shared
 from ..conformance import MARKS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

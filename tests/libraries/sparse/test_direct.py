@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse
 
-from atomr_accel import GpuRefStale, LinAlgError, Unsupported
+from atomr_accel import Device, GpuRefStale, LinAlgError, Unsupported
 from atomr_accel.testing import poison
 
-from ...harness import opened, program
+from ...harness import opened
 from ..conformance import MARKS, conform, installed, on_cuda
 from .direct_rows import DIRECT, MATRIX
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = [*MARKS, installed("cudss")]
 
@@ -141,7 +138,6 @@ async def test_places_that_are_there_twice_are_told(device: Device) -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_factors_are_gone_after_a_rebuild() -> None:
     async with opened(isolation="process") as device:
         a = await device.sparse.put(MATRIX, sealed=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import byref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryError, LibraryMissing, LinAlgError, Unsupported
+from atomr_accel import Device, LibraryError, LibraryMissing, LinAlgError, Unsupported
 from atomr_accel.executors.vendor import VendorLibrary
 from atomr_accel.libraries.sparse.direct import DIRECT as LANE
 from atomr_accel.libraries.sparse.host import _direct_cuda, _prototypes_dss
@@ -17,9 +17,6 @@ from atomr_accel.libraries.sparse.host import _direct_cuda, _prototypes_dss
 from ...fakes.cudss import FakeCudaDirect, FakeDss
 from ..conformance import conform, on_cuda
 from .direct_rows import DIRECT, MATRIX
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 

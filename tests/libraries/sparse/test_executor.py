@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import scipy.sparse
 
-from atomr_accel import LibraryError, Unsupported
+from atomr_accel import Device, LibraryError, Unsupported
 from atomr_accel.libraries.sparse.part import LANE
 
 from ...fakes.cusparse import FakeCudaSparse, FakeSparseLibrary
+from ...fakes.driver import FakeDriver
 from ..conformance import conform, on_cuda
 from .rows import OPERATIONS
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-
-    from ...fakes.driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 

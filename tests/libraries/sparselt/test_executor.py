@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryError, LibraryMissing, Unsupported
+from atomr_accel import Device, LibraryError, LibraryMissing, Unsupported
 from atomr_accel.libraries.sparselt._facade import LANE
 from atomr_accel.libraries.sparselt.host._prototypes import STATUSES
 
 from ...fakes.cusparselt import ALGORITHMS, SCRATCH, FakeCudaSparseLt, FakeSparseLt
+from ...fakes.driver import FakeDriver
 from ..conformance import conform, on_cuda
 from .rows import OPERATIONS, PLAIN
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
-
-    from ...fakes.driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import StructuredRef, Unsupported
+from atomr_accel import Device, StructuredRef, Unsupported
 
 from ...harness import opened
 from ..conformance import MARKS, dtype_of, installed
 from .rows import DTYPES, groups
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = [*MARKS, installed("cusparseLt")]
 

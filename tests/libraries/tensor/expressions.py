@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
 
 from ..conformance import dtype_of
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import DrawFn
 
 Array = np.ndarray[Any, Any]
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from atomr_accel import Device, GpuRef
 from tests.harness import on_shared, sized
 
+from ...harness import Shared
 from .. import conformance
 from .expressions import NUMPY, OPT_EINSUM, Expression, expressions, numbers, operands_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from atomr_accel import Device, GpuRef
-
-    from ...harness import Shared
 
 pytestmark = conformance.MARKS
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryMissing, Unsupported
+from atomr_accel import Device, LibraryMissing, Unsupported
 from atomr_accel.libraries.tensor._operations import LANE
 from atomr_accel.libraries.tensor.host import _cuda
 from atomr_accel.wire.recent import Recent
@@ -17,16 +18,10 @@ from tests.harness import opened
 
 from ...fakes.cublaslt import FakeEvents
 from ...fakes.cutensor import FakeCudaTensors, FakeTensors
+from ...fakes.driver import FakeDriver
 from ..conformance import conform, on_cuda, put_strided
 from .expressions import OPT_EINSUM, operands_for
 from .rows import ROWS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
-
-    from ...fakes.driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
+from atomr_accel import Device
 from tests.harness import on_shared
 
 from ..conformance import MARKS, on_cuda
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 if on_cuda():

@@ -6,25 +6,21 @@ The standard's own suite asks for values of all kinds: ``python3 noxfile.py arra
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import Unsupported
+from atomr_accel import Device, Unsupported
 from atomr_accel._other_names import is_other_name
 from atomr_accel.libraries.xp._facade import ArrayApi
 
 from ...harness import on_shared
 from ..array.calls import LAYOUTS, fetched, put, same, sample
 from ..conformance import MARKS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

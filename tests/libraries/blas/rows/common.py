@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from ...conformance import COMPLEX, REAL, Near
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ...conformance import Array, Case
+from ...conformance import COMPLEX, REAL, Array, Case, Near
 
 DOUBLES = (*REAL, *COMPLEX)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ...conformance import Near, Operation, product
+from ...conformance import Array, Near, Operation, Sample, product
 from .common import DOUBLES, each, op, solve
-
-if TYPE_CHECKING:
-    from ...conformance import Array, Sample
 
 STACKS = product(lead=[(), (3,), (2, 2), (0,)], n=[0, 1, 5, 17])
 

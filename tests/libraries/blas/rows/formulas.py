@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from atomr_accel.libraries.blas.host._cpu_rotations import rotg, rotm, rotmg
+from atomr_accel.libraries.blas.wire._rows import Row, RowOperand
 
+from ...conformance import Array, Case
 from .common import banded, diagonals, op, repacked, solve, symmetric, triangular, unpacked
-
-if TYPE_CHECKING:
-    from atomr_accel.libraries.blas.wire._rows import Row, RowOperand
-
-    from ...conformance import Array, Case
 
 FUNCTIONS: dict[str, Any] = {
     name: getattr(np, name)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from ...conformance import COMPLEX, FLOATS, HALF, REAL, Near, Operation, product
+from ...conformance import (
+    COMPLEX,
+    FLOATS,
+    HALF,
+    REAL,
+    Array,
+    Case,
+    Near,
+    Operation,
+    Sample,
+    product,
+)
 from .common import ALPHA, BETA, DOUBLES, SIZES, op, scalar, turned
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ...conformance import Array, Case, Sample
 
 
 def gemm_inputs(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from atomr_accel.libraries.blas.wire._rows import ROWS, Row, RowOperand, packed
 
-from ...conformance import HALF, Near, Operation, product
+from ...conformance import HALF, Array, Case, Near, Operation, Sample, product
 from .common import ALPHA, BETA, hide, inside, repacked, room, scalar, taken, turned
 from .formulas import evaluate, magnitudes
-
-if TYPE_CHECKING:
-    from ...conformance import Array, Case, Sample
 
 DOCUMENTED: Final = ("axpy", "scal", "dot", "dotc", "nrm2", "gemv")
 """The routines that cuBLAS promises for 16-bit types."""

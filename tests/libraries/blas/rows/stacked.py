@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ...conformance import FLOATS, Near, Operation, product
+from ...conformance import FLOATS, Array, Case, Near, Operation, Sample, product
 from .common import ALPHA, BETA, DOUBLES, hide, method, near, op, scalar, solve, triangular
-
-if TYPE_CHECKING:
-    from ...conformance import Array, Case, Sample
 
 LEADS: list[Case] = [
     {"lead_a": a, "lead_x": x}

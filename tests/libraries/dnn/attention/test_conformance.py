@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ...conformance import MARKS, conform
 from ..host.offers import graphs_of, offer
 from ..rows.attention import OPERATIONS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = MARKS
 

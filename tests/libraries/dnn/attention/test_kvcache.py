@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +11,12 @@ import trio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import GpuRefStale, OutOfMemory, Unsupported
+from atomr_accel import Device, GpuRefStale, OutOfMemory, Unsupported
 from atomr_accel.testing import poison
 
-from ....harness import ON_CUDA, on_shared, opened, program
+from ....harness import ON_CUDA, on_shared, opened
 from ...conformance import MARKS, Near, compare, dtype_of
 from ..rows.attention import Mask, attention
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 
@@ -278,7 +275,6 @@ async def test_its_calls_are_awaited_inside_a_batch_too(device: Device) -> None:
     assert cache.length(sequence) == 3
 
 
-@program
 async def test_a_rebuild_makes_a_cache_stale() -> None:
     async with opened(isolation="process") as device:
         cache = await device.dnn.kv_cache(4, PAGE, HEADS, SIZE, dtype=HALF)

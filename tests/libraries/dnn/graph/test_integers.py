@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atomr_accel import Unsupported
+from atomr_accel import Device, Unsupported
 from atomr_accel.libraries.dnn.wire._element_types import INTEGERS
 
 from ....harness import on_shared
 from ...conformance import MARKS, Array, on_cuda
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

@@ -7,23 +7,20 @@ fails here.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from atomr_accel import Device, GpuRef
 from atomr_accel._errors import is_awaitable
 
 from ....harness import on_shared
 from ...conformance import MARKS, Array, on_cuda
 from ..rows.ops import back
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from atomr_accel import Device, GpuRef
 
 pytestmark = MARKS
 

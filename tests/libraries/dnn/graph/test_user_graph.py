@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 
-from atomr_accel import open_device
+from atomr_accel import Device, open_device
 
 from .... import seeds
 from ...conformance import MARKS
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from atomr_accel.libraries.dnn.host._cpu import interpret
 from atomr_accel.libraries.dnn.wire._element_types import INTEGERS
+from atomr_accel.libraries.dnn.wire._graph import DnnGraph
 
 from ...conformance import dtype_of, eps_of
-
-if TYPE_CHECKING:
-    from atomr_accel.libraries.dnn.wire._graph import DnnGraph
 
 Array = np.ndarray[Any, Any]
 

@@ -3,48 +3,33 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryError, Unsupported
+from atomr_accel import Device, LibraryError, Unsupported
 from atomr_accel.executors.disk_cache import DiskCache
-from atomr_accel.libraries.dnn.graph._run import LANE, PLANNER
 from atomr_accel.libraries.dnn.host import _lowering
+from atomr_accel.libraries.dnn.wire._graph import DnnGraph
 from atomr_accel.wire.recent import Recent
 
 from .... import seeds
 from ....differential import graphs
 from ....fakes import cudnn as fake_cudnn
-from ....fakes.cudnn import FakeCudaDnn, FakeFrontend, FakeLibrary, FakeOwn
+from ....fakes.cudnn import FakeFrontend, FakeLibrary
+from ....fakes.driver import FakeDriver
 from ...conformance import conform, on_cuda
 from ..rows.ops import OPERATIONS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
-    from atomr_accel.libraries.dnn.wire._graph import DnnGraph
-
-    from ....fakes.driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 
 @pytest.fixture(autouse=True)
 def frontend(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path) -> FakeFrontend:
-    from atomr_accel.libraries.dnn.host import (
-        _cuda,
-        _cuda_losses,
-        _cuda_routines,
-        _cuda_sampling,
-        _plans,
-    )
-    from atomr_accel.libraries.dnn.host import cuda_sequences as _cuda_sequences
-
-    fake, library = FakeFrontend(), FakeLibrary()
+    fake = FakeFrontend()
 
     def elapsed(start: int, end: int) -> tuple[int, float]:
         # The last candidate is the fastest.
@@ -63,20 +48,7 @@ def frontend(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path
         cuGraphExecDestroy=lambda _executable: (0,),
         cuGraphDestroy=lambda _graph: (0,),
     )
-    monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path))  # the fake's files are its own
-    monkeypatch.setattr(fake_cudnn, "_CONTEXTS", {})
-    monkeypatch.setattr(_cuda, "load_cudnn", lambda: library)
-    for module in (_cuda, _plans):
-        monkeypatch.setattr(module, "load_frontend", lambda: fake)
-    monkeypatch.setattr(_plans, "version", lambda: 90000)
-    monkeypatch.setattr(_cuda, "Own", FakeOwn)
-    for module in (_cuda_losses, _cuda_sampling, _cuda_sequences):
-        monkeypatch.setattr(module, "Kernels", FakeOwn)
-    monkeypatch.setattr(_cuda_routines, "load_cudnn", lambda: library)
-    executor = f"{FakeCudaDnn.__module__}:FakeCudaDnn"
-    for lane in (LANE, PLANNER):
-        assert isinstance(lane.executors, dict)
-        monkeypatch.setitem(lane.executors, "cpu", executor)
+    fake_cudnn.install(monkeypatch, FakeLibrary(), lambda: fake, tmp_path)
     return fake
 
 

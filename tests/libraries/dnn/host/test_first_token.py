@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel.libraries.dnn.attention.graph import AttentionSpec, attention_graph
+from atomr_accel.libraries.dnn.attention.graph import AttentionGraph, AttentionSpec, attention_graph
 from atomr_accel.libraries.dnn.host._cpu import interpret
 from atomr_accel.libraries.dnn.host.fallback import _attention as _own_attention
 from atomr_accel.libraries.dnn.host.fallback._fallback import computes, launches
@@ -16,11 +17,6 @@ from atomr_accel.libraries.dnn.wire._graph import DnnGraph, decode
 from ...conformance import Array, dtype_of
 from ...host_kernels import compile_kernels, needs_compiler, on_host
 from .graph_memory import addresses_of, memory
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel.libraries.dnn.attention.graph import AttentionGraph
 
 OUTPUTS = "Single s; Output one"
 PARAMETERS = {

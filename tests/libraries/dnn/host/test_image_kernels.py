@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 from atomr_accel import Unsupported
+from atomr_accel.executors.device_code import CudaSource
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._rewrite import cut
 from atomr_accel.libraries.dnn.host.fallback import _blocks, _moves, _nodes, _resamples
 from atomr_accel.libraries.dnn.host.fallback._fallback import computes, launches
+from atomr_accel.libraries.dnn.wire._graph import DnnGraph
 
 from ...host_kernels import compile_kernels, needs_compiler, on_host
 from .graph_memory import addresses_of, compare, filled
-
-if TYPE_CHECKING:
-    from atomr_accel.executors.device_code import CudaSource
-    from atomr_accel.libraries.dnn.wire._graph import DnnGraph
 
 MEMBERS = {
     "move": "{1}* y; {2}* x; Walk to; Walk from; i64 count",

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atomr_accel.executors.device_code import C_TYPES
+from atomr_accel.executors.device_code import C_TYPES, CudaSource
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._rewrite import cut
-from atomr_accel.libraries.dnn.host.fallback import (
-    _convs as _own_convs,
-)
-from atomr_accel.libraries.dnn.host.fallback import (
-    _nodes as _own_nodes,
-)
-from atomr_accel.libraries.dnn.host.fallback import (
-    _norms as _own_norms,
-)
-from atomr_accel.libraries.dnn.host.fallback import (
-    _products as _own_products,
-)
+from atomr_accel.libraries.dnn.host.fallback import _convs as _own_convs
+from atomr_accel.libraries.dnn.host.fallback import _nodes as _own_nodes
+from atomr_accel.libraries.dnn.host.fallback import _norms as _own_norms
+from atomr_accel.libraries.dnn.host.fallback import _products as _own_products
 from atomr_accel.libraries.dnn.host.fallback._fallback import launches
 from atomr_accel.libraries.dnn.host.fallback._launch import THREADS
 from atomr_accel.libraries.dnn.host.fallback._nodes import pointwise_name, reduction_name
@@ -34,11 +27,6 @@ from atomr_accel.libraries.dnn.wire._nodes import NODES, REDUCTIONS, wider
 
 from ...host_kernels import compile_kernels, needs_compiler, on_host
 from .graph_memory import addresses_of, compare, filled
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from atomr_accel.executors.device_code import CudaSource
 
 Array = np.ndarray[Any, Any]
 

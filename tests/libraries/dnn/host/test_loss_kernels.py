@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
+from atomr_accel import Device
 from atomr_accel.executors.device_code import C_TYPES, CudaSource
 from atomr_accel.libraries.dnn.graph._run import LANE
 from atomr_accel.libraries.dnn.host import _cuda_losses, _cuda_routines
@@ -21,9 +22,6 @@ from ....fakes.cudnn_routines import FakeRoutines
 from ...conformance import conform, on_cuda
 from ...host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from ..rows.losses import OPERATIONS
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 THREADS = 64
 TYPES = (("float16", "int64"), ("float32", "int32"), ("float32", "int64"), ("float64", "int64"))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,6 @@ from ....harness import ROOT
 from ..rows.ops import OPERATIONS
 from .offer import DEVICE
 from .offers import OFFER, graphs_of, offer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.headers, pytest.mark.slow]
 

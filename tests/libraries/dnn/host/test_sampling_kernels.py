@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
+from atomr_accel import Device
 from atomr_accel.executors.device_code import C_TYPES, CudaSource
 from atomr_accel.libraries.dnn.graph._run import LANE
 from atomr_accel.libraries.dnn.host import _cuda_sampling
@@ -18,9 +19,6 @@ from ...conformance import conform, on_cuda
 from ...host_kernels import HostKernels, compile_kernels, needs_compiler, on_host
 from ..routines import test_sampling
 from ..rows.sampling import DTYPES, OPERATIONS
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 THREADS = 64
 GRID = "const {t}* grid; Grid how"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
+from atomr_accel import Device
 from atomr_accel.executors.device_code import C_TYPES
 from atomr_accel.libraries.dnn.graph._builder import Builder
 from atomr_accel.libraries.dnn.host._cpu import FUNCTIONS, interpret
@@ -20,11 +22,6 @@ from atomr_accel.libraries.dnn.wire._resample_nodes import RESAMPLING
 from ....harness import ON_CUDA
 from ...conformance import MARKS, dtype_of, eps_of, on_cuda
 from ...host_kernels import compile_kernels, needs_compiler, on_host
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable
+from typing import Any
 
 import numpy as np
 import pytest
 
+from atomr_accel import Device
+
 from .... import seeds
 from ...conformance import MARKS
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

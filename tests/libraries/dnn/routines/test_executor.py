@@ -3,58 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from atomr_accel import LibraryError, Unsupported
-from atomr_accel.libraries.dnn.graph._run import LANE, PLANNER
+from atomr_accel import Device, LibraryError, Unsupported
 
 from ....fakes import cudnn as fake_cudnn
-from ....fakes.cudnn import FakeCudaDnn, FakeFrontend, FakeOwn
+from ....fakes.cudnn import FakeFrontend
 from ....fakes.cudnn_routines import FakeRoutines
+from ....fakes.driver import FakeDriver
 from ...conformance import conform, on_cuda
 from ..rows.rnn import OPERATIONS as NETWORKS
 from ..rows.routines import OPERATIONS as ROUTINES
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from atomr_accel import Device
-
-    from ....fakes.driver import FakeDriver
 
 pytestmark = pytest.mark.skipif(on_cuda(), reason="the real one is there")
 
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, tmp_path: Path) -> FakeRoutines:
-    from atomr_accel.libraries.dnn.host import (
-        _cuda,
-        _cuda_losses,
-        _cuda_routines,
-        _cuda_sampling,
-        _plans,
-    )
-    from atomr_accel.libraries.dnn.host import cuda_sequences as _cuda_sequences
+    from atomr_accel.libraries.dnn.host import _cuda_routines
 
     fake = FakeRoutines()
-    monkeypatch.setenv("ATOMR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(fake_cudnn, "_CONTEXTS", {})
-    for module in (_cuda, _cuda_routines):
-        monkeypatch.setattr(module, "load_cudnn", lambda: fake)
+    fake_cudnn.install(monkeypatch, fake, FakeFrontend, tmp_path)
     monkeypatch.setattr(_cuda_routines, "last_error", lambda: "a fake's reason")
-    for module in (_cuda, _plans):
-        monkeypatch.setattr(module, "load_frontend", FakeFrontend)
-    monkeypatch.setattr(_plans, "version", lambda: 90000)
-    monkeypatch.setattr(_cuda, "Own", FakeOwn)
-    for module in (_cuda_losses, _cuda_sampling, _cuda_sequences):
-        monkeypatch.setattr(module, "Kernels", FakeOwn)
-    executor = f"{FakeCudaDnn.__module__}:FakeCudaDnn"
-    for lane in (LANE, PLANNER):
-        assert isinstance(lane.executors, dict)
-        monkeypatch.setitem(lane.executors, "cpu", executor)
     return fake
 
 

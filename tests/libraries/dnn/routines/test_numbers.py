@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from atomr_accel import Unsupported
+from atomr_accel import Device, Unsupported
 from atomr_accel.arrays import GpuRef
 from atomr_accel.backends import cuda
 from atomr_accel.device.core import DeviceCore
 
 from ....harness import on_shared
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from atomr_accel import Device
 
 
 @pytest.fixture

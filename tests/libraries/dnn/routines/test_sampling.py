@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+
+from atomr_accel import Device
 
 from .... import seeds
 from ....harness import ON_CUDA
 from ...conformance import MARKS, conform
 from ..rows.sampling import OPERATIONS
-
-if TYPE_CHECKING:
-    from atomr_accel import Device
 
 pytestmark = MARKS
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ...conformance import HALF, Near, Operation, on_cuda
-
-if TYPE_CHECKING:
-    from ...conformance import Array, Case, Sample
+from ...conformance import HALF, Array, Case, Near, Operation, Sample, on_cuda
 
 LSE_SLACK = 1e-4 if on_cuda() else 0.0
 """cuDNN computes exponentials and logarithms with the device's approximations."""

@@ -7,14 +7,11 @@ that become the targets when repetitions and blanks are left out.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ...conformance import HALF, REAL, Near, Operation, product
-
-if TYPE_CHECKING:
-    from ...conformance import Array, Case, Sample
+from ...conformance import HALF, REAL, Array, Case, Near, Operation, Sample, product
 
 DTYPES = (*HALF, *REAL)
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ...conformance import HALF, REAL, Near, Operation
+from ...conformance import HALF, REAL, Array, Case, Near, Operation, Sample
 from .routines import first, last
-
-if TYPE_CHECKING:
-    from ...conformance import Array, Case, Sample
 
 DTYPES = (*HALF, *REAL)
 

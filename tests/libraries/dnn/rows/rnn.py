@@ -7,14 +7,11 @@ central differences of all of them are one call: that is where its gradients com
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ...conformance import HALF, REAL, Near, Operation, on_cuda
-
-if TYPE_CHECKING:
-    from ...conformance import Array, Case, Sample
+from ...conformance import HALF, REAL, Array, Case, Near, Operation, Sample, on_cuda
 
 DTYPES = (*REAL, *HALF)
 STEP = 1e-5

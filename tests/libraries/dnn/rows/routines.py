@@ -6,14 +6,11 @@ The references loop over places and channels.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ...conformance import HALF, REAL, Near, Operation, on_cuda, product
-
-if TYPE_CHECKING:
-    from ...conformance import Array, Case, Sample
+from ...conformance import HALF, REAL, Array, Case, Near, Operation, Sample, on_cuda, product
 
 DTYPES = (*HALF, *REAL)
 

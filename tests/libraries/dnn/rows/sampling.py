@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from ...conformance import HALF, REAL, Near, Operation
+from ...conformance import HALF, REAL, Array, Case, Near, Operation, Sample
 from .routines import first, last
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ...conformance import Array, Case, Sample
 
 DTYPES = (*HALF, *REAL)
 BATCH, CHANNELS = 2, 3
