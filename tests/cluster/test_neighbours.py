@@ -14,7 +14,7 @@ import trio.testing
 from atomr_accel.cluster import EpochOver, MemoryStore
 from atomr_accel.cluster._neighbours import Neighbours
 from atomr_accel.cluster._processes import is_neighbour, own_process, process_ended
-from tests.harness import ROOT
+from tests.harness import ROOT, program
 
 SCRIPT = """
 from atomr_accel.cluster._processes import own_process
@@ -45,6 +45,7 @@ def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
             other.kill()
 
 
+@program
 async def _ended() -> None:
     with process() as (other, identity):
         machine, number, started = identity.split("/")
@@ -68,6 +69,7 @@ def test_the_end_of_a_process_is_told_and_that_of_another_is_not_taken_for_it() 
     _ended()
 
 
+@program
 async def _released() -> None:
     store = MemoryStore()
     keys = ["c/member/n", "c/shard/00000", "c/shard/00001"]

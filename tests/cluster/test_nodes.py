@@ -25,6 +25,7 @@ from atomr_accel.cluster import (
     TlsTransport,
     open_cluster,
 )
+from tests.harness import program
 
 from .simulated import Add, Fail, Read
 
@@ -104,6 +105,7 @@ async def two(folder: Path) -> AsyncIterator[tuple[Cluster, Cluster]]:
         yield a, b
 
 
+@program
 async def _actors(folder: Path) -> None:
     async with two(folder) as (a, b):
         b.publish("counter", await b.system.spawn(Counter))
@@ -144,6 +146,7 @@ class Watcher(Actor):
         self.seen.send_nowait(message)
 
 
+@program
 async def _watching(folder: Path) -> None:
     send, receive = trio.open_memory_channel[RemoteTerminated](9)
     async with two(folder) as (a, b):
@@ -169,6 +172,7 @@ def test_remote_actors_are_watched(folder: Path) -> None:
     _watching(folder)
 
 
+@program
 async def _losing(folder: Path) -> None:
     HELD.clear()
     async with two(folder) as (a, b), trio.open_nursery() as nursery:
@@ -199,6 +203,7 @@ def test_a_lost_connection_says_that_messages_may_have_been_handled(folder: Path
     _losing(folder)
 
 
+@program
 async def _refused(folder: Path) -> None:
     nodes = Nodes(folder)
     async with nodes.open("a") as a, nodes.open("b") as b:
@@ -224,6 +229,7 @@ def test_nodes_without_a_certificate_are_refused(folder: Path) -> None:
     _refused(folder)
 
 
+@program
 async def _taken(folder: Path) -> None:
     nodes = Nodes(folder)
     async with nodes.open("a"):
@@ -239,6 +245,7 @@ def test_a_name_and_other_shards_are_refused(folder: Path) -> None:
     _taken(folder)
 
 
+@program
 async def _arguments(folder: Path) -> None:
     nodes = Nodes(folder)
     for options, kind, said in (

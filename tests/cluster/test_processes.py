@@ -14,7 +14,7 @@ import trio
 
 from atomr_accel.cluster import Credentials, make_certificates, open_sqlite_store
 from tests import seeds
-from tests.harness import sized, stop_process
+from tests.harness import program, sized, stop_process
 
 from .processes import Clients, running
 from .simulated import PROGRAM
@@ -32,6 +32,7 @@ def test_no_acknowledged_effect_is_lost_or_doubled(how: str, tmp_path: Path) -> 
         _ask_and_break(tmp_path, first, how)
 
 
+@program
 async def _ask_and_break(folder: Path, first: subprocess.Popen[str], how: str) -> None:
     credentials = Credentials.in_folder(folder, "client")
     async with (

@@ -24,6 +24,7 @@ from atomr_accel.cluster import (
     open_postgres_store,
     open_sqlite_store,
 )
+from tests.harness import program
 from tests.replay.servers import postgres_server
 
 
@@ -47,6 +48,7 @@ def opening(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return partial(open_postgres_store, request.getfixturevalue("postgres"))
 
 
+@program
 async def _holders(opening: Any) -> None:
     async with opening() as store:
         one, two = await store.lease(["h/a", "h/b"], "x", 60.0)
@@ -80,6 +82,7 @@ def test_a_lease_has_one_holder_and_fences_the_others(opening: Any) -> None:
     _holders(opening)
 
 
+@program
 async def _seen(opening: Any) -> None:
     async with opening() as store, store.watch("w/") as snapshots:
         assert await anext(snapshots) == ()
@@ -98,6 +101,7 @@ def test_watchers_see_changes_and_expiry(opening: Any) -> None:
     _seen(opening)
 
 
+@program
 async def _kept(path: Path) -> None:
     async with open_sqlite_store(path) as store, open_sqlite_store(path) as other:
         (lease,) = await store.lease(["k"], "x", 60.0)
@@ -115,6 +119,7 @@ def test_a_file_keeps_leases_and_values(tmp_path: Path) -> None:
     _kept(tmp_path / "store")
 
 
+@program
 async def _no_store(path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="cannot be opened"):
         async with open_sqlite_store(path):
@@ -170,6 +175,7 @@ def test_effects_of_old_epochs_never_count(steps: list[tuple[str, str, int]]) ->
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
+@program
 async def _stopped(conninfo: str) -> None:
     async with open_postgres_store(conninfo) as one, open_postgres_store(conninfo) as other:
         # As if this program were stopped in the midst of a transaction.
