@@ -21,7 +21,7 @@ from atomr_accel.actors import (
     open_actor_system,
 )
 
-from ..harness import program, sized
+from ..harness import sized
 from .counter import Block, Boom, Counter, Fail, quick
 
 
@@ -58,7 +58,6 @@ STEPS = st.one_of(
 
 @settings(deadline=None, max_examples=sized(20, 500))
 @given(steps=st.lists(STEPS, max_size=14))
-@program
 async def test_one_message_for_each_end(steps: list[tuple[str, int]]) -> None:
     """Against a model: a set of the watched, and a queue that is emptied when the actor is free."""
     heard: list[str] = []

@@ -37,7 +37,7 @@ from atomr_accel.agents._steps import decode, encode
 from atomr_accel.patterns import Closed, Retry
 from atomr_accel.testing import poison
 
-from ..harness import on_shared, opened, program, refused, sized
+from ..harness import on_shared, opened, refused, sized
 
 
 @dataclass(frozen=True)
@@ -458,7 +458,6 @@ async def test_a_thread_has_one_run_at_a_time_and_a_cancelled_run_goes_on() -> N
 @pytest.mark.slow
 @settings(max_examples=sized(60, 600))
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=10), st.integers(0, 40))
-@program
 async def test_a_run_that_is_cut_off_anywhere_ends_as_one_that_is_not(
     drawn: list[tuple[int, int]], cut: int
 ) -> None:

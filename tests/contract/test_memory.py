@@ -17,7 +17,7 @@ from atomr_accel import Device, GpuRef, GpuRefStale, OutOfMemory
 from atomr_accel.backends.cpu.host import context as cpu_context
 from atomr_accel.lanes import STAGING_BYTES, Isolation
 
-from ..harness import Gate, cancelled_at, cpu_only, on_shared, opened, program, settled, used_by
+from ..harness import Gate, cancelled_at, cpu_only, on_shared, opened, settled, used_by
 
 MIB: Final = 1 << 20
 SLAB: Final = 64 * MIB
@@ -232,7 +232,6 @@ def little_memory_for_all() -> Iterator[None]:
 @pytest.mark.usefixtures("little_memory_for_all")
 @settings(max_examples=30)
 @given(life=lives)
-@program
 async def test_failed_allocations_lose_nothing(life: list[tuple[str, int, int]]) -> None:
     async with opened(isolation="thread") as device:
         pressure = Pressure(device)

@@ -15,7 +15,7 @@ from atomr_accel.device import Snapshot
 from atomr_accel.testing import kill_host, poison
 from atomr_accel.wire import CHUNK_BYTES
 
-from ..harness import AT_ONCE, BACKEND, cpu_only, on_shared, opened, program
+from ..harness import AT_ONCE, BACKEND, cpu_only, on_shared, opened
 from .programs import CHANGED
 from .scribbling import scribble
 
@@ -70,7 +70,6 @@ async def test_other_buffers_are_not_verified(device: Device) -> None:
 @cpu_only
 @settings(max_examples=10)
 @given(at=st.integers(0, 3 * CHUNK_BYTES + 19), fault=st.booleans(), durable=st.booleans())
-@program
 async def test_a_flipped_byte_is_found_and_its_place_told(
     at: int, *, fault: bool, durable: bool
 ) -> None:

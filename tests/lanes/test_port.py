@@ -33,8 +33,6 @@ from atomr_accel.wire import (
 )
 from atomr_accel.wire.failures import pack_exception
 
-from ..harness import program
-
 WINDOW: Final = 1024
 
 
@@ -727,7 +725,6 @@ accesses = st.lists(
 
 @settings(max_examples=150)
 @given(accesses=accesses)
-@program
 async def test_conflicting_ops_are_always_ordered(accesses: list[Any]) -> None:
     memory = new_memory()
     blocks = [new_block(memory) for _ in range(4)]

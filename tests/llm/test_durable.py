@@ -26,7 +26,7 @@ from atomr_accel.testing import kill_host, poison
 
 from .. import seeds
 from ..durable.scribbling import scribble
-from ..harness import cpu_only, opened, program, sized
+from ..harness import cpu_only, opened, sized
 from .tiny import make_folder
 
 if TYPE_CHECKING:
@@ -111,7 +111,6 @@ def faults_at(device: Device, *steps: int) -> Callable[[int, StepWork], Any]:
 
 
 @cpu_only
-@program
 async def test_streams_continue_between_two_steps_without_computing_a_token_again(
     tmp_path: Path,
 ) -> None:
@@ -141,7 +140,6 @@ async def test_streams_continue_between_two_steps_without_computing_a_token_agai
 
 
 @cpu_only
-@program
 async def test_a_changed_page_loses_the_tokens_on_it_alone(tmp_path: Path) -> None:
     one = request(tuple(range(22)), 6)
     async with opened() as device:
@@ -168,7 +166,6 @@ async def test_a_changed_page_loses_the_tokens_on_it_alone(tmp_path: Path) -> No
 
 
 @cpu_only
-@program
 async def test_recordings_continue_after_a_fault(tmp_path: Path) -> None:
     one = request((1, 2, 3), 12)
     async with opened() as device:
@@ -189,7 +186,6 @@ async def test_recordings_continue_after_a_fault(tmp_path: Path) -> None:
 
 
 @cpu_only
-@program
 async def test_faults_during_a_recovery(tmp_path: Path) -> None:
     one = request((1, 2, 3, 4, 5, 6), 6)
     async with opened(max_restarts=100) as device:
@@ -222,7 +218,6 @@ async def test_faults_during_a_recovery(tmp_path: Path) -> None:
 
 
 @cpu_only
-@program
 async def test_a_request_at_fault_is_found_and_others_keep_their_tokens(tmp_path: Path) -> None:
     given = requests(4, 6)
     bad = 299
@@ -253,7 +248,6 @@ async def test_a_request_at_fault_is_found_and_others_keep_their_tokens(tmp_path
 
 
 @cpu_only
-@program
 async def test_a_restart_of_the_service_loses_no_token(tmp_path: Path) -> None:
     given = requests(3, 6)
 
@@ -275,7 +269,6 @@ async def test_a_restart_of_the_service_loses_no_token(tmp_path: Path) -> None:
 
 
 @cpu_only
-@program
 async def test_a_durable_model_by_itself(tmp_path: Path) -> None:
     async with opened() as device:
         model = await loaded(device, tmp_path, pages=8)
@@ -291,7 +284,6 @@ async def test_a_durable_model_by_itself(tmp_path: Path) -> None:
         assert model.statistics().caches_lost == 0
 
 
-@program
 async def test_what_is_refused(tmp_path: Path) -> None:
     async with opened(isolation="thread") as device:
         with pytest.raises(Unsupported, match='isolation="process"'):
@@ -309,7 +301,6 @@ async def test_what_is_refused(tmp_path: Path) -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_kills_at_random_moments(tmp_path: Path) -> None:
     """Streams are the same, also with preemptions, and nearly all tokens are kept."""
     source = random.Random(seeds.draw())

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from atomr_accel.llm import ServerLimits
 
-from ..harness import program
 from .stand_in import ask, chat, parsed, raw, saying, serving
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
@@ -75,7 +74,6 @@ async def test_what_is_no_http_is_refused(sent: bytes) -> None:
 
 @given(st.lists(st.binary(max_size=30), max_size=3))
 @settings(max_examples=30)
-@program
 async def test_any_bytes_leave_the_server_as_it_was(parts: list[bytes]) -> None:
     async with serving(saying("a")) as (server, _model):
         async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:

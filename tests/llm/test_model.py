@@ -29,7 +29,7 @@ from atomr_accel.llm import (
 from atomr_accel.llm._sampler import TokenSampler
 from atomr_accel.testing import poison
 
-from ..harness import ON_CUDA, on_shared, opened, program, sized
+from ..harness import ON_CUDA, on_shared, opened, sized
 from .tiny import ARCHITECTURES, TinyModel, make_folder, reference
 
 ROTARY: dict[str, Any] = {
@@ -408,7 +408,6 @@ async def steps_until_a_fault(mine: Sequences, *slices: StepSlice) -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_a_fault_takes_the_cache_and_leaves_the_weights() -> None:
     model, rng = TinyModel(), np.random.default_rng(7)
     texts = [rng.integers(model.vocabulary, size=each) for each in (9, 4)]

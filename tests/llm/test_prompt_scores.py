@@ -24,7 +24,7 @@ from atomr_accel.llm._token_text import TokenText
 from atomr_accel.testing import poison
 
 from .. import seeds
-from ..harness import opened, program
+from ..harness import opened
 from .stand_in import Reply, ask
 from .tiny import TinyModel, make_folder, reference, tokenizer
 
@@ -106,7 +106,6 @@ async def posted(server: LanguageModelServer, **body: object) -> Reply:
     return reply
 
 
-@program
 async def test_requests_of_harnesses_get_the_scores_of_the_logits(tmp_path: Path) -> None:
     rng = np.random.default_rng(seeds.draw())
     prompts = [letters(rng, size) for size in (1, 2, 5, 30, 30)]
@@ -133,7 +132,6 @@ async def test_requests_of_harnesses_get_the_scores_of_the_logits(tmp_path: Path
         assert model.statistics().pages_used == 0
 
 
-@program
 async def test_streams_begin_with_the_echo_and_its_scores(tmp_path: Path) -> None:
     prompt = letters(np.random.default_rng(seeds.draw()), 9)
     async with served(tmp_path, step_tokens=4, step_sequences=3) as (_, _, server):
@@ -152,7 +150,6 @@ async def test_streams_begin_with_the_echo_and_its_scores(tmp_path: Path) -> Non
             assert len(merged["tokens"]) == len(prompt) + most
 
 
-@program
 async def test_without_scores_or_echo_no_tokens_are_an_empty_answer(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, _, server):
         for echo, text in ((True, "the cat"), (False, "")):
@@ -177,7 +174,6 @@ async def all_of(model: LanguageModel, request: TokenRequest) -> list[TokenPiece
 
 
 @pytest.mark.slow
-@program
 async def test_faults_and_other_streams_change_no_score(tmp_path: Path) -> None:
     rng = np.random.default_rng(seeds.draw())
     beginning = letters(rng, 14)
@@ -227,7 +223,6 @@ async def test_faults_and_other_streams_change_no_score(tmp_path: Path) -> None:
         assert model.statistics().faults > noticed
 
 
-@program
 async def test_no_tokens_need_scores_of_the_prompt(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, model, _):
         with pytest.raises(ValueError, match="max_tokens"):

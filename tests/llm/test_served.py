@@ -28,7 +28,7 @@ from atomr_accel.llm._sampler import GrammarState
 from atomr_accel.patterns import Closed, Overloaded
 from atomr_accel.testing import hang, poison
 
-from ..harness import cpu_only, opened, program
+from ..harness import cpu_only, opened
 from .byte_tokenizer import END, byte_tokenizer
 from .toy_runner import ToyRunner, expected_tokens
 
@@ -72,7 +72,6 @@ async def _check_many(model: LanguageModel, number: int = 16) -> None:
 
 
 @cpu_only
-@program
 async def test_streams_have_the_tokens_that_they_have_alone() -> None:
     async with _opened(pages=33, step_sequences=10) as model:
         await _check_many(model)
@@ -102,7 +101,6 @@ def _fault() -> ContextPoisoned:
 
 
 @cpu_only
-@program
 async def test_streams_go_on_after_faults() -> None:
     async with _opened(before=_Faults(3, 9, 10, 20)) as model:
         await _check_many(model)
@@ -114,7 +112,6 @@ async def test_streams_go_on_after_faults() -> None:
 
 
 @cpu_only
-@program
 async def test_the_request_at_fault_gets_the_fault_and_others_go_on() -> None:
     def before(work: StepWork) -> None:
         if any(POISON in piece.tokens for piece in work.slices):
@@ -130,7 +127,6 @@ async def test_the_request_at_fault_gets_the_fault_and_others_go_on() -> None:
 
 
 @cpu_only
-@program
 async def test_no_request_is_at_fault_if_somebody_kills_the_host() -> None:
     kills = iter(range(3))
 
@@ -147,7 +143,6 @@ async def test_no_request_is_at_fault_if_somebody_kills_the_host() -> None:
 
 
 @cpu_only
-@program
 async def test_an_error_of_the_runner_is_that_of_one_request() -> None:
     def before(work: StepWork) -> None:
         for piece in work.slices:
@@ -164,7 +159,6 @@ async def test_an_error_of_the_runner_is_that_of_one_request() -> None:
 
 
 @cpu_only
-@program
 async def test_steps_get_smaller_when_memory_is_short() -> None:
     def before(work: StepWork) -> None:
         if sum(len(piece.tokens) for piece in work.slices) > 5:
@@ -176,7 +170,6 @@ async def test_steps_get_smaller_when_memory_is_short() -> None:
 
 
 @cpu_only
-@program
 async def test_leaving_a_stream_ends_its_request_at_once() -> None:
     async with _opened() as model:
         async with model.generate(_request(3, most=100)) as pieces:
@@ -194,7 +187,6 @@ async def test_leaving_a_stream_ends_its_request_at_once() -> None:
 
 
 @cpu_only
-@program
 async def test_a_deadline_ends_a_stream_even_if_its_scope_got_another() -> None:
     async with _opened() as model:
         with trio.CancelScope() as scope:
@@ -216,7 +208,6 @@ def _pass(model: LanguageModel) -> None:
 
 
 @cpu_only
-@program
 async def test_requests_that_cannot_be_done_are_refused() -> None:
     async with _opened(most_waiting=1, step_sequences=1, context=32) as model:
         for prompt, error in (
@@ -245,7 +236,6 @@ async def test_requests_that_cannot_be_done_are_refused() -> None:
 
 
 @cpu_only
-@program
 async def test_drained_models_finish_and_take_no_more() -> None:
     async with _opened() as model, trio.open_nursery() as nursery:
         async with model.generate(_request(2)) as pieces:
@@ -258,7 +248,6 @@ async def test_drained_models_finish_and_take_no_more() -> None:
 
 
 @cpu_only
-@program
 async def test_an_exception_in_the_block_ends_streams() -> None:
     errors = []
 
@@ -279,7 +268,6 @@ async def test_an_exception_in_the_block_ends_streams() -> None:
 
 
 @cpu_only
-@program
 async def test_streams_end_with_a_lost_device() -> None:
     with pytest.RaisesGroup(DeviceLost, flatten_subgroups=True, allow_unwrapped=True):
         async with _opened(poisoned=POISON) as model:  # in a thread there is no way back
@@ -287,7 +275,6 @@ async def test_streams_end_with_a_lost_device() -> None:
 
 
 @cpu_only
-@program
 async def test_text_comes_with_its_tokens() -> None:
     tokenizer = byte_tokenizer()
     async with _opened(tokenizer=tokenizer, end_tokens=[END]) as model:
@@ -306,7 +293,6 @@ async def test_text_comes_with_its_tokens() -> None:
 
 
 @cpu_only
-@program
 async def test_the_end_of_text_ends_a_stream_unless_it_is_ignored() -> None:
     bias = {END: 100.0}
     async with _opened(tokenizer=byte_tokenizer(), end_tokens=[END]) as model:
@@ -317,7 +303,6 @@ async def test_the_end_of_text_ends_a_stream_unless_it_is_ignored() -> None:
 
 
 @cpu_only
-@program
 async def test_texts_follow_grammars_also_after_faults() -> None:
     grammar = 'start: "[" item ("," item){2,4} "]"\nitem: /[0-9]{1,3}/ | "true"'
     found = []
@@ -335,7 +320,6 @@ async def test_texts_follow_grammars_also_after_faults() -> None:
 
 
 @cpu_only
-@program
 async def test_grammars_are_followed_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 
@@ -356,7 +340,6 @@ async def test_grammars_are_followed_in_threads(monkeypatch: pytest.MonkeyPatch)
 
 
 @cpu_only
-@program
 async def test_grammars_need_end_tokens() -> None:
     async with _opened(tokenizer=byte_tokenizer(), end_tokens=[]) as model:
         with pytest.raises(GrammarInvalid, match="without end_tokens"):
@@ -364,7 +347,6 @@ async def test_grammars_need_end_tokens() -> None:
 
 
 @cpu_only
-@program
 async def test_a_model_has_a_place_in_the_tree() -> None:
     async with (
         open_actor_system("names") as system,
@@ -379,7 +361,6 @@ async def test_a_model_has_a_place_in_the_tree() -> None:
 
 
 @cpu_only
-@program
 async def test_streams_outlive_a_restart_of_the_service() -> None:
     ends: list[None] = []
 
@@ -398,7 +379,6 @@ async def test_streams_outlive_a_restart_of_the_service() -> None:
 
 
 @cpu_only
-@program
 async def test_logits_of_a_wrong_shape_are_an_error_of_the_request() -> None:
     class Wrong(ToyRunner):
         async def step(self, work: StepWork) -> Any:
@@ -415,7 +395,6 @@ async def test_logits_of_a_wrong_shape_are_an_error_of_the_request() -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_a_poisoned_prompt_on_a_device_fails_alone() -> None:
     device = {"max_restarts": 100}
     async with (
@@ -434,7 +413,6 @@ async def test_a_poisoned_prompt_on_a_device_fails_alone() -> None:
 
 @cpu_only
 @pytest.mark.slow
-@program
 async def test_a_step_that_hangs_is_killed_and_the_request_found() -> None:
     async with opened(isolation="process", op_deadline=0.3, max_restarts=100) as device:
 

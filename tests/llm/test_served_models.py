@@ -19,7 +19,7 @@ from atomr_accel.llm import (
 from atomr_accel.testing import poison
 
 from .. import seeds
-from ..harness import ON_CUDA, opened, program
+from ..harness import ON_CUDA, opened
 from .tiny import TinyModel, make_folder, reference
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ async def _answers(
     return [found[at] for at in range(len(requests))]
 
 
-@program
 async def test_streams_are_the_same_in_any_batch_and_after_preemptions(tmp_path: Path) -> None:
     folder = load_folder(make_folder(tmp_path / "tiny"))
     requests = _requests(folder, 6, 8)
@@ -91,7 +90,6 @@ async def test_streams_are_the_same_in_any_batch_and_after_preemptions(tmp_path:
             assert model.statistics().cache_hits
 
 
-@program
 async def test_greedy_tokens_are_those_of_the_reference(tmp_path: Path) -> None:
     tiny = TinyModel()
     folder = load_folder(make_folder(tmp_path / "tiny", tiny))
@@ -117,7 +115,6 @@ async def test_greedy_tokens_are_those_of_the_reference(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_streams_are_the_same_after_faults(tmp_path: Path) -> None:
     folder = load_folder(make_folder(tmp_path / "tiny"))
     requests = _requests(folder, 6, 12)

@@ -15,7 +15,7 @@ import trio
 from atomr_accel.llm import LanguageModelServer, open_language_model, serve_language_model
 from atomr_accel.testing import poison
 
-from ..harness import BACKEND, opened, program
+from ..harness import BACKEND, opened
 from .stand_in import Reply, ask
 from .tiny import TinyModel, make_folder
 
@@ -72,7 +72,6 @@ async def all_of(server: LanguageModelServer) -> list[list[Any]]:
 
 
 @pytest.mark.slow
-@program
 async def test_faults_in_the_middle_of_streams_change_nothing(tmp_path: Path) -> None:
     async with served(tmp_path) as (device, model, server):
         expected = await all_of(server)
@@ -97,7 +96,6 @@ async def test_faults_in_the_middle_of_streams_change_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@program
 async def test_a_model_answers_every_kind_of_request(tmp_path: Path) -> None:
     async with served(tmp_path) as (_device, _model, server):
         chat: dict[str, Any] = {

@@ -15,7 +15,7 @@ import pytest
 from atomr_accel.llm import LlamaModel, StepSlice, StepWork, load_folder
 
 from .. import seeds
-from ..harness import opened, program
+from ..harness import opened
 from .tiny import TinyModel, make_folder
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ def transformers_states(folder: Path, tokens: Any) -> tuple[list[Any], Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-@program
 async def test_each_layer_is_transformers(name: str, tmp_path: Path) -> None:
     model = MODELS[name]
     path = make_folder(tmp_path / "model", model)

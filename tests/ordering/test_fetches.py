@@ -22,7 +22,6 @@ from ..harness import (
     interrupted_at,
     on_shared,
     opened,
-    program,
     settled,
     used_by,
 )
@@ -165,7 +164,6 @@ async def test_no_op_of_others_comes_in_between(device: Device, gate: Gate) -> N
     assert sorted(values[1:] for values in got) == [[2] * 3, [51] * 3]  # tasks run in any order
 
 
-@program
 async def test_durable_buffers_are_fetched_and_proven() -> None:
     async with opened(isolation="process", max_restarts=10) as device:
         kernel = await adder(device)
@@ -290,7 +288,6 @@ async def test_a_replay_that_is_cancelled_in_flight_gives_its_memory_back(
     assert staged(device) == 0
 
 
-@program
 async def test_a_fault_ends_a_replay_that_fetches() -> None:
     async with opened(isolation="process", max_restarts=10) as device:
         x = await device.put(np.eye(2, dtype=np.float32), sealed=True)
@@ -310,7 +307,6 @@ async def test_a_fault_ends_a_replay_that_fetches() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_the_host_dies_at_every_checkpoint_of_a_replay_that_fetches() -> None:
     async with opened(isolation="process", max_restarts=1000) as device:
         x = await device.put(np.eye(2, dtype=np.float32), sealed=True)

@@ -25,7 +25,6 @@ from ..harness import (
     needs_nvrtc,
     on_shared,
     opened,
-    program,
     settled,
     used_by,
 )
@@ -100,7 +99,6 @@ async def test_only_buffers_are_inputs(device: Device) -> None:
 
 
 @pytest.mark.parametrize("first", ["launched", "recorded", "in a batch"])
-@program
 async def test_a_kernel_in_a_recording_and_beside_it(first: str) -> None:
     async with opened(isolation="thread") as device:
         kernel, x = await adder(device), await device.zeros(4, np.float32)
@@ -214,7 +212,6 @@ async def test_replays_at_once_with_other_inputs(device: Device) -> None:
 
 
 @pytest.mark.parametrize("streams", ["single", "pooled", "per_actor"])
-@program
 async def test_recording_beside_other_lanes(streams: str) -> None:
     """Other lanes execute their ops meanwhile, and the program does not contain them."""
     async with opened(isolation="thread", streams=streams, stream_pool=2) as device:
@@ -409,7 +406,6 @@ def not_loaded(*_args: object) -> None:
 
 
 @cpu_only
-@program
 async def test_a_recording_that_fails_for_other_buffers_leaves_the_first_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -536,7 +532,6 @@ async def test_an_expression_of_a_recording_knows_that_it_is_written_over(device
     assert (await device.get(x)).tolist() == list(range(1000))
 
 
-@program
 async def test_after_a_rebuild_expressions_read_what_is_given_then() -> None:
     async with opened(isolation="process") as device:
         x = await device.put(np.arange(4.0))
@@ -555,7 +550,6 @@ async def test_after_a_rebuild_expressions_read_what_is_given_then() -> None:
 
 
 @pytest.mark.slow
-@program
 async def test_after_a_rebuild_a_recording_makes_itself_anew() -> None:
     async with opened(isolation="process", max_restarts=10) as device:
         kernel = await adder(device)
@@ -586,7 +580,6 @@ async def test_after_a_rebuild_a_recording_makes_itself_anew() -> None:
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@program
 async def test_a_recording_opens_the_lanes_it_needs(isolation: Isolation) -> None:
     async with opened(isolation=isolation) as device:
         x = await device.put(np.eye(2, dtype=np.float32))

@@ -22,8 +22,6 @@ from atomr_accel.patterns import (
     send_lines,
 )
 
-from ..harness import program
-
 
 class Cut(trio.abc.ReceiveStream):
     """Bytes that arrive in given pieces."""
@@ -68,7 +66,6 @@ LINES = st.lists(st.binary(max_size=9).filter(lambda x: b"\n" not in x and x[-1:
 
 
 @given(lines=LINES, cuts=CUTS, ends=st.sampled_from([b"\n", b"\r\n"]), last=st.booleans())
-@program
 async def test_lines(lines: list[bytes], cuts: list[int], ends: bytes, last: bool) -> None:
     data = ends.join(lines) + (ends if last and lines else b"")
     expected = lines if last or not lines or lines[-1] else lines[:-1]
@@ -77,7 +74,6 @@ async def test_lines(lines: list[bytes], cuts: list[int], ends: bytes, last: boo
 
 
 @given(lines=LINES, cuts=CUTS)
-@program
 async def test_lines_there_and_back(lines: list[bytes], cuts: list[int]) -> None:
     sink = Sink()
     assert await send_lines(sink, each(lines)) == len(lines)
@@ -85,7 +81,6 @@ async def test_lines_there_and_back(lines: list[bytes], cuts: list[int]) -> None
 
 
 @given(frames=st.lists(st.binary(max_size=20)), cuts=CUTS)
-@program
 async def test_frames_there_and_back(frames: list[bytes], cuts: list[int]) -> None:
     sink = Sink()
     assert await send_frames(sink, each(frames)) == len(frames)
@@ -94,7 +89,6 @@ async def test_frames_there_and_back(frames: list[bytes], cuts: list[int]) -> No
 
 
 @given(frames=st.lists(st.binary(max_size=20), min_size=1), cuts=CUTS, lost=st.integers(1, 3))
-@program
 async def test_a_frame_that_is_cut_short(frames: list[bytes], cuts: list[int], lost: int) -> None:
     sink = Sink()
     await send_frames(sink, each(frames))

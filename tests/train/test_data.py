@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from atomr_accel import open_device, train
 from atomr_accel.actors import open_actor_system
 
-from ..harness import program
 from .checks import loss, model, same
 
 ROWS = np.arange(40, dtype=np.float32).reshape(20, 2)
@@ -97,7 +96,6 @@ def test_refused_arrays() -> None:
 
 
 @given(count=st.integers(0, 9), ahead=st.integers(1, 4), asynchronous=st.booleans())
-@program
 async def test_prefetched(count: int, ahead: int, asynchronous: bool) -> None:
     """All items in order, at most ``ahead`` of them read before they are wanted."""
     read: list[int] = []

@@ -17,7 +17,7 @@ from atomr_accel import Device, DeviceLost, open_system
 from atomr_accel.lanes import Piece, PinnedPool
 from atomr_accel.testing import kill_host
 
-from ..harness import BACKEND, descriptors, on_shared, opened, program, same_bits
+from ..harness import BACKEND, descriptors, on_shared, opened, same_bits
 
 MIB = 1 << 20
 BYTE = np.dtype(np.uint8)
@@ -175,7 +175,6 @@ TestPools.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @given(st.lists(st.sampled_from([1, 2, 4]), max_size=12))
-@program
 async def test_waiting_callers_get_returned_memory_in_order(sizes: list[int]) -> None:
     """However many views are held, all of those in line are served in the end."""
     numbers = iter(range(1, 1 << 20))

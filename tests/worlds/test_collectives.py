@@ -15,7 +15,7 @@ import trio.testing
 from atomr_accel import DeviceLost, GpuRefSealed, GpuRefStale, WorldBroken
 from atomr_accel.worlds import World, open_world
 
-from ..harness import cpu_only, opened, program
+from ..harness import cpu_only, opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -61,7 +61,6 @@ def same(got: Sequence[Array], expected: Sequence[Array]) -> None:
         np.testing.assert_array_equal(one.astype(np.complex128), other.astype(np.complex128))
 
 
-@program
 async def test_reductions_in_every_dtype() -> None:
     async with world_of(3) as world:
         for number, dtype in enumerate([*map(np.dtype, REDUCED), *map(np.dtype, NARROW)]):
@@ -78,7 +77,6 @@ async def test_reductions_in_every_dtype() -> None:
                 same(await get(world, y), [reduced.astype(dtype)] * 3)
 
 
-@program
 async def test_averages_scales_and_complex_numbers() -> None:
     async with world_of(2) as world:
         x = await put(world, [np.array([-3, 7, 4]), np.array([0, 0, 4])])
@@ -97,7 +95,6 @@ async def test_averages_scales_and_complex_numbers() -> None:
                 await world.all_reduce(z, **bad)
 
 
-@program
 async def test_moving_collectives_accept_any_dtype() -> None:
     async with world_of(3) as world:
         for number, dtype in enumerate(map(np.dtype, MOVED)):
@@ -112,7 +109,6 @@ async def test_moving_collectives_accept_any_dtype() -> None:
             same(await get(world, await world.all_to_all(x)), swapped)
 
 
-@program
 async def test_large_buffers_go_in_rounds() -> None:
     async with world_of(3) as world:
         arrays = some(3, (3, 70_001), np.float32)
@@ -130,7 +126,6 @@ async def test_large_buffers_go_in_rounds() -> None:
             same([got[taker]], [np.concatenate(pieces)])
 
 
-@program
 async def test_in_place_and_into_buffers_of_the_callers() -> None:
     async with world_of(2) as world:
         arrays = some(2, (2, 5), np.float32)
@@ -154,7 +149,6 @@ async def test_in_place_and_into_buffers_of_the_callers() -> None:
         same(await get(world, await world.broadcast(sealed)), [arrays[0]] * 2)
 
 
-@program
 async def test_invalid_collective_sends_nothing() -> None:
     async with world_of(2) as world:
         one, other = world.devices
@@ -203,7 +197,6 @@ async def test_invalid_collective_sends_nothing() -> None:
             assert lanes["nccl"].submitted == 1  # it has joined
 
 
-@program
 async def test_an_op_comes_after_what_writes_its_buffers() -> None:
     async with world_of(2) as world:
         one, other = world.devices
@@ -221,7 +214,6 @@ async def test_an_op_comes_after_what_writes_its_buffers() -> None:
             assert world.statistics().completed == number + 1
 
 
-@program
 async def test_worlds_that_share_devices_do_not_wait_for_each_other() -> None:
     """Concurrent collectives begin in the same order on every rank."""
     async with world_of(3) as world, open_world(world.devices[::-1]) as turned:
@@ -239,7 +231,6 @@ async def test_worlds_that_share_devices_do_not_wait_for_each_other() -> None:
             same([await world.devices[1].get(alone)], [arrays[1]])
 
 
-@program
 async def test_buffers_are_sent_and_received_in_their_order() -> None:
     async with world_of(2) as world:
         one, other = world.devices
@@ -263,7 +254,6 @@ async def test_buffers_are_sent_and_received_in_their_order() -> None:
             await world.send(refs[0], 2)
 
 
-@program
 async def test_pending_sends_and_receives_end_with_the_world() -> None:
     told: list[str] = []
 
@@ -283,7 +273,6 @@ async def test_pending_sends_and_receives_end_with_the_world() -> None:
             """The world cannot be split."""
 
 
-@program
 async def test_a_group_whose_block_was_left_is_of_no_use() -> None:
     async with world_of(2) as world:
         x = await put(world, [np.ones(3)] * 2)
@@ -297,7 +286,6 @@ async def test_a_group_whose_block_was_left_is_of_no_use() -> None:
         same(await get(world, kept), [np.full(3, 2.0)] * 2)
 
 
-@program
 async def test_failed_group_frees_its_buffers() -> None:
     async with world_of(2) as world:
         x = await put(world, [np.ones(3)] * 2)
@@ -317,7 +305,6 @@ async def test_failed_group_frees_its_buffers() -> None:
         same(await get(world, x), [np.ones(3)] * 2)
 
 
-@program
 async def test_ranks_and_counts_are_whole_numbers() -> None:
     async with world_of(2) as world:
         x = await put(world, [np.ones(2)] * 2)
@@ -345,7 +332,6 @@ async def test_ranks_and_counts_are_whole_numbers() -> None:
         assert world.statistics().completed == 2
 
 
-@program
 async def test_groups_go_together_or_not_at_all() -> None:
     async with world_of(2) as world:
         arrays = some(2, (4,), np.int32)
@@ -373,7 +359,6 @@ async def test_groups_go_together_or_not_at_all() -> None:
         await world.barrier()
 
 
-@program
 async def test_invalid_world_is_refused() -> None:
     async with opened(0, isolation="thread") as device:
         for devices, error in (([], ValueError), ([device, device], ValueError), ([1], TypeError)):
@@ -394,7 +379,6 @@ async def test_invalid_world_is_refused() -> None:
             assert "World of 1" in repr(world)
 
 
-@program
 async def test_a_world_grows_and_shrinks_when_it_is_told_to() -> None:
     async with world_of(3) as world:
         one, two, three = devices = world.devices

@@ -67,7 +67,6 @@ DEATHS: dict[str, Callable[[Device], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("how", DEATHS)
-@program
 async def test_survivors_are_told_and_the_world_comes_back(how: str, gate: Gate) -> None:
     async with world_of(3, 1, hangs_after=0.4) as world:
         first, second, third = world.devices
@@ -109,7 +108,6 @@ async def test_survivors_are_told_and_the_world_comes_back(how: str, gate: Gate)
             await settled(device)
 
 
-@program
 async def test_a_world_shrinks_and_refuses_what_was_called_before() -> None:
     async with world_of(3, 0, on_break="shrink") as world:
         devices = world.devices
@@ -167,7 +165,6 @@ POINTS: dict[str, tuple[Any, str, str | None]] = {
 
 @pytest.mark.parametrize("how", ["open", "resize"])
 @pytest.mark.parametrize("point", POINTS)
-@program
 async def test_a_world_is_formed_and_resized_wherever_a_host_is_killed(
     point: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +184,6 @@ async def test_a_world_is_formed_and_resized_wherever_a_host_is_killed(
 
 
 @pytest.mark.parametrize("on_break", ["wait", "shrink"])
-@program
 async def test_the_last_rank_is_waited_for(on_break: OnBreak) -> None:
     async with world_of(2, 1, on_break=on_break) as world:
         one, other = world.devices
@@ -214,7 +210,6 @@ def test_device_that_was_in_a_world_is_collected() -> None:
     assert [core() for core in cores] == [None, None]
 
 
-@program
 async def test_a_rank_that_waits_in_another_world_is_not_blamed(gate: Gate) -> None:
     async with AsyncExitStack() as stack:
         devices = [await stack.enter_async_context(opened(0, isolation="thread")) for _ in range(3)]
@@ -234,7 +229,6 @@ async def test_a_rank_that_waits_in_another_world_is_not_blamed(gate: Gate) -> N
         assert [device.generation for device in devices] == [1, 1, 1]
 
 
-@program
 async def test_a_host_that_is_stopped_is_killed_at_the_deadline() -> None:
     async with world_of(2, 1, op_deadline=0.5) as world, world.watch() as epochs:
         x = await ones(world)
@@ -253,7 +247,6 @@ async def test_a_host_that_is_stopped_is_killed_at_the_deadline() -> None:
         assert (await world.devices[0].get(y[0])).tolist() == [2.0] * 8
 
 
-@program
 async def test_a_rank_behind_other_work_is_killed_where_others_join_again(
     gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,7 +279,6 @@ async def test_a_rank_behind_other_work_is_killed_where_others_join_again(
         assert (await first.get(y[0])).tolist() == [3.0] * 8
 
 
-@program
 async def test_a_host_that_is_stopped_does_not_keep_others_from_meeting() -> None:
     async with AsyncExitStack() as stack:
         devices = [await stack.enter_async_context(opened(0)) for _ in range(2)]
@@ -301,7 +293,6 @@ async def test_a_host_that_is_stopped_does_not_keep_others_from_meeting() -> Non
         assert [device.generation for device in devices] == [2, 2]
 
 
-@program
 async def test_a_world_is_left_whatever_is_under_way() -> None:
     async with AsyncExitStack() as stack:
         devices = [await stack.enter_async_context(opened(0, isolation="thread")) for _ in range(2)]
@@ -325,7 +316,6 @@ async def test_a_world_is_left_whatever_is_under_way() -> None:
             await settled(device)
 
 
-@program
 async def test_a_device_that_is_lost_ends_its_world() -> None:
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(opened(0, isolation="thread"))
@@ -340,7 +330,6 @@ async def test_a_device_that_is_lost_ends_its_world() -> None:
         assert (await one.get(await one.put(np.arange(3)))).tolist() == [0, 1, 2]
 
 
-@program
 async def test_leaving_a_world_leaves_nothing() -> None:
     async with AsyncExitStack() as stack:
         devices = [await stack.enter_async_context(opened(0, isolation="thread")) for _ in range(2)]

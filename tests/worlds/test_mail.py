@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from atomr_accel.worlds._mail import Mail
 
-from ..harness import program
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -87,6 +85,5 @@ def test_messages_are_received_in_order(
     trio.run(run, *case)
 
 
-@program
 async def test_a_letter_of_a_cancelled_sender_does_not_come_back() -> None:
     await run(2, 1, [("sender", 0), ("receiver", 0)])

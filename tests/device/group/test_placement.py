@@ -17,7 +17,7 @@ from atomr_accel.device.group._placement import Placement
 from atomr_accel.patterns import LeastLoaded
 from atomr_accel.testing import poison
 
-from ...harness import AT_ONCE, program
+from ...harness import AT_ONCE
 from .members import First, members
 
 ANY = Hints()
@@ -148,7 +148,6 @@ STEP = st.one_of(
 
 
 @given(steps=st.lists(STEP, max_size=30))
-@program
 async def test_whatever_happens_nobody_waits_for_what_is_there(
     steps: list[tuple[str, int]],
 ) -> None:
