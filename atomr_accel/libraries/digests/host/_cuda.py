@@ -1,4 +1,7 @@
-"""Digests on CUDA: a block of threads for each chunk, a thread for each leaf, or for each row."""
+"""Digests on CUDA: a block of threads for each chunk, a thread for each leaf, or for each row.
+
+Sums of rows have a block of threads for each sum.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,22 @@ from ....executors.cuda_kernels import ArgumentBlocks, Kernels
 from ....executors.device_code import CudaSource
 from ....wire import CHUNK_BYTES
 from ....wire.interface import Later
-from ..wire.messages import LEAF_BYTES, Digest
+from ..wire.messages import LEAF_BYTES, SUM_ROWS, Digest
 
 if TYPE_CHECKING:
     from ....backends.cuda.host.context import CudaContext, CudaStream
-    from ..wire.messages import RowRange
+    from ..wire.messages import RowRange, RowSums
 
 SOURCE: Final = CudaSource(
-    __package__, "digests.cu", CHUNK_BYTES=CHUNK_BYTES, LEAF_BYTES=LEAF_BYTES
+    __package__,
+    "digests.cu",
+    CHUNK_BYTES=CHUNK_BYTES,
+    LEAF_BYTES=LEAF_BYTES,
+    SUM_ROWS=SUM_ROWS,
 )
 KERNEL: Final = "digest_chunks"
 ROW_KERNEL: Final = "digest_rows"
+SUM_KERNEL: Final = "sum_rows"
 _ROW_THREADS: Final = 64
 _LEAST: Final = 64
 """Least number of digests for which an answer has room, so that small answers share memory."""
@@ -37,6 +45,7 @@ class CudaDigests:
         self._kernels: Final = Kernels(context, stream, SOURCE)
         self._arguments: Final = ArgumentBlocks()
         self._row_arguments: Final = ArgumentBlocks()
+        self._sum_arguments: Final = ArgumentBlocks()
         self._free: Final[dict[int, list[int]]] = {}
         self._all: Final[list[int]] = []
         self.handlers: Final = {Digest: self._digest}
@@ -52,9 +61,10 @@ class CudaDigests:
     def _digest(self, message: Digest) -> Later:
         counts = [-(-nbytes // CHUNK_BYTES) for _, nbytes in message.ranges]
         rows = sum(len(each.rows) // 4 for each in message.rows)
-        total = sum(counts) + rows
-        # Behind the answer are the numbers of the rows, of half its size.
-        words = total + -(-rows // 2)
+        masks = sum(len(each.mask) for each in message.sums)
+        total = sum(counts) + rows + masks * 8 // SUM_ROWS
+        # Behind the answer are the masks, and then the numbers of the rows, of half their size.
+        words = total + masks // 8 + -(-rows // 2)
         room = max(_LEAST, 1 << (words - 1).bit_length()) if words else _LEAST
         cell = self._cell(room)
         kernel = self._kernels.function(KERNEL)
@@ -67,11 +77,16 @@ class CudaDigests:
                     kernel, count, CHUNK_BYTES // LEAF_BYTES, 0, arguments
                 )()
             at += 8 * count
-        numbers = cell + 8 * total
+        numbers = cell + 8 * total + masks
         for each in message.rows:
             self._digest_rows(each, at, numbers)
             at += 2 * len(each.rows)
             numbers += len(each.rows)
+        mask = cell + 8 * total
+        for part in message.sums:
+            self._sum_rows(part, at, mask)
+            at += 8 * (len(part.mask) * 8 // SUM_ROWS)
+            mask += len(part.mask)
         return Later(partial(self._read, cell, room, 8 * total))
 
     def _digest_rows(self, part: RowRange, answer: int, numbers: int) -> None:
@@ -88,6 +103,22 @@ class CudaDigests:
             _ROW_THREADS,
             0,
             self._row_arguments.having(arguments),
+        )()
+
+    def _sum_rows(self, part: RowSums, answer: int, mask: int) -> None:
+        """Launch the sums of rows, with their mask in page-locked memory at ``mask``."""
+        count = len(part.mask) * 8 // SUM_ROWS
+        if not count:
+            return
+        ctypes.memmove(mask, part.mask, len(part.mask))
+        data = self._context.pointer(part.address)
+        arguments = struct.pack("<QQQQ", data, answer, mask, part.row_bytes)
+        self._kernels.prepare_blocks(
+            self._kernels.function(SUM_KERNEL),
+            count,
+            SUM_ROWS,
+            0,
+            self._sum_arguments.having(arguments),
         )()
 
     def _cell(self, room: int) -> int:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import struct
+from itertools import starmap
+from typing import Any, Final
+
 import numpy as np
 from xxhash import xxh64_intdigest
 
 from ....wire import CHUNK_BYTES
-from .messages import LEAF_BYTES
+from .messages import LEAF_BYTES, SUM_ROWS
+
+_PIECE_BYTES: Final = 1 << 20
+"""Bytes of rows that are gathered at a time."""
+
+_WEIGHTS: Final = np.array(
+    [xxh64_intdigest(struct.pack("<Q", place)) | 1 for place in range(SUM_ROWS)], np.uint64
+)
 
 
 def digests_of(data: memoryview) -> bytes:
@@ -28,6 +39,38 @@ def digests_of_rows(data: memoryview, row_bytes: int, rows: bytes) -> bytes:
         row_bytes: bytes of a row.
         rows: numbers of the rows, uint32 and little-endian.
     """
-    begins = (np.frombuffer(rows, "<u4").astype(np.int64) * row_bytes).tolist()
-    found = (xxh64_intdigest(data[at : at + row_bytes]) for at in begins)
-    return np.fromiter(found, "<u8", len(begins)).tobytes()
+    return _digests_of_rows(data, row_bytes, np.frombuffer(rows, "<u4")).tobytes()
+
+
+def sums_of_rows(data: memoryview, row_bytes: int, mask: bytes) -> bytes:
+    """Return the sums of digests of rows of ``data``, as ``RowSums`` has them, little-endian."""
+    asked = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").view(np.bool_)
+    digests = np.zeros(len(asked), np.uint64)
+    rows = np.flatnonzero(asked)
+    digests[rows] = _digests_of_rows(data, row_bytes, rows)
+    return sums_of(digests, asked).astype("<u8", copy=False).tobytes()
+
+
+def sums_of(
+    digests: np.ndarray[Any, np.dtype[np.uint64]], asked: np.ndarray[Any, np.dtype[np.bool_]]
+) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return the sum of the digests that are asked for, of each ``SUM_ROWS`` rows."""
+    parts = digests.reshape(-1, SUM_ROWS)
+    if not asked.all():
+        parts = parts * asked.reshape(parts.shape)
+    sums: np.ndarray[Any, np.dtype[np.uint64]] = np.einsum("ij,j->i", parts, _WEIGHTS)
+    return sums
+
+
+def _digests_of_rows(
+    data: memoryview, row_bytes: int, rows: np.ndarray[Any, Any]
+) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    whole = len(data) // row_bytes
+    table = np.frombuffer(data, np.uint8, whole * row_bytes).reshape(whole, row_bytes)
+    found = np.empty(len(rows), "<u8")
+    step = max(1, _PIECE_BYTES // row_bytes)
+    for at in range(0, len(rows), step):
+        piece = table[rows[at : at + step]]
+        each = starmap(xxh64_intdigest, struct.iter_unpack(f"{row_bytes}s", piece.data.cast("B")))
+        found[at : at + step] = np.fromiter(each, "<u8", len(piece))
+    return found

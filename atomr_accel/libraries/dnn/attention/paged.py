@@ -216,11 +216,7 @@ class PagedKVCache(AttentionPart[D]):
                     self._longest.setdefault(number, max(sequence.lengths))
                 self._take_back()
             if scan is None or scan.epoch is not memory.epoch:
-                held = {
-                    number: (tuple(each.pages), tuple(each.lengths))
-                    for number, each in self._sequences.items()
-                }
-                scan = digests.scan(memory, held)
+                scan = digests.scan(memory, self._sequences)
             for request in scan.requests():
                 preparer.perform(request)
             done = scan
