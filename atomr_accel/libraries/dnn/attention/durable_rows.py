@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -64,7 +65,7 @@ class RecoveredSequence:
     changed: bool
 
 
-Held = tuple[np.ndarray[Any, np.dtype[np.intp]], np.ndarray[Any, np.dtype[np.int64]]]
+Held = tuple[np.ndarray[Any, np.dtype[np.intp]], np.ndarray[Any, np.dtype[np.intp]]]
 """Pages of a sequence, and its lengths in the layers."""
 
 
@@ -142,11 +143,18 @@ class CacheDigests:
         """Return a comparison of all rows of sequences with their digests."""
         layers, count, size = self._shape
         filled = np.zeros((layers, count), np.int32)
-        kept: dict[int, Held] = {}
-        for number, each in held.items():
-            pages, lengths = kept[number] = np.array(each.pages, np.intp), np.array(each.lengths)
-            own = np.clip(lengths[:, None] - size * np.arange(len(pages)), 0, size)
-            filled[:, pages] = np.maximum(filled[:, pages], own)
+        counts = np.array([len(each.pages) for each in held.values()], np.intp)
+        ends = np.cumsum(counts)
+        pages = np.fromiter(
+            chain.from_iterable(each.pages for each in held.values()), np.intp, counts.sum()
+        )
+        lengths = np.array([each.lengths for each in held.values()], np.intp).reshape(-1, layers)
+        places = np.arange(len(pages)) - np.repeat(ends - counts, counts)
+        for used, of_layer in zip(filled, lengths.T, strict=True):
+            own = np.clip(np.repeat(of_layer, counts) - size * places, 0, size)
+            np.maximum.at(used, pages, own.astype(np.int32))
+        each_pages = np.split(pages, ends)
+        kept = dict(zip(held, zip(each_pages, lengths, strict=False), strict=True))
         return CacheScan(memory.epoch, self._refs, self._states, kept, filled)
 
     def scan_pages(self, memory: MemoryMap, filled: Any) -> CacheScan:
