@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, final
 from ....backends.cuda.host.driver import check, driver
 from ....executors.cuda_kernels import ArgumentBlocks, Kernels
 from ....executors.device_code import CudaSource
+from ....executors.vendor import undone_on_error
 from ....wire import CHUNK_BYTES
 from ....wire.interface import Later
 from ..wire.messages import LEAF_BYTES, SUM_ROWS, Digest
@@ -38,11 +39,17 @@ _LEAST: Final = 64
 
 @final
 class CudaDigests:
-    """Computes digests with a kernel of our own, into page-locked memory."""
+    """Computes digests with kernels of our own, into page-locked memory."""
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
         self._context: Final = context
         self._kernels: Final = Kernels(context, stream, SOURCE)
+        with undone_on_error() as made:
+            made.callback(self._kernels.close)
+            # A recovery needs them at once; a standby has them ready.
+            self._chunk, self._row, self._sum = map(
+                self._kernels.function, (KERNEL, ROW_KERNEL, SUM_KERNEL)
+            )
         self._arguments: Final = ArgumentBlocks()
         self._row_arguments: Final = ArgumentBlocks()
         self._sum_arguments: Final = ArgumentBlocks()
@@ -51,7 +58,7 @@ class CudaDigests:
         self.handlers: Final = {Digest: self._digest}
 
     def close(self) -> None:
-        """Unload the kernel, and release page-locked memory."""
+        """Unload the kernels, and release page-locked memory."""
         self._kernels.close()
         for cell in self._all:
             check("cuMemFreeHost", driver.cuMemFreeHost(cell))
@@ -67,14 +74,13 @@ class CudaDigests:
         words = total + masks // 8 + -(-rows // 2)
         room = max(_LEAST, 1 << (words - 1).bit_length()) if words else _LEAST
         cell = self._cell(room)
-        kernel = self._kernels.function(KERNEL)
         at = cell
         for (address, nbytes), count in zip(message.ranges, counts, strict=True):
             if count:
                 data = struct.pack("<QQQ", self._context.pointer(address), at, nbytes)
                 arguments = self._arguments.having(data)
                 self._kernels.prepare_blocks(
-                    kernel, count, CHUNK_BYTES // LEAF_BYTES, 0, arguments
+                    self._chunk, count, CHUNK_BYTES // LEAF_BYTES, 0, arguments
                 )()
             at += 8 * count
         numbers = cell + 8 * total + masks
@@ -98,7 +104,7 @@ class CudaDigests:
         data = self._context.pointer(part.address)
         arguments = struct.pack("<QQQQQ", data, answer, numbers, count, part.row_bytes)
         self._kernels.prepare_blocks(
-            self._kernels.function(ROW_KERNEL),
+            self._row,
             -(-count // _ROW_THREADS),
             _ROW_THREADS,
             0,
@@ -114,7 +120,7 @@ class CudaDigests:
         data = self._context.pointer(part.address)
         arguments = struct.pack("<QQQQ", data, answer, mask, part.row_bytes)
         self._kernels.prepare_blocks(
-            self._kernels.function(SUM_KERNEL),
+            self._sum,
             count,
             SUM_ROWS,
             0,
