@@ -153,7 +153,7 @@ class CacheDigests:
         for used, of_layer in zip(filled, lengths.T, strict=True):
             own = np.clip(np.repeat(of_layer, counts) - size * places, 0, size)
             np.maximum.at(used, pages, own.astype(np.int32))
-        each_pages = np.split(pages, ends)
+        each_pages = np.split(pages, ends)  # the last part is empty
         kept = dict(zip(held, zip(each_pages, lengths, strict=False), strict=True))
         return CacheScan(memory.epoch, self._refs, self._states, kept, filled)
 
