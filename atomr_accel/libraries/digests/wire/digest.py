@@ -19,6 +19,8 @@ _WEIGHTS: Final = np.array(
     [xxh64_intdigest(struct.pack("<Q", place)) | 1 for place in range(SUM_ROWS)], np.uint64
 )
 
+_ALL: Final = np.uint64(2**64 - 1)
+
 
 def digests_of(data: memoryview) -> bytes:
     """Return the digests of all chunks of ``data``, one after the other, little-endian."""
@@ -44,21 +46,23 @@ def digests_of_rows(data: memoryview, row_bytes: int, rows: bytes) -> bytes:
 
 def sums_of_rows(data: memoryview, row_bytes: int, mask: bytes) -> bytes:
     """Return the sums of digests of rows of ``data``, as ``RowSums`` has them, little-endian."""
-    asked = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").view(np.bool_)
-    digests = np.zeros(len(asked), np.uint64)
-    rows = np.flatnonzero(asked)
+    packed = np.frombuffer(mask, np.uint8)
+    rows = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
+    digests = np.zeros(8 * len(packed), np.uint64)
     digests[rows] = _digests_of_rows(data, row_bytes, rows)
-    return sums_of(digests, asked).astype("<u8", copy=False).tobytes()
+    return sums_of(digests, packed).astype("<u8", copy=False).tobytes()
 
 
 def sums_of(
-    digests: np.ndarray[Any, np.dtype[np.uint64]], asked: np.ndarray[Any, np.dtype[np.bool_]]
+    digests: np.ndarray[Any, np.dtype[np.uint64]], mask: np.ndarray[Any, np.dtype[np.uint8]]
 ) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Return the sum of the digests that are asked for, of each ``SUM_ROWS`` rows."""
-    parts = digests.reshape(-1, SUM_ROWS)
-    if not asked.all():
-        parts = parts * asked.reshape(parts.shape)
+    """Return the sum of the digests whose bits are set in a mask, of each ``SUM_ROWS`` rows."""
+    parts, masks = digests.reshape(-1, SUM_ROWS), mask.reshape(-1, SUM_ROWS // 8)
     sums: np.ndarray[Any, np.dtype[np.uint64]] = np.einsum("ij,j->i", parts, _WEIGHTS)
+    # Most parts have all bits, and are not multiplied by them.
+    cut = np.bitwise_and.reduce(masks.view(np.uint64), axis=1) != _ALL
+    bits = np.unpackbits(masks[cut], axis=1, bitorder="little")
+    sums[cut] = np.einsum("ij,j->i", parts[cut] * bits, _WEIGHTS)
     return sums
 
 

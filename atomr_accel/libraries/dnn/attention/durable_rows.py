@@ -30,8 +30,8 @@ _MOST_ROWS: Final = 1 << 17
 _MOST_SUMMED: Final = 1 << 26
 """Rows whose sums one op compares at most, for a message of 16 MiB and an answer of 4 MiB."""
 
-_PIECE: Final = 1 << 15
-"""Rows whose known digests are summed at a time, in the processor's cache."""
+_PIECE: Final = 1 << 19
+"""Rows whose known digests are summed at a time, with what is kept of them in the CPU's cache."""
 
 _NO_ROWS: Final[Rows] = np.empty(0, np.intp)
 
@@ -248,7 +248,7 @@ class CacheScan:
             if short := -len(asked) % SUM_ROWS:
                 known, asked = np.pad(known, (0, short)), np.pad(asked, (0, short))
             masks.append(np.packbits(asked, bitorder="little"))
-            sums.append(sums_of(known, asked))
+            sums.append(sums_of(known, masks[-1]))
         return np.concatenate(masks).tobytes(), np.concatenate(sums), np.concatenate(lost)
 
     def _compare(self, rows: Rows, _preparer: Preparer) -> Submission[bool]:
