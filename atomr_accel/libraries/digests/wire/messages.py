@@ -15,9 +15,9 @@ are little-endian numbers of 64 bits and XXH64 of the leaves' bytes. So a GPU ha
 by side, each in a thread, and a CPU with the package ``xxhash``."""
 
 SUM_ROWS: Final = 1 << 8
-"""Rows whose digests are told as one sum, modulo 2**64. In it the digest of the row at place ``i``
-is multiplied by the XXH64, with seed 0, of ``i`` as 8 little-endian bytes, with the lowest bit set.
-So a change of one digest always changes the sum, and rows that swap places do as well."""
+"""Number of rows of one sum of digests, modulo 2**64. Each digest has a weight: XXH64, with seed 0,
+of the row's place in the sum as 8 little-endian bytes, with the lowest bit set. So a change of one
+digest always changes the sum."""
 
 
 class RowRange(msgspec.Struct, frozen=True, array_like=True):
@@ -40,13 +40,13 @@ class RowRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowSums(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of a buffer from its first one on, whose digests are told as sums.
+    """Rows that have sums of digests, one for each ``SUM_ROWS`` rows.
 
     Attributes:
         address: address of the first row.
         row_bytes: bytes of a row, a multiple of 8.
-        mask: a bit for each row, the lowest first, for a multiple of ``SUM_ROWS`` rows. There is a
-            sum for each so many rows, of those whose bits are set.
+        mask: a bit for each row, the lowest first, for a multiple of ``SUM_ROWS`` rows. A sum has
+            the rows whose bits are set.
     """
 
     address: Address
