@@ -162,7 +162,7 @@ def test_a_sum_has_the_digests_of_rows_with_weights_of_their_places(
 
 
 def test_changes_of_sums_do_not_cancel_out() -> None:
-    """Rows that are alike change alike when they are overwritten together, or swap places."""
+    """Equal rows change in the same way when they are overwritten together."""
     memory = np.zeros((SUM_ROWS, 1), np.int64)
     mask = b"\xff" * (SUM_ROWS // 8)
     found = set()

@@ -31,7 +31,7 @@ _MOST_SUMMED: Final = 1 << 26
 """Rows whose sums one op compares at most, for a message of 16 MiB and an answer of 4 MiB."""
 
 _PIECE: Final = 1 << 19
-"""Rows whose known digests are summed at a time, with what is kept of them in the CPU's cache."""
+"""Number of rows in a step of the program's sums; its temporary arrays stay in the CPU's cache."""
 
 _NO_ROWS: Final[Rows] = np.empty(0, np.intp)
 
