@@ -152,6 +152,15 @@ class RowDigests:
         """Return which rows have a digest that proves them."""
         return self._marks[rows] == _PROVEN  # type: ignore[no-any-return]
 
+    def part(
+        self, first: int, last: int
+    ) -> tuple[np.ndarray[Any, np.dtype[np.uint64]], np.ndarray[Any, np.dtype[np.bool_]]]:
+        """Return the digests of rows that follow each other, and which of them prove the rows.
+
+        The digests are no copy: the answers of later ops change them.
+        """
+        return self._known[first:last], self._marks[first:last] == _PROVEN
+
     def pending(self, rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return of which rows the digest is on its way."""
         return self._marks[rows] > _UNKNOWN

@@ -73,6 +73,8 @@ async def test_a_sequence_is_cut_before_the_first_token_that_has_changed() -> No
 @cpu_only
 async def test_recovering_without_a_fault_finds_changes_too() -> None:
     async with opened() as device:
+        empty, _ = await filled(device, [])
+        assert await empty.recover() == {}
         cache, (first,) = await filled(device, [4])
         assert (await cache.recover())[first].lost == 0
         scribble(cache.k, rows_of(cache, first, 0, 3, 1)[0] * ROW, b"\1")

@@ -11,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atomr_accel import ContextPoisoned, Device, GpuRefStale, Unsupported
+from atomr_accel.libraries.digests.wire.messages import RowRange
+from atomr_accel.libraries.dnn.attention import durable_rows
 from atomr_accel.testing import kill_host, poison
 
 from ..harness import cpu_only, on_shared, opened
+from ..seeds import rng
 from .scribbling import scribble
 
 PAGES, PAGE, LAYERS = 5, 4, 2
@@ -80,6 +83,43 @@ async def test_pages_keep_what_comes_before_the_first_row_that_is_not_proven(
         good.reshape(-1)[row % (PAGES * PAGE)] = False
     expected = [min(filled[at], [*good[at], False].index(False)) for at in range(PAGES)]
     assert (await pages.recover(filled)).tolist() == expected
+
+
+@cpu_only
+@pytest.mark.parametrize("most", [512, 1 << 20])
+async def test_single_rows_are_asked_for_where_sums_differ(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_rows, "_MOST_SUMMED", most)
+    monkeypatch.setattr(durable_rows, "_PIECE", 256)
+    layers, count, size = 2, 41, 8
+    async with opened() as device:
+        pages = await device.dnn.durable_pages(count, size, 1, 4, layers=layers, dtype="float16")
+        filled = rng().integers(0, size + 1, count)
+        used = np.arange(size) < filled[:, None]
+        with pages.writing(np.flatnonzero(used)):
+            values = rng().random((layers, count, size, 1, 4)).astype(np.float16)
+            for ref in (pages.k, pages.v):
+                await device.put(values, out=ref)
+        asked: list[int] = []
+        digests_of_rows = RowRange.of
+
+        def of(address: Any, row_bytes: int, rows: Any) -> RowRange:
+            asked.append(len(rows))
+            return digests_of_rows(address, row_bytes, rows)
+
+        monkeypatch.setattr(RowRange, "of", of)
+        assert (await pages.recover(filled)).tolist() == filled.tolist()
+        assert not asked
+        expected = filled.copy()
+        for _ in range(3):
+            layer, page, row = (int(rng().integers(end)) for end in (layers, count, size))
+            scribble(pages.v, ((layer * count + page) * size + row) * 8, b"\x77\x77")
+            if row < filled[page]:
+                expected[page] = min(expected[page], row)
+            await kill_host(device)
+            assert (await pages.recover(filled)).tolist() == expected.tolist()
+        assert sum(asked) <= 2 * 3 * 3 * 256
 
 
 async def test_rows_of_a_block_in_which_an_op_fails_are_not_proven() -> None:

@@ -9,12 +9,24 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from xxhash import xxh64_digest
+from xxhash import xxh64_digest, xxh64_intdigest
 
 from atomr_accel.libraries.digests.host import _cuda
-from atomr_accel.libraries.digests.host._cuda import KERNEL, ROW_KERNEL, SOURCE, CudaDigests
-from atomr_accel.libraries.digests.wire.digest import digests_of, digests_of_rows
-from atomr_accel.libraries.digests.wire.messages import LEAF_BYTES, Digest, RowRange
+from atomr_accel.libraries.digests.host._cuda import (
+    KERNEL,
+    ROW_KERNEL,
+    SOURCE,
+    SUM_KERNEL,
+    CudaDigests,
+)
+from atomr_accel.libraries.digests.wire.digest import digests_of, digests_of_rows, sums_of_rows
+from atomr_accel.libraries.digests.wire.messages import (
+    LEAF_BYTES,
+    SUM_ROWS,
+    Digest,
+    RowRange,
+    RowSums,
+)
 from atomr_accel.wire import CHUNK_BYTES
 
 from ...harness import needs_nvrtc
@@ -105,10 +117,16 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Launch]:
             f"static void run(Arguments a) {{ {ROW_KERNEL}(a.data, a.answer, a.rows, a.count,"
             " a.row_bytes); }"
         ),
+        (
+            "struct Arguments { const unsigned char* data; u64* answer; const unsigned* mask;"
+            " u64 row_bytes; };\n"
+            f"static void run(Arguments a) {{ {SUM_KERNEL}(a.data, a.answer, a.mask,"
+            " a.row_bytes); }"
+        ),
     ]
     folder = tmp_path_factory.mktemp("digests")
     made = compile_bodies(on_host(SOURCE), bodies, "run", folder)
-    return dict(zip((KERNEL, ROW_KERNEL), made, strict=True))
+    return dict(zip((KERNEL, ROW_KERNEL, SUM_KERNEL), made, strict=True))
 
 
 @given(row_bytes=st.integers(1, 40).map(lambda words: 8 * words), count=st.integers(0, 9))
@@ -120,11 +138,51 @@ def test_a_digest_of_a_row_is_of_its_bytes(row_bytes: int, count: int) -> None:
     assert digests_of_rows(memoryview(data), row_bytes, sent.rows) == b"".join(expected)
 
 
+def masked(parts: int, share: float) -> bytes:
+    """Return the mask of ``parts`` sums, of which the last row is not there."""
+    asked = rng().random(parts * SUM_ROWS) < share
+    asked[-1:] = False
+    return np.packbits(asked, bitorder="little").tobytes()
+
+
+@given(words=st.integers(1, 5), parts=st.integers(0, 3), share=st.sampled_from([0.0, 0.5, 1.0]))
+def test_a_sum_has_the_digests_of_rows_with_weights_of_their_places(
+    words: int, parts: int, share: float
+) -> None:
+    memory = rng().integers(0, 1 << 60, (max(1, parts * SUM_ROWS - 1), words))
+    mask = masked(parts, share)
+    expected = [0] * parts
+    for row, data in enumerate(memory):
+        if parts and mask[row // 8] >> row % 8 & 1:
+            place = (row % SUM_ROWS).to_bytes(8, "little")
+            weight = xxh64_intdigest(place) | 1
+            expected[row // SUM_ROWS] += weight * xxh64_intdigest(data.tobytes())
+    found = sums_of_rows(memory.view(np.uint8).data.cast("B"), 8 * words, mask)
+    assert np.frombuffer(found, "<u8").tolist() == [each % 2**64 for each in expected]
+
+
+def test_changes_of_sums_do_not_cancel_out() -> None:
+    """Equal rows change in the same way when they are overwritten together."""
+    memory = np.zeros((SUM_ROWS, 1), np.int64)
+    mask = b"\xff" * (SUM_ROWS // 8)
+    found = set()
+    for count in range(SUM_ROWS + 1):
+        for start in (0, SUM_ROWS - count):
+            memory[:] = 1
+            memory[start : start + count] = 2
+            found.add(sums_of_rows(memory.view(np.uint8).data.cast("B"), 8, mask))
+    assert len(found) == 2 * (SUM_ROWS - 1) + 2
+
+
 @needs_compiler
 @pytest.mark.slow
 @given(
     several=st.lists(sizes, max_size=3),
     rows=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 200)), max_size=2),
+    summed=st.lists(
+        st.tuples(st.integers(1, 40), st.integers(0, 3), st.sampled_from([0.0, 0.5, 1.0])),
+        max_size=2,
+    ),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_kernel_computes_what_the_cpu_does(
@@ -132,6 +190,7 @@ def test_the_kernel_computes_what_the_cpu_does(
     monkeypatch: pytest.MonkeyPatch,
     several: list[int],
     rows: list[tuple[int, int]],
+    summed: list[tuple[int, int, float]],
 ) -> None:
     driver = FakeDriver()
     FakeKernels.launches = launches
@@ -153,8 +212,15 @@ def test_the_kernel_computes_what_the_cpu_does(
         expected.append(digests_of_rows(memory.view(np.uint8).data.cast("B"), 8 * words, part.rows))
         parts.append(part)
         kept.append(memory)
+    sums = []
+    for words, count, share in summed:
+        memory = rng().integers(0, 1 << 60, (max(1, count * SUM_ROWS - 1), words))
+        sums.append(RowSums(memory.ctypes.data, 8 * words, masked(count, share)))
+        data_of_rows = memory.view(np.uint8).data.cast("B")
+        expected.append(sums_of_rows(data_of_rows, 8 * words, sums[-1].mask))
+        kept.append(memory)
     for _ in range(2):  # the second time in the same memory
-        later = digests.handlers[Digest](Digest(ranges, tuple(parts)))
+        later = digests.handlers[Digest](Digest(ranges, tuple(parts), tuple(sums)))
         assert later.read() == b"".join(expected)
     assert len(driver.cells) == 1
     digests.close()
@@ -162,7 +228,7 @@ def test_the_kernel_computes_what_the_cpu_does(
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("kernel", [KERNEL, ROW_KERNEL])
+@pytest.mark.parametrize("kernel", [KERNEL, ROW_KERNEL, SUM_KERNEL])
 def test_the_kernel_compiles(kernel: str) -> None:
     from atomr_accel.executors.compiler import compile_cubin
 

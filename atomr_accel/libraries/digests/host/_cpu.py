@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import numpy as np
 
-from ..wire.digest import digests_of, digests_of_rows
+from ..wire.digest import digests_of, digests_of_rows, sums_of_rows
 from ..wire.messages import Digest
 
 if TYPE_CHECKING:
@@ -33,4 +33,8 @@ class CpuDigests:
             nbytes = each.row_bytes * (1 + int(np.frombuffer(each.rows, "<u4").max(initial=0)))
             data = bytes_at(each.address, nbytes).data
             found.append(digests_of_rows(data, each.row_bytes, each.rows))
+        for part in message.sums:
+            rows = int.from_bytes(part.mask, "little").bit_length()
+            data = bytes_at(part.address, part.row_bytes * rows).data
+            found.append(sums_of_rows(data, part.row_bytes, part.mask))
         return b"".join(found)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -12,17 +13,27 @@ import numpy as np
 from ....memory import BlockView, RowDigests
 from ....ops import Request, Submission, require_readable
 from ...digests.lane import DIGESTS
-from ...digests.wire.messages import Digest, RowRange
+from ...digests.wire.digest import sums_of
+from ...digests.wire.messages import SUM_ROWS, Digest, RowRange, RowSums
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ....arrays import GpuRef
     from ....memory import Epoch, MemoryMap, Rows
     from ....ops import Preparer
+    from .sequences import PagedSequence
 
 _MOST_ROWS: Final = 1 << 17
-"""Rows that one op verifies at most, for an answer of 2 MiB."""
+"""Rows that one op compares one by one at most, for an answer of 2 MiB."""
+
+_MOST_SUMMED: Final = 1 << 26
+"""Rows whose sums one op compares at most, for a message of 16 MiB and an answer of 4 MiB."""
+
+_PIECE: Final = 1 << 19
+"""Number of rows in a step of the program's sums; its temporary arrays stay in the CPU's cache."""
+
+_NO_ROWS: Final[Rows] = np.empty(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,7 @@ class RecoveredSequence:
     changed: bool
 
 
-Held = tuple[tuple[int, ...], tuple[int, ...]]
+Held = tuple[np.ndarray[Any, np.dtype[np.intp]], np.ndarray[Any, np.dtype[np.intp]]]
 """Pages of a sequence, and its lengths in the layers."""
 
 
@@ -128,25 +139,28 @@ class CacheDigests:
         for state in self._states:
             state.withdraw(rows)
 
-    def scan(self, memory: MemoryMap, held: Mapping[int, Held]) -> CacheScan:
+    def scan(self, memory: MemoryMap, held: Mapping[int, PagedSequence]) -> CacheScan:
         """Return a comparison of all rows of sequences with their digests."""
-        return CacheScan(memory.epoch, self._refs, self._states, held, self._rows_of(held))
+        layers, count, size = self._shape
+        filled = np.zeros((layers, count), np.int32)
+        counts = np.array([len(each.pages) for each in held.values()], np.intp)
+        ends = np.cumsum(counts)
+        pages = np.fromiter(
+            chain.from_iterable(each.pages for each in held.values()), np.intp, counts.sum()
+        )
+        lengths = np.array([each.lengths for each in held.values()], np.intp).reshape(-1, layers)
+        places = np.arange(len(pages)) - np.repeat(ends - counts, counts)
+        for used, of_layer in zip(filled, lengths.T, strict=True):
+            own = np.clip(np.repeat(of_layer, counts) - size * places, 0, size)
+            np.maximum.at(used, pages, own.astype(np.int32))
+        each_pages = np.split(pages, ends)  # the last part is empty
+        kept = dict(zip(held, zip(each_pages, lengths, strict=False), strict=True))
+        return CacheScan(memory.epoch, self._refs, self._states, kept, filled)
 
     def scan_pages(self, memory: MemoryMap, filled: Any) -> CacheScan:
         """Return a comparison of the first rows of pages, ``filled`` of each."""
-        used = np.arange(self._shape[2]) < np.asarray(filled)[:, None]
-        rows = self.in_layers(np.flatnonzero(used))
-        return CacheScan(memory.epoch, self._refs, self._states, {}, rows)
-
-    def _rows_of(self, held: Mapping[int, Held]) -> Rows:
-        used = np.zeros(self._shape, np.bool_)
-        for pages, lengths in held.values():
-            for layer, length in enumerate(lengths):
-                whole, rest = divmod(length, self._shape[2])
-                used[layer, pages[:whole]] = True
-                if rest:
-                    used[layer, pages[whole], :rest] = True
-        return np.flatnonzero(used)
+        in_layers = np.broadcast_to(np.asarray(filled), self._shape[:2])
+        return CacheScan(memory.epoch, self._refs, self._states, {}, in_layers)
 
 
 def say_rows(refs: Iterable[GpuRef], rows: Rows) -> None:
@@ -158,7 +172,9 @@ def say_rows(refs: Iterable[GpuRef], rows: Rows) -> None:
 
 @final
 class CacheScan:
-    """A comparison of rows with their digests, in parts.
+    """A comparison of rows with their digests.
+
+    Sums of digests are compared first, and single rows where these differ.
 
     Attributes:
         epoch: the epoch in which it was begun.
@@ -171,34 +187,79 @@ class CacheScan:
         refs: tuple[GpuRef, GpuRef],
         states: Sequence[RowDigests],
         held: Mapping[int, Held],
-        rows: Rows,
+        filled: np.ndarray[Any, Any],
     ) -> None:
         self.epoch: Final = epoch
         self.held: Final = held
-        self._refs, self._states, self._rows = refs, states, rows
-        self._good = np.ones(refs[0].shape[:3], np.bool_)
-        self._changed = np.zeros(refs[0].shape[:3], np.bool_)
+        self._refs, self._states = refs, states
+        self._shape: Final = refs[0].shape[:3]
+        places = np.arange(self._shape[2], dtype=np.int32)
+        self._used: Final = (places < filled.astype(np.int32)[..., None]).reshape(-1)
+        self._lost: Final = np.zeros(len(self._used), np.bool_)
+        self._changed: Final = np.zeros(len(self._used), np.bool_)
+        self._doubtful: Final[list[Rows]] = []
 
-    def requests(self) -> list[Request[bool]]:
-        """Return the requests that compare all rows."""
-        parts = range(0, len(self._rows), _MOST_ROWS)
-        return [
-            Request(
-                DIGESTS, "dnn.kv_verify", partial(self._prepare, self._rows[at : at + _MOST_ROWS])
-            )
-            for at in parts
-        ]
+    def requests(self) -> Iterator[Request[bool]]:
+        """Yield the requests that compare all rows, each after those before it have an answer."""
+        for first in range(0, len(self._used), _MOST_SUMMED):
+            yield Request(DIGESTS, "dnn.kv_verify", partial(self._sum, first))
+        for rows in self._doubtful:
+            for at in range(0, len(rows), _MOST_ROWS):
+                part = rows[at : at + _MOST_ROWS]
+                yield Request(DIGESTS, "dnn.kv_verify_rows", partial(self._compare, part))
 
-    def _prepare(self, rows: Rows, _preparer: Preparer) -> Submission[bool]:
+    def _sum(self, first: int, _preparer: Preparer) -> Submission[bool]:
         # What is known now is compared: ops that come later may write.
+        last = min(first + _MOST_SUMMED, len(self._used))
+        known = [self._known(state, first, last) for state in self._states]
+        expected = [sums for _, sums, _ in known]
+
+        def finish(found: bytes) -> bool:
+            differ = (np.frombuffer(found, "<u8").reshape(2, -1) != expected).any(0)
+            for _, _, lost in known:
+                self._lost[lost] = True
+            begins = first + np.flatnonzero(differ) * SUM_ROWS
+            rows = (begins[:, None] + np.arange(SUM_ROWS)).reshape(-1)
+            rows = rows[rows < last]
+            self._doubtful.append(rows[self._used[rows]])
+            return True
+
+        sums = [
+            RowSums(ref.block.address + first * state.row_bytes, state.row_bytes, mask)
+            for ref, state, (mask, _, _) in zip(self._refs, self._states, known, strict=True)
+        ]
+        blocks = [ref.block for ref in self._refs]
+        return Submission(Digest((), (), tuple(sums)), blocks, (), finish=finish)
+
+    def _known(
+        self, state: RowDigests, first: int, last: int
+    ) -> tuple[bytes, np.ndarray[Any, np.dtype[np.uint64]], Rows]:
+        """Return the mask of rows that are used and proven, their sums, and the rows not proven."""
+        masks, sums, lost = [], [], [_NO_ROWS]
+        for at in range(first, last, _PIECE):
+            end = min(at + _PIECE, last)
+            known, asked = state.part(at, end)
+            used = self._used[at:end]
+            unproven = used & ~asked
+            if unproven.any():
+                rows = at + np.flatnonzero(unproven)
+                lost.append(rows[~state.pending(rows)])
+            asked &= used
+            if short := -len(asked) % SUM_ROWS:
+                known, asked = np.pad(known, (0, short)), np.pad(asked, (0, short))
+            masks.append(np.packbits(asked, bitorder="little"))
+            sums.append(sums_of(known, masks[-1]))
+        return np.concatenate(masks).tobytes(), np.concatenate(sums), np.concatenate(lost)
+
+    def _compare(self, rows: Rows, _preparer: Preparer) -> Submission[bool]:
         known = [(each.known(rows), each.proven(rows), each.pending(rows)) for each in self._states]
 
         def finish(found: bytes) -> bool:
             digests = np.frombuffer(found, "<u8").reshape(2, -1)
             for (expected, proven, pending), actual in zip(known, digests, strict=True):
                 same = expected == actual
-                self._good.reshape(-1)[rows] &= (proven & same) | pending
-                self._changed.reshape(-1)[rows] |= proven & ~same
+                self._lost[rows] |= ~((proven & same) | pending)
+                self._changed[rows] |= proven & ~same
             return True
 
         ranges = [
@@ -209,10 +270,17 @@ class CacheScan:
         return Submission(Digest((), tuple(ranges)), blocks, (), finish=finish)
 
     def first_lost(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return for each page the first row that is not proven in all layers, or its size."""
-        good = np.pad(self._good.all(0), ((0, 0), (0, 1)))
-        first: np.ndarray[Any, np.dtype[np.int64]] = np.argmin(good, axis=1).astype(np.int64)
+        """Return for each page the first used row that is lost in any layer, or its size."""
+        _, pages, size = self._shape
+        first = np.full(pages, size, np.int64)
+        rows = np.flatnonzero(self._lost)
+        np.minimum.at(first, rows // size % pages, rows % size)
         return first
+
+    @cached_property
+    def _with_loss(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which pages have lost rows, once all requests have an answer."""
+        return self.first_lost() < self._shape[2]
 
     def kept(self, sequence: int) -> tuple[int | None, bool]:
         """Return the first row of a sequence that is not proven, and whether it has changed.
@@ -221,11 +289,14 @@ class CacheScan:
             The row's place in the sequence; None if all rows are proven.
         """
         pages, lengths = self.held[sequence]
+        if not self._with_loss[pages].any():
+            return None, False
         layers = len(lengths)
-        bad = ~self._good[:, pages].reshape(layers, -1)
-        bad &= np.arange(bad.shape[1]) < np.asarray(lengths)[:, None]
+        bad = self._lost.reshape(self._shape)[:, pages].reshape(layers, -1)
+        bad &= np.arange(bad.shape[1]) < lengths[:, None]
         places = np.flatnonzero(bad.any(0))
         if not len(places):
             return None, False
         first = int(places[0])
-        return first, bool(self._changed[:, pages].reshape(layers, -1)[bad[:, first], first].any())
+        changed = self._changed.reshape(self._shape)[:, pages].reshape(layers, -1)
+        return first, bool(changed[bad[:, first], first].any())

@@ -19,6 +19,7 @@ from ...._errors import GpuRefStale, OutOfMemory, Unsupported
 from ....ops import (
     Collected,
     D,
+    Pending,
     Request,
     Submission,
     op,
@@ -211,16 +212,14 @@ class PagedKVCache(AttentionPart[D]):
             memory = preparer.memory
             for ref in (self.k, self.v):
                 require_readable(ref, memory, "the cache")
+            if DIGESTS.name not in preparer.home.ports:
+                raise Pending(DIGESTS)  # before the work of comparing, which would be done twice
             if digests.epoch is not memory.epoch:
                 for number, sequence in self._sequences.items():
                     self._longest.setdefault(number, max(sequence.lengths))
                 self._take_back()
             if scan is None or scan.epoch is not memory.epoch:
-                held = {
-                    number: (tuple(each.pages), tuple(each.lengths))
-                    for number, each in self._sequences.items()
-                }
-                scan = digests.scan(memory, held)
+                scan = digests.scan(memory, self._sequences)
             for request in scan.requests():
                 preparer.perform(request)
             done = scan

@@ -12,6 +12,7 @@ from ....ops import (
     Collected,
     D,
     Facade,
+    Pending,
     Request,
     Submission,
     op,
@@ -133,6 +134,8 @@ class DurablePages(Facade[D]):
             nonlocal scan
             for ref in (self.k, self.v):
                 require_readable(ref, preparer.memory, "the pages")
+            if DIGESTS.name not in preparer.home.ports:
+                raise Pending(DIGESTS)  # before the work of comparing, which would be done twice
             if scan is None or scan.epoch is not preparer.memory.epoch:
                 scan = digests.scan_pages(preparer.memory, wanted)
             for request in scan.requests():

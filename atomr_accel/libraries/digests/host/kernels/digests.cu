@@ -65,6 +65,29 @@ extern "C" __global__ void digest_rows(const unsigned char* data, u64* answer, c
     }
 }
 
+// A block sums the digests of rows, a thread has one of them if its bit is set. The mask and the
+// answer are in page-locked memory. See SUM_ROWS in wire/messages.py.
+extern "C" __global__ void sum_rows(const unsigned char* data, u64* answer, const unsigned* mask,
+                                    u64 row_bytes) {
+    __shared__ u64 terms[SUM_ROWS];
+    u64 at = static_cast<u64>(blockIdx.x) * SUM_ROWS + threadIdx.x;
+    u64 term = 0;
+    if (mask[at / 32] >> (at % 32) & 1) {
+        u64 place = threadIdx.x;
+        u64 weight = xxh64(reinterpret_cast<const unsigned char*>(&place), 8) | 1;
+        term = weight * xxh64(data + at * row_bytes, static_cast<unsigned>(row_bytes));
+    }
+    terms[threadIdx.x] = term;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u64 sum = 0;
+        for (unsigned place = 0; place < SUM_ROWS; place++) {
+            sum += terms[place];
+        }
+        answer[blockIdx.x] = sum;
+    }
+}
+
 // A block digests the chunk of its number, a thread one leaf of it. The answer is page-locked.
 extern "C" __global__ void digest_chunks(const unsigned char* data, u64* answer, u64 size) {
     __shared__ u64 leaves[CHUNK_BYTES / LEAF_BYTES];
