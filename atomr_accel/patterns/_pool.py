@@ -214,12 +214,17 @@ class ReplicaPool(InCallers, Generic[In, Out], metaclass=NoPublicConstructor):
     # --- which replica
 
     def _candidates(self, tried: list[Replica]) -> list[Replica]:
-        """Return the replicas that may be asked now and have room, untried ones if possible."""
+        """Return the replicas that may be asked now and have room, untried ones if possible.
+
+        While there is an untried one without room, its room is waited for: one that has failed just
+        now would fail again at once, until all attempts are used up.
+        """
         up = [replica for replica in self._replicas.values() if replica._up]
         healthy = [replica for replica in up if replica._breaker.would_admit()]
         # Where all have been ejected there is nobody better, so none is.
-        roomy = [replica for replica in healthy or up if replica._has_room]
-        return [replica for replica in roomy if replica not in tried] or roomy
+        able = healthy or up
+        untried = [replica for replica in able if replica not in tried]
+        return [replica for replica in untried or able if replica._has_room]
 
     def _choose(self, candidates: list[Replica]) -> Replica:
         chosen = self._policy.choose(candidates)

@@ -263,6 +263,18 @@ async def test_after_a_fault_of_the_device_another_replica_is_asked(
     assert [worker.calls for worker in workers] == [[1], [1]]
 
 
+async def test_room_of_another_replica_is_waited_for_after_a_fault(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The replica that has failed still takes requests, and would fail all attempts at once."""
+    workers = [Worker(0.0), Worker(10.0)]
+    workers[0].fails = poisoned()
+    async with opened(*workers, max_in_flight=1, policy="round_robin", attempts=3) as pool:
+        await ask_all(pool, range(4))
+    assert sorted(workers[1].calls) == [0, 1, 2, 3]
+    assert all(workers[0].calls.count(item) <= 1 for item in range(4))
+
+
 async def test_there_is_a_last_attempt(autojump_clock: trio.testing.MockClock) -> None:
     worker = Worker()
     worker.fails = poisoned()
