@@ -233,11 +233,12 @@ async def test_shared_pages(device: Device) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("head_size", "page_size"), [(8, 4), (64, 4), (64, 16), (128, 16)])
 @on_shared
-async def test_narrow_dtypes(device: Device, dtype: str) -> None:
+async def test_narrow_dtypes(device: Device, dtype: str, head_size: int, page_size: int) -> None:
     """Sixteen bits are near the reference, and have the same bits in any chunks."""
-    model = TinyModel(family="qwen3", heads=6, kv_heads=2)
-    made = await loaded(device, model, dtype=dtype)
+    model = TinyModel(family="qwen3", heads=6, kv_heads=2, head_size=head_size)
+    made = await loaded(device, model, dtype=dtype, page_size=page_size)
     tokens = np.random.default_rng(5).integers(model.vocabulary, size=11)
     logits = await alone(made, tokens)
     close(logits, reference(model, tokens)[1], 0.06)

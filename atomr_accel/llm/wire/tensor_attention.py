@@ -25,7 +25,9 @@ WARPS: Final = 4
 NAMES: Final = ["attend_rows", "attend_chunks", "merge"]
 """Kernels: one for whole rows, and two for chunks of keys and for the sum of their parts."""
 
-SOURCE: Final = r"""
+SOURCE: Final = (
+    f"#define CHUNK {CHUNK}\n#define WARPS {WARPS}\n"
+    + r"""
 #if KIND == 1
 #include <cuda_fp16.h>
 typedef __half T;
@@ -38,9 +40,6 @@ __device__ __forceinline__ T down(float x) { return __float2bfloat16(x); }
 #define NUMBERS "bf16"
 #endif
 
-#define CHUNK 128
-#define WARPS 4
-#define TILE 16
 #define KEY_PIECES (SIZE / 32)
 #define VALUE_PIECES (SIZE / 64)
 #define BLOCKS (SIZE / 8)
@@ -452,3 +451,4 @@ extern "C" __global__ void __launch_bounds__(128) merge(
         out[number * SIZE + 32 * i + lane] = down(total > 0.0f ? sum[i] / total : 0.0f);
 }
 """
+)
