@@ -27,7 +27,7 @@ NAMES: Final = ["attend_rows", "attend_chunks", "merge"]
 
 SOURCE: Final = (
     f"#define CHUNK {CHUNK}\n#define WARPS {WARPS}\n"
-    + r"""
+    r"""
 #if KIND == 1
 #include <cuda_fp16.h>
 typedef __half T;
