@@ -324,8 +324,7 @@ def lint(session: nox.Session) -> None:
     _python(session, "-m", "ruff", "format", "--check")
     imports = "from importlinter.cli import lint_imports_command as main; main()"
     _python(session, "-c", imports, "--no-logo", "--no-cache")
-    style = ("tests/test_repository.py", "tests/docs", "-q", "-m", "style")
-    _python(session, "-m", "pytest", *style, env={"ATOMR_TEST_BACKEND": "cpu"})
+    _python(session, "-m", "pytest", "-q", "-m", "style", env={"ATOMR_TEST_BACKEND": "cpu"})
 
 
 @nox.session

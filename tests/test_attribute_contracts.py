@@ -61,5 +61,6 @@ def test_a_name_that_the_folder_defines_itself_is_its_own(package: Path) -> None
     assert private_reads(package) == []
 
 
+@pytest.mark.style
 def test_folders_read_no_private_attributes_of_each_other() -> None:
     assert [str(read) for read in private_reads()] == []

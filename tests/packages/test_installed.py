@@ -139,6 +139,7 @@ def test_an_installed_package_puts_an_actor_beside_a_device(python: str) -> None
     ran(python, "-c", BESIDE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", PACKAGES, ids=lambda path: path.name)
 def test_packages_import_public_names_and_read_public_attributes(source: Path) -> None:
     assert list(map(str, outside_reads(source / source.name))) == []
@@ -147,6 +148,7 @@ def test_packages_import_public_names_and_read_public_attributes(source: Path) -
         assert re.findall(r"atomr_accel[\w.]*\._\w+|atomr_accel.* import .*\b_\w+", text) == []
 
 
+@pytest.mark.slow
 def test_the_checker_finds_what_such_a_package_must_not_read(tmp_path: Path) -> None:
     source = next(path for path in PACKAGES if path.name == "gram_accel") / "gram_accel"
     there = shutil.copytree(source, tmp_path / "gram_accel")

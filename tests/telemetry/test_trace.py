@@ -88,6 +88,7 @@ async def test_timeline_shows_lanes_and_ops(tmp_path: Path) -> None:
     assert any(timeline.counts.values())
 
 
+@pytest.mark.slow
 async def test_ops_that_do_not_finish_are_there(tmp_path: Path) -> None:
     path, fifo = tmp_path / "run.pftrace", tmp_path / "fifo"
     os.mkfifo(fifo)

@@ -98,6 +98,7 @@ def test_a_death_fails_one_test(alone: pytest.Pytester, statement: str) -> None:
     result.stdout.re_match_lines_random([DEATHS[statement], "out of it", "of its errors"])
 
 
+@pytest.mark.slow
 def test_a_thread_that_ends_does_not_hide_one_that_a_fixture_starts(
     alone: pytest.Pytester,
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_watchdog_of_pytest_stays_behind(alone: pytest.Pytester) -> None:
     result.stdout.no_fnmatch_line("*was killed*")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capture", ["fd", "sys", "tee-sys", "no"])
 def test_every_kind_of_capture(alone: pytest.Pytester, capture: str) -> None:
     alone.makepyfile(dying("os.abort()"))
@@ -162,6 +164,7 @@ def test_a_test_that_cannot_end_is_killed(alone: pytest.Pytester) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_kernel_without_descriptors_of_processes(
     alone: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +192,7 @@ def test_a_death_for_want_of_memory(
     isolated(alone).stdout.fnmatch_lines([cause])
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_be_killed(
     alone: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +265,7 @@ def test_a_death_in_a_fixture(
     result.stdout.fnmatch_lines(["killed by signal 6 (SIGABRT)"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["os._exit(9)", "os.abort()", "signal.pause()"])
 def test_a_death_in_the_teardown_of_a_wider_fixture(alone: pytest.Pytester, ends: str) -> None:
     alone.makepyfile(
@@ -291,6 +296,7 @@ def test_a_death_in_the_teardown_of_a_wider_fixture(alone: pytest.Pytester, ends
     result.assert_outcomes(passed=2, errors=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ["SystemExit(5)", "GeneratorExit", "BaseException('no')"])
 def test_a_wider_fixture_that_raises_no_exception(alone: pytest.Pytester, error: str) -> None:
     alone.makepyfile(

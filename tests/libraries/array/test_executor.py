@@ -39,6 +39,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return compile_kernels(on_host(SOURCE), few, tmp_path_factory.mktemp("array"), THREADS)
 
 
+@pytest.mark.slow
 def test_copies_go_to_where_addresses_lead(
     monkeypatch: pytest.MonkeyPatch, driver: FakeDriver, compiled: Any
 ) -> None:
