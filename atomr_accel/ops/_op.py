@@ -237,3 +237,14 @@ def op_like(make: Callable[Concatenate[Any, str, P], Request[T]], name: str, doc
     made.__name__ = made.__qualname__ = name
     made.__module__, made.__doc__ = make.__module__, inspect.cleandoc(doc)
     return op(made)
+
+
+def like(
+    make: Callable[Concatenate[Any, str, P], Request[T]],
+) -> Callable[[Callable[[Any], None]], op[P, T]]:
+    """Make an op of a family of a method that has only its name and its docstring.
+
+    Args:
+        make: the prototype of the family, as for ``op_like``.
+    """
+    return lambda named: op_like(make, named.__name__, named.__doc__ or "")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from ...ops import D, op, op_like
+from ...ops import D, like, op
 from ._level2 import half_times_vector, triangle_and_vector
 from ._routines import RowRoutines
 
@@ -25,7 +25,7 @@ def _packed_times_vector(
     beta: Number | GpuRef = 0.0,
     lower: bool = False,
 ) -> Request[GpuRef]:
-    return self._routine(name, ap=ap, x=x, out=out, alpha=alpha, beta=beta, lower=lower)
+    return self._routine(name, locals())
 
 
 def _packed_and_vector(
@@ -39,9 +39,7 @@ def _packed_and_vector(
     trans: Trans = 0,
     unit_diagonal: bool = False,
 ) -> Request[GpuRef]:
-    return self._routine(
-        name, ap=ap, x=x, out=out, lower=lower, trans=trans, unit_diagonal=unit_diagonal
-    )
+    return self._routine(name, locals())
 
 
 def _packed_outer(
@@ -54,7 +52,7 @@ def _packed_outer(
     alpha: Number | GpuRef = 1.0,
     lower: bool = False,
 ) -> Request[GpuRef]:
-    return self._routine(name, x=x, y=y, ap=ap, alpha=alpha, lower=lower)
+    return self._routine(name, locals())
 
 
 class Banded(RowRoutines[D]):
@@ -93,23 +91,10 @@ class Banded(RowRoutines[D]):
             beta: as in ``gemv``.
             trans: as in ``gemv``.
         """
-        return self._routine(
-            "gbmv",
-            m=m,
-            n=n,
-            kl=kl,
-            ku=ku,
-            a=a,
-            x=x,
-            out=out,
-            alpha=alpha,
-            beta=beta,
-            trans=trans,
-        )
+        return self._routine("gbmv", locals())
 
-    sbmv: Final = op_like(
-        half_times_vector,
-        "sbmv",
+    @like(half_times_vector)
+    def sbmv(self) -> None:
         """Symmetric band matrix times vector: ``alpha * a @ x + beta * out``.
 
         For float32 and float64. Vendor function: ``cublas<t>sbmv_64``, after ``cublas<t>geam_64``,
@@ -124,22 +109,18 @@ class Banded(RowRoutines[D]):
             alpha: as in ``gemv``.
             beta: as in ``gemv``.
             lower: the band holds the lower triangle, not the upper one.
-        """,
-    )
+        """
 
-    hbmv: Final = op_like(
-        half_times_vector,
-        "hbmv",
+    @like(half_times_vector)
+    def hbmv(self) -> None:
         """Hermitian band matrix times vector; as ``sbmv``, for complex64 and complex128.
 
         The imaginary part of the diagonal is not read. Vendor function:
         ``cublas<t>hbmv_64``, after ``cublas<t>geam_64``.
-        """,
-    )
+        """
 
-    spmv: Final = op_like(
-        _packed_times_vector,
-        "spmv",
+    @like(_packed_times_vector)
+    def spmv(self) -> None:
         """Packed symmetric matrix times vector: ``alpha * a @ x + beta * out``.
 
         For float32 and float64. Vendor function: ``cublas<t>spmv_64``.
@@ -153,18 +134,15 @@ class Banded(RowRoutines[D]):
             alpha: as in ``gemv``.
             beta: as in ``gemv``.
             lower: ``ap`` holds the lower triangle, not the upper one.
-        """,
-    )
+        """
 
-    hpmv: Final = op_like(
-        _packed_times_vector,
-        "hpmv",
+    @like(_packed_times_vector)
+    def hpmv(self) -> None:
         """Packed Hermitian matrix times vector; as ``spmv``, for complex64 and complex128.
 
         The imaginary part of the diagonal is not read. Vendor function:
         ``cublas<t>hpmv_64``.
-        """,
-    )
+        """
 
     @op
     def spr(
@@ -190,7 +168,7 @@ class Banded(RowRoutines[D]):
         Returns:
             ``ap``.
         """
-        return self._routine("spr", x=x, ap=ap, alpha=alpha, lower=lower)
+        return self._routine("spr", locals())
 
     @op
     def hpr(
@@ -206,31 +184,26 @@ class Banded(RowRoutines[D]):
         As ``spr``, for complex64 and complex128, with a real ``alpha``; the imaginary part of
         the diagonal becomes 0. Vendor function: ``cublas<t>hpr_64``.
         """
-        return self._routine("hpr", x=x, ap=ap, alpha=alpha, lower=lower)
+        return self._routine("hpr", locals())
 
-    spr2: Final = op_like(
-        _packed_outer,
-        "spr2",
+    @like(_packed_outer)
+    def spr2(self) -> None:
         """Add ``alpha * (outer(x, y) + outer(y, x))`` to a packed symmetric matrix, in place.
 
         As ``spr`` with a second vector ``y`` of n elements. Vendor function:
         ``cublas<t>spr2_64``.
-        """,
-    )
+        """
 
-    hpr2: Final = op_like(
-        _packed_outer,
-        "hpr2",
+    @like(_packed_outer)
+    def hpr2(self) -> None:
         """Add ``alpha * outer(x, conj(y))`` and its conjugate transpose to a packed matrix.
 
         In place, as ``hpr`` with a second vector ``y`` of n elements and any ``alpha``. Vendor
         function: ``cublas<t>hpr2_64``.
-        """,
-    )
+        """
 
-    tbmv: Final = op_like(
-        triangle_and_vector,
-        "tbmv",
+    @like(triangle_and_vector)
+    def tbmv(self) -> None:
         """Triangular band matrix times vector: ``op(a) @ x``.
 
         Vendor function: ``cublas<t>tbmv_64``, after ``cublas<t>geam_64``, as for ``gbmv``.
@@ -244,23 +217,19 @@ class Banded(RowRoutines[D]):
             lower: the band holds the lower triangle, not the upper one.
             trans: 1 (``"T"``) for the transpose of the matrix, 2 (``"C"``) for its conjugate.
             unit_diagonal: take the diagonal as ones, and do not read it.
-        """,
-    )
+        """
 
-    tbsv: Final = op_like(
-        triangle_and_vector,
-        "tbsv",
+    @like(triangle_and_vector)
+    def tbsv(self) -> None:
         """Solve a triangular system of a band: ``op(a) @ out = x``.
 
         Vendor function: ``cublas<t>tbsv_64``, after ``cublas<t>geam_64``. A singular matrix is
         not looked for: a zero on the diagonal gives infinities and NaNs. Arguments, result and
         errors are those of ``tbmv``.
-        """,
-    )
+        """
 
-    tpmv: Final = op_like(
-        _packed_and_vector,
-        "tpmv",
+    @like(_packed_and_vector)
+    def tpmv(self) -> None:
         """Packed triangular matrix times vector: ``op(a) @ x``.
 
         Vendor function: ``cublas<t>tpmv_64``.
@@ -274,16 +243,13 @@ class Banded(RowRoutines[D]):
             lower: ``ap`` holds the lower triangle, not the upper one.
             trans: 1 (``"T"``) for the transpose of the matrix, 2 (``"C"``) for its conjugate.
             unit_diagonal: take the diagonal as ones, and do not read it.
-        """,
-    )
+        """
 
-    tpsv: Final = op_like(
-        _packed_and_vector,
-        "tpsv",
+    @like(_packed_and_vector)
+    def tpsv(self) -> None:
         """Solve a packed triangular system: ``op(a) @ out = x``.
 
         Vendor function: ``cublas<t>tpsv_64``. A singular matrix is not looked for: a zero on
         the diagonal gives infinities and NaNs. Arguments, result and errors are those of
         ``tpmv``.
-        """,
-    )
+        """

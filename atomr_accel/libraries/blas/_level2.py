@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from ...ops import D, op, op_like
+from ...ops import D, like, op
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def half_times_vector(
     lower: bool = False,
 ) -> Request[GpuRef]:
     """Return the product of a matrix of which one triangle is stored, and a vector."""
-    return self._routine(name, a=a, x=x, out=out, alpha=alpha, beta=beta, lower=lower)
+    return self._routine(name, locals())
 
 
 def triangle_and_vector(
@@ -40,9 +40,7 @@ def triangle_and_vector(
     unit_diagonal: bool = False,
 ) -> Request[GpuRef]:
     """Return the product of a triangular matrix and a vector, or the solution of a system."""
-    return self._routine(
-        name, a=a, x=x, out=out, lower=lower, trans=trans, unit_diagonal=unit_diagonal
-    )
+    return self._routine(name, locals())
 
 
 def _outer(
@@ -54,7 +52,7 @@ def _outer(
     a: GpuRef | None = None,
     alpha: Number | GpuRef = 1.0,
 ) -> Request[GpuRef]:
-    return self._routine(name, x=x, y=y, a=a, alpha=alpha)
+    return self._routine(name, locals())
 
 
 def _half_outer(
@@ -67,7 +65,7 @@ def _half_outer(
     alpha: Number | GpuRef = 1.0,
     lower: bool = False,
 ) -> Request[GpuRef]:
-    return self._routine(name, x=x, y=y, a=a, alpha=alpha, lower=lower)
+    return self._routine(name, locals())
 
 
 class Level2(RowRoutines[D]):
@@ -98,11 +96,10 @@ class Level2(RowRoutines[D]):
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             trans: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
         """
-        return self._routine("gemv", a=a, x=x, out=out, alpha=alpha, beta=beta, trans=trans)
+        return self._routine("gemv", locals())
 
-    symv: Final = op_like(
-        half_times_vector,
-        "symv",
+    @like(half_times_vector)
+    def symv(self) -> None:
         """Symmetric matrix times vector: ``alpha * a @ x + beta * out``.
 
         Vendor function: ``cublas<t>symv_64``.
@@ -114,21 +111,19 @@ class Level2(RowRoutines[D]):
             out: as in ``gemv``.
             alpha: as in ``gemv``.
             beta: as in ``gemv``.
-        """,
-    )
-    hemv: Final = op_like(
-        half_times_vector,
-        "hemv",
+        """
+
+    @like(half_times_vector)
+    def hemv(self) -> None:
         """Hermitian matrix times vector; as ``symv``, for complex64 and complex128.
 
         The imaginary part of the diagonal is not read. Vendor function: ``cublas<t>hemm_64`` with
         one column, because row-major order needs the conjugate matrix, and ``hemv`` has no option
         for it.
-        """,
-    )
-    ger: Final = op_like(
-        _outer,
-        "ger",
+        """
+
+    @like(_outer)
+    def ger(self) -> None:
         """Add an outer product to a matrix, in place: ``a += alpha * outer(x, y)``.
 
         Vendor function: ``cublas<t>ger_64``, ``cublas<t>geru_64`` for complex types.
@@ -142,18 +137,16 @@ class Level2(RowRoutines[D]):
 
         Returns:
             ``a``.
-        """,
-    )
-    gerc: Final = op_like(
-        _outer,
-        "gerc",
+        """
+
+    @like(_outer)
+    def gerc(self) -> None:
         """Add an outer product with a conjugate, in place: ``a += alpha * outer(x, conj(y))``.
 
         Vendor function: ``cublasGemmStridedBatchedEx_64`` with an inner dimension of 1, because in
         row-major order ``gerc`` would conjugate the other vector. Arguments and errors are those of
         ``ger``.
-        """,
-    )
+        """
 
     @op
     def syr(
@@ -178,17 +171,15 @@ class Level2(RowRoutines[D]):
         Returns:
             ``a``.
         """
-        return self._routine("syr", x=x, a=a, alpha=alpha, lower=lower)
+        return self._routine("syr", locals())
 
-    syr2: Final = op_like(
-        _half_outer,
-        "syr2",
+    @like(_half_outer)
+    def syr2(self) -> None:
         """Add two outer products: ``a += alpha * (outer(x, y) + outer(y, x))``, in place.
 
         As ``syr`` with a second vector ``y`` of n elements. Vendor function:
         ``cublas<t>syr2_64``.
-        """,
-    )
+        """
 
     @op
     def her(
@@ -205,20 +196,18 @@ class Level2(RowRoutines[D]):
         diagonal becomes 0. Vendor function: ``cublas<t>herk_64`` with one row, because in row-major
         order it is the other vector that ``her`` would conjugate.
         """
-        return self._routine("her", x=x, a=a, alpha=alpha, lower=lower)
+        return self._routine("her", locals())
 
-    her2: Final = op_like(
-        _half_outer,
-        "her2",
+    @like(_half_outer)
+    def her2(self) -> None:
         """Add ``alpha * outer(x, conj(y))`` and its conjugate transpose to a matrix, in place.
 
         As ``her`` with a second vector ``y`` of n elements and any ``alpha``. Vendor function:
         ``cublas<t>her2k_64`` with one row.
-        """,
-    )
-    trmv: Final = op_like(
-        triangle_and_vector,
-        "trmv",
+        """
+
+    @like(triangle_and_vector)
+    def trmv(self) -> None:
         """Triangular matrix times vector: ``op(a) @ x``.
 
         Vendor function: ``cublas<t>trmv_64``; ``cublas<t>trmm_64`` for conjugates.
@@ -230,15 +219,13 @@ class Level2(RowRoutines[D]):
             lower: the lower triangle holds the data, not the upper one.
             trans: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
             unit_diagonal: take the diagonal as ones, and do not read it.
-        """,
-    )
-    trsv: Final = op_like(
-        triangle_and_vector,
-        "trsv",
+        """
+
+    @like(triangle_and_vector)
+    def trsv(self) -> None:
         """Solve a triangular system ``op(a) @ out = x``.
 
         Vendor function: ``cublas<t>trsv_64``; ``cublas<t>trsm_64`` for conjugates. A
         singular matrix is not looked for: a zero on the diagonal gives infinities and
         NaNs. Arguments, result and errors are those of ``trmv``.
-        """,
-    )
+        """

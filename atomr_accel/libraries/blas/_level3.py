@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from ...ops import D, op, op_like
+from ...ops import D, like, op
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def _half_product(
     side: Side = 0,
     lower: bool = False,
 ) -> Request[GpuRef]:
-    return self._routine(name, a=a, b=b, out=out, alpha=alpha, beta=beta, side=side, lower=lower)
+    return self._routine(name, locals())
 
 
 def _symmetric_product(
@@ -40,7 +40,7 @@ def _symmetric_product(
     trans: Trans = 0,
     lower: bool = False,
 ) -> Request[GpuRef]:
-    return self._routine(name, a=a, b=b, out=out, alpha=alpha, beta=beta, trans=trans, lower=lower)
+    return self._routine(name, locals())
 
 
 def _hermitian_product(
@@ -55,7 +55,7 @@ def _hermitian_product(
     trans: Trans = 0,
     lower: bool = False,
 ) -> Request[GpuRef]:
-    return self._routine(name, a=a, b=b, out=out, alpha=alpha, beta=beta, trans=trans, lower=lower)
+    return self._routine(name, locals())
 
 
 def _triangle_and_matrix(
@@ -71,25 +71,14 @@ def _triangle_and_matrix(
     trans_a: Trans = 0,
     unit_diagonal: bool = False,
 ) -> Request[GpuRef]:
-    return self._routine(
-        name,
-        a=a,
-        b=b,
-        out=out,
-        alpha=alpha,
-        side=side,
-        lower=lower,
-        trans_a=trans_a,
-        unit_diagonal=unit_diagonal,
-    )
+    return self._routine(name, locals())
 
 
 class Level3(RowRoutines[D]):
     """The part of ``Blas`` for matrices with structure."""
 
-    symm: Final = op_like(
-        _half_product,
-        "symm",
+    @like(_half_product)
+    def symm(self) -> None:
         """Product with a symmetric matrix: ``alpha * a @ b + beta * out``.
 
         Vendor function: ``cublas<t>symm_64``.
@@ -103,18 +92,15 @@ class Level3(RowRoutines[D]):
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             side: 0 (``"L"``) for ``a @ b``, 1 (``"R"``) for ``b @ a``.
             lower: the lower triangle holds the data, not the upper one.
-        """,
-    )
+        """
 
-    hemm: Final = op_like(
-        _half_product,
-        "hemm",
+    @like(_half_product)
+    def hemm(self) -> None:
         """Product with a Hermitian matrix; as ``symm``, for complex64 and complex128.
 
         The imaginary part of the diagonal is not read. Vendor function:
         ``cublas<t>hemm_64``.
-        """,
-    )
+        """
 
     @op
     def syrk(
@@ -144,7 +130,7 @@ class Level3(RowRoutines[D]):
             ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing; ``trans="C"``
                 for complex types, for which there is ``herk``.
         """
-        return self._routine("syrk", a=a, out=out, alpha=alpha, beta=beta, trans=trans, lower=lower)
+        return self._routine("syrk", locals())
 
     @op
     def herk(
@@ -163,49 +149,41 @@ class Level3(RowRoutines[D]):
         ``trans=2`` (``"C"``) for ``a.conj().T @ a``. The imaginary part of the diagonal
         becomes 0. Vendor function: ``cublas<t>herk_64``.
         """
-        return self._routine("herk", a=a, out=out, alpha=alpha, beta=beta, trans=trans, lower=lower)
+        return self._routine("herk", locals())
 
-    syr2k: Final = op_like(
-        _symmetric_product,
-        "syr2k",
+    @like(_symmetric_product)
+    def syr2k(self) -> None:
         """Symmetric product of two matrices: ``alpha * (a @ b.T + b @ a.T) + beta * out``.
 
         As ``syrk`` with a second matrix ``b`` of the shape of ``a``. Vendor function:
         ``cublas<t>syr2k_64``.
-        """,
-    )
+        """
 
-    her2k: Final = op_like(
-        _hermitian_product,
-        "her2k",
+    @like(_hermitian_product)
+    def her2k(self) -> None:
         """Hermitian product of two matrices.
 
         ``alpha * a @ b.conj().T + conj(alpha) * b @ a.conj().T + beta * out``; with
         ``trans=2`` (``"C"``) ``alpha * a.conj().T @ b + conj(alpha) * b.conj().T @ a``.
         As ``herk`` with a second matrix ``b`` of the shape of ``a``, and complex
         ``alpha``. Vendor function: ``cublas<t>her2k_64``.
-        """,
-    )
+        """
 
-    syrkx: Final = op_like(
-        _symmetric_product,
-        "syrkx",
+    @like(_symmetric_product)
+    def syrkx(self) -> None:
         """A product that is known to be symmetric: ``alpha * a @ b.T + beta * out``.
 
         As ``syrk`` with a second matrix ``b`` of the shape of ``a``, such as ``a`` times a
         symmetric matrix. Only one triangle is computed. Vendor function: ``cublas<t>syrkx_64``.
-        """,
-    )
+        """
 
-    herkx: Final = op_like(
-        _hermitian_product,
-        "herkx",
+    @like(_hermitian_product)
+    def herkx(self) -> None:
         """A product that is known to be Hermitian: ``alpha * a @ b.conj().T + beta * out``.
 
         As ``herk`` with a second matrix ``b`` of the shape of ``a`` and any ``alpha``. Only one
         triangle is computed. Vendor function: ``cublas<t>herkx_64``.
-        """,
-    )
+        """
 
     @op
     def gemm3m(
@@ -235,20 +213,10 @@ class Level3(RowRoutines[D]):
             trans_a: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
             trans_b: the same for ``b``.
         """
-        return self._routine(
-            "gemm3m",
-            a=a,
-            b=b,
-            out=out,
-            alpha=alpha,
-            beta=beta,
-            trans_a=trans_a,
-            trans_b=trans_b,
-        )
+        return self._routine("gemm3m", locals())
 
-    trmm: Final = op_like(
-        _triangle_and_matrix,
-        "trmm",
+    @like(_triangle_and_matrix)
+    def trmm(self) -> None:
         """Product with a triangular matrix: ``alpha * op(a) @ b``.
 
         Vendor function: ``cublas<t>trmm_64``.
@@ -262,19 +230,16 @@ class Level3(RowRoutines[D]):
             lower: the lower triangle holds the data, not the upper one.
             trans_a: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
             unit_diagonal: take the diagonal as ones, and do not read it.
-        """,
-    )
+        """
 
-    trsm: Final = op_like(
-        _triangle_and_matrix,
-        "trsm",
+    @like(_triangle_and_matrix)
+    def trsm(self) -> None:
         """Solve triangular systems ``op(a) @ out = alpha * b``, or ``out @ op(a) = alpha * b``.
 
         Vendor function: ``cublas<t>trsm_64``. A singular matrix is not looked for: a zero
         on the diagonal gives infinities and NaNs. Arguments, result and errors are those
         of ``trmm``.
-        """,
-    )
+        """
 
     @op
     def geam(
@@ -305,9 +270,7 @@ class Level3(RowRoutines[D]):
         """
         if b is None:  # 0 times a again is as good as zeros
             b, beta, trans_b = a, 0.0, trans_a
-        return self._routine(
-            "geam", a=a, b=b, out=out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
-        )
+        return self._routine("geam", locals())
 
     @op
     def dgmm(
@@ -328,4 +291,4 @@ class Level3(RowRoutines[D]):
             side: 0 (``"L"``) for ``diag(x) @ a``, 1 (``"R"``) for ``a @ diag(x)``.
             out: shape (m, n), same dtype, not sealed; may be ``a`` itself. Made if absent.
         """
-        return self._routine("dgmm", a=a, x=x, side=side, out=out)
+        return self._routine("dgmm", locals())

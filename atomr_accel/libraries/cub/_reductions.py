@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
-from ...ops import D, op, op_like
+from ...ops import D, like, op
 from ...wire.options import whole
 from ._operators import coded, identity_of, named
 from .call import INT64, CubOutput, CubPart, element, number
@@ -145,9 +145,8 @@ class CubReductions(CubPart[D]):
             values=() if begin is None else (begin,),
         )
 
-    argmin: Final = op_like(
-        _position,
-        "argmin",
+    @like(_position)
+    def argmin(self) -> None:
         """Find the position of the smallest element (``cub::DeviceReduce::ArgMin``).
 
         Of equal ones it is the first; NaN is smaller than all others, as in NumPy.
@@ -162,21 +161,18 @@ class CubReductions(CubPart[D]):
         Raises:
             TypeError: a dtype without an order.
             ValueError: x is empty.
-        """,
-    )
-    argmax: Final = op_like(
-        _position,
-        "argmax",
+        """
+
+    @like(_position)
+    def argmax(self) -> None:
         """Find the position of the largest element (``cub::DeviceReduce::ArgMax``).
 
         Of equal ones it is the first; NaN is larger than all others, as in NumPy. Otherwise as
         ``argmin``.
-        """,
-    )
+        """
 
-    inclusive_scan: Final = op_like(
-        _scan,
-        "inclusive_scan",
+    @like(_scan)
+    def inclusive_scan(self) -> None:
         """Combine each element with all before it (``cub::DeviceScan::InclusiveScan``).
 
         Args:
@@ -194,11 +190,10 @@ class CubReductions(CubPart[D]):
             Unsupported: as ``reduce``. Also a sum, a product or a custom operator on floats, on a
                 device that was opened with ``deterministic=True``: the order in which CUB adds up
                 parts depends on time.
-        """,
-    )
-    exclusive_scan: Final = op_like(
-        _scan,
-        "exclusive_scan",
+        """
+
+    @like(_scan)
+    def exclusive_scan(self) -> None:
         """Combine all elements before each one (``cub::DeviceScan::ExclusiveScan``).
 
         ``init`` is the first element of the result; by default the operator's identity. Otherwise
@@ -206,8 +201,7 @@ class CubReductions(CubPart[D]):
 
         Raises:
             ValueError: as ``reduce``; or neither ``init`` nor the operator's identity exists.
-        """,
-    )
+        """
 
     @op
     def segmented_reduce(

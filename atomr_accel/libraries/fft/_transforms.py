@@ -13,8 +13,8 @@ from ...ops import (
     Facade,
     Request,
     Submission,
+    like,
     op,
-    op_like,
     overlap,
     require_readable,
     require_shape,
@@ -157,9 +157,8 @@ class Transforms(Facade[D]):
 
     # --- one axis ------------------------------------------------------------------------
 
-    fft: Final = op_like(
-        _one_axis,
-        "fft",
+    @like(_one_axis)
+    def fft(self) -> None:
         """Transform along one axis; as ``numpy.fft.fft``.
 
         Vendor function: ``cufftXtExec``, complex to complex, forward.
@@ -176,23 +175,19 @@ class Transforms(Facade[D]):
 
         Returns:
             Complex, of ``a``'s shape with ``n`` in place of the axis.
-        """,
-    )
+        """
 
-    ifft: Final = op_like(
-        _one_axis,
-        "ifft",
+    @like(_one_axis)
+    def ifft(self) -> None:
         """The inverse of ``fft``; as ``numpy.fft.ifft``.
 
         Arguments and result are those of ``fft``.
 
         Vendor function: ``cufftXtExec``, complex to complex, inverse.
-        """,
-    )
+        """
 
-    rfft: Final = op_like(
-        _one_axis,
-        "rfft",
+    @like(_one_axis)
+    def rfft(self) -> None:
         """Transform a real array along one axis; as ``numpy.fft.rfft``.
 
         Vendor function: ``cufftXtExec``, real to complex.
@@ -204,12 +199,10 @@ class Transforms(Facade[D]):
         Returns:
             Complex, with ``n // 2 + 1`` elements along the axis: the frequencies that are not
             negative.
-        """,
-    )
+        """
 
-    irfft: Final = op_like(
-        _one_axis,
-        "irfft",
+    @like(_one_axis)
+    def irfft(self) -> None:
         """The inverse of ``rfft``; as ``numpy.fft.irfft``.
 
         Imaginary parts that are 0 in the spectrum of a real array are ignored.
@@ -224,56 +217,42 @@ class Transforms(Facade[D]):
 
         Returns:
             Real, with ``n`` elements along the axis.
-        """,
-    )
+        """
 
-    hfft: Final = op_like(
-        _one_axis_plainly,
-        "hfft",
+    @like(_one_axis_plainly)
+    def hfft(self) -> None:
         """The real spectrum of a signal with Hermitian symmetry; as ``numpy.fft.hfft``.
 
         Vendor function: ``cufftXtExec``, complex to real. Arguments and result as ``irfft``.
-        """,
-    )
+        """
 
-    ihfft: Final = op_like(
-        _one_axis_plainly,
-        "ihfft",
+    @like(_one_axis_plainly)
+    def ihfft(self) -> None:
         """The inverse of ``hfft``; as ``numpy.fft.ihfft``.
 
         Vendor function: ``cufftXtExec``, real to complex. Arguments and result as ``rfft``.
-        """,
-    )
+        """
 
     # --- several axes --------------------------------------------------------------------
 
-    fft2: Final = op_like(
-        _two_axes,
-        "fft2",
-        """Transform along two axes; as ``numpy.fft.fft2``. ``fftn`` of those axes.""",
-    )
+    @like(_two_axes)
+    def fft2(self) -> None:
+        """Transform along two axes; as ``numpy.fft.fft2``. ``fftn`` of those axes."""
 
-    ifft2: Final = op_like(
-        _two_axes,
-        "ifft2",
-        """The inverse of ``fft2``; as ``numpy.fft.ifft2``. ``ifftn`` of those axes.""",
-    )
+    @like(_two_axes)
+    def ifft2(self) -> None:
+        """The inverse of ``fft2``; as ``numpy.fft.ifft2``. ``ifftn`` of those axes."""
 
-    rfft2: Final = op_like(
-        _two_axes,
-        "rfft2",
-        """Transform along two axes of a real array; ``rfftn`` of those, as ``numpy.fft.rfft2``.""",
-    )
+    @like(_two_axes)
+    def rfft2(self) -> None:
+        """Transform along two axes of a real array; ``rfftn`` of those, as ``numpy.fft.rfft2``."""
 
-    irfft2: Final = op_like(
-        _two_axes,
-        "irfft2",
-        """The inverse of ``rfft2``; as ``numpy.fft.irfft2``. ``irfftn`` of those axes.""",
-    )
+    @like(_two_axes)
+    def irfft2(self) -> None:
+        """The inverse of ``rfft2``; as ``numpy.fft.irfft2``. ``irfftn`` of those axes."""
 
-    fftn: Final = op_like(
-        _many_axes,
-        "fftn",
+    @like(_many_axes)
+    def fftn(self) -> None:
         """Transform along several axes; as ``numpy.fft.fftn``.
 
         Vendor function: ``cufftXtExec``, complex to complex, forward; up to three axes at once.
@@ -290,23 +269,19 @@ class Transforms(Facade[D]):
 
         Returns:
             Complex, of ``a``'s shape with ``s`` in place of the axes.
-        """,
-    )
+        """
 
-    ifftn: Final = op_like(
-        _many_axes,
-        "ifftn",
+    @like(_many_axes)
+    def ifftn(self) -> None:
         """The inverse of ``fftn``; as ``numpy.fft.ifftn``.
 
         Arguments and result are those of ``fftn``.
 
         Vendor function: ``cufftXtExec``, complex to complex, inverse.
-        """,
-    )
+        """
 
-    rfftn: Final = op_like(
-        _many_axes,
-        "rfftn",
+    @like(_many_axes)
+    def rfftn(self) -> None:
         """Transform a real array along several axes; as ``numpy.fft.rfftn``.
 
         Vendor function: ``cufftXtExec``, real to complex, and complex to complex for axes that one
@@ -320,12 +295,10 @@ class Transforms(Facade[D]):
 
         Returns:
             Complex, with ``s[-1] // 2 + 1`` elements along the last of the axes.
-        """,
-    )
+        """
 
-    irfftn: Final = op_like(
-        _many_axes,
-        "irfftn",
+    @like(_many_axes)
+    def irfftn(self) -> None:
         """The inverse of ``rfftn``; as ``numpy.fft.irfftn``.
 
         Vendor function: ``cufftXtExec``, complex to real, on a copy, which it overwrites.
@@ -338,39 +311,30 @@ class Transforms(Facade[D]):
 
         Returns:
             Real, of ``a``'s shape with ``s`` in place of the axes.
-        """,
-    )
+        """
 
-    hfft2: Final = op_like(
-        _two_axes_plainly,
-        "hfft2",
-        """The real spectrum of a signal with Hermitian symmetry in two axes: their ``hfftn``.""",
-    )
+    @like(_two_axes_plainly)
+    def hfft2(self) -> None:
+        """The real spectrum of a signal with Hermitian symmetry in two axes: their ``hfftn``."""
 
-    ihfft2: Final = op_like(
-        _two_axes_plainly,
-        "ihfft2",
-        """The inverse of ``hfft2``; as ``scipy.fft.ihfft2``. ``ihfftn`` of those axes.""",
-    )
+    @like(_two_axes_plainly)
+    def ihfft2(self) -> None:
+        """The inverse of ``hfft2``; as ``scipy.fft.ihfft2``. ``ihfftn`` of those axes."""
 
-    hfftn: Final = op_like(
-        _many_axes_plainly,
-        "hfftn",
+    @like(_many_axes_plainly)
+    def hfftn(self) -> None:
         """The real spectrum of a signal with Hermitian symmetry; as ``scipy.fft.hfftn``.
 
         Vendor function: ``cufftXtExec``, complex to real. Arguments and result as ``irfftn``,
         of which this is the one that counts as a forward transform, of conjugates.
-        """,
-    )
+        """
 
-    ihfftn: Final = op_like(
-        _many_axes_plainly,
-        "ihfftn",
+    @like(_many_axes_plainly)
+    def ihfftn(self) -> None:
         """The inverse of ``hfftn``; as ``scipy.fft.ihfftn``.
 
         Vendor function: ``cufftXtExec``, real to complex. Arguments and result as ``rfftn``.
-        """,
-    )
+        """
 
     # --- helpers -------------------------------------------------------------------------
 

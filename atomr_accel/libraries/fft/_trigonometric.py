@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..._dtypes import NAMES
 from ...arrays import GpuRef
 from ...arrays.expressions import Operand
-from ...ops import ARRAY_LANE, D, Request, op_like
+from ...ops import ARRAY_LANE, D, Request, like
 from ...wire.options import flag, whole
 from ..array.steps import target_of
 from ._arguments import PRECISION, axis_of, norm_of, several_of, size_of
@@ -60,9 +60,8 @@ def _along_several(
 class Trigonometric(FftPart[D]):
     """Cosine and sine transforms, of types 1 to 4."""
 
-    dct: Final = op_like(
-        _along_one,
-        "dct",
+    @like(_along_one)
+    def dct(self) -> None:
         """The cosine transform along one axis; as ``scipy.fft.dct``.
 
         Vendor function: ``cufftXtExec``, real to complex for types 1 and 2, complex to real for
@@ -82,36 +81,28 @@ class Trigonometric(FftPart[D]):
 
         Returns:
             An array of ``x``'s shape with ``n`` in place of the axis.
-        """,
-    )
+        """
 
-    idct: Final = op_like(
-        _along_one,
-        "idct",
-        """The inverse of ``dct``, with the same arguments; as ``scipy.fft.idct``.""",
-    )
+    @like(_along_one)
+    def idct(self) -> None:
+        """The inverse of ``dct``, with the same arguments; as ``scipy.fft.idct``."""
 
-    dst: Final = op_like(
-        _along_one,
-        "dst",
+    @like(_along_one)
+    def dst(self) -> None:
         """The sine transform along one axis; as ``scipy.fft.dst``.
 
         Arguments and result are those of ``dct``, with two differences. For type 1, N is ``n + 1``,
         and a single point is allowed. ``orthogonalize`` scales the last number of types 2 and 3.
 
         Vendor function: ``cufftXtExec``, as for ``dct``.
-        """,
-    )
+        """
 
-    idst: Final = op_like(
-        _along_one,
-        "idst",
-        """The inverse of ``dst``, with the same arguments; as ``scipy.fft.idst``.""",
-    )
+    @like(_along_one)
+    def idst(self) -> None:
+        """The inverse of ``dst``, with the same arguments; as ``scipy.fft.idst``."""
 
-    dctn: Final = op_like(
-        _along_several,
-        "dctn",
+    @like(_along_several)
+    def dctn(self) -> None:
         """The cosine transform along several axes; as ``scipy.fft.dctn``: ``dct`` of each.
 
         Args:
@@ -125,29 +116,22 @@ class Trigonometric(FftPart[D]):
 
         Returns:
             Of ``x``'s shape with ``s`` in place of the axes.
-        """,
-    )
+        """
 
-    idctn: Final = op_like(
-        _along_several,
-        "idctn",
-        """The inverse of ``dctn``, with the same arguments; as ``scipy.fft.idctn``.""",
-    )
+    @like(_along_several)
+    def idctn(self) -> None:
+        """The inverse of ``dctn``, with the same arguments; as ``scipy.fft.idctn``."""
 
-    dstn: Final = op_like(
-        _along_several,
-        "dstn",
+    @like(_along_several)
+    def dstn(self) -> None:
         """The sine transform along several axes; as ``scipy.fft.dstn``: ``dst`` of each.
 
         Arguments and result are those of ``dctn``.
-        """,
-    )
+        """
 
-    idstn: Final = op_like(
-        _along_several,
-        "idstn",
-        """The inverse of ``dstn``, with the same arguments; as ``scipy.fft.idstn``.""",
-    )
+    @like(_along_several)
+    def idstn(self) -> None:
+        """The inverse of ``dstn``, with the same arguments; as ``scipy.fft.idstn``."""
 
     # --- requests --------------------------------------------------------------------------
 
