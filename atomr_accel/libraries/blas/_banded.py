@@ -98,16 +98,13 @@ class Banded(RowRoutines[D]):
         """Symmetric band matrix times vector: ``alpha * a @ x + beta * out``.
 
         For float32 and float64. Vendor function: ``cublas<t>sbmv_64``, after ``cublas<t>geam_64``,
-        as for ``gbmv``.
+        as for ``gbmv``. Other arguments are those of ``gemv``.
 
         Args:
             a: the band, as SciPy stores it (``scipy.linalg.solveh_banded``): shape (k + 1, n).
                 Element (i, j) of the upper triangle is at ``a[k + i - j, j]``, of the lower
                 triangle at ``a[i - j, j]``. The unused corners are not read.
             x: n elements, same dtype.
-            out: as in ``gemv``.
-            alpha: as in ``gemv``.
-            beta: as in ``gemv``.
             lower: the band holds the lower triangle, not the upper one.
         """
 
@@ -123,16 +120,14 @@ class Banded(RowRoutines[D]):
     def spmv(self) -> None:
         """Packed symmetric matrix times vector: ``alpha * a @ x + beta * out``.
 
-        For float32 and float64. Vendor function: ``cublas<t>spmv_64``.
+        For float32 and float64. Vendor function: ``cublas<t>spmv_64``. Other arguments are those of
+        ``gemv``.
 
         Args:
             ap: the triangle, as SciPy stores it (``scipy.linalg.blas``): n * (n + 1) / 2 elements,
                 one column after the other. Element (i, j) is at ``ap[i + j * (j + 1) // 2]`` in the
                 upper triangle. In the lower triangle it is at ``ap[i + j * (2 * n - j - 1) // 2]``.
             x: n elements, same dtype.
-            out: as in ``gemv``.
-            alpha: as in ``gemv``.
-            beta: as in ``gemv``.
             lower: ``ap`` holds the lower triangle, not the upper one.
         """
 
@@ -206,17 +201,8 @@ class Banded(RowRoutines[D]):
     def tbmv(self) -> None:
         """Triangular band matrix times vector: ``op(a) @ x``.
 
-        Vendor function: ``cublas<t>tbmv_64``, after ``cublas<t>geam_64``, as for ``gbmv``.
-
-        Args:
-            a: the band, as SciPy stores it (``scipy.linalg.solveh_banded``): shape (k + 1, n).
-                Element (i, j) of the upper triangle is at ``a[k + i - j, j]``, of the lower
-                triangle at ``a[i - j, j]``. The unused corners are not read.
-            x: n elements, same dtype.
-            out: where to put the result: n elements, or ``x`` itself. Made if absent.
-            lower: the band holds the lower triangle, not the upper one.
-            trans: 1 (``"T"``) for the transpose of the matrix, 2 (``"C"``) for its conjugate.
-            unit_diagonal: take the diagonal as ones, and do not read it.
+        Vendor function: ``cublas<t>tbmv_64``, after ``cublas<t>geam_64``, as for ``gbmv``. ``a`` is
+        a band as in ``sbmv``. Other arguments are those of ``trmv``.
         """
 
     @like(triangle_and_vector)
@@ -232,17 +218,8 @@ class Banded(RowRoutines[D]):
     def tpmv(self) -> None:
         """Packed triangular matrix times vector: ``op(a) @ x``.
 
-        Vendor function: ``cublas<t>tpmv_64``.
-
-        Args:
-            ap: the triangle, as SciPy stores it (``scipy.linalg.blas``): n * (n + 1) / 2 elements,
-                one column after the other. Element (i, j) is at ``ap[i + j * (j + 1) // 2]`` in the
-                upper triangle. In the lower triangle it is at ``ap[i + j * (2 * n - j - 1) // 2]``.
-            x: n elements, same dtype.
-            out: where to put the result: n elements, or ``x`` itself. Made if absent.
-            lower: ``ap`` holds the lower triangle, not the upper one.
-            trans: 1 (``"T"``) for the transpose of the matrix, 2 (``"C"``) for its conjugate.
-            unit_diagonal: take the diagonal as ones, and do not read it.
+        Vendor function: ``cublas<t>tpmv_64``. ``ap`` is a triangle as in ``spmv``. Other arguments
+        are those of ``trmv``.
         """
 
     @like(_packed_and_vector)

@@ -102,15 +102,12 @@ class Level2(RowRoutines[D]):
     def symv(self) -> None:
         """Symmetric matrix times vector: ``alpha * a @ x + beta * out``.
 
-        Vendor function: ``cublas<t>symv_64``.
+        Vendor function: ``cublas<t>symv_64``. Other arguments are those of ``gemv``.
 
         Args:
             a: shape (n, n), of which one triangle is read.
             x: n elements, same dtype.
             lower: the lower triangle holds the data, not the upper one.
-            out: as in ``gemv``.
-            alpha: as in ``gemv``.
-            beta: as in ``gemv``.
         """
 
     @like(half_times_vector)

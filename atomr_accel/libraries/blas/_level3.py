@@ -201,17 +201,8 @@ class Level3(RowRoutines[D]):
 
         Up to a quarter less arithmetic than ``gemm``, and somewhat less precise: an error in
         one of the parts of a number is relative to the larger part. For complex64 and
-        complex128. Vendor function: ``cublas<t>gemm3m_64``.
-
-        Args:
-            a: shape (m, k), or (k, m) with ``trans_a``.
-            b: shape (k, n), or (n, k) with ``trans_b``; same dtype.
-            out: shape (m, n), same dtype, not sealed, no memory in common with the inputs.
-                Made if absent.
-            alpha: scales the product.
-            beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
-            trans_a: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
-            trans_b: the same for ``b``.
+        complex128. Vendor function: ``cublas<t>gemm3m_64``. Arguments are those of ``gemm``, of two
+        dimensions.
         """
         return self._routine("gemm3m", locals())
 
