@@ -14,7 +14,6 @@ from ...ops import (
     Request,
     Submission,
     like,
-    op,
     overlap,
     require_readable,
     require_shape,
@@ -40,7 +39,7 @@ from .wire._messages import Frequencies, Roll
 from .wire._plan import HALF, MOST_DIMS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
 
@@ -68,7 +67,7 @@ def _one_axis(
     load: FftCallback | None = None,
     store: FftCallback | None = None,
 ) -> Request[GpuRef]:
-    return self._transform(name, name, a, n, axis, norm, out, half=half, load=load, store=store)
+    return self._transform(name, locals())
 
 
 def _one_axis_plainly(
@@ -82,7 +81,7 @@ def _one_axis_plainly(
     *,
     half: bool = False,
 ) -> Request[GpuRef]:
-    return self._transform(name, name, a, n, axis, norm, out, half=half)
+    return self._transform(name, locals())
 
 
 def _two_axes(
@@ -98,9 +97,7 @@ def _two_axes(
     load: FftCallback | None = None,
     store: FftCallback | None = None,
 ) -> Request[GpuRef]:
-    return self._transform(
-        name, name.rstrip("2n"), a, s, axes, norm, out, half=half, load=load, store=store
-    )
+    return self._transform(name, locals())
 
 
 def _many_axes(
@@ -116,9 +113,7 @@ def _many_axes(
     load: FftCallback | None = None,
     store: FftCallback | None = None,
 ) -> Request[GpuRef]:
-    return self._transform(
-        name, name.rstrip("2n"), a, s, axes, norm, out, half=half, load=load, store=store
-    )
+    return self._transform(name, locals())
 
 
 def _two_axes_plainly(
@@ -132,7 +127,7 @@ def _two_axes_plainly(
     *,
     half: bool = False,
 ) -> Request[GpuRef]:
-    return self._transform(name, name.rstrip("2n"), a, s, axes, norm, out, half=half)
+    return self._transform(name, locals())
 
 
 def _many_axes_plainly(
@@ -146,7 +141,44 @@ def _many_axes_plainly(
     *,
     half: bool = False,
 ) -> Request[GpuRef]:
-    return self._transform(name, name.rstrip("2n"), a, s, axes, norm, out, half=half)
+    return self._transform(name, locals())
+
+
+def _frequencies(_self: Transforms[D], name: str, n: int, d: float = 1.0) -> Request[GpuRef]:
+    half = name == "rfftfreq"
+
+    def prepare(preparer: Preparer) -> Submission[GpuRef]:
+        points = size_of(n, "n")
+        if points < 1:
+            raise ValueError(f"n must be at least 1, not {points}")
+        spacing = real(d, "d", finite=False)
+        if not spacing:
+            raise ValueError("d must not be zero")
+        out = preparer.output((points // 2 + 1 if half else points,), DTYPES["float64"])
+        message = Frequencies(out.block.address, points, 1.0 / (points * spacing), half)
+        return Submission(message, (), (out.block,), out)
+
+    return Request(LANE, f"fft.{name}", prepare)
+
+
+def _shift(
+    _self: Transforms[D], name: str, x: GpuRef, axes: int | Sequence[int] | None = None
+) -> Request[GpuRef]:
+    def prepare(preparer: Preparer) -> Submission[GpuRef]:
+        block = require_readable(x, preparer.memory, "x")
+        given = range(x.ndim) if axes is None else axes
+        several = isinstance(given, Iterable)
+        chosen = several_of(given, "axes") if several else (whole(given, "axes"),)
+        shifts = [0] * x.ndim
+        for axis in (axis_of(each, x.ndim) for each in chosen):
+            half = x.shape[axis] // 2
+            shifts[axis] += half if name == "ifftshift" else -half
+        shape, turns = _merged(x.shape, shifts)
+        out = preparer.output(x.shape, x.dtype)
+        message = Roll(block.address, out.block.address, x.dtype.itemsize, shape, turns)
+        return Submission(message, (block,), (out.block,), out)
+
+    return Request(LANE, f"fft.{name}", prepare)
 
 
 class Transforms(Facade[D]):
@@ -338,8 +370,8 @@ class Transforms(Facade[D]):
 
     # --- helpers -------------------------------------------------------------------------
 
-    @op
-    def fftfreq(self, n: int, d: float = 1.0) -> Request[GpuRef]:
+    @like(_frequencies)
+    def fftfreq(self) -> None:
         """Sample frequencies of a transform; as ``numpy.fft.fftfreq``.
 
         Computed by a kernel of this package, on the device.
@@ -351,15 +383,13 @@ class Transforms(Facade[D]):
         Returns:
             float64, shape (n,), in cycles per unit of ``d``.
         """
-        return self._frequencies("fftfreq", n, d, half=False)
 
-    @op
-    def rfftfreq(self, n: int, d: float = 1.0) -> Request[GpuRef]:
+    @like(_frequencies)
+    def rfftfreq(self) -> None:
         """Sample frequencies of ``rfft``: shape (n // 2 + 1,). Otherwise as ``fftfreq``."""
-        return self._frequencies("rfftfreq", n, d, half=True)
 
-    @op
-    def fftshift(self, x: GpuRef, axes: int | Sequence[int] | None = None) -> Request[GpuRef]:
+    @like(_shift)
+    def fftshift(self) -> None:
         """Move the zero frequency to the middle; as ``numpy.fft.fftshift``.
 
         Computed by a kernel of this package, on the device.
@@ -371,30 +401,18 @@ class Transforms(Facade[D]):
         Returns:
             A new buffer of the same shape and dtype.
         """
-        return self._shift("fftshift", x, axes, inverse=False)
 
-    @op
-    def ifftshift(self, x: GpuRef, axes: int | Sequence[int] | None = None) -> Request[GpuRef]:
+    @like(_shift)
+    def ifftshift(self) -> None:
         """The inverse of ``fftshift``, which differs from it where sizes are odd."""
-        return self._shift("ifftshift", x, axes, inverse=True)
 
     # --- requests ------------------------------------------------------------------------
 
-    def _transform(
-        self,
-        name: str,
-        family: str,
-        a: GpuRef,
-        sizes: int | Sequence[int] | None,
-        axes: int | Sequence[int] | None,
-        norm: str | None,
-        out: GpuRef | None,
-        *,
-        half: bool,
-        load: FftCallback | None = None,
-        store: FftCallback | None = None,
-    ) -> Request[GpuRef]:
+    def _transform(self, name: str, called: Mapping[str, Any]) -> Request[GpuRef]:
         """A transform along one axis, if it has the name of its family, or along several."""
+        family = name.rstrip("2n")
+        a, norm, out, half = called["a"], called["norm"], called["out"], called["half"]
+        load, store = called.get("load"), called.get("store")
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             memory = preparer.memory
@@ -404,9 +422,10 @@ class Transforms(Facade[D]):
             points: Any
             along: Any
             if name == family:
-                points = None if sizes is None else size_of(sizes, "n")
-                along = whole(axes, "axis")
+                points = None if called["n"] is None else size_of(called["n"], "n")
+                along = whole(called["axis"], "axis")
             else:
+                sizes, axes = called["s"], called["axes"]
                 points = None if sizes is None else several_of(sizes, "s")
                 along = None if axes is None else several_of(axes, "axes")
             aligned = _aligned(a), out is None or _aligned(out)
@@ -443,39 +462,6 @@ class Transforms(Facade[D]):
         if out is None:
             out = preparer.output(call.shape, call.dtype)
         return self._plans.transforming(preparer, call.encoded, call.scratch, source, out)
-
-    def _frequencies(self, name: str, n: int, d: float, *, half: bool) -> Request[GpuRef]:
-        def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            points = size_of(n, "n")
-            if points < 1:
-                raise ValueError(f"n must be at least 1, not {points}")
-            spacing = real(d, "d", finite=False)
-            if not spacing:
-                raise ValueError("d must not be zero")
-            out = preparer.output((points // 2 + 1 if half else points,), DTYPES["float64"])
-            message = Frequencies(out.block.address, points, 1.0 / (points * spacing), half)
-            return Submission(message, (), (out.block,), out)
-
-        return Request(LANE, f"fft.{name}", prepare)
-
-    def _shift(
-        self, name: str, x: GpuRef, axes: int | Sequence[int] | None, *, inverse: bool
-    ) -> Request[GpuRef]:
-        def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            block = require_readable(x, preparer.memory, "x")
-            given = range(x.ndim) if axes is None else axes
-            several = isinstance(given, Iterable)
-            chosen = several_of(given, "axes") if several else (whole(given, "axes"),)
-            shifts = [0] * x.ndim
-            for axis in (axis_of(each, x.ndim) for each in chosen):
-                half = x.shape[axis] // 2
-                shifts[axis] += half if inverse else -half
-            shape, turns = _merged(x.shape, shifts)
-            out = preparer.output(x.shape, x.dtype)
-            message = Roll(block.address, out.block.address, x.dtype.itemsize, shape, turns)
-            return Submission(message, (block,), (out.block,), out)
-
-        return Request(LANE, f"fft.{name}", prepare)
 
 
 def _resolve(

@@ -39,7 +39,14 @@ def _along_one(
     *,
     orthogonalize: bool | None = None,
 ) -> Request[GpuRef]:
-    return self._one(name, x, type, n, axis, norm, out, orthogonalize)
+    def build(steps: FftSteps) -> GpuRef:
+        given = steps.ref(x)
+        along = axis_of(whole(axis, "axis"), given.ndim)
+        points = given.shape[along] if n is None else size_of(n, "n")
+        kind = _along(name, type, along, points, norm, orthogonalize)
+        return _transformed(steps, name, given, (kind,), out)
+
+    return self._several(name, build, _lane(x, out))
 
 
 def _along_several(
@@ -54,7 +61,17 @@ def _along_several(
     *,
     orthogonalize: bool | None = None,
 ) -> Request[GpuRef]:
-    return self._many(name, x, type, s, axes, norm, out, orthogonalize)
+    def build(steps: FftSteps) -> GpuRef:
+        given = steps.ref(x)
+        sizes = _sizes(given.shape, s, axes)
+        kinds = [
+            _along(name, type, axis, points, norm, orthogonalize) for axis, points in sizes.items()
+        ]
+        # Those that make it smaller come first.
+        kinds.sort(key=lambda each: each.points / max(1, given.shape[each.axis]))
+        return _transformed(steps, name, given, tuple(kinds), out)
+
+    return self._several(name, build, _lane(x, out))
 
 
 class Trigonometric(FftPart[D]):
@@ -132,56 +149,6 @@ class Trigonometric(FftPart[D]):
     @like(_along_several)
     def idstn(self) -> None:
         """The inverse of ``dstn``, with the same arguments; as ``scipy.fft.idstn``."""
-
-    # --- requests --------------------------------------------------------------------------
-
-    def _one(
-        self,
-        name: str,
-        x: GpuRef,
-        type_: int,
-        n: int | None,
-        axis: int,
-        norm: str | None,
-        out: GpuRef | None,
-        orthogonalize: bool | None,
-    ) -> Request[GpuRef]:
-        """A transform along one axis."""
-
-        def build(steps: FftSteps) -> GpuRef:
-            given = steps.ref(x)
-            along = axis_of(whole(axis, "axis"), given.ndim)
-            points = given.shape[along] if n is None else size_of(n, "n")
-            kind = _along(name, type_, along, points, norm, orthogonalize)
-            return _transformed(steps, name, given, (kind,), out)
-
-        return self._several(name, build, _lane(x, out))
-
-    def _many(
-        self,
-        name: str,
-        x: GpuRef,
-        type_: int,
-        s: int | Sequence[int] | None,
-        axes: int | Sequence[int] | None,
-        norm: str | None,
-        out: GpuRef | None,
-        orthogonalize: bool | None,
-    ) -> Request[GpuRef]:
-        """A transform along several axes."""
-
-        def build(steps: FftSteps) -> GpuRef:
-            given = steps.ref(x)
-            sizes = _sizes(given.shape, s, axes)
-            kinds = [
-                _along(name, type_, axis, points, norm, orthogonalize)
-                for axis, points in sizes.items()
-            ]
-            # Those that make it smaller come first.
-            kinds.sort(key=lambda each: each.points / max(1, given.shape[each.axis]))
-            return _transformed(steps, name, given, tuple(kinds), out)
-
-        return self._several(name, build, _lane(x, out))
 
 
 def _transformed(
