@@ -93,8 +93,8 @@ class Sorts(CubPart[D]):
     ) -> Request[tuple[GpuRef, GpuRef]]:
         """Sort keys and take values along (``cub::DeviceRadixSort::SortPairs``).
 
-        Arguments are those of ``sort``, with ``values``, one for each key, of any dtype. ``out`` has
-        a buffer for keys and one for values.
+        Arguments are those of ``sort``, with ``values``, one for each key, of any dtype. ``out``
+        has a buffer for keys and one for values.
 
         Returns:
             The keys and the values. Values of equal keys stay in their order.
@@ -215,7 +215,7 @@ class Sorts(CubPart[D]):
         values: GpuRef | None,
         op: AnyOperator | None,
         descending: bool,
-        out: GpuRef | tuple[GpuRef, GpuRef] | None,
+        out: Any,
         segments: tuple[GpuRef, GpuRef] | None = None,
     ) -> Request[Any]:
         """Sort all keys, or those of each segment, and take values along if there are any."""

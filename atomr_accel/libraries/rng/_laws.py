@@ -13,7 +13,7 @@ from ..._dtypes import DTYPES
 from ...arrays import GpuRef
 from ...arrays.expressions import Operand, cast
 from ...arrays.expressions.expression import ufunc, where
-from ...ops import D, Request, op
+from ...ops import D, Request, like, op
 from ...wire.options import real
 from ._arguments import (
     Size,
@@ -41,6 +41,28 @@ if TYPE_CHECKING:
 
 _FLOAT64: Final = DTYPES["float64"]
 _LEAST: Final = float(np.finfo(np.float64).tiny)
+
+
+def _around(
+    self: DerivedLaws[D],
+    name: str,
+    loc: float = 0.0,
+    scale: float = 1.0,
+    size: Size = None,
+    *,
+    dtype: Kind = None,
+    out: Out = None,
+) -> Request[GpuRef]:
+    centre, width = number(loc, "loc"), not_negative(scale, "scale")
+
+    def law(e: Any) -> Operand:
+        if name == "gumbel":
+            return centre - width * ufunc("log", e)
+        # On each side the one that is exact in its tail.
+        upper = -math.log(2) - ufunc("log", -ufunc("expm1", -e))
+        return centre + width * where(e > math.log(2), math.log(2) - e, upper)
+
+    return self._inverted(name, law, size, dtype, out)
 
 
 class DerivedLaws(Choosing[D]):
@@ -92,39 +114,13 @@ class DerivedLaws(Choosing[D]):
 
     # --- by inversion --------------------------------------------------------------------------
 
-    @op
-    def laplace(
-        self,
-        loc: float = 0.0,
-        scale: float = 1.0,
-        size: Size = None,
-        *,
-        dtype: Kind = None,
-        out: Out = None,
-    ) -> Request[GpuRef]:
+    @like(_around)
+    def laplace(self) -> None:
         """Laplace numbers around ``loc``; ``scale`` is not negative."""
-        centre, width = number(loc, "loc"), not_negative(scale, "scale")
 
-        def law(e: Any) -> Operand:
-            # On each side the one that is exact in its tail.
-            upper = -math.log(2) - ufunc("log", -ufunc("expm1", -e))
-            return centre + width * where(e > math.log(2), math.log(2) - e, upper)
-
-        return self._inverted("laplace", law, size, dtype, out)
-
-    @op
-    def gumbel(
-        self,
-        loc: float = 0.0,
-        scale: float = 1.0,
-        size: Size = None,
-        *,
-        dtype: Kind = None,
-        out: Out = None,
-    ) -> Request[GpuRef]:
+    @like(_around)
+    def gumbel(self) -> None:
         """Gumbel numbers of mode ``loc``; ``scale`` is not negative."""
-        mode, width = number(loc, "loc"), not_negative(scale, "scale")
-        return self._inverted("gumbel", lambda e: mode - width * ufunc("log", e), size, dtype, out)
 
     @op
     def weibull(

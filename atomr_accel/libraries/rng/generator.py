@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
 from ...arrays import GpuRef
-from ...ops import D, Request, Submission, op
+from ...ops import D, Request, Submission, like, op
 from ...wire.options import flag
 from ._arguments import (
     Size,
@@ -52,13 +52,27 @@ _INT64: Final = DTYPES["int64"]
 _FLOAT64: Final = DTYPES["float64"]
 
 
+def _around(
+    self: Generator[D],
+    name: str,
+    loc: float = 0.0,
+    scale: float = 1.0,
+    size: Size = None,
+    *,
+    dtype: DTypeLike | None = None,
+    out: GpuRef | None = None,
+) -> Request[GpuRef]:
+    return self._continuous(name, name, (loc, scale), size, dtype, out)
+
+
 class Generator(DerivedLaws[D]):
     """Random numbers, drawn on the device. Made by ``device.rng.default_rng``.
 
     Methods are named as in ``numpy.random.Generator``. Those that draw return ``out``, or a new
     buffer. ``size`` is its shape; without it that is (), or that of ``out``. Continuous
     distributions have dtype float16, bfloat16, float32 or float64 (the default), those of integers
-    any integer dtype (int64 by default). Parameters are numbers, not arrays.
+    any integer dtype (int64 by default). Parameters are numbers, not arrays. Vendor function:
+    ``curandGenerate``, or a Philox kernel of this package, unless a method says otherwise.
 
     The numbers depend only on the seed and on earlier draws, not on concurrent ops or rebuilds of
     the device. The state is in the program; ``state`` saves and restores it. Backends have
@@ -146,8 +160,6 @@ class Generator(DerivedLaws[D]):
         """Uniform numbers in [0, 1); as ``numpy.random.Generator.random``.
 
         Each dtype has as many random bits as it holds exactly.
-
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
         return self._continuous("random", "uniform", (0.0, 1.0), size, dtype, out)
 
@@ -165,34 +177,21 @@ class Generator(DerivedLaws[D]):
 
         ``high`` is not less than ``low``. Dtypes narrower than float64 are computed in float32.
 
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
-
         Raises:
             OverflowError: the dtype does not hold an end, or that of the computation not
                 ``high - low``.
         """
         return self._continuous("uniform", "uniform", (low, high), size, dtype, out)
 
-    @op
-    def normal(
-        self,
-        loc: float = 0.0,
-        scale: float = 1.0,
-        size: Size = None,
-        *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
+    @like(_around)
+    def normal(self) -> None:
         """Normal numbers, by the method of Box and Muller.
 
         Those of quasi-random generators come from the inverse distribution function.
 
         ``loc`` is the mean, and ``scale`` the standard deviation, which is not negative. Dtypes
         narrower than float64 are computed in float32.
-
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
-        return self._continuous("normal", "normal", (loc, scale), size, dtype, out)
 
     @op
     def lognormal(
@@ -208,8 +207,6 @@ class Generator(DerivedLaws[D]):
 
         The logarithm has the mean ``mean`` and the standard deviation ``sigma``, which is not
         negative.
-
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
         return self._continuous("lognormal", "lognormal", (mean, sigma), size, dtype, out)
 
@@ -225,28 +222,15 @@ class Generator(DerivedLaws[D]):
         """Exponential numbers, by the inverse distribution function.
 
         ``scale`` is the mean, which is not negative.
-
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
         return self._continuous("exponential", "exponential", (scale,), size, dtype, out)
 
-    @op
-    def cauchy(
-        self,
-        loc: float = 0.0,
-        scale: float = 1.0,
-        size: Size = None,
-        *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
+    @like(_around)
+    def cauchy(self) -> None:
         """Cauchy numbers, by the inverse distribution function.
 
         ``loc`` is the median, and ``scale`` half of the interquartile range, which is not negative.
-
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
-        return self._continuous("cauchy", "cauchy", (loc, scale), size, dtype, out)
 
     @op
     def gamma(
@@ -295,8 +279,6 @@ class Generator(DerivedLaws[D]):
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Integers, all equally likely; as ``numpy.random.Generator.integers``.
-
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
 
         Args:
             low: the least; without ``high`` it is 0, and ``low`` is the end.

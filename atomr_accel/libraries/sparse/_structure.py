@@ -17,7 +17,7 @@ from ..._errors import Unsupported
 from ...arrays import GpuRef
 from ...arrays.expressions import Operand, cast
 from ...arrays.expressions.expression import broadcast_constant
-from ...ops import D, op, require_dtype, require_readable, require_shape, require_writable
+from ...ops import D, like, op, require_dtype, require_readable, require_shape, require_writable
 from ...wire.options import whole
 from ..array.choosing import read_number
 from .array import SparseRef
@@ -40,6 +40,11 @@ class Coordinates(NamedTuple):
     row: GpuRef
     col: GpuRef
     data: GpuRef
+
+
+def _converted(self: SparseStructure[D], name: str, a: SparseRef) -> Request[SparseRef]:
+    form: Any = name.removeprefix("to")
+    return self._steps(name, lambda steps: self._to(steps, a, form))
 
 
 class SparseStructure(SparsePart[D]):
@@ -136,17 +141,16 @@ class SparseStructure(SparsePart[D]):
 
     # --- conversions --------------------------------------------------------------------------
 
-    @op
-    def tocoo(self, a: SparseRef) -> Request[SparseRef]:
+    @like(_converted)
+    def tocoo(self) -> None:
         """The matrix by coordinates, in the order in which it is stored.
 
         Args:
             a: any format. The result shares the parts that do not change.
         """
-        return self._steps("tocoo", lambda steps: self._to(steps, a, "coo"))
 
-    @op
-    def tocsr(self, a: SparseRef) -> Request[SparseRef]:
+    @like(_converted)
+    def tocsr(self) -> None:
         """The matrix by rows, with sorted indices.
 
         Unlike SciPy's, it keeps duplicate elements: ``sum_duplicates`` adds them up.
@@ -157,16 +161,14 @@ class SparseStructure(SparsePart[D]):
         Raises:
             Unsupported: more places than an int64 counts.
         """
-        return self._steps("tocsr", lambda steps: self._to(steps, a, "csr"))
 
-    @op
-    def tocsc(self, a: SparseRef) -> Request[SparseRef]:
+    @like(_converted)
+    def tocsc(self) -> None:
         """The matrix by columns, with sorted indices; as ``tocsr``.
 
         Args:
             a: any format; one that is ``csc`` is returned itself.
         """
-        return self._steps("tocsc", lambda steps: self._to(steps, a, "csc"))
 
     @op
     def sort_indices(self, a: SparseRef) -> Request[SparseRef]:
