@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from ...ops import D, like, op
+from ...ops import D, op, op_family
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
     from ...arrays import GpuRef
     from ...ops import Request
     from .checks import Number
-
-
-def _product(
-    self: RowRoutines[D], name: str, x: GpuRef, y: GpuRef, *, out: GpuRef | None = None
-) -> Request[GpuRef]:
-    return self._routine(name, locals())
-
-
-def _reduction(
-    self: RowRoutines[D], name: str, x: GpuRef, *, out: GpuRef | None = None
-) -> Request[GpuRef]:
-    return self._routine(name, locals())
 
 
 class Level1(RowRoutines[D]):
@@ -173,8 +161,10 @@ class Level1(RowRoutines[D]):
         """
         return self._routine("scal", locals())
 
-    @like(_product)
-    def dot(self) -> None:
+    @op_family
+    def dot(
+        self, _name: str, x: GpuRef, y: GpuRef, *, out: GpuRef | None = None
+    ) -> Request[GpuRef]:
         """Scalar product ``sum(x * y)``, without conjugation.
 
         Vendor function: ``cublas<t>dot_64``, ``cublas<t>dotu_64``, ``cublasDotEx_64``.
@@ -188,17 +178,18 @@ class Level1(RowRoutines[D]):
             A buffer of shape (); 0 for empty vectors. It stays on the device: as input to
             the next op it costs no transfer, and ``device.get`` fetches it.
         """
+        return self._routine(_name, locals())
 
-    @like(_product)
-    def dotc(self) -> None:
+    dotc: Final = dot.like(
         """Scalar product ``sum(conj(x) * y)``; as ``numpy.vdot``.
 
         Vendor function: ``cublas<t>dotc_64``, ``cublasDotcEx_64``; for real types ``dot``.
         Arguments, result and errors are those of ``dot``.
         """
+    )
 
-    @like(_reduction)
-    def nrm2(self) -> None:
+    @op_family
+    def nrm2(self, _name: str, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
         """Euclidean norm, without overflow on the way.
 
         Vendor function: ``cublas<t>nrm2_64``, ``cublasNrm2Ex_64`` for 16-bit types.
@@ -213,17 +204,17 @@ class Level1(RowRoutines[D]):
         Raises:
             ValueError: ``x`` is not a vector.
         """
+        return self._routine(_name, locals())
 
-    @like(_reduction)
-    def asum(self) -> None:
+    asum: Final = nrm2.like(
         """Sum of magnitudes; a complex number counts as ``|real| + |imag|``.
 
         Vendor function: ``cublas<t>asum_64``, ``cublasAsumEx_64`` for 16-bit types.
         Arguments, result and errors are those of ``nrm2``.
         """
+    )
 
-    @like(_reduction)
-    def amax(self) -> None:
+    amax: Final = nrm2.like(
         """Index of the first element of the largest magnitude.
 
         Vendor function: ``cublasI<t>amax_64``, ``cublasIamaxEx_64`` for 16-bit types. As
@@ -241,11 +232,12 @@ class Level1(RowRoutines[D]):
         Raises:
             ValueError: an empty vector.
         """
+    )
 
-    @like(_reduction)
-    def amin(self) -> None:
+    amin: Final = nrm2.like(
         """Index of the first element of the smallest magnitude.
 
         Vendor function: ``cublasI<t>amin_64``, ``cublasIaminEx_64`` for 16-bit types.
         Arguments, result and errors are those of ``amax``.
         """
+    )

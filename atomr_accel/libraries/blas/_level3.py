@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from ...ops import D, like, op
+from ...ops import D, op, op_family
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
@@ -13,72 +13,22 @@ if TYPE_CHECKING:
     from .checks import Number, Side, Trans
 
 
-def _half_product(
-    self: RowRoutines[D],
-    name: str,
-    a: GpuRef,
-    b: GpuRef,
-    *,
-    out: GpuRef | None = None,
-    alpha: Number | GpuRef = 1.0,
-    beta: Number | GpuRef = 0.0,
-    side: Side = 0,
-    lower: bool = False,
-) -> Request[GpuRef]:
-    return self._routine(name, locals())
-
-
-def _symmetric_product(
-    self: RowRoutines[D],
-    name: str,
-    a: GpuRef,
-    b: GpuRef,
-    *,
-    out: GpuRef | None = None,
-    alpha: Number | GpuRef = 1.0,
-    beta: Number | GpuRef = 0.0,
-    trans: Trans = 0,
-    lower: bool = False,
-) -> Request[GpuRef]:
-    return self._routine(name, locals())
-
-
-def _hermitian_product(
-    self: RowRoutines[D],
-    name: str,
-    a: GpuRef,
-    b: GpuRef,
-    *,
-    out: GpuRef | None = None,
-    alpha: Number | GpuRef = 1.0,
-    beta: float | GpuRef = 0.0,
-    trans: Trans = 0,
-    lower: bool = False,
-) -> Request[GpuRef]:
-    return self._routine(name, locals())
-
-
-def _triangle_and_matrix(
-    self: RowRoutines[D],
-    name: str,
-    a: GpuRef,
-    b: GpuRef,
-    *,
-    out: GpuRef | None = None,
-    alpha: Number | GpuRef = 1.0,
-    side: Side = 0,
-    lower: bool = False,
-    trans_a: Trans = 0,
-    unit_diagonal: bool = False,
-) -> Request[GpuRef]:
-    return self._routine(name, locals())
-
-
 class Level3(RowRoutines[D]):
     """The part of ``Blas`` for matrices with structure."""
 
-    @like(_half_product)
-    def symm(self) -> None:
+    @op_family
+    def symm(
+        self,
+        _name: str,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
+        side: Side = 0,
+        lower: bool = False,
+    ) -> Request[GpuRef]:
         """Product with a symmetric matrix: ``alpha * a @ b + beta * out``.
 
         Vendor function: ``cublas<t>symm_64``.
@@ -93,14 +43,15 @@ class Level3(RowRoutines[D]):
             side: 0 (``"L"``) for ``a @ b``, 1 (``"R"``) for ``b @ a``.
             lower: the lower triangle holds the data, not the upper one.
         """
+        return self._routine(_name, locals())
 
-    @like(_half_product)
-    def hemm(self) -> None:
+    hemm: Final = symm.like(
         """Product with a Hermitian matrix; as ``symm``, for complex64 and complex128.
 
         The imaginary part of the diagonal is not read. Vendor function:
         ``cublas<t>hemm_64``.
         """
+    )
 
     @op
     def syrk(
@@ -151,16 +102,39 @@ class Level3(RowRoutines[D]):
         """
         return self._routine("herk", locals())
 
-    @like(_symmetric_product)
-    def syr2k(self) -> None:
+    @op_family
+    def syr2k(
+        self,
+        _name: str,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
+        trans: Trans = 0,
+        lower: bool = False,
+    ) -> Request[GpuRef]:
         """Symmetric product of two matrices: ``alpha * (a @ b.T + b @ a.T) + beta * out``.
 
         As ``syrk`` with a second matrix ``b`` of the shape of ``a``. Vendor function:
         ``cublas<t>syr2k_64``.
         """
+        return self._routine(_name, locals())
 
-    @like(_hermitian_product)
-    def her2k(self) -> None:
+    @op_family
+    def her2k(
+        self,
+        _name: str,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: float | GpuRef = 0.0,
+        trans: Trans = 0,
+        lower: bool = False,
+    ) -> Request[GpuRef]:
         """Hermitian product of two matrices.
 
         ``alpha * a @ b.conj().T + conj(alpha) * b @ a.conj().T + beta * out``; with
@@ -168,22 +142,23 @@ class Level3(RowRoutines[D]):
         As ``herk`` with a second matrix ``b`` of the shape of ``a``, and complex
         ``alpha``. Vendor function: ``cublas<t>her2k_64``.
         """
+        return self._routine(_name, locals())
 
-    @like(_symmetric_product)
-    def syrkx(self) -> None:
+    syrkx: Final = syr2k.like(
         """A product that is known to be symmetric: ``alpha * a @ b.T + beta * out``.
 
         As ``syrk`` with a second matrix ``b`` of the shape of ``a``, such as ``a`` times a
         symmetric matrix. Only one triangle is computed. Vendor function: ``cublas<t>syrkx_64``.
         """
+    )
 
-    @like(_hermitian_product)
-    def herkx(self) -> None:
+    herkx: Final = her2k.like(
         """A product that is known to be Hermitian: ``alpha * a @ b.conj().T + beta * out``.
 
         As ``herk`` with a second matrix ``b`` of the shape of ``a`` and any ``alpha``. Only one
         triangle is computed. Vendor function: ``cublas<t>herkx_64``.
         """
+    )
 
     @op
     def gemm3m(
@@ -206,8 +181,20 @@ class Level3(RowRoutines[D]):
         """
         return self._routine("gemm3m", locals())
 
-    @like(_triangle_and_matrix)
-    def trmm(self) -> None:
+    @op_family
+    def trmm(
+        self,
+        _name: str,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        side: Side = 0,
+        lower: bool = False,
+        trans_a: Trans = 0,
+        unit_diagonal: bool = False,
+    ) -> Request[GpuRef]:
         """Product with a triangular matrix: ``alpha * op(a) @ b``.
 
         Vendor function: ``cublas<t>trmm_64``.
@@ -222,15 +209,16 @@ class Level3(RowRoutines[D]):
             trans_a: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
             unit_diagonal: take the diagonal as ones, and do not read it.
         """
+        return self._routine(_name, locals())
 
-    @like(_triangle_and_matrix)
-    def trsm(self) -> None:
+    trsm: Final = trmm.like(
         """Solve triangular systems ``op(a) @ out = alpha * b``, or ``out @ op(a) = alpha * b``.
 
         Vendor function: ``cublas<t>trsm_64``. A singular matrix is not looked for: a zero
         on the diagonal gives infinities and NaNs. Arguments, result and errors are those
         of ``trmm``.
         """
+    )
 
     @op
     def geam(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import NAMES
 from ..._errors import said_of
 from ...arrays import GpuRef
-from ...ops import D, like, op
+from ...ops import D, op, op_family
 from ...wire.options import flag, whole
 from ._operators import coded
 from ._reductions import offsets_of
@@ -19,34 +19,6 @@ if TYPE_CHECKING:
 
     from ...ops import Request
     from ._operators import AnyOperator
-
-
-def _bound(
-    self: Sorts[Any],
-    name: str,
-    data: GpuRef,
-    values: GpuRef,
-    *,
-    op: AnyOperator | None = None,
-    out: GpuRef | None = None,
-) -> Request[GpuRef]:
-    self._require(data=data, values=values)
-    dtype = element(data, "data")
-    if element(values, "values") != dtype:
-        raise TypeError(f"data is {dtype} and values {NAMES[values.dtype]}; cast one first")
-    operators: tuple[OperatorSpec, ...] = ()
-    if op is not None:
-        operators = (coded(self.home, op, (dtype, dtype), "bool", "op"),)
-    elif "float" not in dtype:
-        operators = (OperatorSpec((dtype, dtype), "bool", "less"),)
-    spec = CubSpec(name, (dtype, dtype), operators)
-    return self._request(
-        f"cub.{name}",
-        spec,
-        [("data", data), ("values", values)],
-        [CubOutput("out", values.shape, INT64, out)],
-        (values.size, data.size),
-    )
 
 
 class Sorts(CubPart[D]):
@@ -184,8 +156,16 @@ class Sorts(CubPart[D]):
         segments = begins, ends
         return self._sort("segmented_sort_pairs", keys, values, None, descending, out, segments)
 
-    @like(_bound)
-    def lower_bound(self) -> None:
+    @op_family
+    def lower_bound(
+        self,
+        _name: str,
+        data: GpuRef,
+        values: GpuRef,
+        *,
+        op: AnyOperator | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
         """Find the positions of values in sorted data, before equal elements (``cub::LowerBound``).
 
         This is ``numpy.searchsorted`` with ``side="left"``.
@@ -200,13 +180,30 @@ class Sorts(CubPart[D]):
         Returns:
             Positions in data, int64, in the shape of values.
         """
+        self._require(data=data, values=values)
+        dtype = element(data, "data")
+        if element(values, "values") != dtype:
+            raise TypeError(f"data is {dtype} and values {NAMES[values.dtype]}; cast one first")
+        operators: tuple[OperatorSpec, ...] = ()
+        if op is not None:
+            operators = (coded(self.home, op, (dtype, dtype), "bool", "op"),)
+        elif "float" not in dtype:
+            operators = (OperatorSpec((dtype, dtype), "bool", "less"),)
+        spec = CubSpec(_name, (dtype, dtype), operators)
+        return self._request(
+            f"cub.{_name}",
+            spec,
+            [("data", data), ("values", values)],
+            [CubOutput("out", values.shape, INT64, out)],
+            (values.size, data.size),
+        )
 
-    @like(_bound)
-    def upper_bound(self) -> None:
+    upper_bound: Final = lower_bound.like(
         """Find the positions of values in sorted data, after equal elements (``cub::UpperBound``).
 
         This is ``numpy.searchsorted`` with ``side="right"``. Otherwise as ``lower_bound``.
         """
+    )
 
     def _sort(
         self,

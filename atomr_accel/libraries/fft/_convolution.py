@@ -12,7 +12,7 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ...arrays.expressions import cast, index
 from ...arrays.expressions.expression import broadcast_constant, ufunc, where
-from ...ops import D, Request, like, op
+from ...ops import D, Request, op, op_family
 from ...wire.options import whole
 from ..array.steps import target_of
 from ._arguments import axis_of, several_of, size_of
@@ -26,27 +26,19 @@ _MODES: Final = ("full", "same", "valid")
 _FACTORS: Final = (2, 3, 5, 7)
 
 
-def _convolve(
-    self: FftConvolutions[D],
-    name: str,
-    in1: GpuRef,
-    in2: GpuRef,
-    mode: str = "full",
-    axes: int | Sequence[int] | None = None,
-    out: GpuRef | None = None,
-) -> Request[GpuRef]:
-    def build(steps: FftSteps) -> GpuRef:
-        pair = _pair(steps, name, in1, in2, mode, axes)
-        return _convolved(steps, name, pair, out, blocks=name == "oaconvolve")
-
-    return self._several(name, build)
-
-
 class FftConvolutions(FftPart[D]):
     """Convolutions, and the chirp z-transform."""
 
-    @like(_convolve)
-    def fftconvolve(self) -> None:
+    @op_family
+    def fftconvolve(
+        self,
+        _name: str,
+        in1: GpuRef,
+        in2: GpuRef,
+        mode: str = "full",
+        axes: int | Sequence[int] | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
         """Convolve two arrays by one transform of each; as ``scipy.signal.fftconvolve``.
 
         Vendor function: ``cufftXtExec``, real to complex and back, or complex to complex if one of
@@ -67,8 +59,13 @@ class FftConvolutions(FftPart[D]):
             array has no elements, the result has shape (0,) in every mode.
         """
 
-    @like(_convolve)
-    def oaconvolve(self) -> None:
+        def build(steps: FftSteps) -> GpuRef:
+            pair = _pair(steps, _name, in1, in2, mode, axes)
+            return _convolved(steps, _name, pair, out, blocks=_name == "oaconvolve")
+
+        return self._several(_name, build)
+
+    oaconvolve: Final = fftconvolve.like(
         """Convolve two arrays by transforms of parts; as ``scipy.signal.oaconvolve``.
 
         The longer array is cut into parts along each axis, and the overlaps of their convolutions
@@ -77,6 +74,7 @@ class FftConvolutions(FftPart[D]):
 
         Vendor function: ``cufftXtExec``, many transforms of one size.
         """
+    )
 
     @op
     def czt(

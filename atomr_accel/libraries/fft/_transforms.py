@@ -13,7 +13,7 @@ from ...ops import (
     Facade,
     Request,
     Submission,
-    like,
+    op_family,
     overlap,
     require_readable,
     require_shape,
@@ -54,133 +54,6 @@ if TYPE_CHECKING:
 _LAST_TWO: Final = (-2, -1)
 
 
-def _one_axis(
-    self: Transforms[D],
-    name: str,
-    a: GpuRef,
-    n: int | None = None,
-    axis: int = -1,
-    norm: str | None = None,
-    out: GpuRef | None = None,
-    *,
-    half: bool = False,
-    load: FftCallback | None = None,
-    store: FftCallback | None = None,
-) -> Request[GpuRef]:
-    return self._transform(name, locals())
-
-
-def _one_axis_plainly(
-    self: Transforms[D],
-    name: str,
-    a: GpuRef,
-    n: int | None = None,
-    axis: int = -1,
-    norm: str | None = None,
-    out: GpuRef | None = None,
-    *,
-    half: bool = False,
-) -> Request[GpuRef]:
-    return self._transform(name, locals())
-
-
-def _two_axes(
-    self: Transforms[D],
-    name: str,
-    a: GpuRef,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] = _LAST_TWO,
-    norm: str | None = None,
-    out: GpuRef | None = None,
-    *,
-    half: bool = False,
-    load: FftCallback | None = None,
-    store: FftCallback | None = None,
-) -> Request[GpuRef]:
-    return self._transform(name, locals())
-
-
-def _many_axes(
-    self: Transforms[D],
-    name: str,
-    a: GpuRef,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: str | None = None,
-    out: GpuRef | None = None,
-    *,
-    half: bool = False,
-    load: FftCallback | None = None,
-    store: FftCallback | None = None,
-) -> Request[GpuRef]:
-    return self._transform(name, locals())
-
-
-def _two_axes_plainly(
-    self: Transforms[D],
-    name: str,
-    a: GpuRef,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] = _LAST_TWO,
-    norm: str | None = None,
-    out: GpuRef | None = None,
-    *,
-    half: bool = False,
-) -> Request[GpuRef]:
-    return self._transform(name, locals())
-
-
-def _many_axes_plainly(
-    self: Transforms[D],
-    name: str,
-    a: GpuRef,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: str | None = None,
-    out: GpuRef | None = None,
-    *,
-    half: bool = False,
-) -> Request[GpuRef]:
-    return self._transform(name, locals())
-
-
-def _frequencies(_self: Transforms[D], name: str, n: int, d: float = 1.0) -> Request[GpuRef]:
-    half = name == "rfftfreq"
-
-    def prepare(preparer: Preparer) -> Submission[GpuRef]:
-        points = size_of(n, "n")
-        if points < 1:
-            raise ValueError(f"n must be at least 1, not {points}")
-        spacing = real(d, "d", finite=False)
-        if not spacing:
-            raise ValueError("d must not be zero")
-        out = preparer.output((points // 2 + 1 if half else points,), DTYPES["float64"])
-        message = Frequencies(out.block.address, points, 1.0 / (points * spacing), half)
-        return Submission(message, (), (out.block,), out)
-
-    return Request(LANE, f"fft.{name}", prepare)
-
-
-def _shift(
-    _self: Transforms[D], name: str, x: GpuRef, axes: int | Sequence[int] | None = None
-) -> Request[GpuRef]:
-    def prepare(preparer: Preparer) -> Submission[GpuRef]:
-        block = require_readable(x, preparer.memory, "x")
-        given = range(x.ndim) if axes is None else axes
-        several = isinstance(given, Iterable)
-        chosen = several_of(given, "axes") if several else (whole(given, "axes"),)
-        shifts = [0] * x.ndim
-        for axis in (axis_of(each, x.ndim) for each in chosen):
-            half = x.shape[axis] // 2
-            shifts[axis] += half if name == "ifftshift" else -half
-        shape, turns = _merged(x.shape, shifts)
-        out = preparer.output(x.shape, x.dtype)
-        message = Roll(block.address, out.block.address, x.dtype.itemsize, shape, turns)
-        return Submission(message, (block,), (out.block,), out)
-
-    return Request(LANE, f"fft.{name}", prepare)
-
-
 class Transforms(Facade[D]):
     """Transforms of ``numpy.fft``, and Hermitian transforms of several axes."""
 
@@ -189,8 +62,20 @@ class Transforms(Facade[D]):
 
     # --- one axis ------------------------------------------------------------------------
 
-    @like(_one_axis)
-    def fft(self) -> None:
+    @op_family
+    def fft(
+        self,
+        _name: str,
+        a: GpuRef,
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
+    ) -> Request[GpuRef]:
         """Transform along one axis; as ``numpy.fft.fft``.
 
         Vendor function: ``cufftXtExec``, complex to complex, forward.
@@ -208,18 +93,18 @@ class Transforms(Facade[D]):
         Returns:
             Complex, of ``a``'s shape with ``n`` in place of the axis.
         """
+        return self._transform(_name, locals())
 
-    @like(_one_axis)
-    def ifft(self) -> None:
+    ifft: Final = fft.like(
         """The inverse of ``fft``; as ``numpy.fft.ifft``.
 
         Arguments and result are those of ``fft``.
 
         Vendor function: ``cufftXtExec``, complex to complex, inverse.
         """
+    )
 
-    @like(_one_axis)
-    def rfft(self) -> None:
+    rfft: Final = fft.like(
         """Transform a real array along one axis; as ``numpy.fft.rfft``.
 
         Vendor function: ``cufftXtExec``, real to complex.
@@ -232,9 +117,9 @@ class Transforms(Facade[D]):
             Complex, with ``n // 2 + 1`` elements along the axis: the frequencies that are not
             negative.
         """
+    )
 
-    @like(_one_axis)
-    def irfft(self) -> None:
+    irfft: Final = fft.like(
         """The inverse of ``rfft``; as ``numpy.fft.irfft``.
 
         Imaginary parts that are 0 in the spectrum of a real array are ignored.
@@ -250,41 +135,78 @@ class Transforms(Facade[D]):
         Returns:
             Real, with ``n`` elements along the axis.
         """
+    )
 
-    @like(_one_axis_plainly)
-    def hfft(self) -> None:
+    @op_family
+    def hfft(
+        self,
+        _name: str,
+        a: GpuRef,
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
         """The real spectrum of a signal with Hermitian symmetry; as ``numpy.fft.hfft``.
 
         Vendor function: ``cufftXtExec``, complex to real. Arguments and result as ``irfft``.
         """
+        return self._transform(_name, locals())
 
-    @like(_one_axis_plainly)
-    def ihfft(self) -> None:
+    ihfft: Final = hfft.like(
         """The inverse of ``hfft``; as ``numpy.fft.ihfft``.
 
         Vendor function: ``cufftXtExec``, real to complex. Arguments and result as ``rfft``.
         """
+    )
 
     # --- several axes --------------------------------------------------------------------
 
-    @like(_two_axes)
-    def fft2(self) -> None:
+    @op_family
+    def fft2(
+        self,
+        _name: str,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] = _LAST_TWO,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
+    ) -> Request[GpuRef]:
         """Transform along two axes; as ``numpy.fft.fft2``. ``fftn`` of those axes."""
+        return self._transform(_name, locals())
 
-    @like(_two_axes)
-    def ifft2(self) -> None:
+    ifft2: Final = fft2.like(
         """The inverse of ``fft2``; as ``numpy.fft.ifft2``. ``ifftn`` of those axes."""
+    )
 
-    @like(_two_axes)
-    def rfft2(self) -> None:
+    rfft2: Final = fft2.like(
         """Transform along two axes of a real array; ``rfftn`` of those, as ``numpy.fft.rfft2``."""
+    )
 
-    @like(_two_axes)
-    def irfft2(self) -> None:
+    irfft2: Final = fft2.like(
         """The inverse of ``rfft2``; as ``numpy.fft.irfft2``. ``irfftn`` of those axes."""
+    )
 
-    @like(_many_axes)
-    def fftn(self) -> None:
+    @op_family
+    def fftn(
+        self,
+        _name: str,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
+    ) -> Request[GpuRef]:
         """Transform along several axes; as ``numpy.fft.fftn``.
 
         Vendor function: ``cufftXtExec``, complex to complex, forward; up to three axes at once.
@@ -302,18 +224,18 @@ class Transforms(Facade[D]):
         Returns:
             Complex, of ``a``'s shape with ``s`` in place of the axes.
         """
+        return self._transform(_name, locals())
 
-    @like(_many_axes)
-    def ifftn(self) -> None:
+    ifftn: Final = fftn.like(
         """The inverse of ``fftn``; as ``numpy.fft.ifftn``.
 
         Arguments and result are those of ``fftn``.
 
         Vendor function: ``cufftXtExec``, complex to complex, inverse.
         """
+    )
 
-    @like(_many_axes)
-    def rfftn(self) -> None:
+    rfftn: Final = fftn.like(
         """Transform a real array along several axes; as ``numpy.fft.rfftn``.
 
         Vendor function: ``cufftXtExec``, real to complex, and complex to complex for axes that one
@@ -328,9 +250,9 @@ class Transforms(Facade[D]):
         Returns:
             Complex, with ``s[-1] // 2 + 1`` elements along the last of the axes.
         """
+    )
 
-    @like(_many_axes)
-    def irfftn(self) -> None:
+    irfftn: Final = fftn.like(
         """The inverse of ``rfftn``; as ``numpy.fft.irfftn``.
 
         Vendor function: ``cufftXtExec``, complex to real, on a copy, which it overwrites.
@@ -344,34 +266,57 @@ class Transforms(Facade[D]):
         Returns:
             Real, of ``a``'s shape with ``s`` in place of the axes.
         """
+    )
 
-    @like(_two_axes_plainly)
-    def hfft2(self) -> None:
+    @op_family
+    def hfft2(
+        self,
+        _name: str,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] = _LAST_TWO,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
         """The real spectrum of a signal with Hermitian symmetry in two axes: their ``hfftn``."""
+        return self._transform(_name, locals())
 
-    @like(_two_axes_plainly)
-    def ihfft2(self) -> None:
+    ihfft2: Final = hfft2.like(
         """The inverse of ``hfft2``; as ``scipy.fft.ihfft2``. ``ihfftn`` of those axes."""
+    )
 
-    @like(_many_axes_plainly)
-    def hfftn(self) -> None:
+    @op_family
+    def hfftn(
+        self,
+        _name: str,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
         """The real spectrum of a signal with Hermitian symmetry; as ``scipy.fft.hfftn``.
 
         Vendor function: ``cufftXtExec``, complex to real. Arguments and result as ``irfftn``,
         of which this is the one that counts as a forward transform, of conjugates.
         """
+        return self._transform(_name, locals())
 
-    @like(_many_axes_plainly)
-    def ihfftn(self) -> None:
+    ihfftn: Final = hfftn.like(
         """The inverse of ``hfftn``; as ``scipy.fft.ihfftn``.
 
         Vendor function: ``cufftXtExec``, real to complex. Arguments and result as ``rfftn``.
         """
+    )
 
     # --- helpers -------------------------------------------------------------------------
 
-    @like(_frequencies)
-    def fftfreq(self) -> None:
+    @op_family
+    def fftfreq(self, _name: str, n: int, d: float = 1.0) -> Request[GpuRef]:
         """Sample frequencies of a transform; as ``numpy.fft.fftfreq``.
 
         Computed by a kernel of this package, on the device.
@@ -383,13 +328,29 @@ class Transforms(Facade[D]):
         Returns:
             float64, shape (n,), in cycles per unit of ``d``.
         """
+        half = _name == "rfftfreq"
 
-    @like(_frequencies)
-    def rfftfreq(self) -> None:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            points = size_of(n, "n")
+            if points < 1:
+                raise ValueError(f"n must be at least 1, not {points}")
+            spacing = real(d, "d", finite=False)
+            if not spacing:
+                raise ValueError("d must not be zero")
+            out = preparer.output((points // 2 + 1 if half else points,), DTYPES["float64"])
+            message = Frequencies(out.block.address, points, 1.0 / (points * spacing), half)
+            return Submission(message, (), (out.block,), out)
+
+        return Request(LANE, f"fft.{_name}", prepare)
+
+    rfftfreq: Final = fftfreq.like(
         """Sample frequencies of ``rfft``: shape (n // 2 + 1,). Otherwise as ``fftfreq``."""
+    )
 
-    @like(_shift)
-    def fftshift(self) -> None:
+    @op_family
+    def fftshift(
+        self, _name: str, x: GpuRef, axes: int | Sequence[int] | None = None
+    ) -> Request[GpuRef]:
         """Move the zero frequency to the middle; as ``numpy.fft.fftshift``.
 
         Computed by a kernel of this package, on the device.
@@ -402,9 +363,25 @@ class Transforms(Facade[D]):
             A new buffer of the same shape and dtype.
         """
 
-    @like(_shift)
-    def ifftshift(self) -> None:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            block = require_readable(x, preparer.memory, "x")
+            given = range(x.ndim) if axes is None else axes
+            several = isinstance(given, Iterable)
+            chosen = several_of(given, "axes") if several else (whole(given, "axes"),)
+            shifts = [0] * x.ndim
+            for axis in (axis_of(each, x.ndim) for each in chosen):
+                half = x.shape[axis] // 2
+                shifts[axis] += half if _name == "ifftshift" else -half
+            shape, turns = _merged(x.shape, shifts)
+            out = preparer.output(x.shape, x.dtype)
+            message = Roll(block.address, out.block.address, x.dtype.itemsize, shape, turns)
+            return Submission(message, (block,), (out.block,), out)
+
+        return Request(LANE, f"fft.{_name}", prepare)
+
+    ifftshift: Final = fftshift.like(
         """The inverse of ``fftshift``, which differs from it where sizes are odd."""
+    )
 
     # --- requests ------------------------------------------------------------------------
 

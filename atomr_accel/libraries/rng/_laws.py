@@ -13,7 +13,7 @@ from ..._dtypes import DTYPES
 from ...arrays import GpuRef
 from ...arrays.expressions import Operand, cast
 from ...arrays.expressions.expression import ufunc, where
-from ...ops import D, Request, like, op
+from ...ops import D, Request, op, op_family
 from ...wire.options import real
 from ._arguments import (
     Size,
@@ -41,28 +41,6 @@ if TYPE_CHECKING:
 
 _FLOAT64: Final = DTYPES["float64"]
 _LEAST: Final = float(np.finfo(np.float64).tiny)
-
-
-def _around(
-    self: DerivedLaws[D],
-    name: str,
-    loc: float = 0.0,
-    scale: float = 1.0,
-    size: Size = None,
-    *,
-    dtype: Kind = None,
-    out: Out = None,
-) -> Request[GpuRef]:
-    centre, width = number(loc, "loc"), not_negative(scale, "scale")
-
-    def law(e: Any) -> Operand:
-        if name == "gumbel":
-            return centre - width * ufunc("log", e)
-        # On each side the one that is exact in its tail.
-        upper = -math.log(2) - ufunc("log", -ufunc("expm1", -e))
-        return centre + width * where(e > math.log(2), math.log(2) - e, upper)
-
-    return self._inverted(name, law, size, dtype, out)
 
 
 class DerivedLaws(Choosing[D]):
@@ -114,13 +92,30 @@ class DerivedLaws(Choosing[D]):
 
     # --- by inversion --------------------------------------------------------------------------
 
-    @like(_around)
-    def laplace(self) -> None:
+    @op_family
+    def laplace(
+        self,
+        _name: str,
+        loc: float = 0.0,
+        scale: float = 1.0,
+        size: Size = None,
+        *,
+        dtype: Kind = None,
+        out: Out = None,
+    ) -> Request[GpuRef]:
         """Laplace numbers around ``loc``; ``scale`` is not negative."""
+        centre, width = number(loc, "loc"), not_negative(scale, "scale")
 
-    @like(_around)
-    def gumbel(self) -> None:
-        """Gumbel numbers of mode ``loc``; ``scale`` is not negative."""
+        def law(e: Any) -> Operand:
+            if _name == "gumbel":
+                return centre - width * ufunc("log", e)
+            # On each side the one that is exact in its tail.
+            upper = -math.log(2) - ufunc("log", -ufunc("expm1", -e))
+            return centre + width * where(e > math.log(2), math.log(2) - e, upper)
+
+        return self._inverted(_name, law, size, dtype, out)
+
+    gumbel: Final = laplace.like("""Gumbel numbers of mode ``loc``; ``scale`` is not negative.""")
 
     @op
     def weibull(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
 from ...arrays import GpuRef
-from ...ops import D, Request, Submission, like, op
+from ...ops import D, Request, Submission, op, op_family
 from ...wire.options import flag
 from ._arguments import (
     Size,
@@ -50,19 +50,6 @@ _MOST_EVENTS: Final = 2**63 - 2**36
 """Largest whole number that distributions reach."""
 _INT64: Final = DTYPES["int64"]
 _FLOAT64: Final = DTYPES["float64"]
-
-
-def _around(
-    self: Generator[D],
-    name: str,
-    loc: float = 0.0,
-    scale: float = 1.0,
-    size: Size = None,
-    *,
-    dtype: DTypeLike | None = None,
-    out: GpuRef | None = None,
-) -> Request[GpuRef]:
-    return self._continuous(name, name, (loc, scale), size, dtype, out)
 
 
 class Generator(DerivedLaws[D]):
@@ -183,8 +170,17 @@ class Generator(DerivedLaws[D]):
         """
         return self._continuous("uniform", "uniform", (low, high), size, dtype, out)
 
-    @like(_around)
-    def normal(self) -> None:
+    @op_family
+    def normal(
+        self,
+        _name: str,
+        loc: float = 0.0,
+        scale: float = 1.0,
+        size: Size = None,
+        *,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
         """Normal numbers, by the method of Box and Muller.
 
         Those of quasi-random generators come from the inverse distribution function.
@@ -192,6 +188,7 @@ class Generator(DerivedLaws[D]):
         ``loc`` is the mean, and ``scale`` the standard deviation, which is not negative. Dtypes
         narrower than float64 are computed in float32.
         """
+        return self._continuous(_name, _name, (loc, scale), size, dtype, out)
 
     @op
     def lognormal(
@@ -225,12 +222,12 @@ class Generator(DerivedLaws[D]):
         """
         return self._continuous("exponential", "exponential", (scale,), size, dtype, out)
 
-    @like(_around)
-    def cauchy(self) -> None:
+    cauchy: Final = normal.like(
         """Cauchy numbers, by the inverse distribution function.
 
         ``loc`` is the median, and ``scale`` half of the interquartile range, which is not negative.
         """
+    )
 
     @op
     def gamma(

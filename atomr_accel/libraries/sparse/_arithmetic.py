@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ...arrays import GpuRef
 from ...arrays.expressions import Number, Operand, cast, constant
 from ...arrays.expressions.expression import broadcast_constant, where
 from ...arrays.expressions.promotion import common
-from ...ops import D, like, op
+from ...ops import D, op, op_family
 from ...wire.options import whole
 from ._structure import Coordinates, SparseStructure, To, require_elements, require_format
 from .array import SparseRef
@@ -29,74 +29,6 @@ if TYPE_CHECKING:
 
 Axis = Literal[0, 1, -1, -2] | None
 _INT64 = DTYPES["int64"]
-
-
-def _summed(
-    self: SparseArithmetic[D], name: str, a: SparseRef, axis: Axis = None
-) -> Request[GpuRef]:
-    require_sparse(a, "a")
-    if axis not in (None, 0, 1, -1, -2):
-        raise ValueError(f"axis must be None, 0 or 1, not {axis!r}")
-    count = 1
-    if name == "mean":
-        count = int(np.prod(a.shape) if axis is None else a.shape[axis])
-
-    def build(steps: CallSteps) -> GpuRef:
-        found = self._coordinates(steps, a)
-        if axis is None:
-            total: Any = found.data.sum()
-        else:
-            by_columns = axis in (0, -2)
-            made = steps.evaluate(broadcast_constant((a.shape[by_columns],), a.dtype))
-            if found.data.size:
-                places = found.col if by_columns else found.row
-                steps.do(self._array.add_at(made, places, found.data))
-            if count == 1:
-                return made
-            total = made
-        # A count may be beyond float16, whose largest number is 65,504.
-        wide = a.dtype if a.dtype.itemsize > 2 else np.dtype(np.float32)
-        return steps.evaluate(cast(cast(total, wide) / constant(count, wide), a.dtype))
-
-    return self._steps(name, build)
-
-
-def _beside(
-    self: SparseArithmetic[D],
-    name: str,
-    a: SparseRef,
-    k: int = 0,
-    format: To = "csr",  # noqa: A002
-) -> Request[SparseRef]:
-    above = whole(k, "k")
-
-    def chosen(found: Coordinates) -> Any:
-        right = found.col - found.row
-        return right <= above if name == "tril" else right >= above
-
-    return self._kept(name, a, format, chosen)
-
-
-def _stacked(
-    self: SparseArithmetic[D],
-    name: str,
-    blocks: Sequence[SparseRef],
-    format: To = "csr",  # noqa: A002
-) -> Request[SparseRef]:
-    axis = int(name == "hstack")
-    require_format(format)
-    if not blocks:
-        raise ValueError("blocks must be one matrix or more, not none")
-    for each in blocks:
-        require_sparse(each, "blocks")
-    other = {each.shape[1 - axis] for each in blocks}
-    if len(other) > 1:
-        raise ValueError(f"blocks must agree in axis {1 - axis}, not have {sorted(other)}")
-    starts = np.cumsum([0, *[each.shape[axis] for each in blocks]]).tolist()
-    offsets = [(start, 0) if axis == 0 else (0, start) for start in starts[:-1]]
-    (extent,) = other
-    shape = (starts[-1], extent) if axis == 0 else (extent, starts[-1])
-    return self._joined(name, blocks, offsets, shape, format)
 
 
 class SparseArithmetic(SparseStructure[D]):
@@ -202,13 +134,36 @@ class SparseArithmetic(SparseStructure[D]):
             raise TypeError(f"dtype must be one of {', '.join(FLOATS)}, not {kind.name}")
         return self._with_data("astype", a, lambda data: cast(data, kind))
 
-    @like(_summed)
-    def sum(self) -> None:
+    @op_family
+    def sum(self, _name: str, a: SparseRef, axis: Axis = None) -> Request[GpuRef]:
         """Sum all elements, or those of each column (``axis=0``) or row (1), as a dense array."""
+        require_sparse(a, "a")
+        if axis not in (None, 0, 1, -1, -2):
+            raise ValueError(f"axis must be None, 0 or 1, not {axis!r}")
+        count = 1
+        if _name == "mean":
+            count = int(np.prod(a.shape) if axis is None else a.shape[axis])
 
-    @like(_summed)
-    def mean(self) -> None:
-        """Means over all places, with zeros, as ``sum`` takes them."""
+        def build(steps: CallSteps) -> GpuRef:
+            found = self._coordinates(steps, a)
+            if axis is None:
+                total: Any = found.data.sum()
+            else:
+                by_columns = axis in (0, -2)
+                made = steps.evaluate(broadcast_constant((a.shape[by_columns],), a.dtype))
+                if found.data.size:
+                    places = found.col if by_columns else found.row
+                    steps.do(self._array.add_at(made, places, found.data))
+                if count == 1:
+                    return made
+                total = made
+            # A count may be beyond float16, whose largest number is 65,504.
+            wide = a.dtype if a.dtype.itemsize > 2 else np.dtype(np.float32)
+            return steps.evaluate(cast(cast(total, wide) / constant(count, wide), a.dtype))
+
+        return self._steps(_name, build)
+
+    mean: Final = sum.like("""Means over all places, with zeros, as ``sum`` takes them.""")  # noqa: A003
 
     @op
     def diagonal(self, a: SparseRef, k: int = 0) -> Request[GpuRef]:
@@ -234,16 +189,27 @@ class SparseArithmetic(SparseStructure[D]):
 
         return self._steps("diagonal", build)
 
-    @like(_beside)
-    def tril(self) -> None:
+    @op_family
+    def tril(
+        self,
+        _name: str,
+        a: SparseRef,
+        k: int = 0,
+        format: To = "csr",  # noqa: A002
+    ) -> Request[SparseRef]:
         """The elements on a diagonal and below; as ``scipy.sparse.tril``.
 
         How many there are only the device knows, so this waits for it.
         """
+        above = whole(k, "k")
 
-    @like(_beside)
-    def triu(self) -> None:
-        """The elements on a diagonal and above; as ``tril``."""
+        def chosen(found: Coordinates) -> Any:
+            right = found.col - found.row
+            return right <= above if _name == "tril" else right >= above
+
+        return self._kept(_name, a, format, chosen)
+
+    triu: Final = tril.like("""The elements on a diagonal and above; as ``tril``.""")
 
     @op
     def eliminate_zeros(self, a: SparseRef) -> Request[SparseRef]:
@@ -253,13 +219,30 @@ class SparseArithmetic(SparseStructure[D]):
             raise TypeError("a is bsr; convert it first: await device.sparse.tocsr(a)")
         return self._kept("eliminate_zeros", a, a.format, lambda found: found.data != 0)
 
-    @like(_stacked)
-    def vstack(self) -> None:
+    @op_family
+    def vstack(
+        self,
+        _name: str,
+        blocks: Sequence[SparseRef],
+        format: To = "csr",  # noqa: A002
+    ) -> Request[SparseRef]:
         """Put matrices below each other; as ``scipy.sparse.vstack``."""
+        axis = int(_name == "hstack")
+        require_format(format)
+        if not blocks:
+            raise ValueError("blocks must be one matrix or more, not none")
+        for each in blocks:
+            require_sparse(each, "blocks")
+        other = {each.shape[1 - axis] for each in blocks}
+        if len(other) > 1:
+            raise ValueError(f"blocks must agree in axis {1 - axis}, not have {sorted(other)}")
+        starts = np.cumsum([0, *[each.shape[axis] for each in blocks]]).tolist()
+        offsets = [(start, 0) if axis == 0 else (0, start) for start in starts[:-1]]
+        (extent,) = other
+        shape = (starts[-1], extent) if axis == 0 else (extent, starts[-1])
+        return self._joined(_name, blocks, offsets, shape, format)
 
-    @like(_stacked)
-    def hstack(self) -> None:
-        """Put matrices beside each other; as ``scipy.sparse.hstack``."""
+    hstack: Final = vstack.like("""Put matrices beside each other; as ``scipy.sparse.hstack``.""")
 
     @op
     def eye(

@@ -17,7 +17,15 @@ from ..._errors import Unsupported
 from ...arrays import GpuRef
 from ...arrays.expressions import Operand, cast
 from ...arrays.expressions.expression import broadcast_constant
-from ...ops import D, like, op, require_dtype, require_readable, require_shape, require_writable
+from ...ops import (
+    D,
+    op,
+    op_family,
+    require_dtype,
+    require_readable,
+    require_shape,
+    require_writable,
+)
 from ...wire.options import whole
 from ..array.choosing import read_number
 from .array import SparseRef
@@ -40,11 +48,6 @@ class Coordinates(NamedTuple):
     row: GpuRef
     col: GpuRef
     data: GpuRef
-
-
-def _converted(self: SparseStructure[D], name: str, a: SparseRef) -> Request[SparseRef]:
-    form: Any = name.removeprefix("to")
-    return self._steps(name, lambda steps: self._to(steps, a, form))
 
 
 class SparseStructure(SparsePart[D]):
@@ -141,16 +144,17 @@ class SparseStructure(SparsePart[D]):
 
     # --- conversions --------------------------------------------------------------------------
 
-    @like(_converted)
-    def tocoo(self) -> None:
+    @op_family
+    def tocoo(self, _name: str, a: SparseRef) -> Request[SparseRef]:
         """The matrix by coordinates, in the order in which it is stored.
 
         Args:
             a: any format. The result shares the parts that do not change.
         """
+        form: Any = _name.removeprefix("to")
+        return self._steps(_name, lambda steps: self._to(steps, a, form))
 
-    @like(_converted)
-    def tocsr(self) -> None:
+    tocsr: Final = tocoo.like(
         """The matrix by rows, with sorted indices.
 
         Unlike SciPy's, it keeps duplicate elements: ``sum_duplicates`` adds them up.
@@ -161,14 +165,15 @@ class SparseStructure(SparsePart[D]):
         Raises:
             Unsupported: more places than an int64 counts.
         """
+    )
 
-    @like(_converted)
-    def tocsc(self) -> None:
+    tocsc: Final = tocoo.like(
         """The matrix by columns, with sorted indices; as ``tocsr``.
 
         Args:
             a: any format; one that is ``csc`` is returned itself.
         """
+    )
 
     @op
     def sort_indices(self, a: SparseRef) -> Request[SparseRef]:
