@@ -338,7 +338,19 @@ class FlashAttention(AttentionCalls[D]):
                 )
         caches = (k_cache, v_cache)
         if lengths is None:
-            work = self._whole_cache_work(name, q, caches, given, out, empty=count == 0, lse=lse)
+
+            def make() -> AttentionCall:
+                """Attention to all rows of the cache, or to none if it is empty."""
+                chosen = checked(name, given, without=NOT_CACHED, called=self._renamed)
+                dense = (q, *caches, None, None, "bshd", chosen)
+                call = self._dense(*dense, backward=False, dtypes=NARROW)
+                if count == 0:
+                    call.spec = call.spec._replace(keys=0)
+                return forward(call, self._shape(call.spec), lse=lse)
+
+            called, refs = {**self._called, **CACHES}, (q, *caches)
+            values = (lse, count == 0)
+            work = self._work(name, ("q", "k", "v"), refs, (out,), make, given, values, called)
         else:
             cached = (q, caches, (k, v), lengths, block_table, max_seqlen_k)
             work = self._cached_work(name, *cached, given, out=out, lse=lse, dtypes=NARROW)
@@ -438,31 +450,6 @@ class FlashAttention(AttentionCalls[D]):
         lengths = called.get("seqlens_q"), called.get("seqlens_k")
         work = self._dense_work(name, *parts, lengths, given, out=called["out"], lse=lse)
         return self._computed(work, backend, probs=lse)
-
-    def _whole_cache_work(
-        self,
-        name: str,
-        q: GpuRef,
-        caches: tuple[GpuRef, GpuRef],
-        options: dict[str, Any],
-        out: GpuRef | None,
-        *,
-        empty: bool,
-        lse: bool,
-    ) -> AttentionWork:
-        """Attention to all rows of a cache, or to none if it is empty."""
-
-        def make() -> AttentionCall:
-            chosen = checked(name, options, without=NOT_CACHED, called=self._renamed)
-            lengths = (None, None)
-            call = self._dense(q, *caches, *lengths, "bshd", chosen, backward=False, dtypes=NARROW)
-            if empty:
-                call.spec = call.spec._replace(keys=0)
-            return forward(call, self._shape(call.spec), lse=lse)
-
-        called = {**self._called, **CACHES}
-        refs, values = (q, *caches), (lse, empty)
-        return self._work(name, ("q", "k", "v"), refs, (out,), make, options, values, called)
 
     def _computed(
         self,
