@@ -80,7 +80,7 @@ class RowRoutines(BlasPart[D]):
     """Base of the classes of levels 1 to 3."""
 
     def _routine(self, name: str, given: Given) -> Request[Any]:
-        """Return the request for a routine. What it is given may hold more than its arguments."""
+        """Return the request for a routine; ``given`` may hold more than its arguments."""
         row, called, options_of, operands, reads, writes, rescaled = _ROUTES[name]
         # Loops, because these few lines are most of what a call costs the program.
         read_options = []

@@ -166,8 +166,8 @@ class TensorOperations(Facade[D]):
     ) -> Request[GpuRef]:
         """Contraction of three arrays: ``alpha * a * b * c + beta * d``.
 
-        As ``contract`` with a third factor ``c``, of the same dtype, whose axes have the indices
-        ``modes_c``; what it adds is ``d``. Other arguments are those of ``contract``.
+        As ``contract`` with a third factor ``c`` of the same dtype, and ``modes_c`` for the indices
+        of its axes. ``d`` is the array to add. Other arguments are those of ``contract``.
 
         Vendor function: ``cutensorContractTrinary`` (cuTENSOR 2.3).
         """
