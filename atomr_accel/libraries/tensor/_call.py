@@ -82,15 +82,15 @@ class TensorCall(NamedTuple):
     def of(cls, kind: OperationKind, given: Mapping[str, Any]) -> TensorCall:
         """Return a call with the arguments of its method, by their names."""
         names, added, scalars = _NAMES[kind]
-        labels = tuple(given[f"modes_{name}"] for name in names)
+        labels = tuple([given[f"modes_{name}"] for name in names])
         return cls(
             kind,
-            tuple(given[name] for name in names),
+            tuple([given[name] for name in names]),
             labels,
             given.get("modes", labels[-1]),
             given[added] if added else None,
             given["out"],
-            tuple(given[name] for name in scalars),
+            tuple([given[name] for name in scalars]),
         )
 
     def checked(self, memory: MemoryMap) -> Checked:

@@ -308,7 +308,7 @@ class TensorOperations(Facade[D]):
     ) -> Request[GpuRef]:
         """Return the request for an operation, with the arguments of its method by name."""
         call = TensorCall.of(kind, given)
-        unary = tuple(given[each] for each in ("op_a", "op_b", "op_c") if each in given)
+        unary = tuple([given[each] for each in ("op_a", "op_b", "op_c") if each in given])
         allow_tf32 = given.get("allow_tf32", False)
         compute_type = with_tf32(given["compute_type"], TF32, allow_tf32=allow_tf32)
         jit, autotune = given.get("jit", False), given.get("autotune", False)
