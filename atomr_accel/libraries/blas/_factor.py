@@ -135,10 +135,8 @@ class Factorizations(BlasPart[D]):
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             memory = self.home.memory
-            block_lu, block_piv = (
-                require_readable(lu, memory, "lu"),
-                require_readable(piv, memory, "piv"),
-            )
+            block_lu = require_readable(lu, memory, "lu")
+            block_piv = require_readable(piv, memory, "piv")
             block_b = require_readable(b, memory, "b")
             dtype = require_kind(lu, SINGLE_OR_DOUBLE, "getrs_batched")
             stack = _square_stack(lu, "lu")
@@ -146,12 +144,8 @@ class Factorizations(BlasPart[D]):
             require_dtype(b, lu.dtype, "b", "lu")
             nrhs = _right_hand_sides(b, lu, stack.n)
             result, block = self._output(out, b.shape, b.dtype, preparer)
-            require_no_alias(
-                "getrs_batched",
-                [("out", result)],
-                [("lu", lu), ("piv", piv), ("b", b)],
-                in_place=[("out", "b")],
-            )
+            given = [("lu", lu), ("piv", piv), ("b", b)]
+            require_no_alias("getrs_batched", [("out", result)], given, in_place=[("out", "b")])
             turned = operation(trans, "trans")
             factor = Factor("getrs", dtype, stack.batch, stack.n, stack.n, nrhs, turned)
             reads = {"a": block_lu, "pivots": block_piv, "b": block_b}
@@ -184,10 +178,8 @@ class Factorizations(BlasPart[D]):
 
         def prepare(preparer: Preparer) -> Submission[tuple[GpuRef, GpuRef]]:
             memory = self.home.memory
-            block_lu, block_piv = (
-                require_readable(lu, memory, "lu"),
-                require_readable(piv, memory, "piv"),
-            )
+            block_lu = require_readable(lu, memory, "lu")
+            block_piv = require_readable(piv, memory, "piv")
             dtype = require_kind(lu, SINGLE_OR_DOUBLE, "getri_batched")
             stack = _square_stack(lu, "lu")
             _require_pivots(piv, lu)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
@@ -166,23 +166,12 @@ class BlasProducts(BlasPart[D]):
 
         Vendor function: ``cublasGemmBatchedEx_64``.
 
-        Args:
-            a: matrices of shape (m, k), or (k, m) with ``trans_a``.
-            b: as many matrices of shape (k, n), or (n, k) with ``trans_b``; same dtype. A
-                matrix may come several times.
-            out: as many different buffers of shape (m, n), as for ``gemm``.
-            alpha: as for ``gemm``.
-            beta: as for ``gemm``.
-            trans_a: as for ``gemm``.
-            trans_b: as for ``gemm``.
-            dtype: as for ``gemm``.
-            compute_type: as for ``gemm``.
-            allow_tf32: as for ``gemm``.
+        ``a`` lists matrices of shape (m, k), or (k, m) with ``trans_a``, and ``b`` as many of shape
+        (k, n), or (n, k) with ``trans_b``, of the same dtype. A matrix may come several times.
+        ``out`` lists as many different buffers of shape (m, n). Other arguments are those of
+        ``gemm``.
         """
-        compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
-        return self._list(
-            "gemm_batched", a, b, out, alpha, beta, trans_a, trans_b, dtype, compute_type
-        )
+        return self._list("gemm_batched", locals())
 
     @op
     def gemm_grouped_batched(
@@ -204,25 +193,13 @@ class BlasProducts(BlasPart[D]):
         products of one shape make a group. Dtypes are float16, bfloat16, float32 and
         float64, and the results have that of the inputs.
 
-        Args:
-            a: matrices of shape (m, k), or (k, m) with ``trans_a``; each pair has m, n
-                and k of its own.
-            b: as many matrices of shape (k, n), or (n, k) with ``trans_b``; same dtype.
-            out: as many different buffers of shape (m, n), as for ``gemm``.
-            alpha: as for ``gemm``.
-            beta: as for ``gemm``.
-            trans_a: as for ``gemm``.
-            trans_b: as for ``gemm``.
-            compute_type: as for ``gemm``.
-            allow_tf32: as for ``gemm``.
+        Arguments are those of ``gemm_batched``, but each pair of matrices has m, n and k of its
+        own.
 
         Raises:
             Unsupported: the cuBLAS that is installed is older.
         """
-        compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
-        return self._list(
-            "gemm_grouped_batched", a, b, out, alpha, beta, trans_a, trans_b, None, compute_type
-        )
+        return self._list("gemm_grouped_batched", locals())
 
     # --- in common ------------------------------------------------------------------------
 
@@ -321,19 +298,11 @@ class BlasProducts(BlasPart[D]):
         reads = (block_a, block_b, *scalars, *(() if fresh else (block,)))
         return Submission(message, reads, writes, result)
 
-    def _list(
-        self,
-        name: str,
-        a: Sequence[GpuRef],
-        b: Sequence[GpuRef],
-        out: Sequence[GpuRef] | None,
-        alpha: Number,
-        beta: Number,
-        trans_a: Trans,
-        trans_b: Trans,
-        dtype: DTypeLike | None,
-        compute_type: str | None,
-    ) -> Request[list[GpuRef]]:
+    def _list(self, name: str, options: Mapping[str, Any]) -> Request[list[GpuRef]]:
+        """Return the request for products of lists, with the arguments of a method."""
+        a, b, out, dtype = options["a"], options["b"], options["out"], options.get("dtype")
+        asked = options["compute_type"]
+        compute_type = with_tf32(asked, TF32, allow_tf32=options["allow_tf32"])
         for called, given in (("a", a), ("b", b), ("out", out)):
             if not isinstance(given, Sequence) and not (called == "out" and given is None):
                 raise TypeError(
@@ -360,7 +329,7 @@ class BlasProducts(BlasPart[D]):
                     f"dtypes of {name} must be one of {', '.join(GROUPED)}, not {first.name}"
                 )
             wanted = dtype if dtype is not None or out is None else getattr(out[0], "dtype", None)
-            op_a, op_b = operation(trans_a, "trans_a"), operation(trans_b, "trans_b")
+            op_a, op_b = (operation(options[each], each) for each in ("trans_a", "trans_b"))
             shapes = []
             for i, (left, right) in enumerate(zip(a, b, strict=True)):
                 require_rank(left, 2, f"a[{i}]")
@@ -379,7 +348,7 @@ class BlasProducts(BlasPart[D]):
             dtype_c, compute = result_types(first, wanted, compute_type, name)
             if grouped and dtype_c is not first:
                 raise TypeError(f"{name} gives {first.name} for {first.name}, not {dtype_c.name}")
-            factor, scale = factors(a[0], alpha, beta, compute)
+            factor, scale = factors(a[0], options["alpha"], options["beta"], compute)
             fresh = scales_nothing(scale, a[0] if out is not None else None)
             results: list[GpuRef] = []
             for i, (m, n, _) in enumerate(shapes):

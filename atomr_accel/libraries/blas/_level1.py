@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ...ops import D, op, op_like
+from ...ops import D, op, op_family
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
     from ...arrays import GpuRef
     from ...ops import Request
     from .checks import Number
-
-
-def _product(
-    self: RowRoutines[D], name: str, x: GpuRef, y: GpuRef, *, out: GpuRef | None = None
-) -> Request[GpuRef]:
-    return self._routine(name, x=x, y=y, out=out)
-
-
-def _reduction(
-    self: RowRoutines[D], name: str, x: GpuRef, *, out: GpuRef | None = None
-) -> Request[GpuRef]:
-    return self._routine(name, x=x, out=out)
 
 
 class Level1(RowRoutines[D]):
@@ -42,7 +30,7 @@ class Level1(RowRoutines[D]):
         Returns:
             ``y``.
         """
-        return self._routine("axpy", x=x, y=y, a=a)
+        return self._routine("axpy", locals())
 
     @op
     def copy(self, x: GpuRef, y: GpuRef | None = None) -> Request[GpuRef]:
@@ -57,7 +45,7 @@ class Level1(RowRoutines[D]):
         Returns:
             ``y``.
         """
-        return self._routine("copy", x=x, y=y)
+        return self._routine("copy", locals())
 
     @op
     def swap(self, x: GpuRef, y: GpuRef) -> Request[tuple[GpuRef, GpuRef]]:
@@ -72,7 +60,7 @@ class Level1(RowRoutines[D]):
         Returns:
             ``(x, y)``.
         """
-        return self._routine("swap", x=x, y=y)
+        return self._routine("swap", locals())
 
     @op
     def rot(
@@ -91,7 +79,7 @@ class Level1(RowRoutines[D]):
         Returns:
             ``(x, y)``.
         """
-        return self._routine("rot", x=x, y=y, c=c, s=s)
+        return self._routine("rot", locals())
 
     @op
     def rotg(
@@ -114,7 +102,7 @@ class Level1(RowRoutines[D]):
             ``(a, b, c, s)``. With the old values of ``a`` and ``b``, ``c * a + s * b`` is r and ``c
             * b - conj(s) * a`` is 0.
         """
-        return self._routine("rotg", a=a, b=b, c=c, s=s)
+        return self._routine("rotg", locals())
 
     @op
     def rotm(self, x: GpuRef, y: GpuRef, param: GpuRef) -> Request[tuple[GpuRef, GpuRef]]:
@@ -133,7 +121,7 @@ class Level1(RowRoutines[D]):
         Returns:
             ``(x, y)``.
         """
-        return self._routine("rotm", x=x, y=y, param=param)
+        return self._routine("rotm", locals())
 
     @op
     def rotmg(
@@ -155,7 +143,7 @@ class Level1(RowRoutines[D]):
         Returns:
             ``(d1, d2, x1, param)``.
         """
-        return self._routine("rotmg", d1=d1, d2=d2, x1=x1, y1=y1, param=param)
+        return self._routine("rotmg", locals())
 
     @op
     def scal(self, a: Number | GpuRef, x: GpuRef) -> Request[GpuRef]:
@@ -171,11 +159,12 @@ class Level1(RowRoutines[D]):
         Returns:
             ``x``.
         """
-        return self._routine("scal", a=a, x=x)
+        return self._routine("scal", locals())
 
-    dot: Final = op_like(
-        _product,
-        "dot",
+    @op_family
+    def dot(
+        self, _name: str, x: GpuRef, y: GpuRef, *, out: GpuRef | None = None
+    ) -> Request[GpuRef]:
         """Scalar product ``sum(x * y)``, without conjugation.
 
         Vendor function: ``cublas<t>dot_64``, ``cublas<t>dotu_64``, ``cublasDotEx_64``.
@@ -188,20 +177,19 @@ class Level1(RowRoutines[D]):
         Returns:
             A buffer of shape (); 0 for empty vectors. It stays on the device: as input to
             the next op it costs no transfer, and ``device.get`` fetches it.
-        """,
-    )
-    dotc: Final = op_like(
-        _product,
-        "dotc",
+        """
+        return self._routine(_name, locals())
+
+    dotc: Final = dot.like(
         """Scalar product ``sum(conj(x) * y)``; as ``numpy.vdot``.
 
         Vendor function: ``cublas<t>dotc_64``, ``cublasDotcEx_64``; for real types ``dot``.
         Arguments, result and errors are those of ``dot``.
-        """,
+        """
     )
-    nrm2: Final = op_like(
-        _reduction,
-        "nrm2",
+
+    @op_family
+    def nrm2(self, _name: str, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
         """Euclidean norm, without overflow on the way.
 
         Vendor function: ``cublas<t>nrm2_64``, ``cublasNrm2Ex_64`` for 16-bit types.
@@ -215,20 +203,18 @@ class Level1(RowRoutines[D]):
 
         Raises:
             ValueError: ``x`` is not a vector.
-        """,
-    )
-    asum: Final = op_like(
-        _reduction,
-        "asum",
+        """
+        return self._routine(_name, locals())
+
+    asum: Final = nrm2.like(
         """Sum of magnitudes; a complex number counts as ``|real| + |imag|``.
 
         Vendor function: ``cublas<t>asum_64``, ``cublasAsumEx_64`` for 16-bit types.
         Arguments, result and errors are those of ``nrm2``.
-        """,
+        """
     )
-    amax: Final = op_like(
-        _reduction,
-        "amax",
+
+    amax: Final = nrm2.like(
         """Index of the first element of the largest magnitude.
 
         Vendor function: ``cublasI<t>amax_64``, ``cublasIamaxEx_64`` for 16-bit types. As
@@ -245,14 +231,13 @@ class Level1(RowRoutines[D]):
 
         Raises:
             ValueError: an empty vector.
-        """,
+        """
     )
-    amin: Final = op_like(
-        _reduction,
-        "amin",
+
+    amin: Final = nrm2.like(
         """Index of the first element of the smallest magnitude.
 
         Vendor function: ``cublasI<t>amin_64``, ``cublasIaminEx_64`` for 16-bit types.
         Arguments, result and errors are those of ``amax``.
-        """,
+        """
     )

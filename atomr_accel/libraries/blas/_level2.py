@@ -1,73 +1,16 @@
-"""Level 2: a matrix and vectors. Bands and packed triangles are in ``_banded``."""
+"""Level 2: a matrix and vectors."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ...ops import D, op, op_like
+from ...ops import D, op, op_family
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
     from ...arrays import GpuRef
     from ...ops import Request
     from .checks import Number, Trans
-
-
-def half_times_vector(
-    self: RowRoutines[D],
-    name: str,
-    a: GpuRef,
-    x: GpuRef,
-    *,
-    out: GpuRef | None = None,
-    alpha: Number | GpuRef = 1.0,
-    beta: Number | GpuRef = 0.0,
-    lower: bool = False,
-) -> Request[GpuRef]:
-    """Return the product of a matrix of which one triangle is stored, and a vector."""
-    return self._routine(name, a=a, x=x, out=out, alpha=alpha, beta=beta, lower=lower)
-
-
-def triangle_and_vector(
-    self: RowRoutines[D],
-    name: str,
-    a: GpuRef,
-    x: GpuRef,
-    *,
-    out: GpuRef | None = None,
-    lower: bool = False,
-    trans: Trans = 0,
-    unit_diagonal: bool = False,
-) -> Request[GpuRef]:
-    """Return the product of a triangular matrix and a vector, or the solution of a system."""
-    return self._routine(
-        name, a=a, x=x, out=out, lower=lower, trans=trans, unit_diagonal=unit_diagonal
-    )
-
-
-def _outer(
-    self: RowRoutines[D],
-    name: str,
-    x: GpuRef,
-    y: GpuRef,
-    *,
-    a: GpuRef | None = None,
-    alpha: Number | GpuRef = 1.0,
-) -> Request[GpuRef]:
-    return self._routine(name, x=x, y=y, a=a, alpha=alpha)
-
-
-def _half_outer(
-    self: RowRoutines[D],
-    name: str,
-    x: GpuRef,
-    y: GpuRef,
-    *,
-    a: GpuRef | None = None,
-    alpha: Number | GpuRef = 1.0,
-    lower: bool = False,
-) -> Request[GpuRef]:
-    return self._routine(name, x=x, y=y, a=a, alpha=alpha, lower=lower)
 
 
 class Level2(RowRoutines[D]):
@@ -98,11 +41,20 @@ class Level2(RowRoutines[D]):
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             trans: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
         """
-        return self._routine("gemv", a=a, x=x, out=out, alpha=alpha, beta=beta, trans=trans)
+        return self._routine("gemv", locals())
 
-    symv: Final = op_like(
-        half_times_vector,
-        "symv",
+    @op_family
+    def symv(
+        self,
+        _name: str,
+        a: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
+        lower: bool = False,
+    ) -> Request[GpuRef]:
         """Symmetric matrix times vector: ``alpha * a @ x + beta * out``.
 
         Vendor function: ``cublas<t>symv_64``.
@@ -110,25 +62,32 @@ class Level2(RowRoutines[D]):
         Args:
             a: shape (n, n), of which one triangle is read.
             x: n elements, same dtype.
-            lower: the lower triangle holds the data, not the upper one.
             out: as in ``gemv``.
             alpha: as in ``gemv``.
             beta: as in ``gemv``.
-        """,
-    )
-    hemv: Final = op_like(
-        half_times_vector,
-        "hemv",
+            lower: the lower triangle holds the data, not the upper one.
+        """
+        return self._routine(_name, locals())
+
+    hemv: Final = symv.like(
         """Hermitian matrix times vector; as ``symv``, for complex64 and complex128.
 
         The imaginary part of the diagonal is not read. Vendor function: ``cublas<t>hemm_64`` with
         one column, because row-major order needs the conjugate matrix, and ``hemv`` has no option
         for it.
-        """,
+        """
     )
-    ger: Final = op_like(
-        _outer,
-        "ger",
+
+    @op_family
+    def ger(
+        self,
+        _name: str,
+        x: GpuRef,
+        y: GpuRef,
+        *,
+        a: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+    ) -> Request[GpuRef]:
         """Add an outer product to a matrix, in place: ``a += alpha * outer(x, y)``.
 
         Vendor function: ``cublas<t>ger_64``, ``cublas<t>geru_64`` for complex types.
@@ -142,17 +101,16 @@ class Level2(RowRoutines[D]):
 
         Returns:
             ``a``.
-        """,
-    )
-    gerc: Final = op_like(
-        _outer,
-        "gerc",
+        """
+        return self._routine(_name, locals())
+
+    gerc: Final = ger.like(
         """Add an outer product with a conjugate, in place: ``a += alpha * outer(x, conj(y))``.
 
         Vendor function: ``cublasGemmStridedBatchedEx_64`` with an inner dimension of 1, because in
         row-major order ``gerc`` would conjugate the other vector. Arguments and errors are those of
         ``ger``.
-        """,
+        """
     )
 
     @op
@@ -178,17 +136,25 @@ class Level2(RowRoutines[D]):
         Returns:
             ``a``.
         """
-        return self._routine("syr", x=x, a=a, alpha=alpha, lower=lower)
+        return self._routine("syr", locals())
 
-    syr2: Final = op_like(
-        _half_outer,
-        "syr2",
+    @op_family
+    def syr2(
+        self,
+        _name: str,
+        x: GpuRef,
+        y: GpuRef,
+        *,
+        a: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        lower: bool = False,
+    ) -> Request[GpuRef]:
         """Add two outer products: ``a += alpha * (outer(x, y) + outer(y, x))``, in place.
 
         As ``syr`` with a second vector ``y`` of n elements. Vendor function:
         ``cublas<t>syr2_64``.
-        """,
-    )
+        """
+        return self._routine(_name, locals())
 
     @op
     def her(
@@ -205,20 +171,28 @@ class Level2(RowRoutines[D]):
         diagonal becomes 0. Vendor function: ``cublas<t>herk_64`` with one row, because in row-major
         order it is the other vector that ``her`` would conjugate.
         """
-        return self._routine("her", x=x, a=a, alpha=alpha, lower=lower)
+        return self._routine("her", locals())
 
-    her2: Final = op_like(
-        _half_outer,
-        "her2",
+    her2: Final = syr2.like(
         """Add ``alpha * outer(x, conj(y))`` and its conjugate transpose to a matrix, in place.
 
         As ``her`` with a second vector ``y`` of n elements and any ``alpha``. Vendor function:
         ``cublas<t>her2k_64`` with one row.
-        """,
+        """
     )
-    trmv: Final = op_like(
-        triangle_and_vector,
-        "trmv",
+
+    @op_family
+    def trmv(
+        self,
+        _name: str,
+        a: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        lower: bool = False,
+        trans: Trans = 0,
+        unit_diagonal: bool = False,
+    ) -> Request[GpuRef]:
         """Triangular matrix times vector: ``op(a) @ x``.
 
         Vendor function: ``cublas<t>trmv_64``; ``cublas<t>trmm_64`` for conjugates.
@@ -230,15 +204,223 @@ class Level2(RowRoutines[D]):
             lower: the lower triangle holds the data, not the upper one.
             trans: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
             unit_diagonal: take the diagonal as ones, and do not read it.
-        """,
-    )
-    trsv: Final = op_like(
-        triangle_and_vector,
-        "trsv",
+        """
+        return self._routine(_name, locals())
+
+    trsv: Final = trmv.like(
         """Solve a triangular system ``op(a) @ out = x``.
 
         Vendor function: ``cublas<t>trsv_64``; ``cublas<t>trsm_64`` for conjugates. A
         singular matrix is not looked for: a zero on the diagonal gives infinities and
         NaNs. Arguments, result and errors are those of ``trmv``.
-        """,
+        """
+    )
+
+    # --- bands and packed triangles, which hold less than a matrix, as SciPy and LAPACK store them
+
+    @op
+    def gbmv(
+        self,
+        m: int,
+        n: int,
+        kl: int,
+        ku: int,
+        a: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
+        trans: Trans = 0,
+    ) -> Request[GpuRef]:
+        """Band matrix times vector: ``alpha * op(a) @ x + beta * out``.
+
+        Vendor function: ``cublas<t>gbmv_64``, after ``cublas<t>geam_64``, which brings the
+        band into the vendor's order.
+
+        Args:
+            m: rows of the matrix.
+            n: columns of the matrix.
+            kl: how many diagonals there are below the main one.
+            ku: how many there are above it.
+            a: the band as SciPy stores it (``scipy.linalg.solve_banded``): shape
+                (kl + ku + 1, n), with element (i, j) at ``a[ku + i - j, j]``.
+            x: n elements, or m with ``trans``; same dtype.
+            out: as in ``gemv``.
+            alpha: as in ``gemv``.
+            beta: as in ``gemv``.
+            trans: as in ``gemv``.
+        """
+        return self._routine("gbmv", locals())
+
+    sbmv: Final = symv.like(
+        """Symmetric band matrix times vector: ``alpha * a @ x + beta * out``.
+
+        For float32 and float64. Vendor function: ``cublas<t>sbmv_64``, after ``cublas<t>geam_64``,
+        as for ``gbmv``. Other arguments are those of ``gemv``.
+
+        Args:
+            a: the band, as SciPy stores it (``scipy.linalg.solveh_banded``): shape (k + 1, n).
+                Element (i, j) of the upper triangle is at ``a[k + i - j, j]``, of the lower
+                triangle at ``a[i - j, j]``. The unused corners are not read.
+            x: n elements, same dtype.
+            lower: the band holds the lower triangle, not the upper one.
+        """
+    )
+
+    hbmv: Final = symv.like(
+        """Hermitian band matrix times vector; as ``sbmv``, for complex64 and complex128.
+
+        The imaginary part of the diagonal is not read. Vendor function:
+        ``cublas<t>hbmv_64``, after ``cublas<t>geam_64``.
+        """
+    )
+
+    @op_family
+    def spmv(
+        self,
+        _name: str,
+        ap: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
+        lower: bool = False,
+    ) -> Request[GpuRef]:
+        """Packed symmetric matrix times vector: ``alpha * a @ x + beta * out``.
+
+        For float32 and float64. Vendor function: ``cublas<t>spmv_64``.
+
+        Args:
+            ap: the triangle, as SciPy stores it (``scipy.linalg.blas``): n * (n + 1) / 2 elements,
+                one column after the other. Element (i, j) is at ``ap[i + j * (j + 1) // 2]`` in the
+                upper triangle. In the lower triangle it is at ``ap[i + j * (2 * n - j - 1) // 2]``.
+            x: n elements, same dtype.
+            out: as in ``gemv``.
+            alpha: as in ``gemv``.
+            beta: as in ``gemv``.
+            lower: ``ap`` holds the lower triangle, not the upper one.
+        """
+        return self._routine(_name, locals())
+
+    hpmv: Final = spmv.like(
+        """Packed Hermitian matrix times vector; as ``spmv``, for complex64 and complex128.
+
+        The imaginary part of the diagonal is not read. Vendor function:
+        ``cublas<t>hpmv_64``.
+        """
+    )
+
+    @op
+    def spr(
+        self,
+        x: GpuRef,
+        *,
+        ap: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        lower: bool = False,
+    ) -> Request[GpuRef]:
+        """Add a vector's outer product with itself to a packed matrix, in place.
+
+        ``a += alpha * outer(x, x)``, for float32 and float64. Vendor function:
+        ``cublas<t>spr_64``.
+
+        Args:
+            x: n elements.
+            ap: the triangle, as in ``spmv``: n * (n + 1) / 2 elements, same dtype, not sealed,
+                no memory in common with the inputs. Zeros if absent.
+            alpha: the factor.
+            lower: ``ap`` holds the lower triangle, not the upper one.
+
+        Returns:
+            ``ap``.
+        """
+        return self._routine("spr", locals())
+
+    @op
+    def hpr(
+        self,
+        x: GpuRef,
+        *,
+        ap: GpuRef | None = None,
+        alpha: float | GpuRef = 1.0,
+        lower: bool = False,
+    ) -> Request[GpuRef]:
+        """Add ``alpha * outer(x, conj(x))`` to a packed Hermitian matrix, in place.
+
+        As ``spr``, for complex64 and complex128, with a real ``alpha``; the imaginary part of
+        the diagonal becomes 0. Vendor function: ``cublas<t>hpr_64``.
+        """
+        return self._routine("hpr", locals())
+
+    @op_family
+    def spr2(
+        self,
+        _name: str,
+        x: GpuRef,
+        y: GpuRef,
+        *,
+        ap: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        lower: bool = False,
+    ) -> Request[GpuRef]:
+        """Add ``alpha * (outer(x, y) + outer(y, x))`` to a packed symmetric matrix, in place.
+
+        As ``spr`` with a second vector ``y`` of n elements. Vendor function:
+        ``cublas<t>spr2_64``.
+        """
+        return self._routine(_name, locals())
+
+    hpr2: Final = spr2.like(
+        """Add ``alpha * outer(x, conj(y))`` and its conjugate transpose to a packed matrix.
+
+        In place, as ``hpr`` with a second vector ``y`` of n elements and any ``alpha``. Vendor
+        function: ``cublas<t>hpr2_64``.
+        """
+    )
+
+    tbmv: Final = trmv.like(
+        """Triangular band matrix times vector: ``op(a) @ x``.
+
+        Vendor function: ``cublas<t>tbmv_64``, after ``cublas<t>geam_64``, as for ``gbmv``. ``a`` is
+        a band as in ``sbmv``. Other arguments are those of ``trmv``.
+        """
+    )
+
+    tbsv: Final = trmv.like(
+        """Solve a triangular system of a band: ``op(a) @ out = x``.
+
+        Vendor function: ``cublas<t>tbsv_64``, after ``cublas<t>geam_64``. A singular matrix is
+        not looked for: a zero on the diagonal gives infinities and NaNs. Arguments, result and
+        errors are those of ``tbmv``.
+        """
+    )
+
+    @op_family
+    def tpmv(
+        self,
+        _name: str,
+        ap: GpuRef,
+        x: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        lower: bool = False,
+        trans: Trans = 0,
+        unit_diagonal: bool = False,
+    ) -> Request[GpuRef]:
+        """Packed triangular matrix times vector: ``op(a) @ x``.
+
+        Vendor function: ``cublas<t>tpmv_64``. ``ap`` is a triangle as in ``spmv``. Other arguments
+        are those of ``trmv``.
+        """
+        return self._routine(_name, locals())
+
+    tpsv: Final = tpmv.like(
+        """Solve a packed triangular system: ``op(a) @ out = x``.
+
+        Vendor function: ``cublas<t>tpsv_64``. A singular matrix is not looked for: a zero on
+        the diagonal gives infinities and NaNs. Arguments, result and errors are those of
+        ``tpmv``.
+        """
     )

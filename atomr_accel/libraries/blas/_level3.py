@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ...ops import D, op, op_like
+from ...ops import D, op, op_family
 from ._routines import RowRoutines
 
 if TYPE_CHECKING:
@@ -13,83 +13,22 @@ if TYPE_CHECKING:
     from .checks import Number, Side, Trans
 
 
-def _half_product(
-    self: RowRoutines[D],
-    name: str,
-    a: GpuRef,
-    b: GpuRef,
-    *,
-    out: GpuRef | None = None,
-    alpha: Number | GpuRef = 1.0,
-    beta: Number | GpuRef = 0.0,
-    side: Side = 0,
-    lower: bool = False,
-) -> Request[GpuRef]:
-    return self._routine(name, a=a, b=b, out=out, alpha=alpha, beta=beta, side=side, lower=lower)
-
-
-def _symmetric_product(
-    self: RowRoutines[D],
-    name: str,
-    a: GpuRef,
-    b: GpuRef,
-    *,
-    out: GpuRef | None = None,
-    alpha: Number | GpuRef = 1.0,
-    beta: Number | GpuRef = 0.0,
-    trans: Trans = 0,
-    lower: bool = False,
-) -> Request[GpuRef]:
-    return self._routine(name, a=a, b=b, out=out, alpha=alpha, beta=beta, trans=trans, lower=lower)
-
-
-def _hermitian_product(
-    self: RowRoutines[D],
-    name: str,
-    a: GpuRef,
-    b: GpuRef,
-    *,
-    out: GpuRef | None = None,
-    alpha: Number | GpuRef = 1.0,
-    beta: float | GpuRef = 0.0,
-    trans: Trans = 0,
-    lower: bool = False,
-) -> Request[GpuRef]:
-    return self._routine(name, a=a, b=b, out=out, alpha=alpha, beta=beta, trans=trans, lower=lower)
-
-
-def _triangle_and_matrix(
-    self: RowRoutines[D],
-    name: str,
-    a: GpuRef,
-    b: GpuRef,
-    *,
-    out: GpuRef | None = None,
-    alpha: Number | GpuRef = 1.0,
-    side: Side = 0,
-    lower: bool = False,
-    trans_a: Trans = 0,
-    unit_diagonal: bool = False,
-) -> Request[GpuRef]:
-    return self._routine(
-        name,
-        a=a,
-        b=b,
-        out=out,
-        alpha=alpha,
-        side=side,
-        lower=lower,
-        trans_a=trans_a,
-        unit_diagonal=unit_diagonal,
-    )
-
-
 class Level3(RowRoutines[D]):
     """The part of ``Blas`` for matrices with structure."""
 
-    symm: Final = op_like(
-        _half_product,
-        "symm",
+    @op_family
+    def symm(
+        self,
+        _name: str,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
+        side: Side = 0,
+        lower: bool = False,
+    ) -> Request[GpuRef]:
         """Product with a symmetric matrix: ``alpha * a @ b + beta * out``.
 
         Vendor function: ``cublas<t>symm_64``.
@@ -103,17 +42,15 @@ class Level3(RowRoutines[D]):
             beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
             side: 0 (``"L"``) for ``a @ b``, 1 (``"R"``) for ``b @ a``.
             lower: the lower triangle holds the data, not the upper one.
-        """,
-    )
+        """
+        return self._routine(_name, locals())
 
-    hemm: Final = op_like(
-        _half_product,
-        "hemm",
+    hemm: Final = symm.like(
         """Product with a Hermitian matrix; as ``symm``, for complex64 and complex128.
 
         The imaginary part of the diagonal is not read. Vendor function:
         ``cublas<t>hemm_64``.
-        """,
+        """
     )
 
     @op
@@ -144,7 +81,7 @@ class Level3(RowRoutines[D]):
             ValueError: shapes that do not fit, ``beta`` without ``out``, aliasing; ``trans="C"``
                 for complex types, for which there is ``herk``.
         """
-        return self._routine("syrk", a=a, out=out, alpha=alpha, beta=beta, trans=trans, lower=lower)
+        return self._routine("syrk", locals())
 
     @op
     def herk(
@@ -163,48 +100,64 @@ class Level3(RowRoutines[D]):
         ``trans=2`` (``"C"``) for ``a.conj().T @ a``. The imaginary part of the diagonal
         becomes 0. Vendor function: ``cublas<t>herk_64``.
         """
-        return self._routine("herk", a=a, out=out, alpha=alpha, beta=beta, trans=trans, lower=lower)
+        return self._routine("herk", locals())
 
-    syr2k: Final = op_like(
-        _symmetric_product,
-        "syr2k",
+    @op_family
+    def syr2k(
+        self,
+        _name: str,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: Number | GpuRef = 0.0,
+        trans: Trans = 0,
+        lower: bool = False,
+    ) -> Request[GpuRef]:
         """Symmetric product of two matrices: ``alpha * (a @ b.T + b @ a.T) + beta * out``.
 
         As ``syrk`` with a second matrix ``b`` of the shape of ``a``. Vendor function:
         ``cublas<t>syr2k_64``.
-        """,
-    )
+        """
+        return self._routine(_name, locals())
 
-    her2k: Final = op_like(
-        _hermitian_product,
-        "her2k",
+    @op_family
+    def her2k(
+        self,
+        _name: str,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        beta: float | GpuRef = 0.0,
+        trans: Trans = 0,
+        lower: bool = False,
+    ) -> Request[GpuRef]:
         """Hermitian product of two matrices.
 
         ``alpha * a @ b.conj().T + conj(alpha) * b @ a.conj().T + beta * out``; with
         ``trans=2`` (``"C"``) ``alpha * a.conj().T @ b + conj(alpha) * b.conj().T @ a``.
         As ``herk`` with a second matrix ``b`` of the shape of ``a``, and complex
         ``alpha``. Vendor function: ``cublas<t>her2k_64``.
-        """,
-    )
+        """
+        return self._routine(_name, locals())
 
-    syrkx: Final = op_like(
-        _symmetric_product,
-        "syrkx",
+    syrkx: Final = syr2k.like(
         """A product that is known to be symmetric: ``alpha * a @ b.T + beta * out``.
 
         As ``syrk`` with a second matrix ``b`` of the shape of ``a``, such as ``a`` times a
         symmetric matrix. Only one triangle is computed. Vendor function: ``cublas<t>syrkx_64``.
-        """,
+        """
     )
 
-    herkx: Final = op_like(
-        _hermitian_product,
-        "herkx",
+    herkx: Final = her2k.like(
         """A product that is known to be Hermitian: ``alpha * a @ b.conj().T + beta * out``.
 
         As ``herk`` with a second matrix ``b`` of the shape of ``a`` and any ``alpha``. Only one
         triangle is computed. Vendor function: ``cublas<t>herkx_64``.
-        """,
+        """
     )
 
     @op
@@ -223,32 +176,25 @@ class Level3(RowRoutines[D]):
 
         Up to a quarter less arithmetic than ``gemm``, and somewhat less precise: an error in
         one of the parts of a number is relative to the larger part. For complex64 and
-        complex128. Vendor function: ``cublas<t>gemm3m_64``.
-
-        Args:
-            a: shape (m, k), or (k, m) with ``trans_a``.
-            b: shape (k, n), or (n, k) with ``trans_b``; same dtype.
-            out: shape (m, n), same dtype, not sealed, no memory in common with the inputs.
-                Made if absent.
-            alpha: scales the product.
-            beta: scales what ``out`` holds before; 0 ignores it, NaNs included.
-            trans_a: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
-            trans_b: the same for ``b``.
+        complex128. Vendor function: ``cublas<t>gemm3m_64``. Arguments are those of ``gemm``, of two
+        dimensions.
         """
-        return self._routine(
-            "gemm3m",
-            a=a,
-            b=b,
-            out=out,
-            alpha=alpha,
-            beta=beta,
-            trans_a=trans_a,
-            trans_b=trans_b,
-        )
+        return self._routine("gemm3m", locals())
 
-    trmm: Final = op_like(
-        _triangle_and_matrix,
-        "trmm",
+    @op_family
+    def trmm(
+        self,
+        _name: str,
+        a: GpuRef,
+        b: GpuRef,
+        *,
+        out: GpuRef | None = None,
+        alpha: Number | GpuRef = 1.0,
+        side: Side = 0,
+        lower: bool = False,
+        trans_a: Trans = 0,
+        unit_diagonal: bool = False,
+    ) -> Request[GpuRef]:
         """Product with a triangular matrix: ``alpha * op(a) @ b``.
 
         Vendor function: ``cublas<t>trmm_64``.
@@ -262,18 +208,16 @@ class Level3(RowRoutines[D]):
             lower: the lower triangle holds the data, not the upper one.
             trans_a: 1 (``"T"``) for the transpose of ``a``, 2 (``"C"``) for its conjugate.
             unit_diagonal: take the diagonal as ones, and do not read it.
-        """,
-    )
+        """
+        return self._routine(_name, locals())
 
-    trsm: Final = op_like(
-        _triangle_and_matrix,
-        "trsm",
+    trsm: Final = trmm.like(
         """Solve triangular systems ``op(a) @ out = alpha * b``, or ``out @ op(a) = alpha * b``.
 
         Vendor function: ``cublas<t>trsm_64``. A singular matrix is not looked for: a zero
         on the diagonal gives infinities and NaNs. Arguments, result and errors are those
         of ``trmm``.
-        """,
+        """
     )
 
     @op
@@ -305,9 +249,7 @@ class Level3(RowRoutines[D]):
         """
         if b is None:  # 0 times a again is as good as zeros
             b, beta, trans_b = a, 0.0, trans_a
-        return self._routine(
-            "geam", a=a, b=b, out=out, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b
-        )
+        return self._routine("geam", locals())
 
     @op
     def dgmm(
@@ -328,4 +270,4 @@ class Level3(RowRoutines[D]):
             side: 0 (``"L"``) for ``diag(x) @ a``, 1 (``"R"``) for ``a @ diag(x)``.
             out: shape (m, n), same dtype, not sealed; may be ``a`` itself. Made if absent.
         """
-        return self._routine("dgmm", a=a, x=x, side=side, out=out)
+        return self._routine("dgmm", locals())

@@ -79,15 +79,15 @@ class _RoutinePlan(NamedTuple):
 class RowRoutines(BlasPart[D]):
     """Base of the classes of levels 1 to 3."""
 
-    def _routine(self, name: str, /, **given: Any) -> Request[Any]:
-        """Return the request for a routine."""
+    def _routine(self, name: str, given: Given) -> Request[Any]:
+        """Return the request for a routine; ``given`` may hold more than its arguments."""
         row, called, options_of, operands, reads, writes, rescaled = _ROUTES[name]
         # Loops, because these few lines are most of what a call costs the program.
         read_options = []
         for option, usual, read in options_of:
             value = given[option]
             read_options.append(0 if value is usual else read(value, option))
-        if strided(*given.values()):
+        if strided(*[given[argument] for argument, *_ in operands]):
             given = _as_transposes(row, given, read_options)
         options = tuple(read_options)
 

@@ -199,12 +199,8 @@ class StackedRoutines(BlasPart[D]):
             block = require_writable(result, memory, "out")
             require_dtype(result, b.dtype, "out", "b")
             require_shape(result, b.shape, "out")
-            require_no_alias(
-                "trsm_batched",
-                [("out", result)],
-                [("a", a), ("b", b)],
-                in_place=[("out", "b")],
-            )
+            given = [("a", a), ("b", b)]
+            require_no_alias("trsm_batched", [("out", result)], given, in_place=[("out", "b")])
             pointers = preparer.output((_POINTERS * batch.products,), UINT8).block
             message = RunStacked(
                 *("trsm", dtype),

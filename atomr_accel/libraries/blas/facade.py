@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import final
 
 from ...ops import D
-from ._banded import Banded
 from ._factor import Factorizations
 from ._gemm import BlasProducts
 from ._grouped import GroupedProducts
@@ -24,7 +23,6 @@ class Blas(
     GroupedProducts[D],
     Level1[D],
     Level2[D],
-    Banded[D],
     Level3[D],
     StackedRoutines[D],
     Factorizations[D],

@@ -209,32 +209,7 @@ class BlasLt(Facade[D]):
         Raises:
             Unsupported: the device, or the library, does not have this combination.
         """
-        return self._matmul(
-            "matmul",
-            a,
-            b,
-            out=out,
-            c=c,
-            alpha=alpha,
-            beta=beta,
-            trans_a=trans_a,
-            trans_b=trans_b,
-            dtype=dtype,
-            compute_type=compute_type,
-            allow_tf32=allow_tf32,
-            epilogue=epilogue,
-            bias=bias,
-            aux=aux,
-            scale_a=scale_a,
-            scale_b=scale_b,
-            scale_out=scale_out,
-            fast_accum=fast_accum,
-            layout_a=layout_a,
-            layout_b=layout_b,
-            layout_out=layout_out,
-            autotune=autotune,
-            algorithm=algorithm,
-        )
+        return self._matmul("matmul", locals())
 
     @op
     def matmul_extra(
@@ -269,23 +244,14 @@ class BlasLt(Facade[D]):
             ValueError: an epilogue with one result, for which there is ``matmul``.
         """
         _require_known("matmul_extra", options, MatmulOptions)
-        return self._matmul("matmul_extra", a, b, **options)
+        return self._matmul("matmul_extra", {"a": a, "b": b, **options})
 
-    def _matmul(
-        self,
-        name: str,
-        a: GpuRef,
-        b: GpuRef,
-        *,
-        beta: Number = 0.0,
-        autotune: bool = False,
-        algorithm: int | None = None,
-        **options: Any,
-    ) -> Request[Any]:
-        """Return the request for a product by ``matmul`` or ``matmul_extra``."""
-        alpha: Any = options.get("alpha", 1.0)
-        operands, chosen = _read(a, b, **options)
-        autotune = flag(autotune, "autotune")
+    def _matmul(self, name: str, given: Mapping[str, Any]) -> Request[Any]:
+        """Return the request for a product, with the arguments of a method."""
+        alpha, beta = given.get("alpha", 1.0), given.get("beta", 0.0)
+        algorithm = given.get("algorithm")
+        operands, chosen = _read(given)
+        autotune = flag(given.get("autotune", False), "autotune")
         require_no_race(self.home, autotune=autotune)
         if algorithm is not None:
             algorithm = whole(algorithm, "algorithm")
@@ -337,7 +303,7 @@ class BlasLt(Facade[D]):
             Numbers for ``matmul(algorithm=)``, each once.
         """
         _require_known("algorithms", options, HeuristicOptions)
-        operands, chosen = _read(a, b, **options)
+        operands, chosen = _read({"a": a, "b": b, **options})
         alpha, beta = options.get("alpha", 1.0), options.get("beta", 0.0)
         factor = 1.0 if isinstance(alpha, GpuRef) else alpha
 
@@ -412,44 +378,23 @@ def _numbers(candidates: list[_Choice]) -> list[int]:
     return list(dict.fromkeys(number for _, _, number in candidates))
 
 
-def _read(
-    a: GpuRef,
-    b: GpuRef,
-    *,
-    out: GpuRef | None = None,
-    c: GpuRef | None = None,
-    alpha: Number | GpuRef = 1.0,
-    trans_a: Trans = False,
-    trans_b: Trans = False,
-    dtype: DTypeLike | None = None,
-    compute_type: str | None = None,
-    allow_tf32: bool = False,
-    epilogue: str | None = None,
-    bias: GpuRef | None = None,
-    aux: GpuRef | None = None,
-    scale_a: GpuRef | None = None,
-    scale_b: GpuRef | None = None,
-    scale_out: GpuRef | None = None,
-    amax: bool = False,
-    fast_accum: bool = False,
-    layout_a: Layout | None = None,
-    layout_b: Layout | None = None,
-    layout_out: Layout | None = None,
-    **_others: object,
-) -> tuple[ProductOperands, BlasLtOptions]:
-    """The arguments of ``matmul`` by what part they take."""
-    factors = alpha if isinstance(alpha, GpuRef) else None
-    operands = ProductOperands(a, b, c, bias, scale_a, scale_b, scale_out, out, aux, factors)
+def _read(given: Mapping[str, Any]) -> tuple[ProductOperands, BlasLtOptions]:
+    """The arguments of a method by what part they take; some may be absent."""
+    buffers: dict[str, Any] = {name: given.get(name) for name in ProductOperands._fields}
+    if not isinstance(buffers["alpha"], GpuRef):
+        del buffers["alpha"]
+    operands = ProductOperands(**buffers)
+    dtype, compute_type, epilogue = map(given.get, ("dtype", "compute_type", "epilogue"))
     options = BlasLtOptions(
-        layout_a,
-        layout_b,
-        layout_out,
-        0 if trans_a is False else operation(trans_a, "trans_a"),
-        0 if trans_b is False else operation(trans_b, "trans_b"),
+        given.get("layout_a"),
+        given.get("layout_b"),
+        given.get("layout_out"),
+        operation(given.get("trans_a", False), "trans_a"),
+        operation(given.get("trans_b", False), "trans_b"),
         None if dtype is None else as_dtype(dtype),
-        with_tf32(compute_type, TF32, allow_tf32=allow_tf32),
-        epilogue if epilogue is not None else "bias" if bias is not None else "",
-        flag(fast_accum, "fast_accum"),
-        flag(amax, "amax"),
+        with_tf32(compute_type, TF32, allow_tf32=given.get("allow_tf32", False)),
+        epilogue if epilogue is not None else "bias" if given.get("bias") is not None else "",
+        flag(given.get("fast_accum", False), "fast_accum"),
+        flag(given.get("amax", False), "amax"),
     )
     return operands, options

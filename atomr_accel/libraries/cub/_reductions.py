@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._dtypes import DTYPES, NAMES, as_dtype
 from ..._errors import Unsupported
-from ...ops import D, op, op_like
+from ...ops import D, op, op_family
 from ...wire.options import whole
 from ._operators import coded, identity_of, named
 from .call import INT64, CubOutput, CubPart, element, number
@@ -30,56 +30,6 @@ _ASSOCIATIVE: Final = tuple(
 )
 _LOOSE: Final = ("int32", "uint32", "uint64", "float32", "float64")
 """Dtypes that have atomic additions."""
-
-
-def _position(
-    self: CubReductions[Any], name: str, x: GpuRef, *, out: GpuRef | None = None
-) -> Request[GpuRef]:
-    self._require(x=x)
-    spec = CubSpec("arg_reduce", (element(x, "x"), "int64"), descending=name == "argmax")
-    if not x.size:
-        raise ValueError(f"attempt to get {name} of an empty sequence")
-    return self._request(
-        f"cub.{name}",
-        spec,
-        [("x", x)],
-        [CubOutput("out", (), INT64, out)],
-        (x.size,),
-    )
-
-
-def _scan(
-    self: CubReductions[Any],
-    name: str,
-    x: GpuRef,
-    op: AnyOperator = "plus",
-    *,
-    init: complex | np.generic | None = None,
-    dtype: DTypeLike | None = None,
-    out: GpuRef | None = None,
-) -> Request[GpuRef]:
-    self._require(x=x)
-    operator, dtypes, begin = _folding(self.home, x, op, dtype, init, "op")
-    if name == "inclusive_scan" and init is None:
-        begin = None
-    elif begin is None:
-        raise ValueError(f"{name} by this operator has to begin with something: give init=")
-    exact = bool(operator.kind) and BINARY[operator.kind].exact
-    if self.home.deterministic and not exact and DTYPES[dtypes[1]].kind not in "biu":
-        raise Unsupported(
-            f"{name} of {dtypes[1]}: in which order CUB adds up parts depends on time, "
-            "and the device was opened with deterministic=True"
-        )
-    spec = CubSpec(name, dtypes, (operator,), init=begin is not None)
-    return self._request(
-        f"cub.{name}",
-        spec,
-        [("x", x)],
-        [CubOutput("out", x.shape, DTYPES[dtypes[2]], out)],
-        (x.size,),
-        values=() if begin is None else (begin,),
-        in_place=[("out", "x")] if dtypes[0] == dtypes[2] else (),
-    )
 
 
 class CubReductions(CubPart[D]):
@@ -145,9 +95,8 @@ class CubReductions(CubPart[D]):
             values=() if begin is None else (begin,),
         )
 
-    argmin: Final = op_like(
-        _position,
-        "argmin",
+    @op_family
+    def argmin(self, _name: str, x: GpuRef, *, out: GpuRef | None = None) -> Request[GpuRef]:
         """Find the position of the smallest element (``cub::DeviceReduce::ArgMin``).
 
         Of equal ones it is the first; NaN is smaller than all others, as in NumPy.
@@ -162,21 +111,38 @@ class CubReductions(CubPart[D]):
         Raises:
             TypeError: a dtype without an order.
             ValueError: x is empty.
-        """,
-    )
-    argmax: Final = op_like(
-        _position,
-        "argmax",
+        """
+        self._require(x=x)
+        spec = CubSpec("arg_reduce", (element(x, "x"), "int64"), descending=_name == "argmax")
+        if not x.size:
+            raise ValueError(f"attempt to get {_name} of an empty sequence")
+        return self._request(
+            f"cub.{_name}",
+            spec,
+            [("x", x)],
+            [CubOutput("out", (), INT64, out)],
+            (x.size,),
+        )
+
+    argmax: Final = argmin.like(
         """Find the position of the largest element (``cub::DeviceReduce::ArgMax``).
 
         Of equal ones it is the first; NaN is larger than all others, as in NumPy. Otherwise as
         ``argmin``.
-        """,
+        """
     )
 
-    inclusive_scan: Final = op_like(
-        _scan,
-        "inclusive_scan",
+    @op_family
+    def inclusive_scan(
+        self,
+        _name: str,
+        x: GpuRef,
+        op: AnyOperator = "plus",
+        *,
+        init: complex | np.generic | None = None,
+        dtype: DTypeLike | None = None,
+        out: GpuRef | None = None,
+    ) -> Request[GpuRef]:
         """Combine each element with all before it (``cub::DeviceScan::InclusiveScan``).
 
         Args:
@@ -194,11 +160,31 @@ class CubReductions(CubPart[D]):
             Unsupported: as ``reduce``. Also a sum, a product or a custom operator on floats, on a
                 device that was opened with ``deterministic=True``: the order in which CUB adds up
                 parts depends on time.
-        """,
-    )
-    exclusive_scan: Final = op_like(
-        _scan,
-        "exclusive_scan",
+        """
+        self._require(x=x)
+        operator, dtypes, begin = _folding(self.home, x, op, dtype, init, "op")
+        if _name == "inclusive_scan" and init is None:
+            begin = None
+        elif begin is None:
+            raise ValueError(f"{_name} by this operator has to begin with something: give init=")
+        exact = bool(operator.kind) and BINARY[operator.kind].exact
+        if self.home.deterministic and not exact and DTYPES[dtypes[1]].kind not in "biu":
+            raise Unsupported(
+                f"{_name} of {dtypes[1]}: in which order CUB adds up parts depends on time, "
+                "and the device was opened with deterministic=True"
+            )
+        spec = CubSpec(_name, dtypes, (operator,), init=begin is not None)
+        return self._request(
+            f"cub.{_name}",
+            spec,
+            [("x", x)],
+            [CubOutput("out", x.shape, DTYPES[dtypes[2]], out)],
+            (x.size,),
+            values=() if begin is None else (begin,),
+            in_place=[("out", "x")] if dtypes[0] == dtypes[2] else (),
+        )
+
+    exclusive_scan: Final = inclusive_scan.like(
         """Combine all elements before each one (``cub::DeviceScan::ExclusiveScan``).
 
         ``init`` is the first element of the result; by default the operator's identity. Otherwise
@@ -206,7 +192,7 @@ class CubReductions(CubPart[D]):
 
         Raises:
             ValueError: as ``reduce``; or neither ``init`` nor the operator's identity exists.
-        """,
+        """
     )
 
     @op

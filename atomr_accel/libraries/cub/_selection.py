@@ -142,15 +142,7 @@ class Selections(CubPart[D]):
             The kept elements, in their order, and their number.
         """
         self._require(x=x)
-        spec = self._distinct(x, "", op, "x")
-        return self._request(
-            "cub.unique",
-            spec,
-            [("x", x), ("values", None)],
-            [CubOutput("out", (x.size,), x.dtype), None, CubOutput("count", (), INT64)],
-            (x.size,),
-            result=tuple,
-        )
+        return self._distinct("unique", "x", x, None, op)
 
     @op
     def unique_by_key(
@@ -169,25 +161,23 @@ class Selections(CubPart[D]):
         self._require(keys=keys, values=values)
         if keys.size != values.size:
             raise ValueError(f"there are {keys.size} keys and {values.size} values")
-        spec = self._distinct(keys, opaque(values.dtype), op, "keys")
-        shape = (keys.size,)
+        return self._distinct("unique_by_key", "keys", keys, values, op)
+
+    def _distinct(
+        self, name: str, first: str, keys: GpuRef, values: GpuRef | None, op: AnyOperator
+    ) -> Request[Any]:
+        dtype = element(keys, first)
+        equal = coded(self.home, op, (dtype, dtype), "bool", "op")
+        moved = "" if values is None else opaque(values.dtype)
+        out = None if values is None else CubOutput("values", (keys.size,), values.dtype)
         return self._request(
-            "cub.unique_by_key",
-            spec,
-            [("keys", keys), ("values", values)],
-            [
-                CubOutput("keys", shape, keys.dtype),
-                CubOutput("values", shape, values.dtype),
-                CubOutput("count", (), INT64),
-            ],
-            shape,
+            f"cub.{name}",
+            CubSpec("unique_by_key", (dtype, moved), (equal,)),
+            [(first, keys), ("values", values)],
+            [CubOutput("keys", (keys.size,), keys.dtype), out, CubOutput("count", (), INT64)],
+            (keys.size,),
             result=tuple,
         )
-
-    def _distinct(self, keys: GpuRef, values: str, op: AnyOperator, name: str) -> CubSpec:
-        dtype = element(keys, name)
-        equal = coded(self.home, op, (dtype, dtype), "bool", "op")
-        return CubSpec("unique_by_key", (dtype, values), (equal,))
 
     @op
     def trim(self, count: GpuRef, x: GpuRef) -> Request[GpuRef]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..._dtypes import NAMES
 from ..._errors import said_of
 from ...arrays import GpuRef
-from ...ops import D, op
+from ...ops import D, op, op_family
 from ...wire.options import flag, whole
 from ._operators import coded
 from ._reductions import offsets_of
-from .call import INT64, WAITING, CubOutput, CubPart, element, opaque
+from .call import INT64, LANE, WAITING, CubOutput, CubPart, element, opaque
 from .wire._spec import CubSpec, OperatorSpec
 
 if TYPE_CHECKING:
@@ -51,15 +51,7 @@ class Sorts(CubPart[D]):
         Raises:
             ValueError: ``op`` and ``descending`` together.
         """
-        self._require(keys=keys)
-        spec = self._sorted_by(keys, "", op, descending)
-        return self._request(
-            "cub.sort",
-            spec,
-            [("keys", keys), ("values", None)],
-            [CubOutput("out", keys.shape, keys.dtype, out), None],
-            (keys.size,),
-        )
+        return self._sort("sort", keys, None, op, descending, out)
 
     @op
     def sort_pairs(
@@ -73,31 +65,13 @@ class Sorts(CubPart[D]):
     ) -> Request[tuple[GpuRef, GpuRef]]:
         """Sort keys and take values along (``cub::DeviceRadixSort::SortPairs``).
 
-        Args:
-            keys: as for ``sort``.
-            values: one for each key, of any dtype.
-            op: as for ``sort``.
-            descending: as for ``sort``.
-            out: the buffers for keys and values.
+        Arguments are those of ``sort``, with ``values``, one for each key, of any dtype. ``out``
+        has a buffer for keys and one for values.
 
         Returns:
             The keys and the values. Values of equal keys stay in their order.
         """
-        self._require(keys=keys, values=values)
-        _require_as_many(keys, values)
-        spec = self._sorted_by(keys, opaque(values.dtype), op, descending)
-        given = _two(out)
-        return self._request(
-            "cub.sort_pairs",
-            spec,
-            [("keys", keys), ("values", values)],
-            [
-                CubOutput("out[0]", keys.shape, keys.dtype, given[0]),
-                CubOutput("out[1]", values.shape, values.dtype, given[1]),
-            ],
-            (keys.size,),
-            result=tuple,
-        )
+        return self._sort("sort_pairs", keys, values, op, descending, out)
 
     @op
     def argsort(
@@ -105,10 +79,7 @@ class Sorts(CubPart[D]):
     ) -> Request[GpuRef]:
         """Return the order in which ``sort`` has keys, which is stable.
 
-        Args:
-            keys: as for ``sort``.
-            descending: as for ``sort``.
-            out: the buffer for the result.
+        Arguments are those of ``sort``.
 
         Returns:
             Positions in keys, int64, in the shape of keys.
@@ -129,18 +100,6 @@ class Sorts(CubPart[D]):
             (keys.size,),
             result=_last,
         )
-
-    def _sorted_by(
-        self, keys: GpuRef, values: str, op: AnyOperator | None, descending: bool
-    ) -> CubSpec:
-        dtype = element(keys, "keys")
-        first = flag(descending, "descending")
-        if op is None:
-            return CubSpec("radix_sort", (dtype, values), descending=first)
-        if first:
-            raise ValueError("op says which key comes first, so descending has no meaning with it")
-        less = coded(self.home, op, (dtype, dtype), "bool", "op")
-        return CubSpec("merge_sort", (dtype, values), (less,))
 
     @op
     def segmented_sort(
@@ -171,16 +130,8 @@ class Sorts(CubPart[D]):
             TypeError: a dtype without an order, or offsets that are neither int32 nor int64.
             Unsupported: in a recording.
         """
-        self._require(keys=keys, begins=begins, ends=ends)
-        spec, sizes = _segmented(keys, "", begins, ends, descending)
-        return self._request(
-            "cub.segmented_sort",
-            spec,
-            [("keys", keys), ("values", None), ("begins", begins), ("ends", ends)],
-            [CubOutput("out", keys.shape, keys.dtype, out), None],
-            sizes,
-            lane=WAITING,
-        )
+        segments = begins, ends
+        return self._sort("segmented_sort", keys, None, None, descending, out, segments)
 
     @op
     def segmented_sort_pairs(
@@ -195,37 +146,20 @@ class Sorts(CubPart[D]):
     ) -> Request[tuple[GpuRef, GpuRef]]:
         """Sort segments and take values along (``cub::DeviceSegmentedSort::StableSortPairs``).
 
-        Args:
-            keys: as for ``sort``.
-            values: one for each key, of any dtype.
-            begins: as for ``segmented_sort``.
-            ends: as for ``segmented_sort``.
-            descending: whether the largest comes first.
-            out: the buffers for keys and values. Elements outside all segments are not written.
+        Arguments are those of ``segmented_sort``, with ``values``, one for each key, of any dtype.
+        ``out`` has a buffer for keys and one for values. Elements outside all segments are not
+        written.
 
         Returns:
             The keys and the values.
         """
-        self._require(keys=keys, values=values, begins=begins, ends=ends)
-        _require_as_many(keys, values)
-        spec, sizes = _segmented(keys, opaque(values.dtype), begins, ends, descending)
-        given = _two(out)
-        return self._request(
-            "cub.segmented_sort_pairs",
-            spec,
-            [("keys", keys), ("values", values), ("begins", begins), ("ends", ends)],
-            [
-                CubOutput("out[0]", keys.shape, keys.dtype, given[0]),
-                CubOutput("out[1]", values.shape, values.dtype, given[1]),
-            ],
-            sizes,
-            lane=WAITING,
-            result=tuple,
-        )
+        segments = begins, ends
+        return self._sort("segmented_sort_pairs", keys, values, None, descending, out, segments)
 
-    @op
+    @op_family
     def lower_bound(
         self,
+        _name: str,
         data: GpuRef,
         values: GpuRef,
         *,
@@ -246,40 +180,6 @@ class Sorts(CubPart[D]):
         Returns:
             Positions in data, int64, in the shape of values.
         """
-        return self._bound("lower_bound", data, values, op, out)
-
-    @op
-    def upper_bound(
-        self,
-        data: GpuRef,
-        values: GpuRef,
-        *,
-        op: AnyOperator | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
-        """Find the positions of values in sorted data, after equal elements (``cub::UpperBound``).
-
-        This is ``numpy.searchsorted`` with ``side="right"``.
-
-        Args:
-            data: as for ``lower_bound``.
-            values: as for ``lower_bound``.
-            op: as for ``lower_bound``.
-            out: the buffer for the result.
-
-        Returns:
-            Positions in data, int64, in the shape of values.
-        """
-        return self._bound("upper_bound", data, values, op, out)
-
-    def _bound(
-        self,
-        algorithm: str,
-        data: GpuRef,
-        values: GpuRef,
-        op: AnyOperator | None,
-        out: GpuRef | None,
-    ) -> Request[GpuRef]:
         self._require(data=data, values=values)
         dtype = element(data, "data")
         if element(values, "values") != dtype:
@@ -289,29 +189,70 @@ class Sorts(CubPart[D]):
             operators = (coded(self.home, op, (dtype, dtype), "bool", "op"),)
         elif "float" not in dtype:
             operators = (OperatorSpec((dtype, dtype), "bool", "less"),)
-        spec = CubSpec(algorithm, (dtype, dtype), operators)
+        spec = CubSpec(_name, (dtype, dtype), operators)
         return self._request(
-            f"cub.{algorithm}",
+            f"cub.{_name}",
             spec,
             [("data", data), ("values", values)],
             [CubOutput("out", values.shape, INT64, out)],
             (values.size, data.size),
         )
 
+    upper_bound: Final = lower_bound.like(
+        """Find the positions of values in sorted data, after equal elements (``cub::UpperBound``).
 
-def _segmented(
-    keys: GpuRef, values: str, begins: GpuRef, ends: GpuRef, descending: bool
-) -> tuple[CubSpec, tuple[int, int]]:
-    offsets = offsets_of(begins, ends)
-    segments = whole(begins.size, "the number of segments", 0, 2**31 - 1)
-    dtypes = element(keys, "keys"), values, offsets
-    spec = CubSpec("segmented_sort", dtypes, descending=flag(descending, "descending"))
-    return spec, (keys.size, segments)
+        This is ``numpy.searchsorted`` with ``side="right"``. Otherwise as ``lower_bound``.
+        """
+    )
 
-
-def _require_as_many(keys: GpuRef, values: GpuRef) -> None:
-    if keys.size != values.size:
-        raise ValueError(f"there are {keys.size} keys and {values.size} values")
+    def _sort(
+        self,
+        name: str,
+        keys: GpuRef,
+        values: GpuRef | None,
+        op: AnyOperator | None,
+        descending: bool,
+        out: Any,
+        segments: tuple[GpuRef, GpuRef] | None = None,
+    ) -> Request[Any]:
+        """Sort all keys, or those of each segment, and take values along if there are any."""
+        moved = {} if values is None else {"values": values}
+        offsets = {} if segments is None else {"begins": segments[0], "ends": segments[1]}
+        self._require(keys=keys, **moved, **offsets)
+        outputs: list[CubOutput | None]
+        if values is None:
+            outputs = [CubOutput("out", keys.shape, keys.dtype, out), None]
+        else:
+            if keys.size != values.size:
+                raise ValueError(f"there are {keys.size} keys and {values.size} values")
+            given = _two(out)
+            outputs = [
+                CubOutput("out[0]", keys.shape, keys.dtype, given[0]),
+                CubOutput("out[1]", values.shape, values.dtype, given[1]),
+            ]
+        dtype, first = element(keys, "keys"), flag(descending, "descending")
+        dtypes = dtype, "" if values is None else opaque(values.dtype)
+        sizes: tuple[int, ...] = (keys.size,)
+        if segments is not None:
+            spec = CubSpec("segmented_sort", (*dtypes, offsets_of(*segments)), descending=first)
+            count = whole(segments[0].size, "the number of segments", 0, 2**31 - 1)
+            sizes = keys.size, count
+        elif op is None:
+            spec = CubSpec("radix_sort", dtypes, descending=first)
+        elif first:
+            raise ValueError("op says which key comes first, so descending has no meaning with it")
+        else:
+            less = coded(self.home, op, (dtype, dtype), "bool", "op")
+            spec = CubSpec("merge_sort", dtypes, (less,))
+        return self._request(
+            f"cub.{name}",
+            spec,
+            [("keys", keys), ("values", values), *offsets.items()],
+            outputs,
+            sizes,
+            lane=LANE if segments is None else WAITING,
+            result=None if values is None else tuple,
+        )
 
 
 def _two(out: Any) -> tuple[GpuRef | None, GpuRef | None]:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from ...ops import D, Facade, Request, Submission, require_no_race
 from ._builds import LANE, CutlassBuilds, untraceable
-from ._product import check, chosen, space
+from ._product import check, chosen, read, read_choice, space
 from .wire._messages import TuneCutlass
 from .wire._spec import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from ...arrays import GpuRef
     from ...ops import DeviceView, Preparer
     from ...wire.recent import Recent
-    from ._product import KernelChoice, MatmulArguments
+    from ._movement import Movement
     from .wire._messages import Sizes
     from .wire._spec import Triple
 
@@ -49,7 +49,18 @@ class CutlassPart(Facade[D]):
         self._builds = CutlassBuilds(device)
         self.caches: tuple[Recent[Any, Any], ...] = self._builds.caches
 
-    def _multiply(self, name: str, given: MatmulArguments, choice: KernelChoice) -> Request[GpuRef]:
+    def _multiply(
+        self,
+        name: str,
+        operands: tuple[GpuRef, GpuRef],
+        options: Mapping[str, Any],
+        movement: Movement | None = None,
+    ) -> Request[GpuRef]:
+        """Return the request for a product of two operands, with the arguments of its method."""
+        given = read(*operands, options, movement)
+        wanted = ("tile", "cluster", "schedule", "stages", "swizzle")
+        choice = read_choice(*[options[name] for name in wanted])
+
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             product = check(given, self.home, preparer.memory)
             sizes = product.sizes
@@ -70,28 +81,23 @@ class CutlassPart(Facade[D]):
             sent = None if building is None else untraceable
             return Submission(message, reads, [result.block, *product.writes], result, sent=sent)
 
-        return Request(LANE, name, prepare)
+        return Request(LANE, f"cutlass.{name}", prepare)
 
     def _try(
         self,
         name: str,
-        given: MatmulArguments,
-        tiles: Sequence[Sequence[int]] | None,
-        clusters: Sequence[Sequence[int]] | None,
-        schedules: Sequence[str] | None,
-        swizzles: Sequence[int],
+        operands: tuple[GpuRef, GpuRef],
+        options: Mapping[str, Any],
+        movement: Movement | None = None,
     ) -> Request[list[Tuned]]:
+        """Return the request to try kernels for such a product; arguments as for a product."""
+        given = read(*operands, options, movement)
         require_no_race(self.home, autotune=True)
 
         def prepare(preparer: Preparer) -> Submission[list[Tuned]]:
             product = check(given, self.home, preparer.memory)
-            found = space(
-                *(product.spec, product.sizes),
-                tiles=tiles,
-                clusters=clusters,
-                schedules=schedules,
-                swizzles=swizzles,
-            )
+            tried = {name: options[name] for name in ("tiles", "clusters", "schedules", "swizzles")}
+            found = space(product.spec, product.sizes, **tried)
             candidates = tuple((encode(spec), turn) for spec, turn in found)
             for spec, turn in candidates:
                 self._builds.require(preparer, (spec, product.sizes, turn))
@@ -106,7 +112,7 @@ class CutlassPart(Facade[D]):
                 finish=partial(self._timed, wanted, trial.sizes, candidates),
             )
 
-        return Request(LANE, name, prepare)
+        return Request(LANE, f"cutlass.{name}", prepare)
 
     def _timed(
         self,

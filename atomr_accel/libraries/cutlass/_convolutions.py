@@ -9,7 +9,6 @@ from ...ops import D, op
 from ...wire.options import whole
 from ._calls import CutlassPart
 from ._movement import Movement
-from ._product import read, read_choice
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -88,21 +87,8 @@ class CutlassConvolutions(CutlassPart[D]):
                 kernels. Also padding or filters that reach further than TMA can count. Its limits
                 are 128 elements in two dimensions of space, and 16 in three.
         """
-        given = read(
-            *(x, w),
-            out=out,
-            c=c,
-            alpha=alpha,
-            beta=beta,
-            trans_b=True,
-            dtype=dtype,
-            bias=bias,
-            epilogue=epilogue,
-            fast_accum=fast_accum,
-            movement=Movement(stride, padding, dilation, groups, layout),
-        )
-        choice = read_choice(tile, cluster, schedule, stages, swizzle)
-        return self._multiply("cutlass.conv", given, choice)
+        movement = Movement(stride, padding, dilation, groups, layout)
+        return self._multiply("conv", (x, w), {**locals(), "trans_b": True}, movement)
 
     @op
     def conv_input_grad(
@@ -143,19 +129,8 @@ class CutlassConvolutions(CutlassPart[D]):
             Unsupported: a stride other than 1, dtypes other than float16 and bfloat16, and anything
                 that ``conv`` refuses.
         """
-        sizes = _extents(shape)
-        given = read(
-            *(grad, w),
-            out=out,
-            c=c,
-            alpha=alpha,
-            beta=beta,
-            dtype=dtype,
-            epilogue=epilogue,
-            movement=Movement(stride, padding, dilation, groups, layout, sizes),
-        )
-        choice = read_choice(tile, cluster, schedule, stages, swizzle)
-        return self._multiply("cutlass.conv_input_grad", given, choice)
+        movement = Movement(stride, padding, dilation, groups, layout, _extents(shape))
+        return self._multiply("conv_input_grad", (grad, w), locals(), movement)
 
     @op
     def conv_weight_grad(
@@ -198,20 +173,10 @@ class CutlassConvolutions(CutlassPart[D]):
         Raises:
             Unsupported: dtypes other than float16 and bfloat16, and anything that ``conv`` refuses.
         """
-        sizes = _extents(shape)
-        given = read(
-            *(grad, x),
-            out=out,
-            c=c,
-            alpha=alpha,
-            beta=beta,
-            trans_a=True,
-            dtype=dtype,
-            epilogue=epilogue,
-            movement=Movement(stride, padding, dilation, groups, layout, None, sizes),
+        movement = Movement(stride, padding, dilation, groups, layout, None, _extents(shape))
+        return self._multiply(
+            "conv_weight_grad", (grad, x), {**locals(), "trans_a": True}, movement
         )
-        choice = read_choice(tile, cluster, schedule, stages, swizzle)
-        return self._multiply("cutlass.conv_weight_grad", given, choice)
 
     @op
     def tune_conv(
@@ -243,19 +208,8 @@ class CutlassConvolutions(CutlassPart[D]):
         Returns:
             All kernels that were tried, the fastest first.
         """
-        given = read(
-            *(x, w),
-            c=c,
-            alpha=alpha,
-            beta=beta,
-            trans_b=True,
-            dtype=dtype,
-            bias=bias,
-            epilogue=epilogue,
-            fast_accum=fast_accum,
-            movement=Movement(stride, padding, dilation, groups, layout),
-        )
-        return self._try("cutlass.tune_conv", given, tiles, clusters, schedules, swizzles)
+        movement = Movement(stride, padding, dilation, groups, layout)
+        return self._try("tune_conv", (x, w), {**locals(), "trans_b": True}, movement)
 
 
 def _extents(shape: Sequence[int]) -> tuple[int, ...]:

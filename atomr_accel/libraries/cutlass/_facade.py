@@ -113,21 +113,7 @@ class Cutlass(CutlassConvolutions[D]):
             swizzle: how many tiles follow each other along the shorter side: 1, 2, 4 or 8; with
                 ``tile`` only.
         """
-        given = read(
-            *(a, b),
-            out=out,
-            c=c,
-            alpha=alpha,
-            beta=beta,
-            trans_a=trans_a,
-            trans_b=trans_b,
-            dtype=dtype,
-            bias=bias,
-            epilogue=epilogue,
-            fast_accum=fast_accum,
-        )
-        choice = read_choice(tile, cluster, schedule, stages, swizzle)
-        return self._multiply("cutlass.matmul", given, choice)
+        return self._multiply("matmul", (a, b), locals())
 
     @op
     def matmul_grouped(
@@ -169,15 +155,7 @@ class Cutlass(CutlassConvolutions[D]):
             schedule: how warps share the work.
             stages: tiles that are loaded ahead.
         """
-        given = read(
-            *(a, b),
-            out=out,
-            alpha=alpha,
-            trans_b=trans_b,
-            dtype=dtype,
-            epilogue=epilogue,
-            fast_accum=fast_accum,
-        )
+        given = read(a, b, locals())
         choice = read_choice(tile, cluster, schedule, stages, None)
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
@@ -237,19 +215,7 @@ class Cutlass(CutlassConvolutions[D]):
         Returns:
             All kernels that were tried, the fastest first.
         """
-        given = read(
-            *(a, b),
-            c=c,
-            alpha=alpha,
-            beta=beta,
-            trans_a=trans_a,
-            trans_b=trans_b,
-            dtype=dtype,
-            bias=bias,
-            epilogue=epilogue,
-            fast_accum=fast_accum,
-        )
-        return self._try("cutlass.tune", given, tiles, clusters, schedules, swizzles)
+        return self._try("tune", (a, b), locals())
 
     def statistics(self) -> CutlassStatistics:
         """A snapshot of the kernels."""

@@ -33,10 +33,9 @@ from .wire._spec import (
 from .wire._window import ImageWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
-    from numpy.typing import DTypeLike
 
     from ...memory import Block, MemoryMap
     from ...ops import DeviceView, Preparer
@@ -166,37 +165,26 @@ class MatmulArguments(NamedTuple):
 
 
 def read(
-    a: GpuRef,
-    b: GpuRef,
-    *,
-    out: GpuRef | None = None,
-    c: GpuRef | None = None,
-    alpha: float,
-    beta: float = 0.0,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    dtype: DTypeLike | None,
-    bias: GpuRef | None = None,
-    epilogue: Epilogue | None,
-    fast_accum: bool = True,
-    movement: Movement | None = None,
+    a: GpuRef, b: GpuRef, given: Mapping[str, Any], movement: Movement | None = None
 ) -> MatmulArguments:
-    """The arguments, each of its type."""
+    """The arguments of a method by name, each of its type; methods lack some of them."""
+    epilogue, c, dtype = given["epilogue"], given.get("c"), given["dtype"]
     if epilogue is not None and not isinstance(epilogue, Epilogue):
         raise TypeError(
             "epilogue must be an expression of device.cutlass.accumulator, not "
             f"{type(epilogue).__name__}"
         )
-    alpha, beta = real(alpha, "alpha"), real(beta, "beta")
+    alpha, beta = real(given["alpha"], "alpha"), real(given.get("beta", 0.0), "beta")
     if beta and c is None:
         raise ValueError(f"beta must be 0 without c, not {beta}; pass the c that it scales")
     return MatmulArguments(
-        *(a, b, out, c, alpha, beta),
-        *(flag(trans_a, "trans_a"), flag(trans_b, "trans_b")),
+        *(a, b, given.get("out"), c, alpha, beta),
+        flag(given.get("trans_a", False), "trans_a"),
+        flag(given.get("trans_b", False), "trans_b"),
         None if dtype is None else as_dtype(dtype),
-        bias,
+        given.get("bias"),
         epilogue,
-        flag(fast_accum, "fast_accum"),
+        flag(given.get("fast_accum", True), "fast_accum"),
         movement,
     )
 

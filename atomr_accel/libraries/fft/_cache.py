@@ -122,13 +122,20 @@ class FftPlanCache:
             return FoundPlan(plan.number, plan.work if plan.epoch is epoch else 0)
         request: Request[int] = Request(LANE, "fft.plan", partial(self._prepare, spec))
         answer = preparer.perform(request)
-        plan = self._plan(spec)
-        work = plan.work if plan.epoch is epoch else 0
+        made = self._plan(spec)
+        work = made.work if made.epoch is epoch else 0
         if answer is not None:
             work = answer
-        return FoundPlan(
-            plan.number, work, partial(self._miss, spec, plan, collector, epoch, answer)
-        )
+
+        def missed() -> None:
+            self.table.misses += 1
+            if answer is not None:
+                made.work, made.epoch = answer, epoch
+            if collector is not None:
+                self._told.setdefault(collector, set()).add(made.number)
+            self._keep(spec, made)
+
+        return FoundPlan(made.number, work, missed)
 
     def _plan(self, spec: bytes) -> CachedFftPlan:
         known = self.table.peek(spec)
@@ -145,21 +152,6 @@ class FftPlanCache:
     def _still(self, spec: bytes, plan: CachedFftPlan, epoch: Epoch | None) -> bool:
         """Return True if a plan and its epoch have not changed, and count a use of the plan."""
         return plan.epoch is epoch and self.table.get(spec) is plan
-
-    def _miss(
-        self,
-        spec: bytes,
-        plan: CachedFftPlan,
-        collector: DeviceView | None,
-        epoch: Epoch | None,
-        answer: int | None,
-    ) -> None:
-        self.table.misses += 1
-        if answer is not None:
-            plan.work, plan.epoch = answer, epoch
-        if collector is not None:
-            self._told.setdefault(collector, set()).add(plan.number)
-        self._keep(spec, plan)
 
     def _keep(self, spec: bytes, plan: CachedFftPlan) -> None:
         """Note that the host is about to be sent something that makes it have the plan."""

@@ -12,7 +12,7 @@ import numpy as np
 from ..._dtypes import DTYPES
 from ...arrays.expressions import cast, index
 from ...arrays.expressions.expression import broadcast_constant, ufunc, where
-from ...ops import D, Request, op
+from ...ops import D, Request, op, op_family
 from ...wire.options import whole
 from ..array.steps import target_of
 from ._arguments import axis_of, several_of, size_of
@@ -29,9 +29,10 @@ _FACTORS: Final = (2, 3, 5, 7)
 class FftConvolutions(FftPart[D]):
     """Convolutions, and the chirp z-transform."""
 
-    @op
+    @op_family
     def fftconvolve(
         self,
+        _name: str,
         in1: GpuRef,
         in2: GpuRef,
         mode: str = "full",
@@ -59,20 +60,12 @@ class FftConvolutions(FftPart[D]):
         """
 
         def build(steps: FftSteps) -> GpuRef:
-            pair = _pair(steps, "fftconvolve", in1, in2, mode, axes)
-            return _convolved(steps, "fftconvolve", pair, out, blocks=False)
+            pair = _pair(steps, _name, in1, in2, mode, axes)
+            return _convolved(steps, _name, pair, out, blocks=_name == "oaconvolve")
 
-        return self._several("fftconvolve", build)
+        return self._several(_name, build)
 
-    @op
-    def oaconvolve(
-        self,
-        in1: GpuRef,
-        in2: GpuRef,
-        mode: str = "full",
-        axes: int | Sequence[int] | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
+    oaconvolve: Final = fftconvolve.like(
         """Convolve two arrays by transforms of parts; as ``scipy.signal.oaconvolve``.
 
         The longer array is cut into parts along each axis, and the overlaps of their convolutions
@@ -81,12 +74,7 @@ class FftConvolutions(FftPart[D]):
 
         Vendor function: ``cufftXtExec``, many transforms of one size.
         """
-
-        def build(steps: FftSteps) -> GpuRef:
-            pair = _pair(steps, "oaconvolve", in1, in2, mode, axes)
-            return _convolved(steps, "oaconvolve", pair, out, blocks=True)
-
-        return self._several("oaconvolve", build)
+    )
 
     @op
     def czt(

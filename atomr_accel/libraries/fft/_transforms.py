@@ -13,8 +13,7 @@ from ...ops import (
     Facade,
     Request,
     Submission,
-    op,
-    op_like,
+    op_family,
     overlap,
     require_readable,
     require_shape,
@@ -40,7 +39,7 @@ from .wire._messages import Frequencies, Roll
 from .wire._plan import HALF, MOST_DIMS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
 
@@ -55,100 +54,6 @@ if TYPE_CHECKING:
 _LAST_TWO: Final = (-2, -1)
 
 
-def _one_axis(
-    self: Transforms[D],
-    name: str,
-    a: GpuRef,
-    n: int | None = None,
-    axis: int = -1,
-    norm: str | None = None,
-    out: GpuRef | None = None,
-    *,
-    half: bool = False,
-    load: FftCallback | None = None,
-    store: FftCallback | None = None,
-) -> Request[GpuRef]:
-    return self._transform(name, name, a, n, axis, norm, out, half=half, load=load, store=store)
-
-
-def _one_axis_plainly(
-    self: Transforms[D],
-    name: str,
-    a: GpuRef,
-    n: int | None = None,
-    axis: int = -1,
-    norm: str | None = None,
-    out: GpuRef | None = None,
-    *,
-    half: bool = False,
-) -> Request[GpuRef]:
-    return self._transform(name, name, a, n, axis, norm, out, half=half)
-
-
-def _two_axes(
-    self: Transforms[D],
-    name: str,
-    a: GpuRef,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] = _LAST_TWO,
-    norm: str | None = None,
-    out: GpuRef | None = None,
-    *,
-    half: bool = False,
-    load: FftCallback | None = None,
-    store: FftCallback | None = None,
-) -> Request[GpuRef]:
-    return self._transform(
-        name, name.rstrip("2n"), a, s, axes, norm, out, half=half, load=load, store=store
-    )
-
-
-def _many_axes(
-    self: Transforms[D],
-    name: str,
-    a: GpuRef,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: str | None = None,
-    out: GpuRef | None = None,
-    *,
-    half: bool = False,
-    load: FftCallback | None = None,
-    store: FftCallback | None = None,
-) -> Request[GpuRef]:
-    return self._transform(
-        name, name.rstrip("2n"), a, s, axes, norm, out, half=half, load=load, store=store
-    )
-
-
-def _two_axes_plainly(
-    self: Transforms[D],
-    name: str,
-    a: GpuRef,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] = _LAST_TWO,
-    norm: str | None = None,
-    out: GpuRef | None = None,
-    *,
-    half: bool = False,
-) -> Request[GpuRef]:
-    return self._transform(name, name.rstrip("2n"), a, s, axes, norm, out, half=half)
-
-
-def _many_axes_plainly(
-    self: Transforms[D],
-    name: str,
-    a: GpuRef,
-    s: Sequence[int] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: str | None = None,
-    out: GpuRef | None = None,
-    *,
-    half: bool = False,
-) -> Request[GpuRef]:
-    return self._transform(name, name.rstrip("2n"), a, s, axes, norm, out, half=half)
-
-
 class Transforms(Facade[D]):
     """Transforms of ``numpy.fft``, and Hermitian transforms of several axes."""
 
@@ -157,9 +62,20 @@ class Transforms(Facade[D]):
 
     # --- one axis ------------------------------------------------------------------------
 
-    fft: Final = op_like(
-        _one_axis,
-        "fft",
+    @op_family
+    def fft(
+        self,
+        _name: str,
+        a: GpuRef,
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
+    ) -> Request[GpuRef]:
         """Transform along one axis; as ``numpy.fft.fft``.
 
         Vendor function: ``cufftXtExec``, complex to complex, forward.
@@ -176,23 +92,19 @@ class Transforms(Facade[D]):
 
         Returns:
             Complex, of ``a``'s shape with ``n`` in place of the axis.
-        """,
-    )
+        """
+        return self._transform(_name, locals())
 
-    ifft: Final = op_like(
-        _one_axis,
-        "ifft",
+    ifft: Final = fft.like(
         """The inverse of ``fft``; as ``numpy.fft.ifft``.
 
         Arguments and result are those of ``fft``.
 
         Vendor function: ``cufftXtExec``, complex to complex, inverse.
-        """,
+        """
     )
 
-    rfft: Final = op_like(
-        _one_axis,
-        "rfft",
+    rfft: Final = fft.like(
         """Transform a real array along one axis; as ``numpy.fft.rfft``.
 
         Vendor function: ``cufftXtExec``, real to complex.
@@ -204,12 +116,10 @@ class Transforms(Facade[D]):
         Returns:
             Complex, with ``n // 2 + 1`` elements along the axis: the frequencies that are not
             negative.
-        """,
+        """
     )
 
-    irfft: Final = op_like(
-        _one_axis,
-        "irfft",
+    irfft: Final = fft.like(
         """The inverse of ``rfft``; as ``numpy.fft.irfft``.
 
         Imaginary parts that are 0 in the spectrum of a real array are ignored.
@@ -224,56 +134,79 @@ class Transforms(Facade[D]):
 
         Returns:
             Real, with ``n`` elements along the axis.
-        """,
+        """
     )
 
-    hfft: Final = op_like(
-        _one_axis_plainly,
-        "hfft",
+    @op_family
+    def hfft(
+        self,
+        _name: str,
+        a: GpuRef,
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
         """The real spectrum of a signal with Hermitian symmetry; as ``numpy.fft.hfft``.
 
         Vendor function: ``cufftXtExec``, complex to real. Arguments and result as ``irfft``.
-        """,
-    )
+        """
+        return self._transform(_name, locals())
 
-    ihfft: Final = op_like(
-        _one_axis_plainly,
-        "ihfft",
+    ihfft: Final = hfft.like(
         """The inverse of ``hfft``; as ``numpy.fft.ihfft``.
 
         Vendor function: ``cufftXtExec``, real to complex. Arguments and result as ``rfft``.
-        """,
+        """
     )
 
     # --- several axes --------------------------------------------------------------------
 
-    fft2: Final = op_like(
-        _two_axes,
-        "fft2",
-        """Transform along two axes; as ``numpy.fft.fft2``. ``fftn`` of those axes.""",
+    @op_family
+    def fft2(
+        self,
+        _name: str,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] = _LAST_TWO,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
+    ) -> Request[GpuRef]:
+        """Transform along two axes; as ``numpy.fft.fft2``. ``fftn`` of those axes."""
+        return self._transform(_name, locals())
+
+    ifft2: Final = fft2.like(
+        """The inverse of ``fft2``; as ``numpy.fft.ifft2``. ``ifftn`` of those axes."""
     )
 
-    ifft2: Final = op_like(
-        _two_axes,
-        "ifft2",
-        """The inverse of ``fft2``; as ``numpy.fft.ifft2``. ``ifftn`` of those axes.""",
+    rfft2: Final = fft2.like(
+        """Transform along two axes of a real array; ``rfftn`` of those, as ``numpy.fft.rfft2``."""
     )
 
-    rfft2: Final = op_like(
-        _two_axes,
-        "rfft2",
-        """Transform along two axes of a real array; ``rfftn`` of those, as ``numpy.fft.rfft2``.""",
+    irfft2: Final = fft2.like(
+        """The inverse of ``rfft2``; as ``numpy.fft.irfft2``. ``irfftn`` of those axes."""
     )
 
-    irfft2: Final = op_like(
-        _two_axes,
-        "irfft2",
-        """The inverse of ``rfft2``; as ``numpy.fft.irfft2``. ``irfftn`` of those axes.""",
-    )
-
-    fftn: Final = op_like(
-        _many_axes,
-        "fftn",
+    @op_family
+    def fftn(
+        self,
+        _name: str,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+        load: FftCallback | None = None,
+        store: FftCallback | None = None,
+    ) -> Request[GpuRef]:
         """Transform along several axes; as ``numpy.fft.fftn``.
 
         Vendor function: ``cufftXtExec``, complex to complex, forward; up to three axes at once.
@@ -290,23 +223,19 @@ class Transforms(Facade[D]):
 
         Returns:
             Complex, of ``a``'s shape with ``s`` in place of the axes.
-        """,
-    )
+        """
+        return self._transform(_name, locals())
 
-    ifftn: Final = op_like(
-        _many_axes,
-        "ifftn",
+    ifftn: Final = fftn.like(
         """The inverse of ``fftn``; as ``numpy.fft.ifftn``.
 
         Arguments and result are those of ``fftn``.
 
         Vendor function: ``cufftXtExec``, complex to complex, inverse.
-        """,
+        """
     )
 
-    rfftn: Final = op_like(
-        _many_axes,
-        "rfftn",
+    rfftn: Final = fftn.like(
         """Transform a real array along several axes; as ``numpy.fft.rfftn``.
 
         Vendor function: ``cufftXtExec``, real to complex, and complex to complex for axes that one
@@ -320,12 +249,10 @@ class Transforms(Facade[D]):
 
         Returns:
             Complex, with ``s[-1] // 2 + 1`` elements along the last of the axes.
-        """,
+        """
     )
 
-    irfftn: Final = op_like(
-        _many_axes,
-        "irfftn",
+    irfftn: Final = fftn.like(
         """The inverse of ``rfftn``; as ``numpy.fft.irfftn``.
 
         Vendor function: ``cufftXtExec``, complex to real, on a copy, which it overwrites.
@@ -338,44 +265,58 @@ class Transforms(Facade[D]):
 
         Returns:
             Real, of ``a``'s shape with ``s`` in place of the axes.
-        """,
+        """
     )
 
-    hfft2: Final = op_like(
-        _two_axes_plainly,
-        "hfft2",
-        """The real spectrum of a signal with Hermitian symmetry in two axes: their ``hfftn``.""",
+    @op_family
+    def hfft2(
+        self,
+        _name: str,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] = _LAST_TWO,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
+        """The real spectrum of a signal with Hermitian symmetry in two axes: their ``hfftn``."""
+        return self._transform(_name, locals())
+
+    ihfft2: Final = hfft2.like(
+        """The inverse of ``hfft2``; as ``scipy.fft.ihfft2``. ``ihfftn`` of those axes."""
     )
 
-    ihfft2: Final = op_like(
-        _two_axes_plainly,
-        "ihfft2",
-        """The inverse of ``hfft2``; as ``scipy.fft.ihfft2``. ``ihfftn`` of those axes.""",
-    )
-
-    hfftn: Final = op_like(
-        _many_axes_plainly,
-        "hfftn",
+    @op_family
+    def hfftn(
+        self,
+        _name: str,
+        a: GpuRef,
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        half: bool = False,
+    ) -> Request[GpuRef]:
         """The real spectrum of a signal with Hermitian symmetry; as ``scipy.fft.hfftn``.
 
         Vendor function: ``cufftXtExec``, complex to real. Arguments and result as ``irfftn``,
         of which this is the one that counts as a forward transform, of conjugates.
-        """,
-    )
+        """
+        return self._transform(_name, locals())
 
-    ihfftn: Final = op_like(
-        _many_axes_plainly,
-        "ihfftn",
+    ihfftn: Final = hfftn.like(
         """The inverse of ``hfftn``; as ``scipy.fft.ihfftn``.
 
         Vendor function: ``cufftXtExec``, real to complex. Arguments and result as ``rfftn``.
-        """,
+        """
     )
 
     # --- helpers -------------------------------------------------------------------------
 
-    @op
-    def fftfreq(self, n: int, d: float = 1.0) -> Request[GpuRef]:
+    @op_family
+    def fftfreq(self, _name: str, n: int, d: float = 1.0) -> Request[GpuRef]:
         """Sample frequencies of a transform; as ``numpy.fft.fftfreq``.
 
         Computed by a kernel of this package, on the device.
@@ -387,15 +328,29 @@ class Transforms(Facade[D]):
         Returns:
             float64, shape (n,), in cycles per unit of ``d``.
         """
-        return self._frequencies("fftfreq", n, d, half=False)
+        half = _name == "rfftfreq"
 
-    @op
-    def rfftfreq(self, n: int, d: float = 1.0) -> Request[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            points = size_of(n, "n")
+            if points < 1:
+                raise ValueError(f"n must be at least 1, not {points}")
+            spacing = real(d, "d", finite=False)
+            if not spacing:
+                raise ValueError("d must not be zero")
+            out = preparer.output((points // 2 + 1 if half else points,), DTYPES["float64"])
+            message = Frequencies(out.block.address, points, 1.0 / (points * spacing), half)
+            return Submission(message, (), (out.block,), out)
+
+        return Request(LANE, f"fft.{_name}", prepare)
+
+    rfftfreq: Final = fftfreq.like(
         """Sample frequencies of ``rfft``: shape (n // 2 + 1,). Otherwise as ``fftfreq``."""
-        return self._frequencies("rfftfreq", n, d, half=True)
+    )
 
-    @op
-    def fftshift(self, x: GpuRef, axes: int | Sequence[int] | None = None) -> Request[GpuRef]:
+    @op_family
+    def fftshift(
+        self, _name: str, x: GpuRef, axes: int | Sequence[int] | None = None
+    ) -> Request[GpuRef]:
         """Move the zero frequency to the middle; as ``numpy.fft.fftshift``.
 
         Computed by a kernel of this package, on the device.
@@ -407,30 +362,34 @@ class Transforms(Facade[D]):
         Returns:
             A new buffer of the same shape and dtype.
         """
-        return self._shift("fftshift", x, axes, inverse=False)
 
-    @op
-    def ifftshift(self, x: GpuRef, axes: int | Sequence[int] | None = None) -> Request[GpuRef]:
+        def prepare(preparer: Preparer) -> Submission[GpuRef]:
+            block = require_readable(x, preparer.memory, "x")
+            given = range(x.ndim) if axes is None else axes
+            several = isinstance(given, Iterable)
+            chosen = several_of(given, "axes") if several else (whole(given, "axes"),)
+            shifts = [0] * x.ndim
+            for axis in (axis_of(each, x.ndim) for each in chosen):
+                half = x.shape[axis] // 2
+                shifts[axis] += half if _name == "ifftshift" else -half
+            shape, turns = _merged(x.shape, shifts)
+            out = preparer.output(x.shape, x.dtype)
+            message = Roll(block.address, out.block.address, x.dtype.itemsize, shape, turns)
+            return Submission(message, (block,), (out.block,), out)
+
+        return Request(LANE, f"fft.{_name}", prepare)
+
+    ifftshift: Final = fftshift.like(
         """The inverse of ``fftshift``, which differs from it where sizes are odd."""
-        return self._shift("ifftshift", x, axes, inverse=True)
+    )
 
     # --- requests ------------------------------------------------------------------------
 
-    def _transform(
-        self,
-        name: str,
-        family: str,
-        a: GpuRef,
-        sizes: int | Sequence[int] | None,
-        axes: int | Sequence[int] | None,
-        norm: str | None,
-        out: GpuRef | None,
-        *,
-        half: bool,
-        load: FftCallback | None = None,
-        store: FftCallback | None = None,
-    ) -> Request[GpuRef]:
+    def _transform(self, name: str, called: Mapping[str, Any]) -> Request[GpuRef]:
         """A transform along one axis, if it has the name of its family, or along several."""
+        family = name.rstrip("2n")
+        a, norm, out, half = called["a"], called["norm"], called["out"], called["half"]
+        load, store = called.get("load"), called.get("store")
 
         def prepare(preparer: Preparer) -> Submission[GpuRef]:
             memory = preparer.memory
@@ -440,9 +399,10 @@ class Transforms(Facade[D]):
             points: Any
             along: Any
             if name == family:
-                points = None if sizes is None else size_of(sizes, "n")
-                along = whole(axes, "axis")
+                points = None if called["n"] is None else size_of(called["n"], "n")
+                along = whole(called["axis"], "axis")
             else:
+                sizes, axes = called["s"], called["axes"]
                 points = None if sizes is None else several_of(sizes, "s")
                 along = None if axes is None else several_of(axes, "axes")
             aligned = _aligned(a), out is None or _aligned(out)
@@ -479,39 +439,6 @@ class Transforms(Facade[D]):
         if out is None:
             out = preparer.output(call.shape, call.dtype)
         return self._plans.transforming(preparer, call.encoded, call.scratch, source, out)
-
-    def _frequencies(self, name: str, n: int, d: float, *, half: bool) -> Request[GpuRef]:
-        def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            points = size_of(n, "n")
-            if points < 1:
-                raise ValueError(f"n must be at least 1, not {points}")
-            spacing = real(d, "d", finite=False)
-            if not spacing:
-                raise ValueError("d must not be zero")
-            out = preparer.output((points // 2 + 1 if half else points,), DTYPES["float64"])
-            message = Frequencies(out.block.address, points, 1.0 / (points * spacing), half)
-            return Submission(message, (), (out.block,), out)
-
-        return Request(LANE, f"fft.{name}", prepare)
-
-    def _shift(
-        self, name: str, x: GpuRef, axes: int | Sequence[int] | None, *, inverse: bool
-    ) -> Request[GpuRef]:
-        def prepare(preparer: Preparer) -> Submission[GpuRef]:
-            block = require_readable(x, preparer.memory, "x")
-            given = range(x.ndim) if axes is None else axes
-            several = isinstance(given, Iterable)
-            chosen = several_of(given, "axes") if several else (whole(given, "axes"),)
-            shifts = [0] * x.ndim
-            for axis in (axis_of(each, x.ndim) for each in chosen):
-                half = x.shape[axis] // 2
-                shifts[axis] += half if inverse else -half
-            shape, turns = _merged(x.shape, shifts)
-            out = preparer.output(x.shape, x.dtype)
-            message = Roll(block.address, out.block.address, x.dtype.itemsize, shape, turns)
-            return Submission(message, (block,), (out.block,), out)
-
-        return Request(LANE, f"fft.{name}", prepare)
 
 
 def _resolve(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..._dtypes import NAMES
 from ...arrays import GpuRef
 from ...arrays.expressions import Operand
-from ...ops import ARRAY_LANE, D, Request, op_like
+from ...ops import ARRAY_LANE, D, Request, op_family
 from ...wire.options import flag, whole
 from ..array.steps import target_of
 from ._arguments import PRECISION, axis_of, norm_of, several_of, size_of
@@ -27,42 +27,22 @@ _INVERSE: Final = {1: 1, 2: 3, 3: 2, 4: 4}
 """By which type one is undone."""
 
 
-def _along_one(
-    self: Trigonometric[D],
-    name: str,
-    x: GpuRef,
-    type: int = 2,  # noqa: A002 - SciPy's name
-    n: int | None = None,
-    axis: int = -1,
-    norm: str | None = None,
-    out: GpuRef | None = None,
-    *,
-    orthogonalize: bool | None = None,
-) -> Request[GpuRef]:
-    return self._one(name, x, type, n, axis, norm, out, orthogonalize)
-
-
-def _along_several(
-    self: Trigonometric[D],
-    name: str,
-    x: GpuRef,
-    type: int = 2,  # noqa: A002 - SciPy's name
-    s: int | Sequence[int] | None = None,
-    axes: int | Sequence[int] | None = None,
-    norm: str | None = None,
-    out: GpuRef | None = None,
-    *,
-    orthogonalize: bool | None = None,
-) -> Request[GpuRef]:
-    return self._many(name, x, type, s, axes, norm, out, orthogonalize)
-
-
 class Trigonometric(FftPart[D]):
     """Cosine and sine transforms, of types 1 to 4."""
 
-    dct: Final = op_like(
-        _along_one,
-        "dct",
+    @op_family
+    def dct(
+        self,
+        _name: str,
+        x: GpuRef,
+        type: int = 2,  # noqa: A002 - SciPy's name
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        orthogonalize: bool | None = None,
+    ) -> Request[GpuRef]:
         """The cosine transform along one axis; as ``scipy.fft.dct``.
 
         Vendor function: ``cufftXtExec``, real to complex for types 1 and 2, complex to real for
@@ -82,36 +62,48 @@ class Trigonometric(FftPart[D]):
 
         Returns:
             An array of ``x``'s shape with ``n`` in place of the axis.
-        """,
+        """
+
+        def build(steps: FftSteps) -> GpuRef:
+            given = steps.ref(x)
+            along = axis_of(whole(axis, "axis"), given.ndim)
+            points = given.shape[along] if n is None else size_of(n, "n")
+            kind = _along(_name, type, along, points, norm, orthogonalize)
+            return _transformed(steps, _name, given, (kind,), out)
+
+        return self._several(_name, build, _lane(x, out))
+
+    idct: Final = dct.like(
+        """The inverse of ``dct``, with the same arguments; as ``scipy.fft.idct``."""
     )
 
-    idct: Final = op_like(
-        _along_one,
-        "idct",
-        """The inverse of ``dct``, with the same arguments; as ``scipy.fft.idct``.""",
-    )
-
-    dst: Final = op_like(
-        _along_one,
-        "dst",
+    dst: Final = dct.like(
         """The sine transform along one axis; as ``scipy.fft.dst``.
 
         Arguments and result are those of ``dct``, with two differences. For type 1, N is ``n + 1``,
         and a single point is allowed. ``orthogonalize`` scales the last number of types 2 and 3.
 
         Vendor function: ``cufftXtExec``, as for ``dct``.
-        """,
+        """
     )
 
-    idst: Final = op_like(
-        _along_one,
-        "idst",
-        """The inverse of ``dst``, with the same arguments; as ``scipy.fft.idst``.""",
+    idst: Final = dct.like(
+        """The inverse of ``dst``, with the same arguments; as ``scipy.fft.idst``."""
     )
 
-    dctn: Final = op_like(
-        _along_several,
-        "dctn",
+    @op_family
+    def dctn(
+        self,
+        _name: str,
+        x: GpuRef,
+        type: int = 2,  # noqa: A002 - SciPy's name
+        s: int | Sequence[int] | None = None,
+        axes: int | Sequence[int] | None = None,
+        norm: str | None = None,
+        out: GpuRef | None = None,
+        *,
+        orthogonalize: bool | None = None,
+    ) -> Request[GpuRef]:
         """The cosine transform along several axes; as ``scipy.fft.dctn``: ``dct`` of each.
 
         Args:
@@ -125,79 +117,35 @@ class Trigonometric(FftPart[D]):
 
         Returns:
             Of ``x``'s shape with ``s`` in place of the axes.
-        """,
-    )
-
-    idctn: Final = op_like(
-        _along_several,
-        "idctn",
-        """The inverse of ``dctn``, with the same arguments; as ``scipy.fft.idctn``.""",
-    )
-
-    dstn: Final = op_like(
-        _along_several,
-        "dstn",
-        """The sine transform along several axes; as ``scipy.fft.dstn``: ``dst`` of each.
-
-        Arguments and result are those of ``dctn``.
-        """,
-    )
-
-    idstn: Final = op_like(
-        _along_several,
-        "idstn",
-        """The inverse of ``dstn``, with the same arguments; as ``scipy.fft.idstn``.""",
-    )
-
-    # --- requests --------------------------------------------------------------------------
-
-    def _one(
-        self,
-        name: str,
-        x: GpuRef,
-        type_: int,
-        n: int | None,
-        axis: int,
-        norm: str | None,
-        out: GpuRef | None,
-        orthogonalize: bool | None,
-    ) -> Request[GpuRef]:
-        """A transform along one axis."""
-
-        def build(steps: FftSteps) -> GpuRef:
-            given = steps.ref(x)
-            along = axis_of(whole(axis, "axis"), given.ndim)
-            points = given.shape[along] if n is None else size_of(n, "n")
-            kind = _along(name, type_, along, points, norm, orthogonalize)
-            return _transformed(steps, name, given, (kind,), out)
-
-        return self._several(name, build, _lane(x, out))
-
-    def _many(
-        self,
-        name: str,
-        x: GpuRef,
-        type_: int,
-        s: int | Sequence[int] | None,
-        axes: int | Sequence[int] | None,
-        norm: str | None,
-        out: GpuRef | None,
-        orthogonalize: bool | None,
-    ) -> Request[GpuRef]:
-        """A transform along several axes."""
+        """
 
         def build(steps: FftSteps) -> GpuRef:
             given = steps.ref(x)
             sizes = _sizes(given.shape, s, axes)
             kinds = [
-                _along(name, type_, axis, points, norm, orthogonalize)
+                _along(_name, type, axis, points, norm, orthogonalize)
                 for axis, points in sizes.items()
             ]
             # Those that make it smaller come first.
             kinds.sort(key=lambda each: each.points / max(1, given.shape[each.axis]))
-            return _transformed(steps, name, given, tuple(kinds), out)
+            return _transformed(steps, _name, given, tuple(kinds), out)
 
-        return self._several(name, build, _lane(x, out))
+        return self._several(_name, build, _lane(x, out))
+
+    idctn: Final = dctn.like(
+        """The inverse of ``dctn``, with the same arguments; as ``scipy.fft.idctn``."""
+    )
+
+    dstn: Final = dctn.like(
+        """The sine transform along several axes; as ``scipy.fft.dstn``: ``dst`` of each.
+
+        Arguments and result are those of ``dctn``.
+        """
+    )
+
+    idstn: Final = dctn.like(
+        """The inverse of ``dstn``, with the same arguments; as ``scipy.fft.idstn``."""
+    )
 
 
 def _transformed(

@@ -130,11 +130,7 @@ class FlashAttention(AttentionCalls[D]):
             key; with ``return_attn_probs`` also the logarithms of the sums of exponentials
             of scores, float32 (batch, heads, queries).
         """
-        scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        given = _options("flash_attn_func", *scores, deterministic, options)
-        return self._dense_attention(
-            "flash_attn_func", q, k, v, (seqlens_q, seqlens_k), given, out, return_attn_probs
-        )
+        return self._dense_attention("flash_attn_func", (q, k, v), locals())
 
     @op
     def flash_attn_kvpacked_func(
@@ -159,11 +155,7 @@ class FlashAttention(AttentionCalls[D]):
         lengths. For gradients pass ``flash_attn_backward`` the parts, such as ``kv[:, :, 0]``.
         """
         k, v = _parts(kv, "kv", 2)
-        scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        given = _options("flash_attn_kvpacked_func", *scores, deterministic, options)
-        return self._dense_attention(
-            "flash_attn_kvpacked_func", q, k, v, (None, None), given, out, return_attn_probs
-        )
+        return self._dense_attention("flash_attn_kvpacked_func", (q, k, v), locals())
 
     @op
     def flash_attn_qkvpacked_func(
@@ -187,11 +179,7 @@ class FlashAttention(AttentionCalls[D]):
         lengths. For gradients pass ``flash_attn_backward`` the parts, such as ``qkv[:, :, 0]``.
         """
         q, k, v = _parts(qkv, "qkv", 3)
-        scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        given = _options("flash_attn_qkvpacked_func", *scores, deterministic, options)
-        return self._dense_attention(
-            "flash_attn_qkvpacked_func", q, k, v, (None, None), given, out, return_attn_probs
-        )
+        return self._dense_attention("flash_attn_qkvpacked_func", (q, k, v), locals())
 
     @op
     def flash_attn_varlen_func(
@@ -246,8 +234,7 @@ class FlashAttention(AttentionCalls[D]):
             float32 (total_q, heads).
         """
         name = "flash_attn_varlen_func"
-        scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        given, backend = _options(name, *scores, deterministic, options)
+        given, backend = _options(name, locals())
         lse = flag(return_attn_probs, "return_attn_probs")
         lists, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
         ragged = (q, k, v, lists, longest, block_table)
@@ -328,9 +315,7 @@ class FlashAttention(AttentionCalls[D]):
             GpuRefSealed: a cache to be written is sealed.
         """
         name = "flash_attn_with_kvcache"
-        scores = (softmax_scale, causal, window_size, softcap, alibi_slopes)
-        more = {"sink": sink, "autotune": autotune, "backend": backend}
-        given, backend = _options(name, 0.0, *scores, False, more)
+        given, backend = _options(name, locals())
         lse = flag(return_softmax_lse, "return_softmax_lse")
         splits = whole(num_splits, "num_splits", 0, MOST_SPLITS)
         if cache_batch_idx is not None:
@@ -353,7 +338,19 @@ class FlashAttention(AttentionCalls[D]):
                 )
         caches = (k_cache, v_cache)
         if lengths is None:
-            work = self._whole_cache_work(name, q, caches, given, out, empty=count == 0, lse=lse)
+
+            def make() -> AttentionCall:
+                """Attention to all rows of the cache, or to none if it is empty."""
+                chosen = checked(name, given, without=NOT_CACHED, called=self._renamed)
+                dense = (q, *caches, None, None, "bshd", chosen)
+                call = self._dense(*dense, backward=False, dtypes=NARROW)
+                if count == 0:
+                    call.spec = call.spec._replace(keys=0)
+                return forward(call, self._shape(call.spec), lse=lse)
+
+            called, refs = {**self._called, **CACHES}, (q, *caches)
+            values = (lse, count == 0)
+            work = self._work(name, ("q", "k", "v"), refs, (out,), make, given, values, called)
         else:
             cached = (q, caches, (k, v), lengths, block_table, max_seqlen_k)
             work = self._cached_work(name, *cached, given, out=out, lse=lse, dtypes=NARROW)
@@ -398,8 +395,7 @@ class FlashAttention(AttentionCalls[D]):
             of our kernels are 0 behind the ends of sequences.
         """
         name = "flash_attn_backward"
-        scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        chosen, backend = _options(name, *scores, deterministic, options)
+        chosen, backend = _options(name, locals())
         given, lengths = (dout, q, k, v, out, softmax_lse), (seqlens_q, seqlens_k)
         work = self._dense_grad_work(name, given, lengths, chosen, grads=grads)
         return self._computed(work, backend)
@@ -437,8 +433,7 @@ class FlashAttention(AttentionCalls[D]):
             The gradients with respect to q, k and v, and to ``sink`` if given.
         """
         name = "flash_attn_varlen_backward"
-        scores = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        chosen, backend = _options(name, *scores, deterministic, options)
+        chosen, backend = _options(name, locals())
         given, lists = (dout, q, k, v, out, softmax_lse), (cu_seqlens_q, cu_seqlens_k)
         longest = (max_seqlen_q, max_seqlen_k)
         work = self._ragged_grad_work(name, given, lists, longest, chosen, grads=grads)
@@ -447,45 +442,14 @@ class FlashAttention(AttentionCalls[D]):
     # --- implementations --------------------------------------------------------------------
 
     def _dense_attention(
-        self,
-        name: str,
-        q: GpuRef,
-        k: GpuRef,
-        v: GpuRef,
-        lengths: tuple[GpuRef | None, GpuRef | None],
-        options: tuple[dict[str, Any], str],
-        out: GpuRef | None,
-        return_attn_probs: bool,
+        self, name: str, parts: tuple[GpuRef, GpuRef, GpuRef], called: Mapping[str, Any]
     ) -> Request[GpuRef | AttnProbs]:
-        given, backend = options
-        lse = flag(return_attn_probs, "return_attn_probs")
-        work = self._dense_work(name, q, k, v, lengths, given, out=out, lse=lse)
+        """Return the request for attention to ``parts``, with the arguments of its method."""
+        given, backend = _options(name, called)
+        lse = flag(called["return_attn_probs"], "return_attn_probs")
+        lengths = called.get("seqlens_q"), called.get("seqlens_k")
+        work = self._dense_work(name, *parts, lengths, given, out=called["out"], lse=lse)
         return self._computed(work, backend, probs=lse)
-
-    def _whole_cache_work(
-        self,
-        name: str,
-        q: GpuRef,
-        caches: tuple[GpuRef, GpuRef],
-        options: dict[str, Any],
-        out: GpuRef | None,
-        *,
-        empty: bool,
-        lse: bool,
-    ) -> AttentionWork:
-        """Attention to all rows of a cache, or to none if it is empty."""
-
-        def make() -> AttentionCall:
-            chosen = checked(name, options, without=NOT_CACHED, called=self._renamed)
-            lengths = (None, None)
-            call = self._dense(q, *caches, *lengths, "bshd", chosen, backward=False, dtypes=NARROW)
-            if empty:
-                call.spec = call.spec._replace(keys=0)
-            return forward(call, self._shape(call.spec), lse=lse)
-
-        called = {**self._called, **CACHES}
-        refs, values = (q, *caches), (lse, empty)
-        return self._work(name, ("q", "k", "v"), refs, (out,), make, options, values, called)
 
     def _computed(
         self,
@@ -545,33 +509,24 @@ def _with_probs(request: Request[Any]) -> Request[AttnProbs]:
     return Request(request.lane, request.name, prepare)
 
 
-def _options(
-    op: str,
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: tuple[int, int],
-    softcap: float,
-    alibi_slopes: GpuRef | bool | None,
-    deterministic: bool,
-    options: Any,
-) -> tuple[dict[str, Any], str]:
-    """Return the options that differ from their defaults, by our names, and the backend."""
-    known = set(FlashOptions.__annotations__)
+def _options(op: str, called: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return the options that differ from their defaults, by our names, and the backend.
+
+    Args:
+        op: the method.
+        called: its arguments, by name.
+    """
+    options = called.get("options", {})
+    known = FlashOptions.__annotations__.keys()
     if unknown := sorted(options.keys() - known):
         named = inspect.signature(getattr(FlashAttention, op)).parameters.keys()
-        known = (named - {"self", "options"}) | known
-        raise TypeError(f"{op} has no {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
-    given = {
-        "dropout_p": dropout_p,
-        "softmax_scale": softmax_scale,
-        "causal": causal,
-        "window": window_size,
-        "softcap": softcap,
-        "alibi_slopes": None if alibi_slopes is False else alibi_slopes,
-        "deterministic": deterministic,
-        **options,
-    }
+        taken = sorted((named - {"self", "options"}) | known)
+        raise TypeError(f"{op} has no {', '.join(unknown)}; it takes {', '.join(taken)}")
+    names = ("dropout_p", "softmax_scale", "causal", "softcap", "deterministic", "alibi_slopes")
+    given = {name: called[name] for name in (*names, *known) if name in called}
+    given |= {"window": called["window_size"], **options}
+    if given["alibi_slopes"] is False:
+        del given["alibi_slopes"]
     backend = given.pop("backend", "auto")
     found = {
         name: value

@@ -292,20 +292,10 @@ class Kernel(Facade[D]):
 
 
 def launching(
-    kernel: Kernel[Any],
-    grid: Dim | None,
-    block: Dim,
-    *args: Argument,
-    shared: int = 0,
-    elements: Dim | None = None,
-    cluster: Dim | None = None,
-    cooperative: bool = False,
-    programmatic: bool = False,
-    priority: int | None = None,
+    kernel: Kernel[Any], grid: Dim | None, block: Dim, *args: Argument, **options: Any
 ) -> Request[None]:
     """The request of ``kernel.launch``."""
-    wish = LaunchWish(shared, elements, cluster, cooperative, programmatic, priority)
-    return kernel.launch_request(grid, block, args, wish)
+    return kernel.launch_request(grid, block, args, LaunchWish(**options))
 
 
 def _itself(answer: Any) -> Any:

@@ -367,10 +367,8 @@ class Choosing(Drawing[D]):
 def _take(
     rows: GpuRef, index: GpuRef, shape: tuple[int, ...], out: GpuRef | None, preparer: Preparer
 ) -> Submission[GpuRef]:
-    source, places = (
-        require_readable(rows, preparer.memory, "a"),
-        require_readable(index, preparer.memory, "index"),
-    )
+    source = require_readable(rows, preparer.memory, "a")
+    places = require_readable(index, preparer.memory, "index")
     target = preparer.output(shape, rows.dtype) if out is None else out
     nbytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
     message = Take(source.address, places.address, target.block.address, index.size, nbytes)

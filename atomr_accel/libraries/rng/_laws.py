@@ -13,7 +13,7 @@ from ..._dtypes import DTYPES
 from ...arrays import GpuRef
 from ...arrays.expressions import Operand, cast
 from ...arrays.expressions.expression import ufunc, where
-from ...ops import D, Request, op
+from ...ops import D, Request, op, op_family
 from ...wire.options import real
 from ._arguments import (
     Size,
@@ -92,9 +92,10 @@ class DerivedLaws(Choosing[D]):
 
     # --- by inversion --------------------------------------------------------------------------
 
-    @op
+    @op_family
     def laplace(
         self,
+        _name: str,
         loc: float = 0.0,
         scale: float = 1.0,
         size: Size = None,
@@ -106,25 +107,15 @@ class DerivedLaws(Choosing[D]):
         centre, width = number(loc, "loc"), not_negative(scale, "scale")
 
         def law(e: Any) -> Operand:
+            if _name == "gumbel":
+                return centre - width * ufunc("log", e)
             # On each side the one that is exact in its tail.
             upper = -math.log(2) - ufunc("log", -ufunc("expm1", -e))
             return centre + width * where(e > math.log(2), math.log(2) - e, upper)
 
-        return self._inverted("laplace", law, size, dtype, out)
+        return self._inverted(_name, law, size, dtype, out)
 
-    @op
-    def gumbel(
-        self,
-        loc: float = 0.0,
-        scale: float = 1.0,
-        size: Size = None,
-        *,
-        dtype: Kind = None,
-        out: Out = None,
-    ) -> Request[GpuRef]:
-        """Gumbel numbers of mode ``loc``; ``scale`` is not negative."""
-        mode, width = number(loc, "loc"), not_negative(scale, "scale")
-        return self._inverted("gumbel", lambda e: mode - width * ufunc("log", e), size, dtype, out)
+    gumbel: Final = laplace.like("""Gumbel numbers of mode ``loc``; ``scale`` is not negative.""")
 
     @op
     def weibull(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..._dtypes import DTYPES, NAMES
 from ..._errors import Unsupported
 from ...arrays import GpuRef
-from ...ops import D, Request, Submission, op
+from ...ops import D, Request, Submission, op, op_family
 from ...wire.options import flag
 from ._arguments import (
     Size,
@@ -58,7 +58,8 @@ class Generator(DerivedLaws[D]):
     Methods are named as in ``numpy.random.Generator``. Those that draw return ``out``, or a new
     buffer. ``size`` is its shape; without it that is (), or that of ``out``. Continuous
     distributions have dtype float16, bfloat16, float32 or float64 (the default), those of integers
-    any integer dtype (int64 by default). Parameters are numbers, not arrays.
+    any integer dtype (int64 by default). Parameters are numbers, not arrays. Vendor function:
+    ``curandGenerate``, or a Philox kernel of this package, unless a method says otherwise.
 
     The numbers depend only on the seed and on earlier draws, not on concurrent ops or rebuilds of
     the device. The state is in the program; ``state`` saves and restores it. Backends have
@@ -146,8 +147,6 @@ class Generator(DerivedLaws[D]):
         """Uniform numbers in [0, 1); as ``numpy.random.Generator.random``.
 
         Each dtype has as many random bits as it holds exactly.
-
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
         return self._continuous("random", "uniform", (0.0, 1.0), size, dtype, out)
 
@@ -165,17 +164,16 @@ class Generator(DerivedLaws[D]):
 
         ``high`` is not less than ``low``. Dtypes narrower than float64 are computed in float32.
 
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
-
         Raises:
             OverflowError: the dtype does not hold an end, or that of the computation not
                 ``high - low``.
         """
         return self._continuous("uniform", "uniform", (low, high), size, dtype, out)
 
-    @op
+    @op_family
     def normal(
         self,
+        _name: str,
         loc: float = 0.0,
         scale: float = 1.0,
         size: Size = None,
@@ -189,10 +187,8 @@ class Generator(DerivedLaws[D]):
 
         ``loc`` is the mean, and ``scale`` the standard deviation, which is not negative. Dtypes
         narrower than float64 are computed in float32.
-
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
-        return self._continuous("normal", "normal", (loc, scale), size, dtype, out)
+        return self._continuous(_name, _name, (loc, scale), size, dtype, out)
 
     @op
     def lognormal(
@@ -208,8 +204,6 @@ class Generator(DerivedLaws[D]):
 
         The logarithm has the mean ``mean`` and the standard deviation ``sigma``, which is not
         negative.
-
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
         return self._continuous("lognormal", "lognormal", (mean, sigma), size, dtype, out)
 
@@ -225,28 +219,15 @@ class Generator(DerivedLaws[D]):
         """Exponential numbers, by the inverse distribution function.
 
         ``scale`` is the mean, which is not negative.
-
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
         return self._continuous("exponential", "exponential", (scale,), size, dtype, out)
 
-    @op
-    def cauchy(
-        self,
-        loc: float = 0.0,
-        scale: float = 1.0,
-        size: Size = None,
-        *,
-        dtype: DTypeLike | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
+    cauchy: Final = normal.like(
         """Cauchy numbers, by the inverse distribution function.
 
         ``loc`` is the median, and ``scale`` half of the interquartile range, which is not negative.
-
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
         """
-        return self._continuous("cauchy", "cauchy", (loc, scale), size, dtype, out)
+    )
 
     @op
     def gamma(
@@ -295,8 +276,6 @@ class Generator(DerivedLaws[D]):
         out: GpuRef | None = None,
     ) -> Request[GpuRef]:
         """Integers, all equally likely; as ``numpy.random.Generator.integers``.
-
-        Vendor function: ``curandGenerate``, or a Philox kernel of this package.
 
         Args:
             low: the least; without ``high`` it is 0, and ``low`` is the end.

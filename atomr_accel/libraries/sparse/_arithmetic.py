@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ...arrays import GpuRef
 from ...arrays.expressions import Number, Operand, cast, constant
 from ...arrays.expressions.expression import broadcast_constant, where
 from ...arrays.expressions.promotion import common
-from ...ops import D, op
+from ...ops import D, op, op_family
 from ...wire.options import whole
 from ._structure import Coordinates, SparseStructure, To, require_elements, require_format
 from .array import SparseRef
@@ -134,17 +134,36 @@ class SparseArithmetic(SparseStructure[D]):
             raise TypeError(f"dtype must be one of {', '.join(FLOATS)}, not {kind.name}")
         return self._with_data("astype", a, lambda data: cast(data, kind))
 
-    @op
-    def sum(self, a: SparseRef, axis: Axis = None) -> Request[GpuRef]:
+    @op_family
+    def sum(self, _name: str, a: SparseRef, axis: Axis = None) -> Request[GpuRef]:
         """Sum all elements, or those of each column (``axis=0``) or row (1), as a dense array."""
-        return self._summed("sum", a, axis, 1)
-
-    @op
-    def mean(self, a: SparseRef, axis: Axis = None) -> Request[GpuRef]:
-        """Means over all places, with zeros, as ``sum`` takes them."""
         require_sparse(a, "a")
-        count = np.prod(a.shape) if axis is None else a.shape[axis]
-        return self._summed("mean", a, axis, int(count))
+        if axis not in (None, 0, 1, -1, -2):
+            raise ValueError(f"axis must be None, 0 or 1, not {axis!r}")
+        count = 1
+        if _name == "mean":
+            count = int(np.prod(a.shape) if axis is None else a.shape[axis])
+
+        def build(steps: CallSteps) -> GpuRef:
+            found = self._coordinates(steps, a)
+            if axis is None:
+                total: Any = found.data.sum()
+            else:
+                by_columns = axis in (0, -2)
+                made = steps.evaluate(broadcast_constant((a.shape[by_columns],), a.dtype))
+                if found.data.size:
+                    places = found.col if by_columns else found.row
+                    steps.do(self._array.add_at(made, places, found.data))
+                if count == 1:
+                    return made
+                total = made
+            # A count may be beyond float16, whose largest number is 65,504.
+            wide = a.dtype if a.dtype.itemsize > 2 else np.dtype(np.float32)
+            return steps.evaluate(cast(cast(total, wide) / constant(count, wide), a.dtype))
+
+        return self._steps(_name, build)
+
+    mean: Final = sum.like("""Means over all places, with zeros, as ``sum`` takes them.""")  # noqa: A003
 
     @op
     def diagonal(self, a: SparseRef, k: int = 0) -> Request[GpuRef]:
@@ -170,20 +189,27 @@ class SparseArithmetic(SparseStructure[D]):
 
         return self._steps("diagonal", build)
 
-    @op
-    def tril(self, a: SparseRef, k: int = 0, format: To = "csr") -> Request[SparseRef]:  # noqa: A002
+    @op_family
+    def tril(
+        self,
+        _name: str,
+        a: SparseRef,
+        k: int = 0,
+        format: To = "csr",  # noqa: A002
+    ) -> Request[SparseRef]:
         """The elements on a diagonal and below; as ``scipy.sparse.tril``.
 
         How many there are only the device knows, so this waits for it.
         """
         above = whole(k, "k")
-        return self._kept("tril", a, format, lambda found: found.col - found.row <= above)
 
-    @op
-    def triu(self, a: SparseRef, k: int = 0, format: To = "csr") -> Request[SparseRef]:  # noqa: A002
-        """The elements on a diagonal and above; as ``tril``."""
-        above = whole(k, "k")
-        return self._kept("triu", a, format, lambda found: found.col - found.row >= above)
+        def chosen(found: Coordinates) -> Any:
+            right = found.col - found.row
+            return right <= above if _name == "tril" else right >= above
+
+        return self._kept(_name, a, format, chosen)
+
+    triu: Final = tril.like("""The elements on a diagonal and above; as ``tril``.""")
 
     @op
     def eliminate_zeros(self, a: SparseRef) -> Request[SparseRef]:
@@ -193,15 +219,30 @@ class SparseArithmetic(SparseStructure[D]):
             raise TypeError("a is bsr; convert it first: await device.sparse.tocsr(a)")
         return self._kept("eliminate_zeros", a, a.format, lambda found: found.data != 0)
 
-    @op
-    def vstack(self, blocks: Sequence[SparseRef], format: To = "csr") -> Request[SparseRef]:  # noqa: A002
+    @op_family
+    def vstack(
+        self,
+        _name: str,
+        blocks: Sequence[SparseRef],
+        format: To = "csr",  # noqa: A002
+    ) -> Request[SparseRef]:
         """Put matrices below each other; as ``scipy.sparse.vstack``."""
-        return self._stacked("vstack", blocks, 0, format)
+        axis = int(_name == "hstack")
+        require_format(format)
+        if not blocks:
+            raise ValueError("blocks must be one matrix or more, not none")
+        for each in blocks:
+            require_sparse(each, "blocks")
+        other = {each.shape[1 - axis] for each in blocks}
+        if len(other) > 1:
+            raise ValueError(f"blocks must agree in axis {1 - axis}, not have {sorted(other)}")
+        starts = np.cumsum([0, *[each.shape[axis] for each in blocks]]).tolist()
+        offsets = [(start, 0) if axis == 0 else (0, start) for start in starts[:-1]]
+        (extent,) = other
+        shape = (starts[-1], extent) if axis == 0 else (extent, starts[-1])
+        return self._joined(_name, blocks, offsets, shape, format)
 
-    @op
-    def hstack(self, blocks: Sequence[SparseRef], format: To = "csr") -> Request[SparseRef]:  # noqa: A002
-        """Put matrices beside each other; as ``scipy.sparse.hstack``."""
-        return self._stacked("hstack", blocks, 1, format)
+    hstack: Final = vstack.like("""Put matrices beside each other; as ``scipy.sparse.hstack``.""")
 
     @op
     def eye(
@@ -297,30 +338,6 @@ class SparseArithmetic(SparseStructure[D]):
 
         return self._steps("multiply", build)
 
-    def _summed(self, name: str, a: SparseRef, axis: Axis, count: int) -> Request[GpuRef]:
-        require_sparse(a, "a")
-        if axis not in (None, 0, 1, -1, -2):
-            raise ValueError(f"axis must be None, 0 or 1, not {axis!r}")
-
-        def build(steps: CallSteps) -> GpuRef:
-            found = self._coordinates(steps, a)
-            if axis is None:
-                total: Any = found.data.sum()
-            else:
-                by_columns = axis in (0, -2)
-                made = steps.evaluate(broadcast_constant((a.shape[by_columns],), a.dtype))
-                if found.data.size:
-                    places = found.col if by_columns else found.row
-                    steps.do(self._array.add_at(made, places, found.data))
-                if count == 1:
-                    return made
-                total = made
-            # A count may be beyond float16, whose largest number is 65,504.
-            wide = a.dtype if a.dtype.itemsize > 2 else np.dtype(np.float32)
-            return steps.evaluate(cast(cast(total, wide) / constant(count, wide), a.dtype))
-
-        return self._steps(name, build)
-
     def _kept(
         self, name: str, a: SparseRef, form: Any, choose: Callable[[Coordinates], Any]
     ) -> Request[SparseRef]:
@@ -341,23 +358,6 @@ class SparseArithmetic(SparseStructure[D]):
             return self._assembled(steps, found, a.shape, form)
 
         return self._steps(name, build)
-
-    def _stacked(
-        self, name: str, blocks: Sequence[SparseRef], axis: int, form: To
-    ) -> Request[SparseRef]:
-        require_format(form)
-        if not blocks:
-            raise ValueError("blocks must be one matrix or more, not none")
-        for each in blocks:
-            require_sparse(each, "blocks")
-        other = {each.shape[1 - axis] for each in blocks}
-        if len(other) > 1:
-            raise ValueError(f"blocks must agree in axis {1 - axis}, not have {sorted(other)}")
-        starts = np.cumsum([0, *[each.shape[axis] for each in blocks]]).tolist()
-        offsets = [(start, 0) if axis == 0 else (0, start) for start in starts[:-1]]
-        (extent,) = other
-        shape = (starts[-1], extent) if axis == 0 else (extent, starts[-1])
-        return self._joined(name, blocks, offsets, shape, form)
 
     def _joined(
         self,

@@ -17,7 +17,15 @@ from ..._errors import Unsupported
 from ...arrays import GpuRef
 from ...arrays.expressions import Operand, cast
 from ...arrays.expressions.expression import broadcast_constant
-from ...ops import D, op, require_dtype, require_readable, require_shape, require_writable
+from ...ops import (
+    D,
+    op,
+    op_family,
+    require_dtype,
+    require_readable,
+    require_shape,
+    require_writable,
+)
 from ...wire.options import whole
 from ..array.choosing import read_number
 from .array import SparseRef
@@ -136,17 +144,17 @@ class SparseStructure(SparsePart[D]):
 
     # --- conversions --------------------------------------------------------------------------
 
-    @op
-    def tocoo(self, a: SparseRef) -> Request[SparseRef]:
+    @op_family
+    def tocoo(self, _name: str, a: SparseRef) -> Request[SparseRef]:
         """The matrix by coordinates, in the order in which it is stored.
 
         Args:
             a: any format. The result shares the parts that do not change.
         """
-        return self._steps("tocoo", lambda steps: self._to(steps, a, "coo"))
+        form: Any = _name.removeprefix("to")
+        return self._steps(_name, lambda steps: self._to(steps, a, form))
 
-    @op
-    def tocsr(self, a: SparseRef) -> Request[SparseRef]:
+    tocsr: Final = tocoo.like(
         """The matrix by rows, with sorted indices.
 
         Unlike SciPy's, it keeps duplicate elements: ``sum_duplicates`` adds them up.
@@ -157,16 +165,15 @@ class SparseStructure(SparsePart[D]):
         Raises:
             Unsupported: more places than an int64 counts.
         """
-        return self._steps("tocsr", lambda steps: self._to(steps, a, "csr"))
+    )
 
-    @op
-    def tocsc(self, a: SparseRef) -> Request[SparseRef]:
+    tocsc: Final = tocoo.like(
         """The matrix by columns, with sorted indices; as ``tocsr``.
 
         Args:
             a: any format; one that is ``csc`` is returned itself.
         """
-        return self._steps("tocsc", lambda steps: self._to(steps, a, "csc"))
+    )
 
     @op
     def sort_indices(self, a: SparseRef) -> Request[SparseRef]:

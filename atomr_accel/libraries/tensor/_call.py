@@ -24,6 +24,8 @@ from .wire._messages import ADDS, Operation, OperationKind, TensorLayout
 from .wire._operators import BINARY, COMPLEX_UNARY, COMPUTE, TF32, UNARY
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
 
     from ...arrays import GpuRef
@@ -75,6 +77,21 @@ class TensorCall(NamedTuple):
     added: GpuRef | None
     out: GpuRef | None
     scalars: tuple[Number, ...]
+
+    @classmethod
+    def of(cls, kind: OperationKind, given: Mapping[str, Any]) -> TensorCall:
+        """Return a call with the arguments of its method, by their names."""
+        names, added, scalars = _NAMES[kind]
+        labels = tuple([given[f"modes_{name}"] for name in names])
+        return cls(
+            kind,
+            tuple([given[name] for name in names]),
+            labels,
+            given.get("modes", labels[-1]),
+            given[added] if added else None,
+            given["out"],
+            tuple([given[name] for name in scalars]),
+        )
 
     def checked(self, memory: MemoryMap) -> Checked:
         """Check everything that there is to check before memory is made."""

@@ -26,6 +26,8 @@ from .wire._messages import ADDS, OperationKind, RunTensor, TuneTensor, encode
 from .wire._operators import REDUCTIONS, TF32
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ...arrays import GpuRef
     from ...memory import Block, Epoch
     from ...ops import DeviceView, Preparer
@@ -140,11 +142,7 @@ class TensorOperations(Facade[D]):
             LibraryMissing: cuTENSOR is not installed.
             Unsupported: cuTENSOR does not support the operation.
         """
-        call = TensorCall(
-            OperationKind.CONTRACT, (a, b), (modes_a, modes_b), modes, c, out, (alpha, beta)
-        )
-        options = (op_a, op_b), compute_type, (), allow_tf32
-        return self._request(call, *options, jit=jit, autotune=autotune)
+        return self._request(OperationKind.CONTRACT, locals())
 
     @op
     def contract_trinary(
@@ -168,31 +166,12 @@ class TensorOperations(Facade[D]):
     ) -> Request[GpuRef]:
         """Contraction of three arrays: ``alpha * a * b * c + beta * d``.
 
-        Vendor function: ``cutensorContractTrinary`` (cuTENSOR 2.3).
+        As ``contract`` with a third factor ``c`` of the same dtype, and ``modes_c`` for the indices
+        of its axes. ``d`` is the array to add. Other arguments are those of ``contract``.
 
-        Args:
-            a: any view.
-            modes_a: the index of each of its axes.
-            b: the same dtype.
-            modes_b: the indices of its axes.
-            c: the same dtype.
-            modes_c: the indices of its axes.
-            modes: those of the result.
-            d: an array to add; as ``c`` of ``contract``.
-            out: as for ``contract``.
-            alpha: scales the product.
-            beta: scales ``d``; with 0 ``d`` is not read.
-            compute_type: as for ``contract``.
-            allow_tf32: as for ``contract``.
-            jit: as for ``contract``.
-            autotune: as for ``contract``.
+        Vendor function: ``cutensorContractTrinary`` (cuTENSOR 2.3).
         """
-        arrays, labels = (a, b, c), (modes_a, modes_b, modes_c)
-        call = TensorCall(
-            OperationKind.CONTRACT_TRINARY, arrays, labels, modes, d, out, (alpha, beta)
-        )
-        options = (), compute_type, (), allow_tf32
-        return self._request(call, *options, jit=jit, autotune=autotune)
+        return self._request(OperationKind.CONTRACT_TRINARY, locals())
 
     @op
     def reduce(
@@ -227,8 +206,7 @@ class TensorOperations(Facade[D]):
         """
         if op not in REDUCTIONS:
             raise ValueError(f"op must be one of {', '.join(map(repr, REDUCTIONS))}, not {op!r}")
-        call = TensorCall(OperationKind.REDUCE, (a,), (modes_a,), modes, c, out, (alpha, beta))
-        return self._request(call, (op_a,), compute_type, (REDUCTIONS[op],))
+        return self._request(OperationKind.REDUCE, locals(), (REDUCTIONS[op],))
 
     @op
     def permute(
@@ -255,8 +233,7 @@ class TensorOperations(Facade[D]):
             op_a: an operator for each element.
             compute_type: as for ``contract``.
         """
-        call = TensorCall(OperationKind.PERMUTE, (a,), (modes_a,), modes, None, out, (alpha,))
-        return self._request(call, (op_a,), compute_type)
+        return self._request(OperationKind.PERMUTE, locals())
 
     @op
     def elementwise_binary(
@@ -291,9 +268,7 @@ class TensorOperations(Facade[D]):
             op_c: the same of ``c``.
             compute_type: as for ``contract``.
         """
-        labels = modes_a, modes_c
-        call = TensorCall(OperationKind.BINARY, (a, c), labels, modes_c, None, out, (alpha, gamma))
-        return self._request(call, (op_a, op_c), compute_type, (op,))
+        return self._request(OperationKind.BINARY, locals(), (op,))
 
     @op
     def elementwise_trinary(
@@ -320,44 +295,23 @@ class TensorOperations(Facade[D]):
 
         Vendor function: ``cutensorElementwiseTrinaryExecute``.
 
-        Args:
-            a: any view.
-            modes_a: the index of each of its axes; along others of ``c`` it is repeated.
-            b: the same dtype.
-            modes_b: as ``modes_a``.
-            c: the same dtype.
-            modes_c: the index of each of its axes, and of the result's.
-            op_ab: joins ``a`` and ``b``, as for ``elementwise_binary``.
-            op_abc: joins that and ``c``.
-            out: where to put the result; may be ``c``. Made if absent.
-            alpha: scales ``a``.
-            beta: scales ``b``.
-            gamma: scales ``c``.
-            op_a: an operator for each element of ``a``, applied first.
-            op_b: the same of ``b``.
-            op_c: the same of ``c``.
-            compute_type: as for ``contract``.
+        Arguments are those of ``elementwise_binary``, with ``b`` between the other two: ``modes_b``
+        are the indices of its axes, as ``modes_a``, ``beta`` scales it, and ``op_b`` is an operator
+        for each of its elements. ``op_ab`` joins ``a`` and ``b``, and ``op_abc`` that and ``c``.
         """
-        arrays, labels = (a, b, c), (modes_a, modes_b, modes_c)
-        call = TensorCall(
-            OperationKind.TRINARY, arrays, labels, modes_c, None, out, (alpha, beta, gamma)
-        )
-        return self._request(call, (op_a, op_b, op_c), compute_type, (op_ab, op_abc))
+        return self._request(OperationKind.TRINARY, locals(), (op_ab, op_abc))
 
     # --- in common ------------------------------------------------------------------------
 
     def _request(
-        self,
-        call: TensorCall,
-        unary: tuple[str, ...],
-        compute_type: str | None,
-        operators: tuple[str, ...] = (),
-        allow_tf32: bool = False,
-        *,
-        jit: bool = False,
-        autotune: bool = False,
+        self, kind: OperationKind, given: Mapping[str, Any], operators: tuple[str, ...] = ()
     ) -> Request[GpuRef]:
-        compute_type = with_tf32(compute_type, TF32, allow_tf32=allow_tf32)
+        """Return the request for an operation, with the arguments of its method by name."""
+        call = TensorCall.of(kind, given)
+        unary = tuple([given[each] for each in ("op_a", "op_b", "op_c") if each in given])
+        allow_tf32 = given.get("allow_tf32", False)
+        compute_type = with_tf32(given["compute_type"], TF32, allow_tf32=allow_tf32)
+        jit, autotune = given.get("jit", False), given.get("autotune", False)
         jit, autotune = flag(jit, "jit"), flag(autotune, "autotune")
         require_no_race(self.home, autotune=autotune)
 

@@ -102,14 +102,7 @@ BY_KEYS: Final = {
     192: (Tiles(4, 1, 32), Tiles(4, 1, 16)),
     256: (Tiles(4, 1, 32), Tiles(2, 1, 16)),
 }
-BY_QUERIES: Final = {
-    32: (Tiles(4, 1, 64),),
-    64: (Tiles(4, 1, 64),),
-    96: (Tiles(4, 1, 32),),
-    128: (Tiles(4, 1, 32),),
-    192: (Tiles(4, 1, 32), Tiles(4, 1, 16)),
-    256: (Tiles(4, 1, 32), Tiles(2, 1, 16)),
-}
+BY_QUERIES: Final = BY_KEYS
 """Tiles of the two kernels of the backward pass, by size. Their warps have a single block."""
 
 _BIAS_TILE: Final = 16

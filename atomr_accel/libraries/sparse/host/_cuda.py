@@ -100,9 +100,9 @@ class CudaSparse:
             "matmat": self._matmat,
             "sddmm": self._sddmm,
             "dot": self._dot,
-            "tridiagonal": self._tridiagonal,
-            "tridiagonal_batch": self._tridiagonal_batch,
-            "pentadiagonal": self._pentadiagonal,
+            "tridiagonal": self._banded,
+            "tridiagonal_batch": self._banded,
+            "pentadiagonal": self._banded,
         }
         self._plain: Final[dict[str, Callable[..., None]]] = {
             "axpby": self._axpby,
@@ -377,26 +377,16 @@ class CudaSparse:
         if product is not None:
             product.made.close()
 
-    def _tridiagonal(
+    def _banded(
         self, _made: ExitStack, spec: SparseSpec, at: Sequence[int], _alpha: Any, _beta: Any
     ) -> _PreparedCall:
         n, count = spec.sizes
-        name = f"cusparse{LETTERS[spec.dtype]}gtsv2"
-        return _PreparedCall(name, (n, count, *at[:4], n), "_bufferSizeExt")
-
-    def _tridiagonal_batch(
-        self, _made: ExitStack, spec: SparseSpec, at: Sequence[int], _alpha: Any, _beta: Any
-    ) -> _PreparedCall:
-        n, count = spec.sizes
-        name = f"cusparse{LETTERS[spec.dtype]}gtsv2StridedBatch"
-        return _PreparedCall(name, (n, *at[:4], count, n), "_bufferSizeExt")
-
-    def _pentadiagonal(
-        self, _made: ExitStack, spec: SparseSpec, at: Sequence[int], _alpha: Any, _beta: Any
-    ) -> _PreparedCall:
-        n, count = spec.sizes
-        name = f"cusparse{LETTERS[spec.dtype]}gpsvInterleavedBatch"
-        return _PreparedCall(name, (_PENTADIAGONAL_BY_QR, n, *at[:6], count), "_bufferSizeExt")
+        name, arguments = {
+            "tridiagonal": ("gtsv2", (n, count, *at[:4], n)),
+            "tridiagonal_batch": ("gtsv2StridedBatch", (n, *at[:4], count, n)),
+            "pentadiagonal": ("gpsvInterleavedBatch", (_PENTADIAGONAL_BY_QR, n, *at[:6], count)),
+        }[spec.op]
+        return _PreparedCall(f"cusparse{LETTERS[spec.dtype]}{name}", arguments, "_bufferSizeExt")
 
     # --- vectors ------------------------------------------------------------------------------
 
