@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Coroutine
 from types import MethodType
 from typing import (
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+R = TypeVar("R")
+
+_MODULES: Final = re.compile(r"\b[a-z_][\w]*\.(?=\w)")
+"""Names of modules before those of types."""
 
 
 class Identity:
@@ -224,6 +229,16 @@ def op_like(make: Callable[Concatenate[Any, str, P], Request[T]], name: str, doc
         name: the name of the op.
         doc: its docstring.
     """
+    return op(_named(make, name, doc))
+
+
+def _named(
+    make: Callable[Concatenate[Any, str, P], Request[T]],
+    name: str,
+    doc: str,
+    returns: object = None,
+) -> Callable[Concatenate[Any, P], Request[T]]:
+    """Return the method of the op of a name; ``returns`` replaces the type of its result."""
 
     def made(facade: Any, /, *args: P.args, **kwargs: P.kwargs) -> Request[T]:
         return make(facade, name, *args, **kwargs)
@@ -231,9 +246,49 @@ def op_like(make: Callable[Concatenate[Any, str, P], Request[T]], name: str, doc
     signature = inspect.signature(make)
     facade, _, *others = signature.parameters.values()
     facade = facade.replace(annotation=facade.empty)
+    result = signature.return_annotation
+    if returns is not None:
+        result = f"Request[{_MODULES.sub('', inspect.formatannotation(returns))}]"
     given: Any = made
-    given.__signature__ = signature.replace(parameters=[facade, *others])
+    given.__signature__ = signature.replace(parameters=[facade, *others], return_annotation=result)
     given.__wrapped__ = make  # whose name is in Python's errors, and whose module has the options
     made.__name__ = made.__qualname__ = name
     made.__module__, made.__doc__ = make.__module__, inspect.cleandoc(doc)
-    return op(made)
+    return made
+
+
+class op_family(op[P, T]):  # noqa: N801 - used as a decorator
+    """Make an op of a method that is the prototype of others, too.
+
+    The method gets the name of the op right after ``self``.
+    """
+
+    def __init__(self, make: Callable[Concatenate[Any, str, P], Request[T]]) -> None:
+        self._make: Final = make
+        super().__init__(_named(make, make.__name__, make.__doc__ or ""))
+
+    @overload
+    def like(self, doc: str) -> op[P, T]: ...
+    @overload
+    def like(self, doc: str, returns: type[R]) -> op[P, R]: ...
+    def like(self, doc: str, returns: object = None) -> Any:
+        """Make another op of the family, named by the attribute that it is assigned to.
+
+        Args:
+            doc: its docstring.
+            returns: the type of its result, if it has another one.
+        """
+        return _NamedLater(self._make, doc, returns)
+
+
+class _NamedLater(op[P, T]):
+    """An op that learns its name from its class."""
+
+    def __init__(
+        self, make: Callable[Concatenate[Any, str, P], Request[T]], doc: str, returns: object
+    ) -> None:
+        self._given: Final = (make, doc, returns)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        make, doc, returns = self._given
+        super().__init__(_named(make, name, doc, returns))

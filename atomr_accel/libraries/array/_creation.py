@@ -15,7 +15,7 @@ from ...arrays.expressions import Operand, broadcast, cast, constant, index
 from ...arrays.expressions.expression import broadcast_constant, ufunc, where
 from ...arrays.expressions.promotion import FLOAT32
 from ...ops import ARRAY_LANE as LANE
-from ...ops import D, Request, Submission, op
+from ...ops import D, Request, Submission, op, op_family
 from .steps import ArrayPart
 
 if TYPE_CHECKING:
@@ -149,9 +149,9 @@ class Creation(ArrayPart[D]):
         row, column = _rows_and_columns(N, M)
         return self._evaluated(cast(row + _offset(k, row) >= column, as_dtype(dtype)))
 
-    @op
+    @op_family
     def tril(
-        self, m: Operand, k: SupportsIndex = 0, *, out: GpuRef | None = None
+        self, _name: str, m: Operand, k: SupportsIndex = 0, *, out: GpuRef | None = None
     ) -> Request[GpuRef]:
         """Copy matrices with zeros above a diagonal; as ``numpy.tril``.
 
@@ -160,23 +160,17 @@ class Creation(ArrayPart[D]):
             k: the distance of the diagonal above the main one.
             out: the buffer for the result; may be ``m``.
         """
-        return self._evaluated(self._triangle(m, operator.index(k), lower=True), out)
-
-    @op
-    def triu(
-        self, m: Operand, k: SupportsIndex = 0, *, out: GpuRef | None = None
-    ) -> Request[GpuRef]:
-        """Copy matrices with zeros below a diagonal; as ``numpy.triu``. Arguments as ``tril``."""
-        return self._evaluated(self._triangle(m, operator.index(k), lower=False), out)
-
-    def _triangle(self, m: Operand, k: int, *, lower: bool) -> Operand:
-        shape = self._operand(m, "m").shape
+        shape, lower, k = self._operand(m, "m").shape, _name == "tril", operator.index(k)
         if len(shape) < 2:
             raise ValueError(f"a triangle of shape {shape}: it takes two dimensions or more")
         row, column = index(shape[-2:], 0), index(shape[-2:], 1)
         offset = _offset(k if lower else k - 1, row)
         inside = row + offset >= column if lower else row + offset < column
-        return where(inside, m, constant(0, m.dtype))
+        return self._evaluated(where(inside, m, constant(0, m.dtype)), out)
+
+    triu: Final = tril.like(
+        """Copy matrices with zeros below a diagonal; as ``numpy.triu``. Arguments as ``tril``."""
+    )
 
     @op
     def ones(
@@ -229,9 +223,10 @@ class Creation(ArrayPart[D]):
         """
         return self._alike(a, fill_value, dtype, shape, device)
 
-    @op
+    @op_family
     def zeros_like(
         self,
+        _name: str,
         a: Operand,
         dtype: DTypeLike | None = None,
         *,
@@ -239,19 +234,11 @@ class Creation(ArrayPart[D]):
         device: str | None = None,
     ) -> Request[GpuRef]:
         """Zeros in the shape and dtype of another; as ``numpy.zeros_like``."""
-        return self._alike(a, 0, dtype, shape, device)
+        return self._alike(a, int(_name == "ones_like"), dtype, shape, device)
 
-    @op
-    def ones_like(
-        self,
-        a: Operand,
-        dtype: DTypeLike | None = None,
-        *,
-        shape: Shape | None = None,
-        device: str | None = None,
-    ) -> Request[GpuRef]:
+    ones_like: Final = zeros_like.like(
         """Make ones in the shape and dtype of another array; as ``numpy.ones_like``."""
-        return self._alike(a, 1, dtype, shape, device)
+    )
 
     def _alike(
         self,
