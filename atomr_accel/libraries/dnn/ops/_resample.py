@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ....arrays import GpuRef
-from ....ops import D, op, require_dtype, require_readable
+from ....ops import D, op, op_family, require_dtype, require_readable
 from ....wire.options import LARGEST, flag, real, whole
 from ..graph._builder import Builder
 from ..graph._run import DnnPart, EncodedGraph, GraphCall, RunOutput
@@ -112,9 +112,10 @@ class Resampling(ResamplingPart[D]):
     cuDNN's frontend has no such operations, so on CUDA kernels of this package compute them.
     """
 
-    @op
+    @op_family
     def adaptive_avg_pool(
         self,
+        _name: str,
         x: GpuRef,
         output_size: Steps,
         *,
@@ -135,8 +136,10 @@ class Resampling(ResamplingPart[D]):
         Returns:
             Shape (batch, channels, ...output_size), or channels last.
         """
-        attributes = _fitting("AVGPOOL", x, output_size)
-        return self._resample("adaptive_avg_pool", "adaptive_pool", x, attributes, layout, out)
+        dims = max(1, len(getattr(x, "shape", ())) - 2)  # what is no image is told of later
+        mode = "AVGPOOL" if _name == "adaptive_avg_pool" else "MAXPOOL"
+        attributes = {"mode": mode, "size": steps(output_size, dims, "output_size")}
+        return self._resample(_name, "adaptive_pool", x, attributes, layout, out)
 
     @op
     def adaptive_avg_pool_grad(
@@ -156,35 +159,15 @@ class Resampling(ResamplingPart[D]):
             out: where to put the gradient. Made if absent.
         """
         attributes = {"mode": "AVGPOOL", "size": _space(grad, layout)}
-        name = "adaptive_avg_pool_grad"
-        return self._resample_backward(
-            name, "adaptive_pool", grad, tuple(shape), attributes, layout, out
-        )
+        name, images = "adaptive_avg_pool_grad", tuple(shape)
+        return self._resample_backward(name, "adaptive_pool", grad, images, attributes, layout, out)
 
-    @op
-    def adaptive_max_pool(
-        self,
-        x: GpuRef,
-        output_size: Steps,
-        *,
-        layout: str | None = None,
-        out: GpuRef | None = None,
-    ) -> Request[GpuRef]:
+    adaptive_max_pool: Final = adaptive_avg_pool.like(
         """Largest elements of the windows of ``adaptive_avg_pool``; NaN for windows with NaN.
 
-        As ``torch.nn.functional.adaptive_max_pool2d``; see the class.
-
-        Args:
-            x: images.
-            output_size: number of windows, one number or one for each dimension of space.
-            layout: where channels are; by default first.
-            out: where to put the result. Made if absent.
-
-        Returns:
-            Shape (batch, channels, ...output_size), or channels last.
+        As ``torch.nn.functional.adaptive_max_pool2d``, and as ``adaptive_avg_pool``.
         """
-        attributes = _fitting("MAXPOOL", x, output_size)
-        return self._resample("adaptive_max_pool", "adaptive_pool", x, attributes, layout, out)
+    )
 
     @op
     def adaptive_max_pool_grad(
@@ -282,11 +265,6 @@ class Resampling(ResamplingPart[D]):
         op, attributes = _interpolation(mode, _space(grad, layout), align_corners)
         name = "interpolate_grad"
         return self._resample_backward(name, op, grad, tuple(shape), attributes, layout, out)
-
-
-def _fitting(mode: str, x: Any, output_size: Steps) -> Attributes:
-    dims = max(1, len(getattr(x, "shape", ())) - 2)  # what is no image is told of later
-    return {"mode": mode, "size": steps(output_size, dims, "output_size")}
 
 
 def _interpolation(
