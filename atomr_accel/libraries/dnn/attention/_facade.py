@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Unpack
 
-from ....ops import D, op
+from ....arrays import GpuRef
+from ....ops import D, op, op_family
 from ..wire._attention_nodes import FP8_BACKWARD_SCALES, FP8_SCALES
 from .call import FP8, AttentionCall
 from .checked import BACKWARD, SEQUENCES, AttentionCalls, forward
 from .options import AttentionOptions, checked
 
 if TYPE_CHECKING:
-    from ....arrays import GpuRef
     from ....ops import Request
 
 _NOT_FP8: Final = ("softcap", "alibi_slopes", "bias", "sink", "dropout_p", "seed", "offset")
@@ -40,9 +40,10 @@ class DnnFlashAttention(AttentionCalls[D]):
         OutOfMemory: there is not enough memory for the results.
     """
 
-    @op
+    @op_family
     def flash_attention(
         self,
+        _name: str,
         q: GpuRef,
         k: GpuRef,
         v: GpuRef,
@@ -71,33 +72,19 @@ class DnnFlashAttention(AttentionCalls[D]):
         Returns:
             Shape (batch, queries, heads, value_size).
         """
-        lengths = (seqlens_q, seqlens_k)
+        lengths, lse = (seqlens_q, seqlens_k), _name.endswith("lse")
         return self._attend(
-            self._dense_work("flash_attention", q, k, v, lengths, options, layout=layout, out=out)
+            self._dense_work(_name, q, k, v, lengths, options, layout=layout, out=out, lse=lse)
         )
 
-    @op
-    def flash_attention_with_lse(
-        self,
-        q: GpuRef,
-        k: GpuRef,
-        v: GpuRef,
-        *,
-        seqlens_q: GpuRef | None = None,
-        seqlens_k: GpuRef | None = None,
-        layout: str = "bshd",
-        out: GpuRef | None = None,
-        **options: Unpack[AttentionOptions],
-    ) -> Request[tuple[GpuRef, GpuRef]]:
+    flash_attention_with_lse: Final = flash_attention.like(
         """``flash_attention`` with the logarithms that its gradient needs.
 
         Returns:
             The result, and logarithms of shape (batch, heads, queries).
-        """
-        name, lengths = "flash_attention_with_lse", (seqlens_q, seqlens_k)
-        return self._attend(
-            self._dense_work(name, q, k, v, lengths, options, layout=layout, out=out, lse=True)
-        )
+        """,
+        returns=tuple[GpuRef, GpuRef],
+    )
 
     @op
     def flash_attention_grad(
@@ -142,9 +129,10 @@ class DnnFlashAttention(AttentionCalls[D]):
             self._dense_grad_work(name, given, lengths, options, layout=layout, grads=grads)
         )
 
-    @op
+    @op_family
     def flash_attention_varlen(
         self,
+        _name: str,
         q: GpuRef,
         k: GpuRef,
         v: GpuRef,
@@ -179,32 +167,17 @@ class DnnFlashAttention(AttentionCalls[D]):
             Shape (total_q, heads, value_size).
         """
         lists, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-        name, given = "flash_attention_varlen", (q, k, v, lists, longest, block_table)
-        return self._attend(self._ragged_work(name, *given, options, out=out))
+        given, lse = (q, k, v, lists, longest, block_table), _name.endswith("lse")
+        return self._attend(self._ragged_work(_name, *given, options, out=out, lse=lse))
 
-    @op
-    def flash_attention_varlen_with_lse(
-        self,
-        q: GpuRef,
-        k: GpuRef,
-        v: GpuRef,
-        cu_seqlens_q: GpuRef,
-        cu_seqlens_k: GpuRef,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        *,
-        block_table: GpuRef | None = None,
-        out: GpuRef | None = None,
-        **options: Unpack[AttentionOptions],
-    ) -> Request[tuple[GpuRef, GpuRef]]:
+    flash_attention_varlen_with_lse: Final = flash_attention_varlen.like(
         """``flash_attention_varlen`` with the logarithms that its gradient needs.
 
         Returns:
             The result, and logarithms of shape (total_q, heads).
-        """
-        lists, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-        name, given = "flash_attention_varlen_with_lse", (q, k, v, lists, longest, block_table)
-        return self._attend(self._ragged_work(name, *given, options, out=out, lse=True))
+        """,
+        returns=tuple[GpuRef, GpuRef],
+    )
 
     @op
     def flash_attention_varlen_grad(
